@@ -14,17 +14,14 @@ An event is any named tuple; a listener ignores the ones it does not know.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from .threads import Mutex, free_after_fork, get_logger, run_later, this_thread
+from .threads import Mutex, free_after_fork, get_logger, may_log, run_later, this_thread
 
 logger = get_logger("django_redis_lock.events")
 
-#: Seconds between two log lines about the same failing listener.
-LOG_PAUSE_SECONDS = 60.0
 #: The longest group, in characters.
 MAX_GROUP_CHARACTERS = 200
 
@@ -271,9 +268,7 @@ def emit(event: Any) -> None:
 
 def log_failure(listener: Listener, event: Any) -> None:
     """Log that ``listener`` raised, at most once a minute."""
-    now = time.monotonic()
-    if now - _logged_at.get(listener, -LOG_PAUSE_SECONDS) >= LOG_PAUSE_SECONDS:
-        _logged_at[listener] = now
+    if may_log(listener, _logged_at):
         logger.exception(
             "Listener %r failed on %s; nothing else is affected", listener, type(event).__name__
         )

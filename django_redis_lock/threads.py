@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -51,6 +52,7 @@ else:
 
 F = TypeVar("F", bound=Callable[[], Any])
 M = TypeVar("M")
+T = TypeVar("T")
 
 _mutexes: WeakSet[Any] = WeakSet()
 _resets: list[Callable[[], Any]] = []
@@ -228,6 +230,19 @@ def _not_in_the_keeper(record: logging.LogRecord) -> bool:
         return True
     run_later(partial(logging.getLogger(record.name).handle, record))
     return False
+
+
+#: Seconds between two lines of the log about the same failure.
+LOG_PAUSE_SECONDS = 60.0
+
+
+def may_log(about: T, logged_at: MutableMapping[T, float]) -> bool:
+    """Whether the last line about the same is long enough ago; one is expected now."""
+    now = time.monotonic()
+    if now - logged_at.get(about, -math.inf) < LOG_PAUSE_SECONDS:
+        return False
+    logged_at[about] = now
+    return True
 
 
 logger = get_logger("django_redis_lock.background")

@@ -27,7 +27,7 @@ from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 
 from django_redis_lock import metrics
-from django_redis_lock.decorators import options
+from django_redis_lock.decorators import wrapper
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.memory import Database, client_of
@@ -181,7 +181,7 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
 @pytest.fixture
 def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """No ``locked()`` is known: those of other tests contradict each other, as checks would say."""
-    monkeypatch.setattr(options, "_declared", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(wrapper, "_declared", weakref.WeakSet())
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from django.http import (
     HttpRequest,
     HttpResponse,
     HttpResponseRedirect,
-    JsonResponse,
     QueryDict,
 )
 from django.template.response import TemplateResponse
@@ -88,13 +87,10 @@ class HeldLockAdmin(ModelAdmin):
         reads, asks = require_safe, require_http_methods(["GET", "HEAD", "POST"])
         views: dict[str, tuple[str, Callable[..., HttpResponse]]] = {
             "changelist": ("", reads(self.changelist_view)),
-            "state": ("state/", reads(self.state_view)),
             "processes": ("processes/", reads(self.processes_view)),
-            "processes_state": ("processes/state/", reads(self.processes_state_view)),
             "releases": ("history/", reads(self.releases_view)),
             "release": ("release/", asks(self.release_view)),
             "change": ("<str:ref>/change/", reads(self.lock_view)),
-            "lock_state": ("<str:ref>/state/", reads(self.lock_state_view)),
             "history": ("<str:ref>/history/", reads(self.releases_view)),
         }
         return [
@@ -114,11 +110,14 @@ class HeldLockAdmin(ModelAdmin):
 
     def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         request.current_app = self.admin_site.name
+        refresh = _is_refresh(request)
         return TemplateResponse(
             request,
             f"admin/django_redis_lock/{template}.html",
             {
-                **self.admin_site.each_context(request),
+                **({} if refresh else self.admin_site.each_context(request)),
+                # Without the messages, which are for the page that the user opens next.
+                "shell": f"admin/{'django_redis_lock/live' if refresh else 'base_site'}.html",
                 "opts": self.opts,
                 "breadcrumbs": self._breadcrumbs(template),
                 "breadcrumbs_are_a_list": django.VERSION >= (6, 1),
@@ -148,36 +147,20 @@ class HeldLockAdmin(ModelAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         listing = Listing(request.GET, self._url_of)
+        in_sight = not _is_refresh(request) or "behaviour" in request.GET
         context = {
             "title": capfirst(self.opts.verbose_name_plural),
             "listing": listing,
             "data": listing.data(),
-            "behaviour": listing.behaviour(),
+            "behaviour": listing.behaviour() if in_sight else None,
             "address": listing.address(p=listing.page),
-            "state_url": self._with(self._url("state"), listing.address(p=listing.page)),
         }
         return self._page(request, "change_list", **context | (extra_context or {}))
 
-    def state_view(self, request: HttpRequest) -> HttpResponse:
-        """The data that the list's script requests every few seconds."""
-        listing = Listing(request.GET, self._url_of)
-        data = listing.data()
-        if "behaviour" in request.GET:
-            data["behaviour"] = listing.behaviour()
-        return JsonResponse(data)
-
     def processes_view(self, request: HttpRequest) -> HttpResponse:
         """Which locks each process holds, and what it waits for."""
-        return self._page(
-            request,
-            "base",
-            title=_("Locks by process"),
-            data=processes_data(self._url_of),
-            state_url=self._url("processes_state"),
-        )
-
-    def processes_state_view(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse(processes_data(self._url_of))
+        data = processes_data(self._url_of)
+        return self._page(request, "base", title=_("Locks by process"), data=data)
 
     def releases_view(self, request: HttpRequest, ref: str | None = None) -> HttpResponse:
         """The log of all releases, or of those of one lock."""
@@ -192,7 +175,7 @@ class HeldLockAdmin(ModelAdmin):
         found = self._ref(ref)
         name = shown(name_of(*found))
         data = self._lock_data(found)
-        periods = behaviour_of(found.alias, data["group"])
+        periods = [] if _is_refresh(request) else behaviour_of(found.alias, data["group"])
         return self._page(
             request,
             "change_form",
@@ -205,11 +188,7 @@ class HeldLockAdmin(ModelAdmin):
             periods=periods,
             counted=any(period["summary"].events for period in periods),
             history_url=self._url("history", ref),
-            state_url=self._url("lock_state", ref),
         )
-
-    def lock_state_view(self, request: HttpRequest, ref: str) -> HttpResponse:
-        return JsonResponse(self._lock_data(self._ref(ref)))
 
     def _ref(self, text: str) -> Ref:
         ref = Ref.parse(text)
@@ -218,18 +197,7 @@ class HeldLockAdmin(ModelAdmin):
         return ref
 
     def _lock_data(self, ref: Ref) -> dict[str, Any]:
-        """The part of the page that changes while it is open."""
-        data: dict[str, Any] = {
-            "group": group_of(name_of(*ref)),
-            "asked": False,
-            "held_now": False,
-            "free": "",
-            "failures": [],
-            "waiting": [],
-            "holders": [],
-            "events": [],
-            "as_of": as_of(),
-        }
+        data: dict[str, Any] = {"group": group_of(name_of(*ref)), "as_of": as_of()}
         try:
             holding, closely = look_closely(*ref)
         except UNAVAILABLE as error:
@@ -289,6 +257,11 @@ class HeldLockAdmin(ModelAdmin):
     @staticmethod
     def _with(url: str, query: str) -> str:
         return f"{url}?{query}" if query else url
+
+
+def _is_refresh(request: HttpRequest) -> bool:
+    """Whether the script of an open page asks for its present content."""
+    return "live" in request.GET
 
 
 def _release_locks(number: int) -> str:

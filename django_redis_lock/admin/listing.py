@@ -11,8 +11,6 @@ from django.core.paginator import Page, Paginator
 from django.http import QueryDict
 from django.utils.formats import number_format
 from django.utils.functional import Promise
-from django.utils.html import format_html
-from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -151,7 +149,6 @@ class Listing:
             "summary": self._summary(),
             "nothing": self._nothing(),
             "count": self._count(),
-            "pages": self._page_links(),
             "as_of": as_of(),
         }
 
@@ -162,13 +159,10 @@ class Listing:
             return _("No held lock matches.")
         return _("No lock is held at the moment.")
 
-    def behaviour(self) -> str:
+    def behaviour(self) -> dict[str, Any]:
         down = {failure.alias for failure in self.held.failures}
         answering = [alias for alias in self._asked if alias not in down]
-        held = self.held.found
-        return behaviour_section(
-            answering, held, self.search, self.address, many_caches=self.many_caches
-        )
+        return behaviour_section(answering, self.held.found, self.search, self.address)
 
     def _summary(self) -> str:
         """One line about everything held, also what the search excludes."""
@@ -226,15 +220,10 @@ class Listing:
             )
         return heads
 
-    def _page_links(self) -> str:
-        """As HTML; empty if there is one page."""
-        page, link = self.shown, '<a href="?{}">{}</a> '
-        here = '<span class="this-page" aria-current="page">{1}</span> '
-        links = (
-            format_html(here if number == page.number else link, self.address(p=number), number)
-            for number in page.paginator.page_range
-        )
-        return mark_safe("".join(links) if page.has_other_pages() else "")
+    def links(self) -> list[tuple[int, str]]:
+        """The number and address of each page; empty if there is one page."""
+        numbers = self.shown.paginator.page_range if self.shown.has_other_pages() else ()
+        return [(number, self.address(p=number)) for number in numbers]
 
     @property
     def many_caches(self) -> bool:

@@ -1,21 +1,18 @@
-"""The sections that the server makes as HTML: how locks behave, by the figures of ``metrics``, and
+"""Sections of the pages: how locks behave, by the figures of ``metrics``, and
 the locks by process: which each holds, which it waits for, and deadlocks."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from django.template.loader import render_to_string
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..clock import time
 from ..held_locks import UNAVAILABLE, HeldLock, held_locks, look_closely
 from ..inventory import LOCK
 from ..metrics import PERIODS as BUCKETS
@@ -28,12 +25,11 @@ from ..metrics import (
     summaries,
     summary,
 )
+from ..threads import may_log
 from .rows import UrlOf, as_of, duration, failure_rows, measured, ref_of, short_place, shown
 
 logger = logging.getLogger("django_redis_lock.admin")
 
-#: Seconds until the same failure is logged again: a page that stays open asks every few seconds.
-LOG_PAUSE_SECONDS = 60.0
 _logged_at: dict[tuple[str, str], float] = {}
 
 #: The most groups that the page shows: the busiest.
@@ -44,9 +40,8 @@ MAX_CONTENDED_LOCKS = 100
 
 
 def log_failure(text: str, alias: str, error: object) -> None:
-    now = time.monotonic()
-    if now - _logged_at.get((text, alias), -LOG_PAUSE_SECONDS) >= LOG_PAUSE_SECONDS:
-        _logged_at[text, alias] = now
+    """At most once a minute: a page that stays open asks every few seconds."""
+    if may_log((text, alias), _logged_at):
         logger.warning(text, alias, error)
 
 
@@ -58,9 +53,8 @@ def behaviour_section(
     held: Sequence[HeldLock],
     search: str,
     address: Callable[..., str],
-    many_caches: bool,
-) -> str:
-    """As HTML. ``search``: only groups whose names contain this; ``address`` returns the query
+) -> dict[str, Any]:
+    """``search``: only groups whose names contain this; ``address`` returns the query
     string of the list of a group's locks."""
     sites = {site_of(alias): alias for alias in reversed(list(aliases))}
     now = Counter((site_of(holding.alias), holding.group) for holding in held)
@@ -88,14 +82,12 @@ def behaviour_section(
     nothing = _("No figures yet.")
     if failed:
         nothing = _("The figures cannot be read: Redis did not answer as it should.")
-    context = {
+    return {
         "rows": rows,
         "nothing": nothing,
         "left_out": max(0, len(found) - MAX_GROUPS),
-        "many_caches": many_caches,
         "periods": PERIODS.values(),
     }
-    return render_to_string("admin/django_redis_lock/behaviour.html", context)
 
 
 def _groups(alias: str) -> Iterator[dict[str, Summary]]:
@@ -212,42 +204,14 @@ def _percent(share: float | None) -> str:
 
 # -- by process ------------------------------------------------------------------------------------
 
-
-class Thread(NamedTuple):
-    host: str
-    pid: int
-    name: str
+#: Host, pid and name.
+Thread = tuple[str, int, str]
 
 
 class Wait(NamedTuple):
     thread: Thread
     holding: HeldLock
     waited: float | None
-
-
-class Chain(NamedTuple):
-    """A thread waits for a lock, whose holder waits for another, and so on.
-
-    Attributes:
-        locks: the lock of each wait, in order.
-        is_cycle: whether the last holder is a thread of the chain: a deadlock.
-    """
-
-    wait: Wait
-    locks: tuple[HeldLock, ...]
-    is_cycle: bool
-
-
-@dataclass
-class Process:
-    host: str
-    pid: int
-    holds: list[HeldLock] = field(default_factory=list)
-    waits: list[Chain] = field(default_factory=list)
-
-    @property
-    def is_blocked(self) -> bool:
-        return any(chain.is_cycle for chain in self.waits)
 
 
 def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
@@ -260,87 +224,82 @@ def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
         except UNAVAILABLE:
             continue  # The list reports the error.
         waits += [
-            Wait(Thread(one.host, one.pid, one.thread), holding, one.waited)
+            Wait((one.host, one.pid, one.thread), holding, one.waited)
             for one in closely.waiters
             if one.host
         ]
     return waits
 
 
-def by_process(found: Sequence[HeldLock], waits: Sequence[Wait]) -> list[Process]:
-    """First those in a deadlock, then those with most locks."""
-    processes: dict[tuple[str, int], Process] = {}
-
-    def process(host: str, pid: int) -> Process:
-        return processes.setdefault((host, pid), Process(host, pid))
-
-    for holding in found:
-        owner = holding.lock.owner
-        if owner.host and not holding.lock.resting:
-            process(owner.host, owner.pid).holds.append(holding)
-    waiting = {wait.thread: wait for wait in waits}
-    for wait in waits:
-        process(wait.thread.host, wait.thread.pid).waits.append(_chain(wait, waiting))
-    return sorted(
-        processes.values(), key=lambda p: (not p.is_blocked, -len(p.holds), p.host, p.pid)
-    )
-
-
-def _chain(first: Wait, waiting: dict[Thread, Wait]) -> Chain:
-    locks, seen, wait = [], {first.thread}, first
-    while True:
-        locks.append(wait.holding)
-        if (wait.holding.lock.limit or 1) > 1:  # Another of its holders may leave first.
-            return Chain(first, tuple(locks), is_cycle=False)
-        owner = wait.holding.lock.owner
-        holder = Thread(owner.host, owner.pid, owner.thread)
-        if holder in seen:
-            return Chain(first, tuple(locks), is_cycle=True)
-        if holder not in waiting:
-            return Chain(first, tuple(locks), is_cycle=False)
-        seen.add(holder)
-        wait = waiting[holder]
-
-
 def processes_data(url_of: UrlOf) -> dict[str, Any]:
-    """The part of the page that changes while it is open."""
     held = held_locks(kinds=(LOCK,))
-    processes = by_process(held.found, waits_of(held.found))
-    context = {
-        "processes": [_process_row(process, url_of) for process in processes],
-        "blocked": any(process.is_blocked for process in processes),
-    }
-    html = render_to_string("admin/django_redis_lock/process_list.html", context)
+    processes = by_process(held.found, waits_of(held.found), url_of)
     return {
-        "processes": "" if held.failures and not processes else html,
+        "processes": None if held.failures and not processes else processes,
+        "blocked": any(process["is_blocked"] for process in processes),
         "failures": failure_rows(held.failures),
         "as_of": as_of(),
     }
 
 
-def _process_row(process: Process, url_of: UrlOf) -> dict[str, Any]:
-    return {
-        "name": f"{shown(process.host)}:{process.pid}",
-        "is_blocked": process.is_blocked,
-        "holds": [_lock_row(holding, url_of) for holding in process.holds],
-        "waits": [_chain_row(chain, url_of) for chain in process.waits],
-    }
+def by_process(
+    found: Sequence[HeldLock], waits: Sequence[Wait], url_of: UrlOf
+) -> list[dict[str, Any]]:
+    """First those in a deadlock, then those with most locks."""
+    holds: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
+    chains: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
+    for holding in found:
+        owner = holding.lock.owner
+        if owner.host and not holding.lock.resting:
+            holds[owner.host, owner.pid].append(_lock_row(holding, url_of))
+    waiting = {wait.thread: wait for wait in waits}
+    for wait in waits:
+        chains[wait.thread[:2]].append(_chain_row(wait, waiting, url_of))
+    rows = [
+        {
+            "name": f"{shown(host)}:{pid}",
+            "is_blocked": any(chain["is_cycle"] for chain in chains[host, pid]),
+            "holds": holds[host, pid],
+            "waits": chains[host, pid],
+        }
+        for host, pid in sorted({*holds, *chains})
+    ]
+    return sorted(rows, key=lambda row: (not row["is_blocked"], -len(row["holds"])))
 
 
 def _lock_row(holding: HeldLock, url_of: UrlOf) -> dict[str, str]:
-    held = holding.lock.held_for
     return {
         "name": shown(holding.name),
         "url": url_of(ref_of(holding)),
-        "text": "" if held is None else _("for %(duration)s") % {"duration": duration(held)},
+        "text": _for(holding.lock.held_for),
         "held_by": _("held by %(holder)s") % {"holder": short_place(holding.lock.owner)},
     }
 
 
-def _chain_row(chain: Chain, url_of: UrlOf) -> dict[str, Any]:
-    waited = chain.wait.waited
+def _chain_row(first: Wait, waiting: dict[Thread, Wait], url_of: UrlOf) -> dict[str, Any]:
+    locks, is_cycle = _chain(first, waiting)
     return {
-        "locks": [_lock_row(holding, url_of) for holding in chain.locks],
-        "is_cycle": chain.is_cycle,
-        "text": "" if waited is None else _("for %(duration)s") % {"duration": duration(waited)},
+        "locks": [_lock_row(holding, url_of) for holding in locks],
+        "is_cycle": is_cycle,
+        "text": _for(first.waited),
     }
+
+
+def _chain(wait: Wait, waiting: dict[Thread, Wait]) -> tuple[list[HeldLock], bool]:
+    """A thread waits for a lock, whose holder waits for another, and so on: the lock of each wait.
+    Also returns whether the last holder is a thread of the chain: a deadlock."""
+    locks, seen = [], {wait.thread}
+    while True:
+        locks.append(wait.holding)
+        if (wait.holding.lock.limit or 1) > 1:  # Another of its holders may leave first.
+            return locks, False
+        owner = wait.holding.lock.owner
+        holder = owner.host, owner.pid, owner.thread
+        if holder in seen or holder not in waiting:
+            return locks, holder in seen
+        seen.add(holder)
+        wait = waiting[holder]
+
+
+def _for(seconds: float | None) -> str:
+    return "" if seconds is None else _("for %(duration)s") % {"duration": duration(seconds)}

@@ -23,10 +23,10 @@ from ..singleflight import (
     AsyncRunner,
     CoordinationError,
     DeferredCall,
-    Flights,
     MultiFlight,
     Producer,
     Runner,
+    SingleFlight,
     Steps,
     ThreadRunner,
 )
@@ -265,19 +265,19 @@ class GetOrSet(CacheReader):
                 self._record_read(key, chosen.group, "hit", *read_at)
                 return self.client.decode(stored[0]) if value is MISSING else value
         producer = self._producer(key, default, timeout, chosen)
-        flights = Flights(runner, self.conf.FLIGHT_TIMEOUT)
+        flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
         if is_stale:
             self._record_read(key, chosen.group, "stale", *read_at)
-            return (yield from flights.refresh(nkey, stored[0], producer, chosen.refresh_wait))
-        what = nkey, producer, began + chosen.wait
+            return (yield from flight.refresh(stored[0], chosen.refresh_wait))
+        deadline = began + chosen.wait
         try:
             try:
-                found = yield from flights.get_or_compute(*what, outage)
+                found = yield from flight.get_value(deadline, outage)
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
-                found = yield from flights.get_or_compute(*what, outage)
+                found = yield from flight.get_value(deadline, outage)
         finally:
-            if flights.was_there:
+            if flight.were_there:
                 self._record_read(key, chosen.group, "hit", read_at[0])
             else:
                 self._record_read(key, chosen.group, "miss", *read_at)
@@ -287,7 +287,7 @@ class GetOrSet(CacheReader):
             raise LockNotAcquired("Another caller is still computing the value", key)
         if chosen.on_wait_timeout == "default":
             return None if callable(default) else default
-        return (yield from flights.compute_anyway(nkey, producer, outage))
+        return (yield from flight.compute_value(outage))
 
     def _values(
         self,

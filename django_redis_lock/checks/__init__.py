@@ -15,14 +15,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
 from ..cache import BACKEND, BackendCannotLock, lock_cache
-from ..conf import Conf, given
-from ..decorators import Declaration, declarations
+from ..conf import SETTING, Conf, given
+from ..decorators import LockedFunction, declarations
 from .settings import TAG, check, found
 
 __all__ = ["TAG"]
 
 
-def _declarations() -> tuple[Declaration, ...]:
+def _declarations() -> list[LockedFunction]:
     """All uses of ``locked()``, those of views too: this imports the URLconf."""
     try:
         _ = get_resolver().url_patterns
@@ -33,7 +33,9 @@ def _declarations() -> tuple[Declaration, ...]:
 
 def _without_cache() -> Iterator[tuple[str, str, ImproperlyConfigured]]:
     """What names a cache that cannot lock: the number of its error, itself, and why."""
-    places = [("E005", f"locked() of {lock.target}", lock.given_using) for lock in _declarations()]
+    places = [
+        ("E005", f"locked() of {lock.target}", lock.options.using) for lock in _declarations()
+    ]
     if "USING" in given():  # It is reported once, and not for each use.
         places = [("E007", "DJANGO_REDIS_LOCK: USING", None), *(p for p in places if p[2])]
     for number, where, alias in places:
@@ -72,7 +74,7 @@ def check_caches_of_production() -> Iterator[CheckMessage]:
 @check()
 def check_answers() -> Iterator[CheckMessage]:
     for lock in _declarations():
-        answer = lock.options.get("on_conflict")
+        answer = lock.options.on_conflict
         if answer is not None and not _takes_an_argument(answer):
             yield found(
                 "E006",
@@ -95,9 +97,9 @@ def _takes_an_argument(answer: Callable[..., Any]) -> bool:
 @check()
 def check_lifetimes_of_uses() -> Iterator[CheckMessage]:
     for lock in _declarations():
-        if "timeout" not in lock.options:
+        timeout, min_hold = lock.options.timeout, lock.options.min_hold
+        if timeout is SETTING:
             continue
-        timeout, min_hold = lock.options["timeout"], lock.options.get("min_hold", 0)
         if timeout is None:
             yield found(
                 "W008",
@@ -116,7 +118,7 @@ def check_lifetimes_of_uses() -> Iterator[CheckMessage]:
 
 @check()
 def check_names_of_uses() -> Iterator[CheckMessage]:
-    first: dict[str, Declaration] = {}
+    first: dict[str, LockedFunction] = {}
     for lock in _declarations():
         if lock.template is None:
             continue  # A function makes its names.
@@ -130,10 +132,10 @@ def check_names_of_uses() -> Iterator[CheckMessage]:
             )
 
 
-def _differences(one: Declaration, other: Declaration) -> Iterator[str]:
+def _differences(one: LockedFunction, other: LockedFunction) -> Iterator[str]:
     if one.using != other.using:
         yield f"using is {one.using!r} and {other.using!r}, so they do not exclude each other"
     for name in ("timeout", "min_hold", "max_hold"):
-        values = [lock.options.get(name, "left out") for lock in (one, other)]
+        values = [lock.options.given().get(name, "left out") for lock in (one, other)]
         if values[0] != values[1]:
             yield f"{name} is {values[0]} and {values[1]}"

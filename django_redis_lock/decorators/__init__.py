@@ -9,17 +9,17 @@ from ..locking import AsyncLock, Lock
 from .cached import CachedFunction, cached, cached_page
 from .key_template import Names, Template, names_from, short
 from .on_lost import interrupt_main_thread
-from .options import Declaration, LockOptions, Options, declarations
+from .options import LockOptions, Options
 from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
-from .wrapper import decorate
+from .wrapper import LockedFunction, declarations, decorate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
     "CachedFunction",
-    "Declaration",
     "Locked",
+    "LockedFunction",
     "LockedWithDefault",
     "RetryUntil",
     "cached",

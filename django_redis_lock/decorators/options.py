@@ -1,18 +1,16 @@
-"""The options of ``locked()``, checked, and the uses of it that this process knows."""
+"""The options of ``locked()``, checked."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Literal, TypedDict
 
 from ..cache import check_using
-from ..conf import SETTING, Conf
+from ..conf import SETTING
 from ..contention import OnConflict
-from ..events import as_group, check_group
+from ..events import check_group
 from ..locking import check_names
 from ..protocol import check_bool, check_count, check_limit, check_policy, check_seconds
 
@@ -209,47 +207,3 @@ class Options:
 def _check_code(what: str, value: Any, lowest: int, highest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
         raise ValueError(f"{what} must be a whole number from {lowest} to {highest}, not {value!r}")
-
-
-# -- uses of locked() ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """One use of ``locked()``, with the options that were given. ``target``: a dotted name.
-    ``template``: the lock's name as written, or the dotted name; None if a callable makes it."""
-
-    target: str
-    template: str | None
-    given_using: str | None
-    options: Mapping[str, Any]
-
-    @property
-    def using(self) -> str:
-        return self.given_using or Conf().USING
-
-    @property
-    def name(self) -> str:
-        return self.target if self.template is None else self.template
-
-    @property
-    def group(self) -> str:
-        return self.options.get("group") or as_group(self.name)
-
-
-#: Each entry lives as long as the decorated function, so a reloaded module leaves none behind.
-_declared: weakref.WeakKeyDictionary[Callable[..., Any], Declaration]
-_declared = weakref.WeakKeyDictionary()
-
-
-def declare(function: Callable[..., Any], target: str, template: str | None, of: Options) -> None:
-    options = MappingProxyType(of.given())
-    _declared[function] = Declaration(target, template, of.using, options)
-
-
-def declarations() -> tuple[Declaration, ...]:
-    """All uses of ``locked()`` as a decorator in the modules imported so far, ordered by the name
-    of what they decorate. A function that ``method_decorator`` decorates is included from its first
-    call on."""
-    found = [d for f, d in list(_declared.items()) if f is not None]
-    return tuple(sorted(found, key=lambda d: (d.target, d.name)))

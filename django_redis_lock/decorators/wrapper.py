@@ -1,4 +1,5 @@
-"""``locked()`` on each kind of target, and the wrappers that it puts around them."""
+"""``locked()`` on each kind of target, the wrappers that it puts around them, and all of these that
+this process knows."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,6 +18,7 @@ from django.core.management.base import BaseCommand
 from django.views import View
 from redis.exceptions import RedisError
 
+from ..conf import Conf
 from ..contention import (
     RETRY_ONLY_CELERY,
     Conflict,
@@ -29,7 +32,7 @@ from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
 from .key_template import bound_method, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
-from .options import MISSING, Options, declare
+from .options import MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
 
 ONLY_COMMANDS = (
@@ -40,7 +43,12 @@ EXIT_CODES = ("exit_code", "lost_exit_code", "unavailable_exit_code")
 
 
 class LockedFunction:
-    """A function that runs only once at a time. Its ``dotted`` name is the lock's by default."""
+    """A function that runs only once at a time.
+
+    Attributes:
+        target: its dotted name, which is the lock's by default.
+        template: the lock's name as written, or the dotted name; None if a callable makes it.
+    """
 
     def __init__(self, options: Options, function: Callable[..., Any], dotted: str) -> None:
         if any(map(_is_generator, (function, type(function).__call__))):
@@ -60,19 +68,24 @@ class LockedFunction:
             options.refuse("a function without arguments", *EXIT_CODES, "status_code")
         self.options = options
         self.function = function
-        self.dotted = dotted
+        self.target = dotted
         names = names_of(options.key, function, dotted)
         self.name_of = names if callable(names) else lambda args, kwargs: names
         self.template = None if callable(options.key) else options.template or dotted
-        self.group = as_group(self.template or dotted)
+        self.name = self.template or dotted
+        self.group = options.group or as_group(self.name)
         # The clients of a view that Django REST framework's @api_view made are programs.
         self.json = is_api_view(getattr(function, "cls", None))
+
+    @property
+    def using(self) -> str:
+        return self.options.using or Conf().USING
 
     def wrapper(self) -> Callable[..., Any]:
         function, wrapper = self.function, self._wrapper()
         functools.update_wrapper(wrapper, function)
         if not _is_djangos_dummy(function):
-            declare(wrapper, self.dotted, self.template, self.options)
+            _declared.add(self)
         return wrapper
 
     def _wrapper(self) -> Callable[..., Any]:
@@ -103,10 +116,10 @@ class LockedFunction:
     # -- threads -----------------------------------------------------------------------------
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        section = Section(self.options, self.name_of(args, kwargs), self.dotted, self.group)
+        section = Section(self.options, self.name_of(args, kwargs), self.target, self.group)
         if not (args and isinstance(args[0], BaseCommand)):
             if self.options.on_lost == "terminate":
-                raise TypeError(f"{self.dotted} is not a management command: {ONLY_COMMANDS}")
+                raise TypeError(f"{self.target} is not a management command: {ONLY_COMMANDS}")
             return self._run(section, args, kwargs)
         if self.options.on_lost == "terminate":
             ending = CommandTerminator(args[0], self.options.lost_exit_code, section.name)
@@ -146,7 +159,7 @@ class LockedFunction:
             instead = "make it a coroutine function, or mark it: asgiref.sync.markcoroutinefunction"
         else:
             return result
-        returned = f"{self.dotted} returned a {kind}, which would run after the lock's release"
+        returned = f"{self.target} returned a {kind}, which would run after the lock's release"
         raise TypeError(f"{returned}: {instead}")
 
     def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -198,7 +211,7 @@ class LockedFunction:
             name = self.name_of(args, kwargs)
         except SynchronousOnlyOperation:  # For example, request.user queries the database.
             name = await sync_to_async(self.name_of)(args, kwargs)
-        section = Section(self.options, name, self.dotted, self.group, asynchronous=True)
+        section = Section(self.options, name, self.target, self.group, asynchronous=True)
         try:
             with _request_noted(args, kwargs):
                 entered = await section.enter()
@@ -228,6 +241,17 @@ class LockedFunction:
         # A template, or the project's on_conflict, may query the database.
         answer = await sync_to_async(self._answer)(conflict, args, kwargs)
         return await answer if inspect.isawaitable(answer) else answer
+
+
+#: Each lives as long as its wrapper, so a reloaded module leaves none behind.
+_declared: weakref.WeakSet[LockedFunction] = weakref.WeakSet()
+
+
+def declarations() -> list[LockedFunction]:
+    """All uses of ``locked()`` as a decorator in the modules imported so far, ordered by the name
+    of what they decorate. A function that ``method_decorator`` decorates is included from its first
+    call on."""
+    return sorted(_declared, key=lambda lock: (lock.target, lock.name))
 
 
 def _request_noted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:

@@ -223,16 +223,8 @@ def width_of(stream: Any) -> int | None:
         return None
 
 
-def table(
-    columns: Sequence[Column],
-    rows: Sequence[Any],
-    width: int | None,
-    *,
-    head: Style = str,
-    style_of: Callable[[Any], Style] = lambda row: str,
-) -> list[str]:
-    """The lines of a table: ``head`` colours that of the titles, ``style_of`` those of the rows.
-    Without ``width`` it may have any."""
+def table(columns: Sequence[Column], rows: Sequence[Any], width: int | None) -> list[str]:
+    """The lines of a table, that of the titles first. Without ``width`` it may have any."""
     widths = [column.width(rows) for column in columns]
     if width is not None:
         _shrink(columns, widths, width)
@@ -241,8 +233,8 @@ def table(
         cells = (c.cell(text, w) for c, text, w in zip(columns, texts, widths, strict=True))
         return GAP.join(cells).rstrip()
 
-    titles = head(line([column.title for column in columns]))
-    return [titles, *(style_of(row)(line([c.text(row) for c in columns])) for row in rows)]
+    titles = line([column.title for column in columns])
+    return [titles, *(line([c.text(row) for c in columns]) for row in rows)]
 
 
 def fits(columns: Sequence[Column], rows: Sequence[Any], width: int | None) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from django.core.management.base import BaseCommand
 from redis.exceptions import RedisError
 
-from ..cache import lock_cache, lock_caches
+from ..cache import lock_cache
 from ..held_locks import HeldLock, held_locks, look_closely, release
 from ..inventory import LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
@@ -52,12 +52,11 @@ class Found(NamedTuple):
 def find(options: dict[str, Any]) -> Found:
     """The lock named ``options["name"]`` in the cache in which it is held; if it is free, in the
     first cache. It may be held in several, if ``--using`` does not choose one."""
-    using, kinds = options["using"], KINDS[options["kind"]]
-    aliases = list(lock_caches()) if using is None else [using]
+    aliases, kinds = options["aliases"], KINDS[options["kind"]]
     name = options["name"] = _name_in_cache(options["name"], aliases)
     if not name:
         raise usage_error("a lock's name must not be empty")
-    result = held_locks(None if using is None else [using], kinds=kinds, search=name)
+    result = held_locks(aliases, kinds=kinds, search=name)
     # Also the key that the name has in each cache: no index has a lock taken by plain redis-py.
     # Of a lock with places, one of them.
     listed = [held for held in result.found if held.name == name]

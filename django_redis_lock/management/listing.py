@@ -13,7 +13,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from ..cache import lock_caches
 from ..held_locks import UNAVAILABLE, HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..inventory import FLIGHT, LOCK
 from ..metrics import BOUNDS, Distribution, Summary, site_of, summaries
@@ -21,6 +20,7 @@ from . import (
     COMPACT,
     Column,
     Exit,
+    Style,
     as_json,
     clip,
     counted,
@@ -101,9 +101,8 @@ def failures(result: HeldLocks) -> list[str]:
 
 
 def find_all(options: dict[str, Any]) -> HeldLocks:
-    aliases = None if options["using"] is None else [options["using"]]
-    kinds = KINDS[options["kind"]]
-    result = held_locks(aliases, kinds=kinds, search=options["search"], limit=options["limit"])
+    asked = {"kinds": KINDS[options["kind"]], "search": options["search"]}
+    result = held_locks(options["aliases"], limit=options["limit"], **asked)
     oldest = options["older_than"]
     options["held"] = sum(h.lock.kind == LOCK for h in result.found)
     result.found = [h for h in result.found if oldest is None or (h.lock.held_for or 0.0) > oldest]
@@ -112,27 +111,25 @@ def find_all(options: dict[str, Any]) -> HeldLocks:
 
 def lines(result: HeldLocks, command: BaseCommand, options: dict[str, Any]) -> list[str]:
     """The table and the sentence below it; empty if no cache answered."""
-    asked = lock_caches() if options["using"] is None else [options["using"]]
-    if {failure.alias for failure in result.failures}.issuperset(asked):
+    if {failure.alias for failure in result.failures}.issuperset(options["aliases"]):
         return []
     if not result.found:
         return [_summary(result, options)]
-    style, width = command.style, width_of(command.stdout)
     columns = _columns(result.found)
-    if not fits(columns, result.found, width):
+    if not fits(columns, result.found, width_of(command.stdout)):
         # Host and process are more important than the label.
         columns = _columns(result.found, labelled=False)
-    return [
-        *table(
-            columns,
-            result.found,
-            width,
-            head=style.MIGRATE_HEADING,
-            style_of=lambda held: style.ERROR if in_trouble(held.lock) else str,
-        ),
-        "",
-        _summary(result, options),
-    ]
+    error = command.style.ERROR
+    styles = [error if in_trouble(held.lock) else str for held in result.found]
+    return [*_table(command, columns, result.found, styles), "", _summary(result, options)]
+
+
+def _table(
+    command: BaseCommand, columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[Style]
+) -> list[str]:
+    head, width = command.style.MIGRATE_HEADING, width_of(command.stdout)
+    first, *lines = table(columns, rows, width)
+    return [head(first), *(style(line) for style, line in zip(styles, lines, strict=True))]
 
 
 def _columns(shown: list[HeldLock], *, labelled: bool = True) -> list[Column]:
@@ -229,7 +226,7 @@ def _redrawn(shown: list[str], options: dict[str, Any]) -> str:
 
 def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
     period = options["period"]
-    found, failures = _read(options["using"], period)
+    found, failures = _read(options["aliases"], period)
     if options["json"]:
         caches = {alias: [_as_json(s) for s in figures] for alias, figures in found.items()}
         document = {"at": time.time(), "period": period, "caches": caches, "failures": failures}
@@ -245,12 +242,12 @@ def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
     return Exit.UNAVAILABLE if failures else 0
 
 
-def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dict[str, str]]:
+def _read(aliases: Sequence[str], period: str) -> tuple[dict[str, list[Summary]], dict[str, str]]:
     """The figures of each site, under its first cache, and the errors of caches that failed."""
     found: dict[str, list[Summary]] = {}
     failures: dict[str, str] = {}
     sites = set()
-    for alias in list(lock_caches()) if using is None else [using]:
+    for alias in aliases:
         try:
             site = site_of(alias)
             if site not in sites:
@@ -267,25 +264,16 @@ def _figures(command: BaseCommand, figures: Sequence[Summary], period: str) -> l
     computed = [s for s in figures if s.computations.count or s.saved or s.reads]
     out = []
     if locks:
-        out += table(
-            _that_fit(_lock_columns(locks, width), locks, width),
-            locks,
-            width,
-            head=style.MIGRATE_HEADING,
-            style_of=lambda s: style.ERROR if s.lost or s.crashed or s.fallbacks else str,
-        )
+        styles = [style.ERROR if s.lost or s.crashed or s.fallbacks else str for s in locks]
+        columns = _that_fit(_lock_columns(locks, width), locks, width)
+        out += [*_table(command, columns, locks, styles), ""]
     if computed:
-        out += [""] * bool(out)
-        out += table(
-            _that_fit(_computation_columns(computed), computed, width),
-            computed,
-            width,
-            head=style.MIGRATE_HEADING,
-            style_of=lambda s: style.WARNING if s.failed or s.without_redis else str,
-        )
+        styles = [style.WARNING if s.failed or s.without_redis else str for s in computed]
+        columns = _that_fit(_computation_columns(computed), computed, width)
+        out += [*_table(command, columns, computed, styles), ""]
     if not out:
         return [f"Nothing happened in the last {period}."]
-    return [*out, "", f"In the last {period}, in all processes."]
+    return [*out, f"In the last {period}, in all processes."]
 
 
 def _that_fit(columns: list[Column], shown: Sequence[Summary], width: int | None) -> list[Column]:

@@ -16,8 +16,8 @@ Django.
 
 from .flight import TOO_LATE as TOO_LATE
 from .flight import CoordinationError as CoordinationError
-from .flight import Flights as Flights
 from .flight import MultiFlight as MultiFlight
+from .flight import SingleFlight as SingleFlight
 from .in_process import DeferredCall as DeferredCall
 from .in_process import in_flight as in_flight
 from .leader import FlightRenewal as FlightRenewal

@@ -48,7 +48,6 @@ class MultiFlight:
         flight_timeout: seconds after which the followers of a dead leader take over.
         producer: how to compute and store the values.
         names: of several keys, see ``Leader``.
-        shared: of a single key, what the other callers of this process wait for.
     """
 
     def __init__(
@@ -57,15 +56,14 @@ class MultiFlight:
         flight_timeout: float,
         producer: Producer,
         names: Mapping[bytes, str] | None = None,
-        shared: InProcessFlight | None = None,
     ) -> None:
         self._runner = runner
         self._server = runner.server
-        self._in_thread = runner.in_thread
         self._flight_timeout = flight_timeout
         self._producer = producer
         self._names = names
-        self._shared = shared or InProcessFlight(runner, b"")
+        #: Of a single key, what the other callers of this process wait for.
+        self._shared = InProcessFlight(runner, b"")
         #: How many values were there at the first request.
         self.were_there = 0
         #: The values so far: they count also if a request fails later.
@@ -75,18 +73,21 @@ class MultiFlight:
         timeout, producer = self._flight_timeout, self._producer
         return Leader(self._runner, timeout, keys, producer, self._shared, self._names)
 
+    def _refuse_to_wait_for_itself(self, keys: list[bytes]) -> None:
+        for key in keys:
+            if (self._server, key) in being_computed():
+                raise LockError("the function that computes this value requests the value", key)
+
     def get_or_compute(self, keys: list[bytes], deadline: float) -> Steps:
         """The values, and the keys that others were still computing at ``deadline`` (monotonic
         seconds). A caller computes the values it leads before it waits, so two callers never wait
         for each other.
 
-        Raises: as ``Flights.get_or_compute``.
+        Raises: as ``SingleFlight.get_value``.
         """
-        for key in keys:
-            if (self._server, key) in being_computed():
-                raise LockError("the function that computes this value requests the value", key)
+        self._refuse_to_wait_for_itself(keys)
         found, followed = self.found, dict[bytes, bytes]()
-        began, mine = time.monotonic(), self._shared
+        began, mine, in_thread = time.monotonic(), self._shared, self._runner.in_thread
         while keys:
             leader = self.leader(keys)
             mine.asked += 1
@@ -103,7 +104,7 @@ class MultiFlight:
                     there[key] = mine.found = news[0]
                 elif status == 3:
                     failed = failure(news[0])
-                elif self._in_thread and overtake(token := as_bytes(news[0])):
+                elif in_thread and overtake(token := as_bytes(news[0])):
                     overtaken[key] = token
                 else:
                     streams[key] = flight_stream(key, as_bytes(news[0]))
@@ -127,7 +128,7 @@ class MultiFlight:
                 try:
                     found.update((yield from self.lead(leader)))
                 except Overtaken:  # Another thread leads these now.
-                    self._in_thread = False
+                    in_thread = False
                     streams.update(dict.fromkeys(led, b""))
             # Decoding may fail, so first compute the values for which others wait.
             found.update((key, self._producer.decode(value)) for key, value in there.items())
@@ -194,29 +195,18 @@ class MultiFlight:
 TOO_LATE = object()
 
 
-class Flights:
-    """Computes missing values of one database, each by one caller at a time.
+class SingleFlight(MultiFlight):
+    """Computes the value at ``key``; also for the other callers of this process that want it."""
 
-    Args:
-        runner: executes the steps.
-        flight_timeout: seconds after which the followers of a dead leader take over.
-    """
-
-    def __init__(self, runner: Runner, flight_timeout: float) -> None:
-        self._runner = runner
-        self._server = runner.server
-        self._flight_timeout = flight_timeout
+    def __init__(
+        self, runner: Runner, flight_timeout: float, producer: Producer, key: bytes
+    ) -> None:
+        super().__init__(runner, flight_timeout, producer)
+        self._key = key
         self._began = time.monotonic()
-        #: Whether ``get_or_compute`` found the value, so that no caller had to compute it.
-        self.was_there = False
 
-    def _flight(self, producer: Producer, shared: InProcessFlight | None = None) -> MultiFlight:
-        return MultiFlight(self._runner, self._flight_timeout, producer, shared=shared)
-
-    def get_or_compute(
-        self, key: bytes, producer: Producer, deadline: float, outage: BaseException | None = None
-    ) -> Steps:
-        """The value at ``key``, computed by this caller or by another; or ``TOO_LATE``.
+    def get_value(self, deadline: float, outage: BaseException | None = None) -> Steps:
+        """The value, computed by this caller or by another; or ``TOO_LATE``.
 
         Args:
             deadline: monotonic time until which to wait for another caller's computation.
@@ -228,16 +218,15 @@ class Flights:
             CoordinationError: a request to Redis failed, and nothing was computed.
             Exception: whatever the producer raises, to the caller that ran it.
         """
-        if (self._server, key) in being_computed():
-            raise LockError("the function that computes this value requests the value", key)
+        self._refuse_to_wait_for_itself([self._key])
         asked: int | None = None
         leader_ref = LeaderRef()
         while True:
-            shared = mine = InProcessFlight(self._runner, key, leader_ref)
+            shared = mine = self._shared = InProcessFlight(self._runner, self._key, leader_ref)
             try:
                 shared = join(mine)
                 if shared is mine:
-                    value = yield from self._ask_redis(key, shared, producer, deadline, outage)
+                    value = yield from self._ask_redis(deadline, outage)
             finally:
                 if shared is mine:
                     leave(mine)
@@ -247,26 +236,20 @@ class Flights:
             # that. Requests of the leaders after the first one are later.
             asked = shared.asked if asked is None else 0
             if not (yield self._runner.wait_for_event(shared.ended, deadline)):
-                return TOO_LATE if outage else (yield from self._final_read(key, producer))
+                return TOO_LATE if outage else (yield from self._final_read())
             if shared.found is not None and asked < shared.asked:
-                return self._found(shared, producer)
+                return self._found_by(shared)
             if shared.outage is not None and not outage:
                 raise CoordinationError from shared.outage
 
-    def compute_anyway(
-        self, key: bytes, producer: Producer, outage: BaseException | None = None
-    ) -> Steps:
-        """As ``MultiFlight.compute_anyway``.
-
-        Args:
-            outage: as for ``get_or_compute``.
-        """
-        flight = self._flight(producer)
+    def compute_value(self, outage: BaseException | None = None) -> Steps:
+        """As ``compute_anyway``. ``outage``: as for ``get_value``."""
+        self._shared = InProcessFlight(self._runner, b"")
         if outage:
-            return (yield from flight.leader([key]).compute(outage))[key]
-        return (yield from flight.compute_anyway([key]))[key]
+            return (yield from self.leader([self._key]).compute(outage))[self._key]
+        return (yield from self.compute_anyway([self._key]))[self._key]
 
-    def refresh(self, key: bytes, old: Any, producer: Producer, wait: float | None) -> Steps:
+    def refresh(self, old: Any, wait: float | None) -> Steps:
         """Compute a stale value again; if another caller is doing so, return the old one.
 
         Args:
@@ -274,8 +257,7 @@ class Flights:
             wait: compute in the background, and return the old value if that takes more seconds;
                 None: compute here.
         """
-        flight = self._flight(producer)
-        leader = flight.leader([key])
+        leader, producer = self.leader([self._key]), self._producer
         try:
             [(status, *news)] = yield from leader.take()
         except (RedisError, OSError) as error:
@@ -286,8 +268,8 @@ class Flights:
         if status != 1:
             producer.emit(self._server, Shared, True, 1)
             return producer.decode(old)
-        leader.begin({key: news})
-        refreshing = self._lead_or_return_old(flight, leader, old)
+        leader.begin({self._key: news})
+        refreshing = self._lead_or_return_old(leader, old)
         if wait is None:
             return (yield from refreshing)
         ended, results = self._runner.new_event(), []
@@ -305,10 +287,10 @@ class Flights:
             yield self._runner.wait_for_event(ended, time.monotonic() + wait)
         return results[0] if results else producer.decode(old)
 
-    def _lead_or_return_old(self, flight: MultiFlight, leader: Leader, old: Any) -> Steps:
-        producer = leader.producer
+    def _lead_or_return_old(self, leader: Leader, old: Any) -> Steps:
+        producer = self._producer
         try:
-            return (yield from flight.lead(leader))[leader.keys[0]]
+            return (yield from self.lead(leader))[self._key]
         except Overtaken:
             return producer.decode(old)
         except ProducerFailed as failed:
@@ -320,38 +302,30 @@ class Flights:
             producer.emit(self._server, RefreshFailed, failed.error)
             return producer.decode(old)
 
-    def _found(self, shared: InProcessFlight, producer: Producer) -> Any:
+    def _found_by(self, shared: InProcessFlight) -> Any:
         """The value that another caller of this process got."""
-        self.was_there = not shared.computed
+        self.were_there = int(not shared.computed)
         if shared.computed:
             waited = time.monotonic() - self._began
-            producer.emit(self._server, Shared, False, 1, waited, shared.trace)
-        return producer.decode(shared.found)
+            self._producer.emit(self._server, Shared, False, 1, waited, shared.trace)
+        return self._producer.decode(shared.found)
 
-    def _ask_redis(
-        self,
-        key: bytes,
-        shared: InProcessFlight,
-        producer: Producer,
-        deadline: float,
-        outage: BaseException | None,
-    ) -> Steps:
-        """The value, or TOO_LATE. What the other callers of this process get is in ``shared``."""
-        flight = self._flight(producer, shared)
+    def _ask_redis(self, deadline: float, outage: BaseException | None) -> Steps:
+        """The value, or TOO_LATE. What the other callers of this process get is in ``_shared``."""
+        key, shared = self._key, self._shared
         if outage:
-            leader = flight.leader([key])
+            leader = self.leader([key])
             values = yield from leader.compute(outage)
             shared.found, shared.computed = leader.encoded(values)[key], True
             shared.asked += 1
             return values[key]
-        found, late = yield from flight.get_or_compute([key], deadline)
-        self.was_there = bool(flight.were_there)
+        found, late = yield from self.get_or_compute([key], deadline)
         return TOO_LATE if late else found[key]
 
-    def _final_read(self, key: bytes, producer: Producer) -> Steps:
+    def _final_read(self) -> Steps:
         """The value, or TOO_LATE. The caller we waited for may have found a value in Redis."""
         try:
-            stored = yield self._runner.read(key)
+            stored = yield self._runner.read(self._key)
         except (RedisError, OSError):
             return TOO_LATE
-        return TOO_LATE if stored is None else producer.decode(stored[0])
+        return TOO_LATE if stored is None else self._producer.decode(stored[0])

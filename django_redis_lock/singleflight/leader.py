@@ -3,7 +3,6 @@ to renew it, and to end it with a value, without one, or after an interruption."
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import weakref
@@ -34,7 +33,7 @@ from ..protocol import (
     milliseconds,
     printable,
 )
-from ..threads import get_logger
+from ..threads import get_logger, may_log
 from ..transport import Server, is_outage
 from .in_process import InProcessFlight, Overtaken, computing, leave, token_for
 from .runners import ProducerFailed, Runner, Steps
@@ -55,8 +54,6 @@ STREAM_LIFETIME_MILLISECONDS = 10_000
 SHARED_LIFETIME_MILLISECONDS = 2_000
 #: Seconds after which a computation is listed in the admin.
 DESCRIBE_AFTER_SECONDS = 0.5
-#: Seconds between two lines of the log about values computed without one server.
-LOG_PAUSE_SECONDS = 60.0
 _logged_at: WeakKeyDictionary[Server, float] = WeakKeyDictionary()
 
 
@@ -282,9 +279,7 @@ class Leader:
 
     def _log_without_redis(self, error: BaseException) -> None:
         """Once a minute for each server."""
-        now = time.monotonic()
-        if now - _logged_at.get(self.server, -math.inf) >= LOG_PAUSE_SECONDS:
-            _logged_at[self.server] = now
+        if may_log(self.server, _logged_at):
             text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
             outage_logger.warning(text, {"key": printable(self.keys[0]), "error": error})
 

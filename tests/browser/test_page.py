@@ -140,7 +140,7 @@ def test_names_cannot_inject_anything_by_way_of_the_script(open_page: Open) -> N
 def refreshed(page: Any) -> None:
     """Wait for two refreshes: the first may have been under way before."""
     for _ in range(2):
-        with page.expect_response(lambda response: "/state/" in response.url):
+        with page.expect_response(lambda response: "live=" in response.url):
             pass
 
 
@@ -277,10 +277,10 @@ def test_a_site_that_is_away_for_a_while(open_page: Open, client: redis.Redis) -
     named(hold("a"), client)
     page = open_page(trouble=False)
     status = page.get_by_role("status")
-    page.route("**/state/**", lambda route: route.abort())
+    page.route("**/*live=*", lambda route: route.abort())
     expect(status).to_contain_text("the site did not answer")
     expect(row(page, "a")).to_be_visible()
-    page.unroute("**/state/**")
+    page.unroute("**/*live=*")
     expect(status).to_contain_text("Refreshed again.")
     expect(status).to_be_empty()
 

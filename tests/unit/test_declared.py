@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from django_redis_lock.decorators.options import Declaration, declarations
+from django_redis_lock.decorators import LockedFunction, declarations
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "shop.py"
 
 
-def declared() -> list[Declaration]:
+def declared() -> list[LockedFunction]:
     gc.collect()
     return [d for d in declarations() if d.target.startswith("shop.")]
 
@@ -45,11 +45,11 @@ def test_what_is_declared(module: Path) -> None:
     importlib.import_module("shop")
     build, clean, send = declared()
     assert (send.target, send.template, send.using) == ("shop.send", "invoice-{pk}", "locks")
-    assert send.options["timeout"] == 5
-    assert "timeout" not in clean.options
+    assert send.options.timeout == 5
+    assert "timeout" not in clean.options.given()
     assert (clean.template, clean.name) == ("shop.clean", "shop.clean")
     assert (build.template, build.name) == (None, "shop.build")
-    del sys.modules["shop"]
+    del sys.modules["shop"], build, clean, send
     assert not declared()
 
 

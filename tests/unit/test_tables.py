@@ -8,8 +8,9 @@ from operator import itemgetter
 from typing import Any
 
 import pytest
+from django.core.management.base import BaseCommand
 
-from django_redis_lock.management import Column, clip, duration, table, width_of
+from django_redis_lock.management import Column, clip, duration, listing, table, width_of
 
 COLUMNS = (
     Column("NAME", itemgetter(0), shrinks=True),
@@ -44,10 +45,12 @@ def test_a_table_that_cannot_shrink_any_more_stays_readable() -> None:
 
 
 def test_colours_do_not_count() -> None:
-    styles = {ROWS[0]: str.upper, ROWS[1]: str}
-    head, first, _ = table(COLUMNS, ROWS, None, head=str.lower, style_of=styles.__getitem__)
-    assert head.startswith("name")
-    assert first.startswith("INVOICE-4711")
+    command = BaseCommand(stdout=StringIO(), force_color=True)
+    head, first, second = listing._table(command, COLUMNS, ROWS, [command.style.ERROR, str])
+    plain = table(COLUMNS, ROWS, None)
+    assert head == command.style.MIGRATE_HEADING(plain[0]) != plain[0]
+    assert first == command.style.ERROR(plain[1]) != plain[1]
+    assert second == plain[2]
 
 
 @pytest.mark.parametrize(

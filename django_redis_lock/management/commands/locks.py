@@ -32,16 +32,15 @@ LABEL, TOPIC = 9, 13
 
 def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
     """Examine the caches and print the findings; returns the exit code."""
-    aliases = list(lock_caches()) if options["using"] is None else [options["using"]]
     caches, away = {}, False
-    for alias in aliases:
+    for alias in options["aliases"]:
         findings, answered = _examined(alias)
         caches[alias] = findings
         away = away or not answered
     settings = [_from_check(message) for message in run_checks(tags=[TAG])]
     everything = itertools.chain(settings, *caches.values())
     worst = max((finding.level for finding in everything), default=Level.OK)
-    if not aliases:
+    if not caches:
         worst = Level.ERROR  # W003 says that no cache supports locks.
     if options["json"]:
         command.stdout.write(json.dumps(_document(settings, caches, worst), indent=2))
@@ -273,9 +272,11 @@ class Command(BaseCommand):
         if isinstance(sys.stdout, TextIOWrapper):  # Its encoding may not have all characters.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
+            aliases = options["aliases"] = list(lock_caches())
             if options["using"] is not None:
                 lock_cache(options["using"])
-            elif action != "doctor" and not any(lock_caches()):
+                options["aliases"] = [options["using"]]
+            elif action != "doctor" and not aliases:
                 raise ImproperlyConfigured(
                     f"none of the CACHES supports locks: set {BACKEND=} for one of them"
                 )

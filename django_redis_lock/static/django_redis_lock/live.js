@@ -1,18 +1,15 @@
-/* Keeps the page "Held locks" up to date. The page says what belongs where:
-     data-live         address of the page's data; beside it, in data-*, the texts for this script
-     data-each="rows"  one child for each entry, made from the <template> in it; data-id tells them apart
-     data-text="name"  its text            data-href, data-value, data-aria, data-mark, data-title  an attribute
-     data-html="name"  its content, HTML; everything else is set as text
-     data-if="name"    hidden if there is no such thing; data-unless: if there is
-     data-up, data-down="held"  seconds that run on from data-at   data-run, data-max  those of a <progress> */
+/* Keeps the page "Held locks" up to date: asks for it again every few seconds, and makes what is shown like it. Attributes say how:
+     data-live         what is kept up to date; its other data-* are texts for this script
+     data-each         a list, whose entries data-id tells apart
+     data-whole        is replaced as a whole, if it has changed     data-omitted: the new page does not have it
+     data-own          is this script's own
+     data-up, data-down   seconds that run on from data-at, as those of a <progress> do */
 "use strict";
 
 (() => {
   const page = document.querySelector("[data-live]");
   if (!page) return;
   const patterns = JSON.parse(page.dataset.durations);
-  const written = new WeakMap(); // Element: the HTML last set.
-  const started = new WeakMap(); // Element: when its data-at was right.
   let loadedAt = performance.now();
 
   function duration(seconds) {
@@ -27,16 +24,13 @@
     return patterns[pattern].replace(/%\((\w+)\)d/g, (_, unit) => parts[unit]);
   }
 
-  function gone(element) {
-    return (performance.now() - (started.get(element) ?? loadedAt)) / 1000;
-  }
-
   function tick() {
+    const gone = (performance.now() - loadedAt) / 1000;
     for (const element of page.querySelectorAll("[data-at]")) {
       const at = Number(element.dataset.at);
-      if (element.dataset.up) say(element, duration(at + gone(element)));
-      else if (element.dataset.down) say(element, duration(Math.max(0, at - gone(element))));
-      else element.value = Math.max(0, at - gone(element));
+      if ("up" in element.dataset) say(element, duration(at + gone));
+      else if ("down" in element.dataset) say(element, duration(Math.max(0, at - gone)));
+      else element.value = Math.max(0, at - gone);
     }
   }
 
@@ -47,108 +41,69 @@
     else element.textContent = text;
   }
 
-  function set(element, name, value) {
-    if (value === "" || value === null || value === undefined) element.removeAttribute(name);
-    else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
-  }
-
-  function there(value) {
-    return Array.isArray(value) ? value.length > 0 : Boolean(value);
-  }
-
-  function run(element, seconds) {
-    set(element, "data-at", seconds);
-    started.set(element, performance.now());
-  }
-
-  function fillOne(element, data) {
-    const wants = element.dataset;
-    if (wants.up || wants.down) {
-      const seconds = data[wants.up || wants.down];
-      run(element, seconds);
-      if (seconds === null || seconds === undefined) say(element, data[wants.text] ?? "");
-    } else if (wants.text && wants.text in data) {
-      say(element, data[wants.text]);
+  // Makes `old` like `next`. What is there in both stays, and with it the focus and the selection.
+  function morph(old, next) {
+    if (old.nodeType !== 1) {
+      if (old.data !== next.data) old.data = next.data;
+      return;
     }
-    if (wants.run) {
-      set(element, "max", data[wants.max]);
-      run(element, data[wants.max] === null ? null : data[wants.run]);
+    if ("own" in old.dataset || "omitted" in next.dataset) return;
+    for (const { name } of [...old.attributes]) if (!next.hasAttribute(name)) old.removeAttribute(name);
+    for (const { name, value } of next.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if ("whole" in old.dataset) replace(old, next);
+    else if ("each" in old.dataset) morphEach(old, next);
+    else morphChildren(old, next);
+  }
+
+  function morphChildren(old, next) {
+    const rest = [...old.childNodes];
+    for (const child of [...next.childNodes]) {
+      const same = rest[0]?.nodeName === child.nodeName ? rest.shift() : null;
+      if (same) morph(same, child);
+      else old.insertBefore(child, rest[0] ?? null);
     }
-    if (wants.href) set(element, "href", data[wants.href]);
-    if (wants.value && wants.value in data) element.value = data[wants.value];
-    if (wants.aria) set(element, "aria-label", data[wants.aria]);
-    if (wants.mark) set(element, "data-is", data[wants.mark]);
-    if (wants.title) set(element, "title", data[wants.title]);
-    if (wants.if && wants.if in data) element.hidden = !there(data[wants.if]);
-    if (wants.unless && wants.unless in data) element.hidden = there(data[wants.unless]);
+    for (const child of rest) leave(child);
+  }
+
+  function morphEach(list, next) {
+    const before = new Map([...list.children].map((child) => [child.dataset.id, child]));
+    const wanted = new Set([...next.children].map((child) => child.dataset.id));
+    let here = list.firstElementChild;
+    for (const entry of [...next.children]) {
+      // Only what is out of place is moved: a move takes the focus away.
+      while (here && !wanted.has(here.dataset.id)) here = leave(here);
+      const child = before.get(entry.dataset.id);
+      if (child) morph(child, entry);
+      if (child === here && here) here = here.nextElementSibling;
+      else list.insertBefore(child ?? entry, here);
+    }
+    while (here) here = leave(here);
   }
 
   // A link that is replaced loses the focus: the new one to the same address gets it.
-  function fillHtml(element, html) {
-    if (html === undefined || html === written.get(element)) return;
-    written.set(element, html);
+  function replace(element, next) {
+    if (element.innerHTML === next.innerHTML) return;
     const active = document.activeElement;
     const alike = () => [...element.querySelectorAll("a")].filter((link) => link.href === active.href);
     const at = alike().indexOf(active);
-    const made = new DOMParser().parseFromString(html, "text/html");
-    element.replaceChildren(...[...made.body.childNodes].map((node) => document.adoptNode(node)));
+    element.replaceChildren(...next.childNodes);
     if (at >= 0) (alike()[at] ?? alike()[0] ?? pause).focus({ preventScroll: true });
   }
 
-  function fill(element, data) {
-    fillOne(element, data);
-    if (element.dataset.html) return fillHtml(element, data[element.dataset.html]);
-    for (const child of element.children) {
-      if (child.tagName === "TEMPLATE") continue;
-      if (child.dataset.each) {
-        fillOne(child, data);
-        fillEach(child, data[child.dataset.each] ?? []);
-      } else {
-        fill(child, data);
-      }
-    }
-  }
-
-  function fillEach(list, entries) {
-    const template = list.querySelector("template");
-    const before = new Map();
-    for (const child of list.children) if (child !== template) before.set(child.dataset.id, child);
-    const wanted = new Set(entries.map((entry) => entry.id));
-    let last = template;
-    for (const entry of entries) {
-      let child = before.get(entry.id);
-      before.delete(entry.id);
-      if (!child) {
-        child = template.content.firstElementChild.cloneNode(true);
-        child.dataset.id = entry.id;
-      }
-      fill(child, entry);
-      // Only what is out of place is moved: a move takes the focus away.
-      while (last.nextElementSibling && !wanted.has(last.nextElementSibling.dataset.id)) {
-        leave(last.nextElementSibling);
-      }
-      if (last.nextElementSibling !== child) last.after(child);
-      last = child;
-    }
-    while (last.nextElementSibling) leave(last.nextElementSibling);
-  }
-
-  // The focus goes to the row that follows, not back to the page's top.
+  // The focus goes to the row that follows, not back to the page's top. Returns that.
   function leave(child) {
-    if (child.contains(document.activeElement)) {
-      const next = child.nextElementSibling ?? child.previousElementSibling;
-      const there = next && next.tagName !== "TEMPLATE" ? next.querySelector("a, input") : null;
-      child.remove();
-      (there ?? pause).focus({ preventScroll: true });
-    } else {
-      child.remove();
-    }
+    const next = child.nextElementSibling;
+    const near = next ?? child.previousElementSibling;
+    const had = child.contains(document.activeElement);
+    child.remove();
+    if (had) (near?.querySelector("a, input") ?? pause).focus({ preventScroll: true });
+    return next;
   }
 
-  function refill(data) {
+  function refill(next) {
     const active = document.activeElement;
     loadedAt = performance.now();
-    fill(page, data);
+    morph(page, next);
     tick();
     countSelected();
     if (active && active !== document.activeElement && page.contains(active)) active.focus({ preventScroll: true });
@@ -169,9 +124,10 @@
 
   // What is below the window is asked for when it comes into sight.
   function wanted() {
-    const address = new URL(page.dataset.live, location);
-    for (const element of page.querySelectorAll("[data-html]")) {
-      if (element.getBoundingClientRect().top < innerHeight) address.searchParams.set(element.dataset.html, "1");
+    const address = new URL(location);
+    address.searchParams.set("live", "1");
+    for (const element of page.querySelectorAll("[data-whole][id]")) {
+      if (element.getBoundingClientRect().top < innerHeight) address.searchParams.set(element.id, "1");
     }
     return address;
   }
@@ -181,19 +137,15 @@
     asking = new AbortController();
     const patience = setTimeout(() => asking.abort(), Math.max(20000, 2 * every));
     try {
-      const answer = await fetch(wanted(), {
-        headers: { Accept: "application/json" },
-        redirect: "manual",
-        signal: asking.signal,
-      });
+      const answer = await fetch(wanted(), { redirect: "manual", signal: asking.signal });
       if (answer.type === "opaqueredirect" || answer.status === 403 || answer.status === 404) {
         over = true;
         say(trouble, page.dataset.ended);
       } else if (!answer.ok) {
         throw new Error(answer.status);
       } else {
-        const data = await answer.json();
-        if (!paused) refill(data);
+        const made = new DOMParser().parseFromString(await answer.text(), "text/html");
+        if (!paused) refill(made.querySelector("[data-live]"));
         if (failing) {
           say(trouble, page.dataset.again);
           setTimeout(() => failing || say(trouble, ""), 3000);

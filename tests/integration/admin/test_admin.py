@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from html import unescape
 from html.parser import HTMLParser
@@ -309,6 +309,13 @@ def test_the_most_urgent_come_first(admin_client: Client, client: redis.Redis) -
     assert [status for _, status in rows[1:]] == ["expiring", "alive"]
 
 
+def state_of(browser: Client, page: str = PAGE, query: Mapping[str, str] | None = None) -> Any:
+    """What a refresh by the script of an open page brings."""
+    response = browser.get(page, {**(query or {}), "live": "1"})
+    assert response.status_code == 200
+    return response.context["data"]
+
+
 # -- what its script asks for ------------------------------------------------------------------
 
 
@@ -316,14 +323,16 @@ def test_the_state_is_what_the_page_shows(admin_client: Client) -> None:
     lock = hold("a lock", label="for a test", timeout=60)
     hurry()
     until(lambda: lock.redis.exists(lock.keys.owner))
-    state = admin_client.get(f"{PAGE}state/").json()
+    state = state_of(admin_client)
     (row,) = state["rows"]
     assert (row["name"], row["label"], row["alias"]) == ("a lock", "for a test", "default")
     assert 50 < row["left"] <= 60
     assert row["bar"] == 60
     assert state["count"] == "1 lock"
-    assert admin_client.get(f"{PAGE}state/", {"q": "other"}).json()["rows"] == []
-    assert lock.local.token.decode() not in json.dumps(state)
+    assert state_of(admin_client, query={"q": "other"})["rows"] == []
+    refresh = admin_client.get(PAGE, {"live": "1"}).content.decode()
+    assert "a lock" in refresh
+    assert lock.local.token.decode() not in refresh
 
 
 # -- one lock ----------------------------------------------------------------------------------
@@ -361,7 +370,7 @@ def shown_of(response: HttpResponse) -> set[str]:
 
 def page_of(browser: Client, **query: str) -> str:
     """The address of the page of the one lock that is held."""
-    (row,) = browser.get(f"{PAGE}state/", query).json()["rows"]
+    (row,) = state_of(browser, query=query)["rows"]
     return str(row["url"])
 
 
@@ -394,8 +403,7 @@ def test_the_page_of_a_free_lock(admin_client: Client) -> None:
     response = admin_client.get(page)
     assert "This lock is free." in text_of(response)
     assert "<h1>report</h1>" in response.content.decode()
-    state = admin_client.get(page.replace("/change/", "/state/")).json()
-    assert state["held_now"] is False
+    assert not state_of(admin_client, page).get("held_now")
 
 
 def test_a_key_with_other_data_is_not_said_to_be_free(
@@ -423,17 +431,17 @@ def test_names_on_a_locks_own_page_cannot_inject_anything(
     client.zadd(lock_keys(lock.keys.lock).waiters, {f"1 5.0 7 {evil} {evil}": alive})
     page = page_of(admin_client)
     assert "<img" not in admin_client.get(page).content.decode()
-    response = admin_client.get(page.replace("/change/", "/state/"))
-    assert response["Content-Type"] == "application/json"
-    assert "\u202e" not in response.json()["place"]
-    chosen = {"selected": response.json()["choice"]}
+    assert "<img" not in admin_client.get(page, {"live": "1"}).content.decode()
+    state = state_of(admin_client, page)
+    assert "\u202e" not in state["place"]
+    chosen = {"selected": state["choice"]}
     assert "<img" not in admin_client.post(f"{PAGE}release/", chosen).content.decode()
 
 
 @pytest.mark.parametrize("ref", ["a", "AAAA", "bG9jawBubyBzdWNoIGNhY2hlAGtleQ", "%00", "é"])
 def test_no_such_lock(admin_client: Client, ref: str) -> None:
     assert admin_client.get(f"{PAGE}{ref}/change/").status_code == 404
-    assert admin_client.get(f"{PAGE}{ref}/state/").status_code == 404
+    assert admin_client.get(f"{PAGE}{ref}/change/", {"live": "1"}).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -590,8 +598,8 @@ def test_a_page_that_stays_open_does_not_fill_the_log(
     own_server.stop()
     counts = []
     for pause in (60.0, 60.0, 60.0, 0.0):
-        monkeypatch.setattr(sections, "LOG_PAUSE_SECONDS", pause)
-        admin_client.get(f"{PAGE}state/")
+        monkeypatch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", pause)
+        state_of(admin_client)
         counts.append(caplog.text.count("The locks of the cache default cannot be listed"))
     assert counts == [1, 1, 1, 2]
 
@@ -620,7 +628,7 @@ def test_a_holder_that_is_not_known_is_named_once(
 ) -> None:
     page = f"{PAGE}{Ref('default', b':1:lock:report', LOCK)}"
     with client.lock(":1:lock:report", timeout=60):  # Plain redis-py says nothing of itself.
-        place = admin_client.get(f"{page}/state/").json()["place"]
+        place = state_of(admin_client, f"{page}/change/")["place"]
         shown = shown_of(admin_client.get(f"{page}/change/"))
     fingerprint = re.fullmatch(r"unknown \((\w+)\)", place)
     assert fingerprint is not None
@@ -754,7 +762,7 @@ def test_what_is_known_of_an_outage(
     own_server.stop()
     with caches["default"].lock("nightly", label="report"), caches["default"].lock("weekly"):
         response = admin_client.get(PAGE)
-        known = admin_client.get(f"{PAGE}state/").json()
+        known = state_of(admin_client)
     said = box(response)
     assert f"127.0.0.1:{own_server.port}/0 has not answered this process for " in said
     assert "locks taken without it: 2." in said
@@ -765,4 +773,4 @@ def test_what_is_known_of_an_outage(
     own_server.start()
     response = admin_client.get(PAGE)
     assert not box(response)
-    assert "local" in admin_client.get(f"{PAGE}state/").json()
+    assert "local" in state_of(admin_client)

@@ -18,7 +18,7 @@ from django_redis_lock.admin.rows import Ref
 from django_redis_lock.inventory.listing import LOCK
 from django_redis_lock.locking.records import CrashRecord
 from tests.holding import hurry
-from tests.integration.admin.test_admin import OURS, PAGE, hold
+from tests.integration.admin.test_admin import OURS, PAGE, hold, state_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -65,18 +65,20 @@ def test_a_lock(admin_client: Client, period: str) -> None:
     # How many are held leads to them, by their group.
     link = re.search(r'<a href="(\?q=invoice[^"]*)">1</a>', response.content.decode())
     assert link is not None
-    assert [lock["name"] for lock in admin_client.get(f"{PAGE}state/{link[1]}").json()["rows"]] == [
-        "invoice-7"
-    ]
+    listed = admin_client.get(f"{PAGE}{link[1]}").context["data"]["rows"]
+    assert [lock["name"] for lock in listed] == ["invoice-7"]
 
 
 def test_the_figures_are_refreshed_with_the_list(admin_client: Client) -> None:
-    assert "behaviour" not in admin_client.get(f"{PAGE}state/").json()
+    hidden = admin_client.get(PAGE, {"live": "1"})
+    assert hidden.context["behaviour"] is None
+    assert "data-omitted" in hidden.content.decode()
     hold("fresh")
     metrics.flush()
-    refreshed = admin_client.get(f"{PAGE}state/", {"behaviour": "1"}).json()
-    assert [row["name"] for row in refreshed["rows"]] == ["fresh"]
-    assert ">fresh</th>" in refreshed["behaviour"]
+    refreshed = admin_client.get(PAGE, {"live": "1", "behaviour": "1"})
+    assert [row["name"] for row in refreshed.context["data"]["rows"]] == ["fresh"]
+    assert ">fresh</th>" in refreshed.content.decode()
+    assert "data-omitted" not in refreshed.content.decode()
 
 
 def test_a_holder_that_crashed_is_counted(admin_client: Client, client: redis.Redis) -> None:
@@ -161,7 +163,7 @@ def test_names_cannot_inject_anything(admin_client: Client) -> None:
     lock = hold(evil)
     metrics.flush()
     assert "<img" not in admin_client.get(PAGE).content.decode()
-    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    (row,) = state_of(admin_client)["rows"]
     lock.release()
     assert "<img" not in admin_client.get(row["url"]).content.decode()
 
@@ -171,7 +173,7 @@ def test_the_page_of_a_lock(admin_client: Client) -> None:
         hold("invoice-3").release()
     hold("invoice-3")
     metrics.flush()
-    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    (row,) = state_of(admin_client)["rows"]
     content = admin_client.get(row["url"]).content.decode()
     text = " ".join(re.sub(r"<[^>]*>", " ", content).split())
     assert "Counted together as invoice-*." in text
@@ -208,9 +210,9 @@ def test_figures_that_cannot_be_read(admin_client: Client, monkeypatch: pytest.M
     hold("a")
     monkeypatch.setattr(sections, "summaries", away)
     monkeypatch.setattr(sections, "summary", away)
-    assert "a" in {row["name"] for row in admin_client.get(f"{PAGE}state/").json()["rows"]}
+    assert "a" in {row["name"] for row in state_of(admin_client)["rows"]}
     assert admin_client.get(PAGE).status_code == 200
-    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    (row,) = state_of(admin_client)["rows"]
     assert admin_client.get(row["url"]).status_code == 200
 
 

@@ -25,7 +25,7 @@ from django_redis_lock.admin import releasing
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.holding import hurry, silence
-from tests.integration.admin.test_admin import OURS, PAGE, hold, rows_of, text_of
+from tests.integration.admin.test_admin import OURS, PAGE, hold, rows_of, state_of, text_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -36,7 +36,7 @@ RELEASE = f"{PAGE}release/"
 
 def choices(browser: Client) -> list[str]:
     """What the boxes of the list stand for."""
-    return [row["choice"] for row in browser.get(f"{PAGE}state/").json()["rows"]]
+    return [row["choice"] for row in state_of(browser)["rows"]]
 
 
 def confirm(browser: Client, *selected: str, **more: str) -> HttpResponse:
@@ -87,9 +87,9 @@ def test_a_row_stays_the_same_when_its_holder_describes_itself(
 ) -> None:
     """Otherwise its ticked box would be another one, not ticked."""
     lock = hold("report", timeout=60)
-    (before,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    (before,) = state_of(admin_client)["rows"]
     named(lock, client)
-    (after,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    (after,) = state_of(admin_client)["rows"]
     assert after["id"] == before["id"]
     assert after["fence"] != before["fence"]
 
@@ -131,7 +131,7 @@ def test_a_holder_with_unreadable_keys_is_still_running_or_silent(
     text = text_of(admin_client.post(RELEASE, {"selected": choice}))
     assert "cannot be read: waiters · silent for 3 min 5" in text
     assert "No heartbeat for 3 min 5" in text
-    assert "1 silent" in admin_client.get(f"{PAGE}state/").json()["summary"]
+    assert "1 silent" in state_of(admin_client)["summary"]
 
 
 def test_who_waits_is_named_before(admin_client: Client, client: redis.Redis) -> None:
@@ -290,7 +290,7 @@ def test_a_lock_that_is_free_already(admin_client: Client) -> None:
 def test_a_selection(admin_client: Client) -> None:
     for name in "abc":
         hold(name)
-    by_name = {r["name"]: r["choice"] for r in admin_client.get(f"{PAGE}state/").json()["rows"]}
+    by_name = {r["name"]: r["choice"] for r in state_of(admin_client)["rows"]}
     response = confirm(admin_client, by_name["a"], by_name["c"], by_name["a"], address="o=lock&p=1")
     assert response["Location"] == f"{PAGE}?o=lock"
     assert [row["name"] for row in rows_of(admin_client.get(PAGE))] == ["b"]
@@ -299,7 +299,7 @@ def test_a_selection(admin_client: Client) -> None:
 
 def test_one_is_led_back_to_where_one_came_from(admin_client: Client) -> None:
     hold("a"), hold("b")
-    first, second = admin_client.get(f"{PAGE}state/").json()["rows"]
+    first, second = state_of(admin_client)["rows"]
     from_list, from_lock = {"address": ""}, {}
     for lock, came, back in ((first, from_list, PAGE), (second, from_lock, second["url"])):
         asked = admin_client.post(RELEASE, {"selected": lock["choice"], **came})
@@ -369,7 +369,7 @@ def test_a_release_whose_reply_is_lost_is_in_the_log(
 def test_who_may_only_look_may_not_release(viewer: Client) -> None:
     lock = hold("a")
     (choice,) = choices(viewer)
-    for page in (PAGE, viewer.get(f"{PAGE}state/").json()["rows"][0]["url"]):
+    for page in (PAGE, state_of(viewer)["rows"][0]["url"]):
         assert "Release" not in viewer.get(page).content.decode()
     assert viewer.post(RELEASE, {"selected": choice}).status_code == 403
     assert confirm(viewer, choice).status_code == 403
@@ -381,17 +381,24 @@ def test_who_may_not_look_may_not_release(client: redis.Redis) -> None:
     user.user_permissions.add(Permission.objects.get(codename="release_heldlock"))
     browser = Client()
     browser.force_login(user)
-    for page in (PAGE, f"{PAGE}state/"):
+    for page in (PAGE, f"{PAGE}?live=1"):
         assert browser.get(page).status_code == 403
     assert browser.post(RELEASE).status_code == 403
 
 
+def test_a_page_that_is_open_elsewhere_does_not_take_what_is_said(admin_client: Client) -> None:
+    hold("a")
+    confirm(admin_client, *choices(admin_client))
+    assert "is released" not in admin_client.get(PAGE, {"live": "1"}).content.decode()
+    assert "is released" in admin_client.get(PAGE).content.decode()
+
+
 def test_anonymous_visitors_must_log_in(admin_client: Client) -> None:
     lock = hold("a")
-    page = admin_client.get(f"{PAGE}state/").json()["rows"][0]["url"]
+    page = state_of(admin_client)["rows"][0]["url"]
     chosen = choices(admin_client)
     stranger = Client()
-    for address in (f"{PAGE}state/", page, page.replace("/change/", "/state/")):
+    for address in (f"{PAGE}?live=1", page, f"{page}?live=1"):
         assert stranger.get(address).status_code == 302
     assert confirm(stranger, *chosen).status_code == 302
     assert lock.owned()
@@ -414,14 +421,14 @@ def test_a_request_of_another_site_is_refused(admin_user: User) -> None:
 
 def test_only_posts_to_what_only_shows(admin_client: Client) -> None:
     hold("a")
-    page = admin_client.get(f"{PAGE}state/").json()["rows"][0]["url"]
-    for address in (f"{PAGE}state/", page, page.replace("/change/", "/state/")):
+    page = state_of(admin_client)["rows"][0]["url"]
+    for address in (f"{PAGE}?live=1", page, f"{page}?live=1"):
         assert admin_client.post(address).status_code == 405
 
 
 def test_one_holder_of_several_is_released(admin_client: Client, client: redis.Redis) -> None:
     locks = [named(hold("api", limit=5, label=label, timeout=60), client) for label in "abc"]
-    rows = admin_client.get(f"{PAGE}state/").json()["rows"]
+    rows = state_of(admin_client)["rows"]
     labels = {f"{row['name']} {row['label']} {row['kind_label']}" for row in rows}
     assert labels == {f"api {of} Place {n} · 3 of 5" for n, of in enumerate("abc", 1)}
     row = next(row for row in rows if row["label"] == "b")
@@ -439,7 +446,7 @@ def test_one_holder_of_several_is_released(admin_client: Client, client: redis.R
     assert "All holders: 2 of 5 Place 1 " in text_of(page)
     assert "This lock is free." not in text_of(page)
     locks[0].release()
-    page = admin_client.get(rows[0]["url"].replace("/change/", "/state/"))
-    assert (page.json()["taken"], page.json()["free"]) == ("1 of 5", "")
+    state = state_of(admin_client, rows[0]["url"])
+    assert (state["taken"], state.get("free")) == ("1 of 5", None)
     locks[2].release()
     assert "This lock is free." in text_of(admin_client.get(row["url"]))

@@ -1008,7 +1008,7 @@ def test_values_computed_without_redis_are_counted_and_logged_once_a_minute(
 
     [line] = lines()
     assert "computes without it: :1:report (" in line
-    monkeypatch.setattr("django_redis_lock.singleflight.leader.LOG_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", 0.0)
     cache.get_or_set("other", 1)
     assert "computes without it: :1:other (" in lines()[-1]
 

@@ -21,7 +21,7 @@ from django.views.generic import TemplateView
 
 from django_redis_lock import current_lock, locked
 from django_redis_lock.contention import raise_error, redirect_to, respond, skip
-from django_redis_lock.decorators.options import declarations
+from django_redis_lock.decorators import declarations
 from django_redis_lock.exceptions import LockNotAcquired
 from tests.holding import hold
 from tests.processes import PATIENCE, Link, processes

@@ -18,7 +18,7 @@ from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from django_redis_lock import Lock, Redlock, locked, metrics
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.decorators.options import declarations
+from django_redis_lock.decorators import declarations
 from django_redis_lock.inventory.listing import FLIGHT, list_held
 from django_redis_lock.keeper import keeper
 from django_redis_lock.metrics import collecting, figures, read

@@ -6,6 +6,7 @@ import pytest
 from django.core.cache import cache
 from django.test import Client
 
+from tests.integration.admin.test_admin import state_of
 from tests.processes import until
 
 from .test_commands_on_topologies import topology  # noqa: F401  # a fixture
@@ -21,7 +22,7 @@ def test_locks_are_listed_and_described(admin_client: Client) -> None:
         page = admin_client.get(PAGE).content.decode()
         assert "export" in page
         assert "How locks behave" in page
-        rows = admin_client.get(f"{PAGE}state/").json()["rows"]
+        rows = state_of(admin_client)["rows"]
         assert {row["name"] for row in rows} == {"import", "export"}
         link = next(row["url"] for row in rows if row["name"] == "import")
         assert "The prices" in admin_client.get(link).content.decode()
