@@ -35,8 +35,6 @@ from ..transport import is_cluster, run, server_of
 
 
 class Level(IntEnum):
-    """How bad a finding is."""
-
     OK = 0
     NOTE = 1  # It may be intended.
     WARNING = 2  # Locks can be lost or late.
@@ -320,8 +318,6 @@ TRIAL_TIMEOUT = 5.0
 
 
 class TrialLock(Lock):
-    """A lock without fallback."""
-
     def _server(self) -> None:
         """No server, so that no figures count it."""
 
