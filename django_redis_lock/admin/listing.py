@@ -158,11 +158,15 @@ class Listing:
     def _nothing(self) -> str:
         if self.matching or self.held.failures:
             return ""
+        if not self.aliases:
+            return _("None of the CACHES supports locks: run manage.py check.")
         if self.filtered:
             return _("No held lock matches.")
         return _("No lock is held at the moment.")
 
     def behaviour(self) -> str:
+        if not self.aliases:
+            return ""
         down = {failure.alias for failure in self.held.failures}
         answering = [alias for alias in self._asked if alias not in down]
         held = self.held.found

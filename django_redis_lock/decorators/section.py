@@ -111,8 +111,7 @@ class RetryUntil:
 
 @contextmanager
 def outages_not_logged() -> Iterator[None]:
-    """For a command that itself prints that Redis cannot be reached. That it goes ahead without
-    Redis is an error in the log."""
+    """For a command that itself prints that Redis cannot be reached, but not that it goes ahead."""
     logger = logging.getLogger("django_redis_lock.outage")
 
     def errors_only(record: logging.LogRecord) -> bool:

@@ -387,6 +387,5 @@ class _Client(redis.Redis):
 
 
 def client_of(database: Database) -> redis.Redis:
-    """A redis-py client for ``database``."""
     kind: Any = MemoryConnection
     return _Client(connection_pool=redis.ConnectionPool(kind, database=database, protocol=2))

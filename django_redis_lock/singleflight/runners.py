@@ -112,7 +112,6 @@ class ThreadRunner:
 
     @property
     def is_observed(self) -> bool:
-        """Whether a tool observes the client."""
         return is_observed(self._client)
 
     def do(self, steps: Steps) -> Any:
