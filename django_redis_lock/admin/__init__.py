@@ -73,8 +73,6 @@ class HeldLockAdmin(ModelAdmin):
         return bool(user.has_perm(f"{self.opts.app_label}.release_heldlock"))
 
     def _protected(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        """``view`` for those who may see the page."""
-
         def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
             if not self.has_view_permission(request):
                 raise PermissionDenied

@@ -155,11 +155,15 @@ class Listing:
     def _nothing(self) -> str:
         if self.matching or self.held.failures:
             return ""
+        if not self.aliases:
+            return _("None of the CACHES supports locks: run manage.py check.")
         if self.filtered:
             return _("No held lock matches.")
         return _("No lock is held at the moment.")
 
-    def behaviour(self) -> dict[str, Any]:
+    def behaviour(self) -> dict[str, Any] | None:
+        if not self.aliases:
+            return None
         down = {failure.alias for failure in self.held.failures}
         answering = [alias for alias in self._asked if alias not in down]
         return behaviour_section(answering, self.held.found, self.search, self.address)

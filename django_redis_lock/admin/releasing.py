@@ -93,11 +93,11 @@ def _effects(lock: LockInfo) -> list[str]:
         _("The holder is not stopped: if it still works, two processes work at the same time.")
     )
     if lock.renewal_interval is None:
-        effects.append(_("The holder learns it at its next request for its lock."))
+        effects.append(_("The holder learns of it at its next request for its lock."))
     else:
         told = _(
-            "The holder, if it is alive, learns it at once, or within %(seconds)s if Redis cannot "
-            "tell it."
+            "The holder, if it is alive, learns of it at once, or within %(seconds)s if Redis "
+            "cannot notify it."
         )
         effects.append(told % {"seconds": duration(max(1.0, lock.renewal_interval))})
     return effects

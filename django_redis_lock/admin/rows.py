@@ -321,7 +321,6 @@ def as_of() -> str:
 
 
 def moment(at: float) -> str:
-    """A Unix time as date, time and time zone."""
     return date_format(datetime.fromtimestamp(at, get_current_timezone()), "Y-m-d H:i:s T")
 
 

@@ -303,6 +303,9 @@ class GetOrSet(CacheReader):
         for name in ("stale", "background", "soft_timeout"):
             if name in options:
                 raise TypeError(f"get_or_set_many has no option {name!r}")
+        if not callable(default_many):
+            wrong = f"default_many must be a function of the missing keys, not {default_many!r}"
+            raise TypeError(wrong)
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options, stale=0.0)
         deadline = time.monotonic() + chosen.wait
         names = list(dict.fromkeys(keys))

@@ -147,7 +147,6 @@ class CacheReader(LockCache):
         return [name for name in self._methods if takes_client(getattr(self, name))]
 
     def _is_in_flight(self, key: str, version: int | None) -> bool:
-        """Whether a thread of this process computes the value."""
         if not in_flight:
             return False
         return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight

@@ -69,8 +69,9 @@ class Field(NamedTuple):
                 self._reliable(getattr(value, name))
         elif no_str or (issubclass(kind, Sized) and issubclass(kind, Iterable)):
             raise ValueError(
-                f"{{{self.name}}} is or contains a {kind.__name__}, whose text may differ between "
-                "processes or be cut short: use one of its attributes, such as its pk, or a list"
+                f"{{{self.name}}} is or contains a value of type {kind.__name__}, whose text may "
+                "differ between processes or be cut short: use an attribute, such as its pk, or a "
+                "list"
             )
         return value
 

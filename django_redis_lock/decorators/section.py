@@ -111,14 +111,17 @@ class RetryUntil:
 
 @contextmanager
 def outages_not_logged() -> Iterator[None]:
-    """For a command that itself prints that Redis cannot be reached."""
+    """For a command that itself prints that Redis cannot be reached, but not that it goes ahead."""
     logger = logging.getLogger("django_redis_lock.outage")
-    nothing = logging.Filter("of another logger")
-    logger.addFilter(nothing)
+
+    def errors_only(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger.addFilter(errors_only)
     try:
         yield
     finally:
-        logger.removeFilter(nothing)
+        logger.removeFilter(errors_only)
 
 
 # -- sections ------------------------------------------------------------------------------------

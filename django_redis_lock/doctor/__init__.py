@@ -36,8 +36,6 @@ from ..transport import Cluster, Server, own_settings, run, server_of
 
 
 class Level(IntEnum):
-    """How bad a finding is."""
-
     OK = 0
     NOTE = 1  # It may be intended.
     WARNING = 2  # Locks can be lost or late.
@@ -325,8 +323,6 @@ TRIAL_TIMEOUT = 5.0
 
 
 class TrialLock(Lock):
-    """A lock without fallback."""
-
     def _server(self) -> None:
         """No server, so that no figures count it."""
 

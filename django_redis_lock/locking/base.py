@@ -280,8 +280,8 @@ class BaseLock:
         endless = self.renew or self.timeout is None
         if endless and self.thread_local and hold is not None and hold.is_valid:
             raise LockError(
-                "This handle holds the lock already, in this very thread or task, and would wait "
-                "for itself for ever; release it first, give a blocking_timeout, or make it with "
+                "This lock object already holds the lock in this thread or task, and would wait "
+                "for itself for ever: release it first, or give a blocking_timeout or "
                 "reentrant=True",
                 self._shown,
             )

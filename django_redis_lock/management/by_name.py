@@ -254,7 +254,7 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
         command.stdout.write(free or f"{name} is {_free(found)}.")
         return 0 if found.local is None else Exit.NOT_OWNER
     command.stdout.write(f"{one_line(name)} is held by {_who(held.lock)}.")
-    if not options["yes"] and not _agreed(command):
+    if not options["yes"] and not _agreed(command, held.lock):
         command.stdout.write("Nothing was released.")
         return 1
     outcome = _release(held)
@@ -285,15 +285,15 @@ def _said(held: HeldLock, outcome: Outcome) -> str:
     return f"{name} is released.{waits}"
 
 
-def _agreed(command: BaseCommand) -> bool:
+def _agreed(command: BaseCommand, lock: LockInfo) -> bool:
     if not sys.stdin.isatty():
         raise usage_error("no terminal to ask for confirmation: add --yes to release it")
-    command.stdout.write(
-        "The holder is not stopped: until it learns that its lock is lost, it works at the same\n"
-        "time as the next holder.\n"
-        "Release it? [y/N] ",
-        ending="",
-    )
+    if not lock.resting:
+        command.stdout.write(
+            "The holder is not stopped: until it learns that its lock is lost, it works at the "
+            "same\ntime as the next holder."
+        )
+    command.stdout.write("Release it? [y/N] ", ending="")
     command.stdout.flush()
     try:
         return input().strip().lower() in ("y", "yes")
@@ -334,6 +334,8 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
 
 
 def _who(lock: LockInfo) -> str:
+    if lock.resting:
+        return "no caller: it was released, and its min_hold is not over"
     return f"{holder(lock)}, for {duration(lock.held_for)}"
 
 

@@ -186,7 +186,6 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
 
 
 def cuts(result: HeldLocks) -> list[str]:
-    """Which lists are incomplete."""
     return [
         f"Only {cut.shown} of at least {cut.total} {cut.kind}s of the cache {cut.alias} are listed."
         for cut in result.truncations

@@ -387,7 +387,6 @@ class _Client(redis.Redis):
 
 
 def client_of(database: Database) -> redis.Redis:
-    """A redis-py client for ``database``."""
     kind: Any = MemoryConnection
     pool = redis.ConnectionPool(kind, database=database, protocol=2)
     free_after_fork(pool._lock)  # redis-py 8 takes it in a child.

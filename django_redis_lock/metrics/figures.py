@@ -245,7 +245,6 @@ class Summary:
 
     @property
     def events(self) -> int:
-        """The number of all events."""
         of_locks = self.attempts + self.lost + self.crashed + self.fallbacks
         return of_locks + self.computations.count + self.saved + self.reads
 

@@ -112,11 +112,9 @@ class ThreadRunner:
 
     @property
     def is_observed(self) -> bool:
-        """Whether a tool observes the client."""
         return is_observed(self._client)
 
     def do(self, steps: Steps) -> Any:
-        """Execute ``steps``; returns their result."""
         try:
             return drive(steps)
         except ProducerFailed as failed:
@@ -176,7 +174,6 @@ class ThreadRunner:
         return event.wait(max(0.0, until - time.monotonic()))
 
     def pause(self, seconds: float) -> Any:
-        """Do nothing for so many seconds."""
         return time.sleep(seconds)
 
     def run_in_background(self, steps: Steps, renewal: Job) -> Any:
@@ -243,7 +240,6 @@ class AsyncRunner:
         return isinstance(self._client, AsyncRedis) and is_observed(self._client)
 
     async def do(self, steps: Steps) -> Any:
-        """Execute ``steps``; returns their result."""
         try:
             return await adrive(steps)
         except ProducerFailed as failed:

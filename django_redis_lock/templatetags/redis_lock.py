@@ -50,7 +50,6 @@ def _seconds(name: str, value: Any) -> Any:
 
 
 def _default_alias() -> str:
-    """The default alias of Django's ``{% cache %}``."""
     return "template_fragments" if "template_fragments" in caches.settings else "default"
 
 

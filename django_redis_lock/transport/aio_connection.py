@@ -288,7 +288,6 @@ class IndirectConnection(AsyncRawConnection):
             self._reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
-        """Read as long as there are calls."""
         try:
             while self._calls:
                 try:

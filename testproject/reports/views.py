@@ -41,7 +41,7 @@ def report(request: HttpRequest) -> HttpResponse:
 @require_POST
 def forget_report(request: HttpRequest) -> HttpResponse:
     cache.delete(REPORT_KEY)
-    messages.success(request, "The report is forgotten. Whoever asks next computes it.")
+    messages.success(request, "The report is forgotten. The next request computes it.")
     return redirect("home")
 
 

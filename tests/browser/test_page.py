@@ -601,6 +601,29 @@ def test_what_stands_after_a_name_does_not_break_it(open_page: Open, client: red
     assert link.bounding_box()["height"] < 24
 
 
+LINES = """e => {
+  const range = document.createRange();
+  range.selectNodeContents(e);
+  return new Set([...range.getClientRects()].map(box => box.top)).size;
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_log_of_releases_breaks_no_word(
+    open_page: Open, client: redis.Redis, width: int
+) -> None:
+    named(hold("nightly-report", label="Nightly report", timeout=3600), client)
+    page = open_page(viewport={"width": width, "height": 800})
+    page.get_by_role("link", name="nightly-report").click()
+    page.get_by_role("button", name="Release").click()
+    page.get_by_label("Reason").fill("The import of branch 42 hangs in a query. " * 4)
+    page.get_by_role("button", name="Release 1 lock").click()
+    page.goto(f"{PAGE}history/")
+    user = page.get_by_role("cell", name="operator", exact=True)
+    assert user.evaluate(LINES) == 1
+    assert page.get_by_role("columnheader", name="User").evaluate(LINES) == 1
+
+
 # -- in other languages ------------------------------------------------------------------------
 
 

@@ -40,8 +40,6 @@ def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
     settings = [_from_check(message) for message in run_checks(tags=[TAG])]
     everything = itertools.chain(settings, *caches.values())
     worst = max((finding.level for finding in everything), default=Level.OK)
-    if not caches:
-        worst = Level.ERROR  # W003 says that no cache supports locks.
     if options["json"]:
         command.stdout.write(json.dumps(_document(settings, caches, worst), indent=2))
     else:
@@ -66,8 +64,9 @@ def _examined(alias: str) -> tuple[list[Finding], bool]:
 
 
 def _from_check(message: Any) -> Finding:
-    level = Level.ERROR if message.is_serious() else Level.WARNING
     number = message.id.rpartition(".")[2]
+    no_locks = message.is_serious() or number == "W003"  # No cache supports them.
+    level = Level.ERROR if no_locks else Level.WARNING
     return Finding("settings", level, f"{number}: {message.msg}", message.hint or "", number)
 
 

@@ -680,6 +680,15 @@ def test_a_cache_that_cannot_lock(
     assert "ShardClient cannot lock" in box(admin_client.get(PAGE))
 
 
+def test_a_project_whose_caches_cannot_lock(admin_client: Client, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    for query in ("", "?q=report"):
+        text = text_of(admin_client.get(PAGE + query))
+        assert "None of the CACHES supports locks: run manage.py check." in text
+        assert "No held lock" not in text
+        assert "did not answer as it should" not in text
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     ("wrong", "message"),

@@ -261,6 +261,13 @@ def test_what_is_no_dict_is_refused(many: Any, client: redis.Redis, returned: An
     assert not flights(client)
 
 
+@pytest.mark.parametrize("given", [None, {"a": "A"}, 5])
+def test_what_is_no_function_is_refused(many: Any, client: redis.Redis, given: Any) -> None:
+    with pytest.raises(TypeError, match="default_many must be a function of the missing keys"):
+        many(["a"], given)
+    assert not flights(client)
+
+
 class Lazy(dict[str, Any]):
     """Computes its values when they are asked for."""
 

@@ -434,7 +434,7 @@ def test_a_project_whose_caches_cannot_lock(run: Run, settings: Any) -> None:
         assert "none of the CACHES supports locks" in err
     code, out, _ = run("doctor")
     assert code == 3
-    assert "W003: None of the CACHES supports locks." in out
+    assert "  error    settings     W003: None of the CACHES supports locks." in out
 
 
 def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,6 +556,23 @@ def test_a_release_asks_first(
         assert found == code
         assert "Release it? [y/N] " in out
         assert lock.owned() is (code == 1)
+
+
+def test_a_released_lock_whose_min_hold_is_not_over_is_released(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence = "held by no caller: it was released, and its min_hold is not over."
+    with caches["default"].lock("nightly", min_hold=60):
+        pass
+    monkeypatch.setattr(sys, "stdin", Screen("y\n"))
+    assert run("release", "nightly") == (
+        0,
+        f"nightly is {sentence}\nRelease it? [y/N] nightly is released.\n",
+        "",
+    )
+    with caches["default"].lock("nightly", min_hold=60):
+        pass
+    assert run("reset", "*", "--yes")[1] == f"nightly is released. It was {sentence}\n"
 
 
 def test_without_a_terminal_there_is_no_question(

@@ -610,6 +610,18 @@ def test_a_command_says_in_one_line_that_redis_is_away(
     assert said.startswith("CommandError: nothing was run: the lock nightly could not be requested")
 
 
+def test_a_command_that_runs_without_redis_is_logged(
+    away: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    default = {**settings.CACHES["default"], "OPTIONS": {"LOCK_ON_REDIS_DOWN": "run"}}
+    settings.CACHES = {"default": default}
+    command = Nightly()
+    call_command(command)
+    assert command.runs == 1
+    (message,) = (r.getMessage() for r in caplog.records if r.name == "django_redis_lock.outage")
+    assert message.startswith("Redis is down; the lock :1:lock:nightly is skipped")
+
+
 @pytest.mark.usefixtures("away")
 def test_a_function_raises_redis_own_error() -> None:
     with pytest.raises(redis.ConnectionError):

@@ -80,6 +80,7 @@ def test_a_form_that_is_sent_twice(redis_locks: MemoryServer, monkeypatch: Any) 
     )
     request = RequestFactory().post("/", {"token": "abc"})
     request.user = SimpleNamespace()
+    assert found["order"](RequestFactory().get("/")).status_code == 405
     assert found["order"](request).status_code == 302
     assert found["order"](request).status_code == 303
     redis_locks.clock.advance(61)
