@@ -130,7 +130,7 @@ class Locked:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._sections: list[tuple[tuple[int, int], Any]] = []
+        self._sections: list[Section] = []
 
     def __call__(self, target: Target) -> Target:
         decorated: Target = decorate(self.options, target)
@@ -146,48 +146,47 @@ class Locked:
         section = Section(self.options, self._name())
         try:
             if section.enter():
-                self._sections.append((caller(), section))
+                self._sections.append(section)
                 lock: Lock = section.lock
                 return lock
         except BaseException:
             section.abandon()
-            for entered in tuple(self._sections):
-                if entered[1] is section:
-                    self._sections.remove(entered)
+            if section in self._sections:
+                self._sections.remove(section)
             raise
         raise section.conflict().error()
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            entered = self._last_entered()
-            entered[1].leave()
+            section = self._last_entered()
+            section.leave()
         except BaseException:
-            entered = self._last_entered()
-            entered[1].abandon()
-            self._sections.remove(entered)
+            section = self._last_entered()
+            section.abandon()
+            self._sections.remove(section)
             raise
-        self._sections.remove(entered)
+        self._sections.remove(section)
 
     async def __aenter__(self) -> AsyncLock | Lock:
         section = Section(self.options, self._name(), asynchronous=True)
         if not await section.enter():
             raise (await section.conflict()).error()
-        self._sections.append((caller(), section))
+        self._sections.append(section)
         lock: AsyncLock | Lock = section.lock
         return lock
 
     async def __aexit__(
         self, exc_type: object, exc_value: BaseException | None, traceback: object
     ) -> None:
-        entered = self._last_entered()
-        self._sections.remove(entered)
-        await entered[1].leave(exc_value)
+        section = self._last_entered()
+        self._sections.remove(section)
+        await section.leave(exc_value)
 
-    def _last_entered(self) -> tuple[tuple[int, int], Any]:
+    def _last_entered(self) -> Section:
         """The section that this thread or task entered last; if there is none (a test's fixture may
         be left in another task), the last of all."""
         mine, entered = caller(), tuple(self._sections)
-        return next((e for e in reversed(entered) if e[0] == mine), entered[-1])
+        return next((each for each in reversed(entered) if each.caller == mine), entered[-1])
 
     def _name(self) -> Names:
         """The lock's name, or names, for a ``with`` block, which has no arguments."""

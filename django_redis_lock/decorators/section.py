@@ -153,6 +153,7 @@ class Section:
         self._asynchronous = asynchronous
         self._drive: Any = adrive if asynchronous else drive
         self._context = contextvars.copy_context()
+        self.caller = caller()
         self._taken_up = False
         self._left = False
 
@@ -236,7 +237,7 @@ class Section:
             if not (yield from self._acquire(on_wait)):
                 return False
         self.lock._entered()
-        _entered.set((*_entered.get(), Entered(self.lock, self._key, caller())))
+        _entered.set((*_entered.get(), Entered(self.lock, self._key, self.caller)))
         self._context = contextvars.copy_context()
         return True
 

@@ -91,9 +91,10 @@ def _invite(site: Site, workers: str, screen: Screen) -> None:
 
 
 def _serve(site: Site, screen: Screen) -> None:
+    site.load()
     screen.gap()
     screen.say("Ctrl-C stops everything.")
-    site.serve()
+    site.serve_forever()
 
 
 def _python() -> str:

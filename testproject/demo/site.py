@@ -43,7 +43,7 @@ class Site(ThreadedWSGIServer):
     def url(self) -> str:
         return f"http://{HOST}:{self.server_address[1]}"
 
-    def serve(self) -> None:
-        """Answer requests until a signal comes."""
+    def load(self) -> None:
+        """Import what answers. What a signal raises while Python collects garbage is lost, so this
+        comes before anybody is told how to stop the site."""
         self.set_app(StaticFilesHandler(get_wsgi_application()))
-        self.serve_forever()
