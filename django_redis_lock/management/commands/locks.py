@@ -284,15 +284,16 @@ class Command(BaseCommand):
             self.stdout.flush()
         except (ImproperlyConfigured, UnicodeEncodeError) as error:
             raise usage_error(str(error)) from error
-        except BrokenPipeError:
-            # The reader of the output, such as head, has closed it. What is left is discarded.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = Exit.CLOSED
         except RedisError as error:
             failed = f"the request to Redis failed: {error}"
             raise CommandError(failed, returncode=Exit.UNAVAILABLE) from error
         except OSError as error:
-            raise CommandError(str(error), returncode=Exit.OUTPUT) from error
+            if getattr(self, "_called_from_command_line", False):
+                # The end of the process would try once more to write what is left of the output.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                raise CommandError(str(error), returncode=Exit.OUTPUT) from error
+            code = Exit.CLOSED  # The reader of the output, such as head, has closed it.
         if code:
             if getattr(self, "_called_from_command_line", False):
                 sys.exit(code)
