@@ -36,8 +36,9 @@ IDLE_SECONDS = 1.0
 #: sixth of the shortest lifetime that it renews, so that a server that hangs never costs a lock on
 #: another server its renewal.
 REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
-#: Between two attempts to release what others wait for.
-MAX_PAUSE_SECONDS = 2.0
+#: Between two attempts to release what others wait for, and of all of them: during an outage there
+#: are more and more of such jobs.
+MAX_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 3600.0
 UNEXPECTED = "Unexpected error in the keeper thread; it continues"
 
 
@@ -92,7 +93,7 @@ class DeferredRelease(Job):
     although its answer was lost, or what an interrupted release was to give up; ends a flight.
 
     It asks until it is answered, and once more a second later, because what was sent before may
-    still lie unread in the server's buffers, where no lifetime has begun yet.
+    still lie unread in the server's buffers, where no lifetime has begun yet; for an hour at most.
     """
 
     flush_at_exit = True
@@ -100,11 +101,12 @@ class DeferredRelease(Job):
     def __init__(self, server: Server, release: Call) -> None:
         super().__init__(server, time.monotonic())
         self._call = release
+        self._gives_up_at = self.due + MAX_ATTEMPT_SECONDS
         self._answers = 0
         self._pause = 0.5
 
     def call(self, now: float) -> Call | None:
-        if self._answers < 2:
+        if self._answers < 2 and now < self._gives_up_at:
             return self._call
         keeper().discard(self)
         return None

@@ -353,6 +353,19 @@ class TestRelease:
             until(lambda: client.zscore(INDEX, LAST_FENCE) > fence)
             until(lambda: not client.exists("shaky"))
 
+    def test_the_keeper_gives_up_a_server_that_stays_away(self, own_server: RedisServer) -> None:
+        with own_server.client(socket_timeout=0.5) as client, moved_clock() as pass_time:
+            lock = Lock(client, "shaky", timeout=300)
+            with lock:
+                pass  # There is a connection now.
+            own_server.pause()
+            with pytest.raises(redis.TimeoutError):
+                lock.acquire(blocking=False)
+            assert any(isinstance(job, DeferredRelease) for job in keeper().jobs())
+            pass_time(3601)
+            until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
+            own_server.resume()
+
     def test_the_keeper_does_not_repeat_for_ever_what_is_refused(self, client: redis.Redis) -> None:
         with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=None):
             client.eval("redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 1)", 1, "shaky")
