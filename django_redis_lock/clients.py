@@ -26,8 +26,12 @@ __all__ = ["ClusterClient"]
 
 class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
     """django-redis's client with redis-py's ``RedisCluster``. All of the cache's methods work; a
-    command with several keys goes to each node that has some of them. For its options, see
-    docs/topologies.md.
+    command with several keys goes to each node that has some of them.
+
+    ``LOCATION`` names one node or several, of which one must be up when a process starts; the
+    client finds the others. ``USERNAME``, ``PASSWORD``, ``SOCKET_TIMEOUT`` and
+    ``SOCKET_CONNECT_TIMEOUT`` apply to all nodes, and ``REDIS_CLIENT_KWARGS`` go to
+    ``RedisCluster``.
     """
 
     def __init__(self, server: Any, params: dict[str, Any], backend: Any) -> None:

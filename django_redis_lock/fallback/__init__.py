@@ -1,5 +1,7 @@
 """What a lock does while Redis is down: ``ON_REDIS_DOWN``.
 
+``"raise"``: fail. ``"local"``: take a lock of this host instead. ``"run"``: go ahead unlocked.
+
 With ``"local"`` a caller holds the lock of this host *also while Redis answers*. Otherwise two
 callers of this host could hold the lock after Redis went down or came back: one in Redis, and one
 on the host.

@@ -370,6 +370,7 @@ def _number(fields: Mapping[str, str], name: str) -> float | None:
 
 
 def _waiter(id: bytes, now: float) -> WaiterInfo:
+    """The waiter with an id of ``protocol.waiter_id``."""
     parts = id.decode(errors="replace").split(" ", 4)
     if len(parts) < 5:
         return WaiterInfo()

@@ -278,6 +278,7 @@ class LockOperations(BaseLock):
         return None if held is None else held.ttl
 
     def _not_acquired_steps(self) -> Steps[LockNotAcquired]:
+        """The error of a ``with`` block."""
         held: HolderInfo | None = None
         with suppress(RedisError, OSError):
             held = yield from self._held_steps()

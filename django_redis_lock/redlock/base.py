@@ -296,6 +296,7 @@ class Quorum(LockOperations):
     # -- other methods ------------------------------------------------------------------------
 
     def _reset_steps(self) -> Steps[Any]:
+        """End the lock on each server, as ``Lock.reset`` does on one."""
         question = self._held_call()
         answers = yield self._ask_servers(self._calls(question), self.server_timeout)
         held = {p: a for p, a in answers.items() if a and not isinstance(a, Exception)}

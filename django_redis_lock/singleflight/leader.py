@@ -257,6 +257,7 @@ class Leader:
 
     @contextmanager
     def _computation_events(self, without_redis: bool) -> Iterator[None]:
+        """Emit events about the computation in the ``with`` block."""
         if not events.listeners:
             yield
             return
