@@ -387,9 +387,11 @@ def server_of(client: Any) -> Server:
     with _registry:
         kind = next((kind for leads_there, kind in topologies if leads_there(pool)), Server)
         database = (kind, *kind.identity(pool))
-        # A client with a shorter timeout must not decide how long the others wait.
+        # A client with a shorter timeout must not decide how long the others wait, nor one that
+        # checks no certificates whom they trust.
         settings = getattr(pool, "nodes_manager", pool).connection_kwargs
-        place = (*database, kind.patience(settings))
+        tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
+        place = (*database, kind.patience(settings), *tls)
         server = _servers.get(place)
         if server is None:
             stand_in = None if _make_stand_in is None else _make_stand_in(database)

@@ -147,6 +147,14 @@ class TestAddresses:
         assert server_of(hasty).database == server_of(patient).database
         assert server_of(redis.Redis(port=2)).database != server_of(patient).database
 
+    def test_one_that_checks_no_certificate_does_not_decide_it_for_others(self) -> None:
+        strict, *lax = (
+            redis.Redis(ssl=True, ssl_cert_reqs=of) for of in ("required", "none", "none")
+        )
+        assert server_of(lax[0]) is server_of(lax[1])
+        assert server_of(lax[0]) is not server_of(strict)
+        assert server_of(lax[0]).database == server_of(strict).database
+
     @pytest.mark.parametrize(
         "url",
         [
