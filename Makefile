@@ -44,7 +44,7 @@ test: $(INSTALLED) ## Run the test suite.
 	$(RUN) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.
-	@python=$$(sh .ci/find_python 14 13 12); if [ -z "$$python" ]; then \
+	@python=$$(sh .ci/find_python 15 14 13 12); if [ -z "$$python" ]; then \
 	    echo "NOT RUN on the newest Django: no Python 3.12 or later on the PATH or in pyenv." >&2; \
 	else $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_NEWEST) \
 	    PACKAGES="--upgrade --upgrade-strategy eager --editable .[demo,test]" \

@@ -90,7 +90,7 @@ def cached(
 
     Raises:
         TypeError, ValueError: an option is invalid, the template names an argument that the
-            function does not have, or a function with arguments has no key.
+            function does not have, or a function with arguments has no key, or one that names none.
     """
     if target is not None and not callable(target):
         if key is not None:
@@ -118,9 +118,15 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
     dotted = f"{function.__module__}.{function.__qualname__}"
     if key is None and dotted.endswith("<lambda>"):
         raise TypeError(f"{function!r} has no dotted name that could be its key: give a key")
-    if key is None and inspect.signature(function).parameters:
+    arguments = inspect.signature(function).parameters
+    if key is None and arguments:
         raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
     name = namer(key, function, dotted)
+    if isinstance(name, str) and arguments.keys() - {"self", "cls"}:
+        raise ValueError(
+            f"{key!r} names no argument of {dotted}, so all calls would get the same value: name "
+            "one, as in {pk}, or give the key as a function, key=lambda ..."
+        )
     name_of = name if callable(name) else lambda args, kwargs: name
     group = options.get("group") or as_group(key if isinstance(key, str) else dotted)
     options, version = {**options, "group": group}, options["version"]

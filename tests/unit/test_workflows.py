@@ -62,7 +62,7 @@ def test_the_matrix_is_that_of_tox() -> None:
         r"^    (py\d+-django\d+)-redis\{(.*)\}$", (ROOT / "tox.ini").read_text(), re.M
     )
     wanted = {f"{head}-redis{number}" for head, tail in listed for number in tail.split(",")}
-    assert len(wanted) == 15
+    assert len(wanted) == 16
     pairs = re.findall(r'python: "3\.(\d+)", env: (py3(\d+)-\S+)', text)
     assert {env for _, env, _ in pairs} == wanted
     assert all(python == minor for python, _, minor in pairs)

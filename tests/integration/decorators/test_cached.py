@@ -241,6 +241,7 @@ def gives_later() -> Any:
     ("decorate", "error", "words"),
     [
         (lambda: cached(plain), ValueError, "has arguments: give a key"),
+        (lambda: cached("report")(plain), ValueError, "'report' names no argument of"),
         (lambda: cached("a", timeout=5)("b"), TypeError, "decorates functions"),
         (lambda: cached("{id}")(plain), ValueError, "has no argument 'id'"),
         (lambda: cached("{0}")(plain), ValueError, "name the argument"),
@@ -255,6 +256,17 @@ def gives_later() -> Any:
 def test_mistakes_show_at_decoration(decorate: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         decorate()
+
+
+def test_one_value_for_all_arguments_must_be_meant() -> None:
+    assert cached(key=lambda pk: "meant")(plain)(5) == cached(key=lambda pk: "meant")(plain)(6) == 5
+
+    class Shop:
+        @cached("a name")
+        def name(self) -> str:
+            return "ours"
+
+    assert Shop().name() == "ours"
 
 
 def test_mistakes_that_show_at_the_call() -> None:
