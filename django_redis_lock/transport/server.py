@@ -387,8 +387,7 @@ def server_of(client: Any) -> Server:
     with _registry:
         kind = next((kind for leads_there, kind in topologies if leads_there(pool)), Server)
         database = (kind, *kind.identity(pool))
-        # A client with a shorter timeout must not decide how long the others wait, nor one that
-        # checks no certificates whom they trust.
+        # One that waits for less, or checks no certificate, must not decide that for others.
         settings = getattr(pool, "nodes_manager", pool).connection_kwargs
         tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
         place = (*database, kind.patience(settings), *tls)
