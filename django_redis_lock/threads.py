@@ -1,5 +1,5 @@
-"""What threads need: cleanup in forked children, and threads for work that must not delay its
-caller, above all the keeper.
+"""What threads need: a mutex, cleanup in forked children, and threads for work that must not delay
+its caller, above all the keeper.
 
 A fork copies only the thread that forks: a mutex that another thread holds at that moment would
 stay locked in the child for ever, and the child must not use the records of its parent's threads

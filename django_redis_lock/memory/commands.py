@@ -381,8 +381,9 @@ def _literally(part: bytes) -> bytes:
     unlike = part.startswith(b"[^")
     found = re.findall(_MEMBER, part[1 + unlike :], re.DOTALL)
     ends = (sorted((each[-3:-2] or each[-1:], each[-1:])) for each in found)
-    ranges = b"".join(b"[%s-%s]|" % (*map(re.escape, pair),) for pair in ends)
-    return b"(?%s(?:%s(?!)))." % (b"=!"[unlike:][:1], ranges)
+    ranges = b"".join(b"[%b-%b]|" % (*map(re.escape, pair),) for pair in ends)
+    # A set may be empty, which no character is in: ``(?!)``.
+    return b"(?%b(?:%b(?!)))." % (b"!" if unlike else b"=", ranges)
 
 
 #: Methods by the commands that they carry out; ``Database`` has those for scripts.

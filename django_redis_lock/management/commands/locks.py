@@ -65,8 +65,8 @@ def _examined(alias: str) -> tuple[list[Finding], bool]:
 
 def _from_check(message: Any) -> Finding:
     number = message.id.rpartition(".")[2]
-    no_locks = message.is_serious() or number == "W003"  # No cache supports them.
-    level = Level.ERROR if no_locks else Level.WARNING
+    is_error = message.is_serious() or number == "W003"  # No cache supports locks.
+    level = Level.ERROR if is_error else Level.WARNING
     return Finding("settings", level, f"{number}: {message.msg}", message.hint or "", number)
 
 

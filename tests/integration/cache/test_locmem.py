@@ -181,7 +181,6 @@ def test_the_names_of_django_redis(cache: LocMemCache) -> None:
         cache.set("report", 1, nx=True, xx=True)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_begins_without_locks_and_values(cache: LocMemCache) -> None:
     cache.set("report", 1)
     with cache.lock("import", timeout=60) as lock:
@@ -193,7 +192,6 @@ def test_a_forked_child_begins_without_locks_and_values(cache: LocMemCache) -> N
         assert lock.owned()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_that_is_forked_while_a_thread_uses_the_cache_does_not_hang(
     cache: LocMemCache,
 ) -> None:
