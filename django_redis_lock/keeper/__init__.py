@@ -246,12 +246,14 @@ class Keeper:
             idle_until = time.monotonic() + IDLE_SECONDS
             while self._thread is threading.current_thread():
                 now = time.monotonic()
+                # Perhaps that of a lock just released: then the next one need not wake this thread.
+                earliest = self._due[0][0] if self._due else math.inf
                 batch = self._pop_due(now)
                 if batch:
                     self._wakes_at = -math.inf
                     return batch
                 # Set before the jobs are counted: ``discard`` of the last job reads it.
-                self._wakes_at = self._due[0][0] if self._due else idle_until
+                self._wakes_at = earliest if self._due else min(earliest, idle_until)
                 if self._jobs:
                     idle_until = now + IDLE_SECONDS
                 elif now >= idle_until:

@@ -138,7 +138,7 @@ class AsyncLock(LockOperations):
         """As ``Lock.release``."""
         before = self._state()
         try:
-            if not self._leave_inner():
+            if not (self.reentrant and self._leave_inner()):
                 await adrive(self._release_steps())
         except (RedisError, OSError):
             raise

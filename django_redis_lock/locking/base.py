@@ -322,13 +322,11 @@ class BaseLock:
         of_this = (min_hold, hold.fence, hold.attempt, hold.limit)
         return release_call(hold.keys, token, new_token(), self.grant_timeout, *of_this)
 
-    def _forget(self, before: tuple[Any, ...], released: bool) -> None:
-        """The server has answered: the token of ``before``, the state at the call, is used up."""
-        _, hold, renewal, *_ = before
-        if self.local.hold is hold:  # Or somebody who shares this handle has the lock by now.
-            self.local.token = self.local.renewal = self.local.entry = None
-        if released and renewal is not None:
-            renewal.emit("released")
+    def _forget(self, hold: Hold | None) -> None:
+        """The server has answered: the token of ``hold`` is used up."""
+        local = self.local
+        if local.hold is hold:  # Or somebody who shares this handle has the lock by now.
+            local.token = local.renewal = local.entry = None
 
     # -- what the keeper does for the holder -------------------------------------------------
 

@@ -38,7 +38,7 @@ from ..protocol import (
     process_id,
     release_call,
 )
-from ..threads import Mutex, get_logger
+from ..threads import Mutex, free_after_fork, get_logger
 from ..transport import Server
 from .records import Heartbeat, log_failed, note_call
 
@@ -82,6 +82,8 @@ class Hold:
     cancellation: Any = None
     #: The reply that confirms a grant; None: none is to come.
     pending: PendingLifetime | None = None
+    #: Of all holds: it is kept for a few lines only.
+    _mutex = free_after_fork(Mutex())
 
     def __init__(
         self,
@@ -103,7 +105,6 @@ class Hold:
         self.on_lost = on_lost
         self.subject = subject
         self.pid = os.getpid()
-        self._mutex = Mutex()
 
     def begin(self, granted: Acquisition, keys: LockKeys, limit: int = 1) -> None:
         """The lock, or the place, at ``keys`` is acquired."""
@@ -222,23 +223,24 @@ class Renewal(Job):
     kept_by: Callable[[], Any] = object
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
+    #: Whether Redis has the description of the holder.
+    named = False
+    _naming = False
 
     def __init__(self, server: Server, hold: Hold) -> None:
-        self.hold = hold
-        #: Whether Redis has the description of the holder.
-        self.named = False
-        self._naming = False
-        lifetime = hold.lifetime
-        self._third = CHECK_INTERVAL_SECONDS if lifetime is None else lifetime / 3
-        self.deadline_scale = math.inf if lifetime is None else lifetime
-        # "Shortly before": enough for the body to hear of it while the lock still counts.
-        self._margin = 0.0 if lifetime is None else min(lifetime / 20, 0.25)
         super().__init__(server, math.inf)
+        self.hold = hold
+        self.deadline_scale = hold.lifetime or math.inf
 
-    def begin(self) -> None:
-        """The hold has begun."""
-        self._full = self.hold.began + self.deadline_scale
-        self._schedule(self.hold.began)
+    @property
+    def _third(self) -> float:
+        lifetime = self.hold.lifetime
+        return CHECK_INTERVAL_SECONDS if lifetime is None else lifetime / 3
+
+    @property
+    def _margin(self) -> float:
+        """Seconds before the end: enough for the body to hear of it while the lock still counts."""
+        return 0.0 if self.hold.lifetime is None else min(self.hold.lifetime / 20, 0.25)
 
     def stop(self) -> None:
         keeper().discard(self)
@@ -250,13 +252,12 @@ class Renewal(Job):
             self.named = True
             Heartbeat.join(self)
 
-    def _schedule(self, last: float) -> None:
+    def schedule(self, last: float) -> None:
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
         at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
-        due = min(hold.deadline, last + self._third, hold.warns_at)
-        if not self.named:
-            due = min(due, hold.began + DESCRIBE_AFTER)
+        describes_at = math.inf if self.named else hold.began + DESCRIBE_AFTER
+        due = min(hold.deadline, last + self._third, hold.warns_at, describes_at)
         if hold.pending is not None:  # Perhaps only a renewal outlasts the grant.
             due = min(due, (hold.began + hold.deadline) / 2)
         self.due = due
@@ -334,8 +335,8 @@ class Renewal(Job):
         """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 is for ever."""
         hold = self.hold
         # What gave a grant its full lifetime may have been lost on the way.
-        pending = hold.pending is not None
-        until = max(hold.renews_until, self._full) if pending else hold.renews_until
+        full = hold.began + self.deadline_scale if hold.pending is not None else -math.inf
+        until = max(hold.renews_until, full)
         if until <= now:
             return 0
         return -1 if hold.lifetime is None else milliseconds(min(hold.lifetime, until - now))
@@ -348,7 +349,7 @@ class Renewal(Job):
         self._described()
         self.hold.pending = None
         self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
-        self._schedule(sent_at)
+        self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
         level = logging.WARNING if self._renewing(now) else logging.INFO
@@ -378,7 +379,7 @@ class Renewals:
 
     def begin(self) -> None:
         for job in self.jobs:
-            job.begin()
+            job.schedule(self.hold.began)
             keeper().add(job)
 
     def entered(self, grant_timeout: float, min_hold: float) -> None:

@@ -105,7 +105,7 @@ class Lock(LockOperations):
         """
         before = self._state()
         try:
-            if not self._leave_inner():
+            if not (self.reentrant and self._leave_inner()):
                 drive(self._release_steps())
         except (RedisError, OSError):
             raise

@@ -244,8 +244,8 @@ class SeveralNames(LockOperations):
 
     def _release_steps(self) -> Steps[None]:
         self._owned_token("release")
-        before = self._state()
-        before[1].end()
+        hold: Any = self.local.hold
+        hold.end()
         # Those that an earlier call has released before it failed have no token.
         members = [member for member in self.members if member.local.token is not None]
         try:
@@ -253,9 +253,9 @@ class SeveralNames(LockOperations):
         except LockError:
             for member in members:  # One that could not be reached still has its token.
                 member._leave_to_keeper()
-            self._forget(before, released=False)
+            self._forget(hold)
             raise
-        self._forget(before, released=False)
+        self._forget(hold)
 
     def _hand_to_keeper(self) -> None:
         hold: Any = self.local.hold

@@ -133,18 +133,20 @@ class LockOperations(BaseLock):
     # -- release -----------------------------------------------------------------------------
 
     def _release_steps(self) -> Steps[None]:
-        call, before = self._release_call(self._owned_token("release")), self._state()
-        hold: Hold | None = before[1]
+        call = self._release_call(self._owned_token("release"))
+        hold, renewal = self.local.hold, self.local.renewal
         # A release of this acquisition may have failed before, and perhaps only in the reply.
         again = hold is not None and hold.released
         self._stop_renewal()
         answer = yield self._run(call)
         # After a lost reply "not yours" means that an earlier sending has done it.
         released = bool(answer.value or answer.sent_twice or again)
-        self._forget(before, released)
+        self._forget(hold)
         if not released:
             self._emit_lost(hold)
             self._not_owned("release")
+        if renewal is not None:
+            renewal.emit("released")
         self._emit_released(hold)
 
     def _leave_inner(self) -> bool:

@@ -187,7 +187,7 @@ class VotedRenewal(Renewal):
                 keeper().add(hold.deferred_release(self.server, 2.0))
             elif not self._requesting_vote:
                 self._described()
-        self._schedule(sent_at)
+        self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
         # Not a warning: the lock is held as long as a majority replies.
@@ -195,8 +195,8 @@ class VotedRenewal(Renewal):
         logger.info(words, self.hold.log_fields(error=error))
         self._try_again(now)
 
-    def _schedule(self, last: float) -> None:
-        super()._schedule(last)
+    def schedule(self, last: float) -> None:
+        super().schedule(last)
         if self.due <= last:
             self.due = last + self._third
 

@@ -164,7 +164,8 @@ class Server:
                 self.breaker.failed(error, self.timeout if patience is None else patience)
             raise
         self.checkin(connection)
-        self.answered()
+        if self.breaker.failing:
+            self.breaker.answered()
         return answer
 
     # -- connections -----------------------------------------------------------------------------
@@ -274,16 +275,15 @@ class DirectConnection:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._sock: socket.socket | None = connection._sock
+        self._sock: socket.socket = connection._sock
         self._reader = reader_for(connection)
-        set_timeout(self._open, connection.socket_timeout)
+        set_timeout(self._sock, connection.socket_timeout)
 
     def connect(self) -> None:
         """It is connected."""
 
     def disconnect(self) -> None:
-        self._sock = None
-        self._connection.disconnect()
+        self._connection.disconnect()  # That closes the socket, so using it is an OSError.
 
     def send_command(self, *args: Any) -> None:
         self.send_packed_command(self._connection.pack_command(*args))
@@ -291,7 +291,7 @@ class DirectConnection:
     def send_packed_command(self, command: list[bytes]) -> None:
         try:
             for part in command:
-                self._open.sendall(part)
+                self._sock.sendall(part)
         except BaseException as error:  # It may have been sent in part.
             self._give_up(error)
             raise
@@ -300,13 +300,16 @@ class DirectConnection:
         if self._reader.has_data():
             return True
         poll = select.poll()
-        poll.register(self._open, select.POLLIN)
+        try:
+            poll.register(self._sock, select.POLLIN)
+        except ValueError as error:
+            raise RedisConnectionError("The connection to Redis was closed") from error
         return bool(poll.poll(timeout * 1000))
 
     def read_response(self) -> Any:
         try:
             while (reply := self._reader.gets()) is INCOMPLETE:
-                received = self._open.recv(_READ_BYTES)
+                received = self._sock.recv(_READ_BYTES)
                 if not received:
                     raise RedisConnectionError("Connection closed by server.")
                 self._reader.feed(received)
@@ -319,19 +322,14 @@ class DirectConnection:
             raise reply
         return reply
 
-    @property
-    def _open(self) -> socket.socket:
-        if self._sock is None:
-            raise RedisConnectionError("The connection was closed.")
-        return self._sock
-
     def _give_up(self, error: BaseException) -> None:
         """Disconnect, and raise what redis-py would for an error of the system's."""
+        how = "was closed" if self._sock.fileno() == -1 else "broke"
         self.disconnect()
         if isinstance(error, (TimeoutError, BlockingIOError)):
             raise RedisTimeoutError("Redis did not answer in time") from error
         if isinstance(error, OSError):
-            raise RedisConnectionError(f"The connection to Redis broke: {error}") from error
+            raise RedisConnectionError(f"The connection to Redis {how}: {error}") from error
 
 
 def direct(connection: Any) -> RawConnection:
@@ -346,7 +344,7 @@ def direct(connection: Any) -> RawConnection:
 def allow(connection: Any, timeout: float) -> None:
     """From now on a reply on ``connection`` may take so many seconds."""
     if isinstance(connection, DirectConnection):
-        set_timeout(connection._open, timeout)
+        set_timeout(connection._sock, timeout)
     elif hasattr(connection._sock, "settimeout"):  # Not in memory.
         connection.socket_timeout = timeout
         connection._sock.settimeout(timeout)

@@ -120,6 +120,9 @@ def test_a_read_that_is_interrupted_disconnects(ends: Any, monkeypatch: pytest.M
         def recv(self, size: int) -> bytes:
             raise KeyboardInterrupt
 
+        def fileno(self) -> int:
+            return server.fileno()
+
     monkeypatch.setattr(connection, "_sock", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         connection.read_response()

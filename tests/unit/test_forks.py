@@ -19,7 +19,6 @@ MUTEXES = {"Mutex", *(f"threading.{kind}" for kind in KINDS)}
 #: something that begins anew in the child; or held only while that begins.
 OF_THE_PARENT = {
     "memory/__init__.py": 1,
-    "locking/hold.py": 1,
     "locking/members.py": 1,
     "locking/waiting/threads.py": 2,
     "keeper/subscription.py": 1,

@@ -239,7 +239,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
 def job(hold: Hold) -> Renewal:
     server: Any = None
     renewal = Renewal(server, hold)
-    renewal.begin()
+    renewal.schedule(hold.began)
     return renewal
 
 

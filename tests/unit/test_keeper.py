@@ -413,6 +413,24 @@ class TestTime:
         keeper.reschedule(job, time.monotonic())
         assert job not in keeper._jobs
 
+    def test_locks_held_for_a_moment_do_not_wake_it_one_after_the_other(
+        self, keeper: Keeper
+    ) -> None:
+        short, last = Counting(FakeServer(), keeper), Counting(FakeServer(), keeper)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keeper_module, "IDLE_SECONDS", 60.0)
+            short.due = time.monotonic() + 30
+            keeper.add(short)
+            until(lambda: keeper._wakes_at == short.due)
+            keeper.discard(short)
+            with keeper._mutex:
+                keeper._condition.notify()
+            until(lambda: not keeper._due)
+            with keeper._mutex:  # The next one is due later, so it need not wake the keeper.
+                assert keeper._wakes_at == short.due
+        keeper.add(last)
+        until(lambda: last.answers == 1)
+
 
 class TestOnLost:
     """What a holder wants to be told is done apart from the keeper."""
@@ -422,7 +440,7 @@ class TestOnLost:
         hold = Hold(lifetime, on_lost=on_lost)
         hold.begin(Acquisition(b"token", 1, now, now + lifetime), lock_keys(b"report"))
         renewal = Renewal(server, hold)
-        renewal.begin()
+        renewal.schedule(hold.began)
         return renewal
 
     def test_a_blocking_on_lost_does_not_delay_the_keeper(self, keeper: Keeper) -> None:
