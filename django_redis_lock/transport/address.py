@@ -85,6 +85,9 @@ def own_settings(
         health_check_interval=0,
         decode_responses=False,
     )
+    if own.get("password") and not own.get("username"):
+        # Also in RESP2, as redis-py in RESP3: a server that asks for no password takes it so.
+        own["username"] = "default"
     if issubclass(connection_class, (Connection, AsyncConnection)):
         own["socket_keepalive"] = True
     if issubclass(connection_class, AbstractConnection):

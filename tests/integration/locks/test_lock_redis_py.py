@@ -286,6 +286,17 @@ class TestClients:
                 works(other)
             works_in_tasks(redis.asyncio.Redis(**options))
 
+    def test_a_password_that_the_server_does_not_ask_for(self, own_server: RedisServer) -> None:
+        """It takes one only together with a user's name, which redis-py sends in RESP3."""
+        options: dict[str, Any] = {"port": own_server.port, "password": "any", "protocol": 3}
+        with redis.Redis(**options) as other:
+            works(other)
+            with Lock(other, "name", timeout=1.0, renew=True) as lock:
+                first = lock.local.hold.deadline
+                until(lambda: lock.local.hold.deadline > first or lock.lost)
+                assert not lock.lost
+        works_in_tasks(redis.asyncio.Redis(**options))
+
     @pytest.mark.parametrize("may_block", [True, False])
     def test_a_user_with_few_rights(self, own_server: RedisServer, may_block: bool) -> None:
         """Who may not block polls, every ``sleep`` seconds."""
