@@ -83,14 +83,15 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 #: uWSGI forks its workers without Python's hooks, unless an option says otherwise.
-_unhooked = "uwsgi" in sys.modules
+FORKS_UNNOTICED = "uwsgi" in sys.modules
 _pid = os.getpid()
 _noticing = Mutex()
 
 
 def notice_fork() -> None:
-    """To be called before anything that a parent process may have made is used."""
-    if _unhooked and os.getpid() != _pid:
+    """To be called if FORKS_UNNOTICED, before anything that a parent process may have made is
+    used."""
+    if os.getpid() != _pid:
         with _noticing:
             if os.getpid() != _pid:
                 _in_child()

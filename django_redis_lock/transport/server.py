@@ -18,7 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
-from ..threads import Mutex, after_fork, free_after_fork, notice_fork
+from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
 from .address import (
     HAS_HIREDIS,
     INCOMPLETE,
@@ -370,7 +370,8 @@ def server_of(client: Any) -> Server:
     Raises:
         TypeError: ``client`` is no redis-py client with a connection pool.
     """
-    notice_fork()
+    if FORKS_UNNOTICED:
+        notice_fork()
     try:
         pool = client.connection_pool
     except AttributeError:
