@@ -206,7 +206,7 @@ def _expect_nobody_waits(client: redis.Redis) -> None:
 
 def _forget_held_locks() -> None:
     """A lock the test did not release is no business of the next test's keeper."""
-    for job in tuple(keeper()._jobs):
+    for job in keeper().jobs():
         if isinstance(job, Heartbeat):
             job._renewals.clear()
             keeper().reschedule(job, time.monotonic())

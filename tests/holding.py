@@ -51,7 +51,7 @@ class Renewals:
 def hurry(*kinds: type[Job]) -> None:
     """Have the keeper of this process do now what it would do within seconds: describe holders,
     renew their locks or find them lost, look at what is waited for; or only jobs of ``kinds``."""
-    for job in tuple(keeper()._jobs):
+    for job in keeper().jobs():
         if isinstance(job, kinds or (Renewal, WaiterHeartbeat)):
             keeper().reschedule(job, time.monotonic())
 
@@ -61,7 +61,7 @@ def settle() -> None:
     them since: it does not write the descriptions for a while."""
 
     def is_quiet() -> bool:
-        jobs = tuple(keeper()._jobs)
+        jobs = keeper().jobs()
         renewals = [job for job in jobs if isinstance(job, Renewal)]
         beats = [job for job in jobs if isinstance(job, Heartbeat)]
         return (

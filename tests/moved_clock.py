@@ -73,7 +73,7 @@ def _end_heartbeats() -> None:
     """Those of tests before, and what they listen with."""
 
     def are_gone() -> bool:
-        beats = [job for job in tuple(keeper()._jobs) if isinstance(job, Heartbeat)]
+        beats = [job for job in keeper().jobs() if isinstance(job, Heartbeat)]
         for beat in beats:
             beat._renewals.clear()
             keeper().reschedule(beat, time.monotonic())

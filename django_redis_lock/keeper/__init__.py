@@ -165,8 +165,9 @@ class Keeper:
             with self._mutex:
                 self._condition.notify()  # It waits for a job that is gone.
 
-    def jobs(self) -> tuple[Job, ...]:
-        return tuple(self._jobs)  # Atomic: ``discard`` does not take the mutex.
+    def jobs(self) -> list[Job]:
+        # Atomic, also in a Python without GIL: ``discard`` does not take the mutex.
+        return list(self._jobs)
 
     def __contains__(self, job: Job) -> bool:
         return job in self._jobs

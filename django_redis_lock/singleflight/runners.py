@@ -74,7 +74,7 @@ class ThreadEvent:
 
     def set(self) -> None:
         self._is_set = True
-        for waiter in tuple(self._waiters):
+        for waiter in list(self._waiters):
             with suppress(RuntimeError):  # It was woken before.
                 waiter.release()
 

@@ -90,7 +90,7 @@ def forget_connections() -> None:
 
 
 async def expect_free(server: redis.asyncio.Redis, client: redis.Redis) -> None:
-    while any(isinstance(job, SentOnce) for job in tuple(keeper()._jobs)) or places(NAME):
+    while any(isinstance(job, SentOnce) for job in keeper().jobs()) or places(NAME):
         await asyncio.sleep(0.001)
     lock = AsyncMultiLock(server, NAMES, timeout=60, grant_timeout=60)
     assert await lock.acquire(blocking_timeout=PATIENCE / 3)

@@ -287,7 +287,7 @@ def prepare(client: redis.Redis) -> None:
 
 def until_nobody_leaves() -> None:
     """As long as somebody is registered, a grant may be made for him."""
-    while any(isinstance(job, SentOnce) for job in tuple(keeper()._jobs)):
+    while any(isinstance(job, SentOnce) for job in keeper().jobs()):
         time.sleep(0.0005)
 
 

@@ -369,7 +369,7 @@ def test_what_was_broken_off_leaves_nothing_behind(five: Five) -> None:
             await client.aclose()
 
     asyncio.run(main())
-    until(lambda: not any(isinstance(job, DeferredRelease) for job in tuple(keeper()._jobs)))
+    until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
     assert five.holders() == [None] * FIVE
 
 

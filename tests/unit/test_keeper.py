@@ -117,7 +117,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
     monkeypatch.setattr(keeper_module, "IDLE_SECONDS", 0.1)
     keeper = Keeper()
     yield keeper
-    for job in tuple(keeper._jobs):
+    for job in keeper.jobs():
         keeper.discard(job)
     thread = keeper._thread
     if thread is not None:

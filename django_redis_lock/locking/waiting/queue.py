@@ -300,5 +300,5 @@ class WaiterHeartbeat(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + WATCH_INTERVAL_SECONDS / 4
-        if any(waiter.outage_patience < math.inf for waiter in tuple(self._queue.waiters)):
+        if any(waiter.outage_patience < math.inf for waiter in self._queue.waiters.copy()):
             self._queue.wake()  # One of them does not wait for a frozen server.

@@ -127,7 +127,7 @@ def waiting_in_memory() -> int:
 
 def renewals() -> list[Any]:
     """What the keeper of this process does for computations under way."""
-    return [job for job in tuple(keeper()._jobs) if isinstance(job, FlightRenewal)]
+    return [job for job in keeper().jobs() if isinstance(job, FlightRenewal)]
 
 
 def blocked(client: redis.Redis) -> int:
@@ -431,7 +431,7 @@ def test_a_forked_child_leaves_the_flight_to_its_parent(cache: RedisCache) -> No
         found = cache.get_or_set("report", fork)
     finally:
         if os.getpid() != parent:
-            os._exit(sum(isinstance(job, DeferredRelease) for job in keeper()._jobs))
+            os._exit(sum(isinstance(job, DeferredRelease) for job in keeper().jobs()))
     assert found == cache.get("report") == "the parent's"
 
 

@@ -125,7 +125,7 @@ class TestManyThreads:
         assert not places(NAME)
         until(lambda: not waiting_connections(client))
         # The last to leave has its line taken off the register by the keeper.
-        until(lambda: not any(isinstance(job, SentOnce) for job in tuple(keeper()._jobs)))
+        until(lambda: not any(isinstance(job, SentOnce) for job in keeper().jobs()))
         assert not client.zcard(f"{{{NAME}}}:waiters")
         holder.release()
         assert not lock.locked()
@@ -358,7 +358,7 @@ def test_a_last_try_that_is_never_sent_leaves_no_trace(
     with Lock(client, "taken", timeout=60):
         assert not asyncio.run(wait())
         assert len(made) == 3
-        until(lambda: not any(isinstance(job, SentOnce) for job in tuple(keeper()._jobs)))
+        until(lambda: not any(isinstance(job, SentOnce) for job in keeper().jobs()))
         assert not client.exists("{taken}:waiters")
 
 

@@ -453,7 +453,7 @@ def test_a_computation_under_way_says_so_too(
 def test_functions_under_a_lock_are_counted_by_their_templates(cache: RedisCache) -> None:
     @locked("invoice-{pk}", warn_after=20)
     def invoice(pk: int) -> float:
-        [hold] = [job.hold for job in keeper()._jobs if hasattr(job, "hold")]
+        [hold] = [job.hold for job in keeper().jobs() if hasattr(job, "hold")]
         return float(hold.warns_at - hold.began)
 
     @locked("export-{pk}", group="exports")
