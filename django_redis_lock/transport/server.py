@@ -245,10 +245,11 @@ class Server:
 
     def close(self, but: int = 0) -> None:
         """Close the idle connections except the ``but`` last used."""
-        idle, self._idle = self._idle, []
-        kept = len(idle) - but
-        self._idle += idle[kept:]
-        for connection, _, _ in idle[:kept]:
+        for _ in range(len(self._idle) - but):
+            try:
+                connection, *_ = self._idle.pop(0)
+            except IndexError:  # Other threads have taken them.
+                return
             connection.disconnect()
 
 
