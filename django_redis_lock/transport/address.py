@@ -42,6 +42,10 @@ try:
     from redis.driver_info import DriverInfo
 except ImportError:
     DriverInfo = None  # type: ignore[assignment,misc]  # before redis-py 7.2
+try:
+    from redis.utils import DEFAULT_RESP_VERSION
+except ImportError:
+    DEFAULT_RESP_VERSION = 2  # before redis-py 8
 
 HAS_HIREDIS = hiredis is not None
 #: What a reader returns for a reply that has not come as a whole.
@@ -85,8 +89,10 @@ def own_settings(
         health_check_interval=0,
         decode_responses=False,
     )
-    if own.get("password") and not own.get("username"):
-        # Also in RESP2, as redis-py in RESP3: a server that asks for no password takes it so.
+    resp3 = str(own.get("protocol") or DEFAULT_RESP_VERSION) == "3"
+    if resp3 and own.get("password") and not own.get("username"):
+        # As redis-py, for our connections in RESP2, too: a server that asks for no password takes
+        # one only with a name.
         own["username"] = "default"
     if issubclass(connection_class, (Connection, AsyncConnection)):
         own["socket_keepalive"] = True
