@@ -32,3 +32,12 @@ def test_what_the_pool_says_of_itself_is_kept(given: dict[str, Any]) -> None:
     settings = own_settings(Connection, given, 1.0)
     assert given.items() <= settings.items()
     assert settings.keys() & {"driver_info", "lib_name"} == given.keys()
+
+
+@pytest.mark.parametrize(("protocol", "user"), [(2, None), (3, "default"), ("3", "default")])
+def test_a_user_is_named_where_redis_py_names_one(protocol: Any, user: str | None) -> None:
+    """A proxy may take a password only alone."""
+    settings = {"password": "secret", "protocol": protocol}
+    assert own_settings(Connection, settings, 1.0).get("username") == user
+    own = own_settings(Connection, {**settings, "username": "app"}, 1.0)
+    assert own["username"] == "app"
