@@ -24,9 +24,8 @@ from .. import threads
 from ..clock import time
 from ..protocol import Call
 from ..threads import Mutex, after_fork, get_logger
-from ..transport import OUTAGE, RawConnection, Server, is_outage, pack
+from ..transport import OUTAGE, RawConnection, Server, is_misdirected, is_outage, pack
 from .subscription import Subscription as Subscription
-from .subscription import shut as shut
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -305,7 +304,7 @@ class Keeper:
             self._exchange(server, work, reply_timeout)
 
     def _exchange(self, server: Server, work: list[tuple[Job, bytes]], timeout: float) -> None:
-        unanswered = deque(job for job, _ in work)
+        unanswered, misdirected = deque(job for job, _ in work), False
         try:
             link = self._link(server, timeout)
             sent_at = time.monotonic()
@@ -317,7 +316,7 @@ class Keeper:
                 try:
                     value = link.read_response()
                 except ResponseError as error:
-                    job = unanswered.popleft()
+                    job, misdirected = unanswered.popleft(), misdirected or is_misdirected(error)
                     with _isolated(job):
                         job.server.on_error(error)
                         job.failed(error, time.monotonic())
@@ -326,6 +325,9 @@ class Keeper:
                     with _isolated(job):
                         job.answered(value, sent_at)
             server.answered()
+            if misdirected:
+                self._drop_link(server)
+                server.renew(link)
         except Exception as error:
             if not isinstance(error, (*OUTAGE, ResponseError)):
                 logger.exception(UNEXPECTED)
@@ -338,6 +340,9 @@ class Keeper:
 
     def _link(self, server: Server, reply_timeout: float) -> RawConnection:
         link = self._links.get(server)
+        if link is not None and link.generation != server.generation:
+            self._drop_link(server)
+            link = None
         if link is None:
             for old in [each for each in self._links if each.retired]:
                 self._drop_link(old)

@@ -3,10 +3,8 @@ itself, which remembers what the keeper has read (``CLIENT TRACKING``)."""
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -14,7 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..threads import get_logger
-from ..transport import RawConnection, Server, is_outage
+from ..transport import RawConnection, Server, cut, is_outage
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -43,7 +41,7 @@ class Listener:
             return
         if self._link is not None:
             # What was read on the link before is forgotten, and this one may lead elsewhere.
-            shut(self._connection)
+            cut(self._connection)
             return
         self._link = link
         try:
@@ -83,7 +81,7 @@ class Subscription:
 
     def close(self) -> None:
         self._closed.set()
-        shut(self._connection)
+        cut(self._connection)
 
     def _run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -153,10 +151,3 @@ class Subscription:
             for key in changed if isinstance(changed, list) else (changed,):
                 self._received(key)
         return reply
-
-
-def shut(connection: RawConnection | None) -> None:
-    sock: socket.socket | None = getattr(connection, "_sock", None)
-    if sock is not None:
-        with suppress(OSError):  # It had broken.
-            sock.shutdown(socket.SHUT_RDWR)

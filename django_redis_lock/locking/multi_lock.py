@@ -25,11 +25,11 @@ from ..protocol import (
     slot_of,
 )
 from ..transport import (
-    ServerBusy,
     Steps,
     arun,
     is_cluster,
     is_outage,
+    is_refusal,
     run,
     server_of,
 )
@@ -344,4 +344,4 @@ def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:
 
 def _passes(error: Exception, contended: bool) -> bool:
     """Whether a waiter waits through ``error``: an outage only if it has waited before."""
-    return isinstance(error, ServerBusy) or (contended and is_outage(error))
+    return is_refusal(error) or (contended and is_outage(error))

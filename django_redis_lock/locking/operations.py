@@ -36,7 +36,7 @@ from ..protocol import (
     seconds_to_retry,
 )
 from ..threads import get_logger
-from ..transport import ServerBusy, Steps, pack, server_of
+from ..transport import Steps, is_refusal, pack, server_of
 from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
@@ -120,9 +120,10 @@ class LockOperations(BaseLock):
                 return request.acquired(reply, sent_at)
             refusal = reply, sent_at
             self._on_contended(wait != 0)
-        except ServerBusy:
-            if wait == 0:
-                raise  # A waiter waits until the script that keeps the server busy has ended.
+        except Exception as error:
+            # A waiter waits until the server refuses no more; one with a fallback uses it.
+            if wait == 0 or not is_refusal(error) or request.falls_back:
+                raise
         if wait == 0:
             return None
         return (yield self._wait(request.with_margin(sent_at), refusal))

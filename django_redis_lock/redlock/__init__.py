@@ -25,6 +25,7 @@ from ..transport import (
     Server,
     admitted,
     arun,
+    is_misdirected,
     note_sent,
     pack,
     receive,
@@ -174,9 +175,14 @@ class _FanOut:
             else:
                 self._connections[place] = connection
                 return
+        self._send_on_new(place)
+
+    def _send_on_new(self, place: int) -> None:
+        """Send on a new connection, in a thread."""
         reply = self._replies[place] = Future()
+        args = (self._servers[place], self._calls[place], reply)
         name = "django_redis_lock connect"
-        threading.Thread(target=_ask, args=(server, call, reply), name=name, daemon=True).start()
+        threading.Thread(target=_ask, args=args, name=name, daemon=True).start()
 
     def collect(self, patience: float) -> None:
         left, part = patience, patience / PARTS
@@ -204,12 +210,18 @@ class _FanOut:
             connection.send_packed_command([pack(self._calls[place], known=False)])
             return
         except ResponseError as error:
+            if is_misdirected(error):
+                self._connections.pop(place).disconnect()
+                if self._servers[place].renew(connection):
+                    self._send_on_new(place)
+                    return
             self.answers[place] = error
         except (RedisError, OSError) as error:
             self.answers[place] = error
             self._connections.pop(place).disconnect()
             return
-        self._servers[place].checkin(self._connections.pop(place))
+        if place in self._connections:
+            self._servers[place].checkin(self._connections.pop(place))
 
     def _wait_for_threads(self, seconds: float) -> None:
         wait(self._replies.values(), seconds)

@@ -35,6 +35,7 @@ from .execute import (
     pack_words,
     value_with_lifetime,
 )
+from .refusals import is_misdirected
 from .retry import REPORTED, Answer, run_again, run_all_steps
 from .server import Server, server_of
 
@@ -135,7 +136,8 @@ def connection_to(node: Server) -> AsyncRawConnection | None:
     """The connection to ``node`` that the tasks of the running loop share, if there is one."""
     of_loop = _loops.get(asyncio.get_running_loop())
     found = None if of_loop is None else of_loop.connections.get(node)
-    return found if found is not None and found.takes_calls() else None
+    usable = found is not None and found.generation == node.generation and found.takes_calls()
+    return found if usable else None
 
 
 async def connected(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
@@ -167,9 +169,11 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
 async def _connect(client: Any, node: Server) -> AsyncRawConnection:
     of_loop = _of_the_running_loop()
     try:
-        pool = pool_of(client, node)
+        pool, generation = pool_of(client, node), node.generation
         timeout = timeout_of(pool.connection_kwargs)
         connection = await connect_to(pool, timeout, timeout)
+        # Nobody waits on it for long: it is retired when the next is made, not cut.
+        connection.generation = generation
     finally:
         del of_loop.connecting[node]
     if (before := of_loop.connections.get(node)) is not None:
@@ -215,8 +219,10 @@ async def ask(
     patience: float | None = None,
     calls: Sequence[Call] = (),
     replies: int | None = None,
+    again: bool = True,
 ) -> Any:
-    """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``."""
+    """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``. ``again``:
+    as for ``Server.exchange``."""
     breaker = node.breaker
     if breaker.failing:
         patience = admitted(breaker, patience, *calls)
@@ -225,8 +231,12 @@ async def ask(
         connection = connection_to(node) or await connected(client, node, patience)
         reply = connection.ask(command, replies)
         answer = await (reply if patience is None else _within(patience, reply))
-    except ResponseError:
+    except ResponseError as error:
         breaker.answered()
+        if is_misdirected(error):
+            connection.retire()
+            if again and node.renew(connection):
+                return await ask(client, node, command, patience, calls, replies, again=False)
         raise
     except (RedisError, OSError) as error:
         if isinstance(error, RedisTimeoutError) or not may_have_run(error):
@@ -346,5 +356,6 @@ async def aconnect(client: Any, keys: Sequence[bytes], timeout: float) -> AsyncR
     Args:
         timeout: seconds that connecting may take.
     """
-    pool = pool_of(client, await located(server_of(client), keys))
-    return await cancellable(connect_to(pool, timeout))
+    node = await located(server_of(client), keys)
+    pool, generation = pool_of(client, node), node.generation
+    return node.track(await cancellable(connect_to(pool, timeout)), generation)

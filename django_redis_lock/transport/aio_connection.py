@@ -123,6 +123,8 @@ class AsyncRawConnection(ABC):
         timeout: seconds that a reply may take, None without end.
     """
 
+    generation = 0  #: See ``Server.renew``.
+
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()

@@ -27,7 +27,6 @@ from redis.exceptions import (
     ClusterDownError,
     MovedError,
     NoPermissionError,
-    ReadOnlyError,
     RedisError,
     TryAgainError,
 )
@@ -45,6 +44,7 @@ from .address import (
     without_address,
 )
 from .execute import pack_words
+from .refusals import is_misdirected
 from .server import Server, topologies
 
 logger = get_logger("django_redis_lock.topology")
@@ -196,7 +196,7 @@ class SentinelService(Topology):
         return self._primary
 
     def refuses(self, error: BaseException) -> bool:
-        return isinstance(error, ReadOnlyError) or "READONLY" in str(error)
+        return is_misdirected(error)
 
     def _make_node(self, address: Address) -> Server:
         return Primary(address)
@@ -238,6 +238,8 @@ topologies.append((lambda pool: hasattr(pool, "service_name"), SentinelService))
 class Primary(Server):
     """A server that is used only while it is a primary."""
 
+    discovered = True
+
     def connect(self, timeout: float | None = None, **changes: Any) -> RawConnection:
         connection = super().connect(timeout, **changes)
         try:
@@ -272,6 +274,8 @@ ASYNC_PARSER: Any = getattr(redis.asyncio.cluster, "ClusterParser", None)
 
 class Node(Server):
     """One server of a cluster."""
+
+    discovered = True
 
 
 class Cluster(Topology):

@@ -9,8 +9,8 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from redis.connection import Connection, UnixDomainSocketConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -35,6 +35,9 @@ from .address import (
     without_credentials,
 )
 from .circuit_breaker import Breaker
+from .refusals import is_misdirected
+
+T = TypeVar("T")
 
 
 class Server:
@@ -48,6 +51,8 @@ class Server:
 
     #: Whether it takes the place of the one to which its clients lead.
     stands_in = False
+    #: Whether others say which server is used, so that a connection to a replica is their affair.
+    discovered = False
     retired = False  #: Whether it has left its cluster or service.
     #: Seconds within which a failover replaces a server that has failed.
     FAILOVER_SECONDS = 0.0
@@ -61,6 +66,10 @@ class Server:
         self.database: tuple[Any, ...] = (self,)
         self.breaker = Breaker(without_credentials(settings), shortest)
         self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
+        #: Weak references to all connections that lead here, also those in use; and how often they
+        #: were renewed.
+        self._made: set[weakref.ref[Any]] = set()
+        self.generation = 0
         #: See ``locking.records``.
         self.heartbeat: Any = None
         #: See the keeper's ``Listener``.
@@ -130,12 +139,17 @@ class Server:
     # -- calls ---------------------------------------------------------------------------------
 
     def exchange(
-        self, command: bytes, replies: int | None = None, patience: float | None = None
+        self,
+        command: bytes,
+        replies: int | None = None,
+        patience: float | None = None,
+        again: bool = True,
     ) -> Any:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
         Args:
             patience: seconds to wait for each reply; None leaves the wait to the socket's timeout.
+            again: whether what a replica has refused is sent once more, on a new connection.
         """
         connection, unread = self.checkout_unread(patience)
         try:
@@ -151,12 +165,15 @@ class Server:
                 while len(answer) < replies:
                     _wait(connection, patience)
                     answer.append(connection.read_response())
-        except ResponseError:
-            if replies is None:
+        except ResponseError as error:
+            misdirected = is_misdirected(error)
+            if replies is None and not misdirected:
                 self.checkin(connection)
             else:
                 connection.disconnect()  # The other replies are still to come.
             self.breaker.answered()
+            if misdirected and again and self.renew(connection):
+                return self.exchange(command, replies, patience, False)
             raise
         except BaseException as error:  # With an unread reply it cannot be used again.
             connection.disconnect()
@@ -177,14 +194,39 @@ class Server:
         connection_class, settings = self.address
         settings = {**own_settings(connection_class, settings, timeout), **changes}
         connection = connection_class(**settings)
-        began = time.monotonic()
+        began, generation = time.monotonic(), self.generation
         try:
             connection.connect()
         except (RedisError, OSError) as error:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, time.monotonic() - began)
             raise
-        return direct(connection)
+        return self.track(direct(connection), generation)
+
+    def track(self, connection: T, generation: int) -> T:
+        """Note a ``connection`` that leads here, which was made in this ``generation``."""
+        connection.generation = generation  # type: ignore[attr-defined]
+        self._made.add(weakref.ref(connection, self._made.discard))
+        return connection
+
+    def renew(self, connection: Any) -> bool:
+        """``connection`` leads to a replica: the address may have moved to another server. End all
+        that were made before now, wherever they are used; who waits for a reply on one of them gets
+        an error, and connects again.
+
+        Returns: whether the call that has met the replica is worth another try.
+        """
+        if connection.generation == self.generation:
+            self.generation += 1
+            self.close()
+            for made in tuple(self._made):
+                other = made()
+                if other is not None and other.generation != self.generation:
+                    cut(other)
+            for pool in [pool for pool, server in list(_by_pool.items()) if server is self]:
+                if not hasattr(pool, "aclose"):  # One for threads.
+                    pool.disconnect(inuse_connections=False)
+        return not self.discovered
 
     def checkout(self, patience: float | None = None) -> RawConnection:
         """A connection with no reply to be read, idle or new. ``patience``: seconds that connecting
@@ -238,7 +280,8 @@ class Server:
 
     def checkin(self, connection: RawConnection, unread: PendingLifetime | None = None) -> None:
         """Keep ``connection`` for the next caller, unless enough are kept."""
-        if len(self._idle) < self.MAX_IDLE_CONNECTIONS:
+        current = connection.generation == self.generation
+        if current and len(self._idle) < self.MAX_IDLE_CONNECTIONS:
             self._idle.append((connection, unread, time.monotonic()))
         else:
             connection.disconnect()
@@ -273,6 +316,8 @@ _READ_BYTES = 16_384
 
 class DirectConnection:
     """A ``RawConnection`` that goes past redis-py's layers, and does not connect again."""
+
+    generation = 0
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -331,6 +376,15 @@ class DirectConnection:
             raise RedisTimeoutError("Redis did not answer in time") from error
         if isinstance(error, OSError):
             raise RedisConnectionError(f"The connection to Redis {how}: {error}") from error
+
+
+def cut(connection: Any) -> None:
+    """End ``connection``, from any thread. Who waits for a reply on it wakes up."""
+    if hasattr(connection, "cut"):  # One of an event loop, or in memory.
+        connection.cut()
+    elif (sock := getattr(connection, "_sock", None)) is not None:
+        with suppress(OSError):  # It had broken.
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def direct(connection: Any) -> RawConnection:
