@@ -24,6 +24,7 @@ from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
 from ..locking import Lock
 from ..memory import Database, client_of, databases
 from ..protocol import check_name_in_cache
+from ..transport import follow_address
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -65,6 +66,15 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     """django-redis's cache. Each method documents its differences."""
 
     _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many", "has_key")
+
+    @property
+    def client(self) -> Any:
+        """django-redis's client, whose connections follow an address that leads elsewhere."""
+        if self._client is None:
+            client = super().client
+            connect = client.connect
+            client.connect = lambda *index, **options: follow_address(connect(*index, **options))
+        return self._client
 
     @_ignoring_outages
     def set(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from redis.connection import Connection, UnixDomainSocketConnection
+from redis.connection import Connection, ConnectionPool, UnixDomainSocketConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -209,14 +209,17 @@ class Server:
         self._made.add(weakref.ref(connection, self._made.discard))
         return connection
 
-    def renew(self, connection: Any) -> bool:
+    def renew(self, connection: Any = None) -> bool:
         """``connection`` leads to a replica: the address may have moved to another server. End all
         that were made before now, wherever they are used; who waits for a reply on one of them gets
         an error, and connects again.
 
+        Args:
+            connection: one of our own; None for one of a pool's.
+
         Returns: whether the call that has met the replica is worth another try.
         """
-        if connection.generation == self.generation:
+        if connection is None or connection.generation == self.generation:
             self.generation += 1
             self.close()
             for made in tuple(self._made):
@@ -224,8 +227,7 @@ class Server:
                 if other is not None and other.generation != self.generation:
                     cut(other)
             for pool in [pool for pool, server in list(_by_pool.items()) if server is self]:
-                if not hasattr(pool, "aclose"):  # One for threads.
-                    pool.disconnect(inuse_connections=False)
+                _disconnect_idle(pool)
         return not self.discovered
 
     def checkout(self, patience: float | None = None) -> RawConnection:
@@ -452,6 +454,21 @@ def server_of(client: Any) -> Server:
             server.database = database
         _by_pool[pool] = server
         return server
+
+
+def renew_pool(pool: Any) -> None:
+    """A connection of redis-py's ``pool`` leads to a replica; see ``Server.renew``."""
+    server = _by_pool.get(pool)
+    if server is None:
+        _disconnect_idle(pool)
+    else:
+        server.renew()
+
+
+def _disconnect_idle(pool: Any) -> None:
+    # An asyncio pool's connections belong to its loop; those of a cluster's client to its nodes.
+    if isinstance(pool, ConnectionPool):
+        pool.disconnect(inuse_connections=False)
 
 
 @contextmanager
