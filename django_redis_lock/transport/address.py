@@ -33,6 +33,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
 from redis.retry import Retry
 
+from .refusals import refusal
+
 try:
     import hiredis
 except ImportError:
@@ -180,8 +182,10 @@ def note_sent(error: BaseException, sent: bool) -> None:
 
 
 def may_have_run(error: BaseException) -> bool:
-    """Whether Redis may have carried out the call that ended with ``error``."""
-    return bool(error.__dict__.get("sent_to_redis", True))
+    """Whether Redis may have carried out the call that ended with ``error``. A refusal is about the
+    state of the server: the script's first write meets it, so nothing has run."""
+    noted = error.__dict__.get("sent_to_redis")
+    return not refusal(error) if noted is None else bool(noted)
 
 
 def is_cluster(client: Any) -> bool:

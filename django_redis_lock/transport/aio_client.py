@@ -18,7 +18,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
@@ -226,14 +232,14 @@ async def ask(
     breaker = node.breaker
     if breaker.failing:
         patience = admitted(breaker, patience, *calls)
-    began = time.monotonic()
+    began, connection = time.monotonic(), connection_to(node)
     try:
-        connection = connection_to(node) or await connected(client, node, patience)
+        connection = connection or await connected(client, node, patience)
         reply = connection.ask(command, replies)
         answer = await (reply if patience is None else _within(patience, reply))
-    except ResponseError as error:
+    except (ResponseError, BusyLoadingError) as error:
         breaker.answered()
-        if is_misdirected(error):
+        if connection is not None and is_misdirected(error):
             connection.retire()
             if again and node.renew(connection):
                 return await ask(client, node, command, patience, calls, replies, again=False)

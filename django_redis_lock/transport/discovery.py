@@ -28,6 +28,7 @@ from redis.exceptions import (
     MovedError,
     NoPermissionError,
     RedisError,
+    ResponseError,
     TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -196,7 +197,7 @@ class SentinelService(Topology):
         return self._primary
 
     def refuses(self, error: BaseException) -> bool:
-        return is_misdirected(error)
+        return is_misdirected(error) and isinstance(error, ResponseError)
 
     def _make_node(self, address: Address) -> Server:
         return Primary(address)

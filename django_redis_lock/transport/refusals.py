@@ -36,8 +36,8 @@ _CLASSES = {
     TryAgainError: "TRYAGAIN",
     ClusterDownError: "CLUSTERDOWN",  # After MASTERDOWN, which is one of these.
 }
-#: What a replica says: its callers look for a primary.
-_MISDIRECTED = ("READONLY", "MASTERDOWN")
+#: What a replica says, also while it gets its first copy: its callers look for a primary.
+_MISDIRECTED = ("READONLY", "MASTERDOWN", "LOADING")
 
 
 def refusal_in(reply: str) -> str:

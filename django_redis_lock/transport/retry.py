@@ -93,6 +93,7 @@ class RetryPolicy:
         if self._server.refuses(error):
             return self._after_refusal(error, REFUSED_FOR)
         if not isinstance(error, (RedisConnectionError, RedisTimeoutError)):
+            note_sent(error, self.sent_twice or may_have_run(error))
             raise error
         if node is not None:
             node.close()  # The idle connections may have broken for the same reason.

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from redis.connection import Connection, ConnectionPool, UnixDomainSocketConnection
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
@@ -165,7 +165,7 @@ class Server:
                 while len(answer) < replies:
                     _wait(connection, patience)
                     answer.append(connection.read_response())
-        except ResponseError as error:
+        except (ResponseError, BusyLoadingError) as error:
             misdirected = is_misdirected(error)
             if replies is None and not misdirected:
                 self.checkin(connection)
