@@ -33,7 +33,7 @@ from .inventory import (
 )
 from .inventory import release as release_forced
 from .protocol import Owner, is_lock, keys_at, printable
-from .transport import server_of
+from .transport import explained, server_of
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -240,7 +240,7 @@ def _failure(alias: str, error: Exception) -> Failure:
         cache: Any = lock_cache(alias)
         known = [node.breaker.known_outage() for node in server_of(cache._lock_client()).nodes()]
         outages = tuple(filter(None, known))
-    return Failure(alias, printable(str(error), limit=200), outages)
+    return Failure(alias, printable(explained(error), limit=300), outages)
 
 
 def _held_here(aliases: Iterable[str], search: str) -> list[tuple[str, Owner]]:

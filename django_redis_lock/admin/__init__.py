@@ -29,6 +29,7 @@ from ..events import group_of
 from ..held_locks import UNAVAILABLE, Failure, look_closely, name_of
 from ..inventory import FLIGHT
 from ..protocol import printable
+from ..transport import explained
 from .listing import Listing
 from .releasing import outlook, parse_choices, release_chosen, releases
 from .rows import (
@@ -199,7 +200,7 @@ class HeldLockAdmin(ModelAdmin):
         try:
             holding, closely = look_closely(*ref)
         except UNAVAILABLE as error:
-            return {**data, "failures": failure_rows([Failure(ref.alias, shown(str(error)))])}
+            return {**data, "failures": failure_rows([Failure(ref.alias, shown(explained(error)))])}
         if holding is not None:
             data.update(row(holding, self._url_of), held_now=True, group=holding.group)
         elif ref.kind == FLIGHT:

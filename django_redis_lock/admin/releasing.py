@@ -18,6 +18,7 @@ from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
 from ..models import HeldLock as Model
 from ..protocol import printable
+from ..transport import explained
 from .rows import Choice, Ref, UrlOf, duration, moment, place, row, shown
 
 logger = logging.getLogger("django_redis_lock.admin")
@@ -157,7 +158,7 @@ def _is_chosen(lock: LockInfo, choice: Choice) -> bool:
 
 
 def _away(error: Exception) -> str:
-    return _("Redis did not answer as it should (%(error)s)") % {"error": shown(str(error))}
+    return _("Redis did not answer as it should (%(error)s)") % {"error": shown(explained(error))}
 
 
 def releases(url_of: UrlOf, ref: Ref | None = None) -> list[dict[str, Any]]:

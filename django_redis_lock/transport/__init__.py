@@ -31,8 +31,10 @@ from .execute import run_all as run_all
 from .execute import run_at as run_at
 from .execute import send as send
 from .pool import follow_address as follow_address
+from .refusals import PASSING as PASSING
 from .refusals import explained as explained
 from .refusals import is_misdirected as is_misdirected
+from .refusals import refusal as refusal
 from .refusals import refusal_in as refusal_in
 from .retry import OUTAGE as OUTAGE
 from .retry import Answer as Answer

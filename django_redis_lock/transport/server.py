@@ -220,15 +220,22 @@ class Server:
         Returns: whether the call that has met the replica is worth another try.
         """
         if connection is None or connection.generation == self.generation:
-            self.generation += 1
-            self.close()
-            for made in tuple(self._made):
-                other = made()
-                if other is not None and other.generation != self.generation:
-                    cut(other)
-            for pool in [pool for pool, server in list(_by_pool.items()) if server is self]:
-                _disconnect_idle(pool)
+            where = str(self).rpartition("/")[0]
+            # Also those of other databases, and with other time-outs.
+            for server in {self, *list(_servers.values())}:
+                if str(server).rpartition("/")[0] == where:
+                    server._end_connections()
         return not self.discovered
+
+    def _end_connections(self) -> None:
+        self.generation += 1
+        self.close()
+        for made in tuple(self._made):
+            connection = made()
+            if connection is not None and connection.generation != self.generation:
+                cut(connection)
+        for pool in [pool for pool, server in list(_by_pool.items()) if server is self]:
+            _disconnect_idle(pool)
 
     def checkout(self, patience: float | None = None) -> RawConnection:
         """A connection with no reply to be read, idle or new. ``patience``: seconds that connecting

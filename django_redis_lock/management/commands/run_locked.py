@@ -186,7 +186,7 @@ class Command(BaseCommand):
                 except (RedisError, OSError) as error:
                     pause = retry.pause_after(error)
                     if retry.attempts == 1:
-                        why, wait = str(error).rstrip("."), _for(options["wait"])
+                        why, wait = explained(error).rstrip("."), _for(options["wait"])
                         self._say(f"Redis cannot be reached: {why}. Waiting {wait} …", options)
                     time.sleep(pause)
         except KeyboardInterrupt:
