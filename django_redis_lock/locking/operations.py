@@ -36,7 +36,7 @@ from ..protocol import (
     seconds_to_retry,
 )
 from ..threads import get_logger
-from ..transport import Steps, is_refusal, pack, server_of
+from ..transport import NotReady, Steps, is_refusal, pack, server_of
 from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
@@ -121,8 +121,10 @@ class LockOperations(BaseLock):
             refusal = reply, sent_at
             self._on_contended(wait != 0)
         except Exception as error:
-            # A waiter waits until the server refuses no more; one with a fallback uses it.
-            if wait == 0 or not is_refusal(error) or request.falls_back:
+            # A waiter waits until the server refuses no more; one with a fallback uses it. Without
+            # a deadline nobody would hear of a disk that is full.
+            lasting = wait is None and not isinstance(error, NotReady)
+            if wait == 0 or lasting or not is_refusal(error) or request.falls_back:
                 raise
         if wait == 0:
             return None

@@ -268,7 +268,7 @@ class Quorum(LockOperations):
             left = 0.0 if wait == 0 else election.request.left()
             if ballot.too_few or not left:
                 yield from election.give_back()
-                refused = ballot.passes and not request.falls_back
+                refused = wait is not None and ballot.passes and not request.falls_back
                 if ballot.too_few and (not left or not (contended or refused)):
                     raise too_few(ballot.errors, len(self.redis), self._shown)
                 if not left:

@@ -102,8 +102,8 @@ class Proxy:
         self._flows.set()
 
     def lead_to(self, server: RedisServer) -> None:
-        """New connections lead to ``server`` from now on, as after a failover behind one name; those
-        that there are stay where they are."""
+        """New connections lead to ``server`` from now on, as after a failover behind one name;
+        those that there are stay where they are."""
         self._there = ("127.0.0.1", server.port)
 
     def cut(self) -> None:

@@ -99,7 +99,6 @@ def in_loop(steps: Callable[[Address], Any]) -> Caller:
     return run
 
 
-
 def take(make: Callable[[], Any]) -> None:
     for _ in range(3):
         with make() as lock:
@@ -417,8 +416,8 @@ def test_a_server_that_stays_a_replica_costs_two_connections_a_call(address: Add
 def test_the_doctor_says_what_to_do(address: Address) -> None:
     address.move()
     address._proxy.lead_to(address.old)
-    caches_ = {"default": {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": address.url}}
+    settings = {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": address.url}
     output = StringIO()
-    with override_settings(CACHES=caches_), pytest.raises(CommandError):
+    with override_settings(CACHES={"default": settings}), pytest.raises(CommandError):
         call_command("locks", "doctor", stdout=output, no_color=True)
     assert "replica" in output.getvalue()

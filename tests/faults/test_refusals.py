@@ -205,7 +205,7 @@ def wait_that_ends_meanwhile(server: RedisServer, cache: RedisCache) -> Iterator
     began = time.monotonic()
     with pytest.raises((redis.ResponseError, redis.ConnectionError)):
         cache.lock("name").acquire(blocking_timeout=0.3)
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - began >= 0.28  # A round trip before its end.
     yield
 
 
@@ -246,10 +246,9 @@ def end_of_a_block(server: RedisServer, cache: RedisCache) -> Iterator[None]:
 
 def attempt_releases() -> None:
     """Have the keeper try, and wait until it has."""
-    began = time.monotonic()
     hurry(DeferredRelease)
     jobs = [job for job in keeper().jobs() if isinstance(job, DeferredRelease)]
-    until(lambda: all(job.due > began or job not in keeper() for job in jobs))
+    until(lambda: all(job.due > time.monotonic() + 0.1 or job not in keeper() for job in jobs))
 
 
 @caller
@@ -434,12 +433,12 @@ async def _async_view(request: Any) -> HttpResponse:
 
 #: Who uses connections that there are already meets no refusal of new ones.
 _HAVE_ONE = {"end_of_a_block", "section", "waiter", "computation", "tasks", "renewal"}
-#: A server without memory refuses only what needs some: a release does not.
 _TABLE = [
     (refusal, name)
     for refusal in REFUSALS
     for name in CALLERS
     if refusal is not no_connections_left or name not in _HAVE_ONE
+    if refusal is not no_memory or name != "member_of_a_redlock"  # It needs none.
 ]
 
 

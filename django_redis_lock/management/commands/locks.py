@@ -59,7 +59,8 @@ def _examined(alias: str) -> tuple[list[Finding], bool]:
         found.append(Finding("settings", Level.ERROR, str(error)))
     except (RedisError, OSError) as error:
         hint = "Check whether it runs, and whether address, user and password are right."
-        found.append(Finding("server", Level.ERROR, f"the request failed: {explained(error)}", hint))
+        text = f"the request failed: {explained(error)}"
+        found.append(Finding("server", Level.ERROR, text, hint))
         return found, False
     return found, True
 
