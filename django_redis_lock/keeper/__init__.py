@@ -92,15 +92,17 @@ class DeferredRelease(Job):
     although its answer was lost, or what an interrupted release was to give up; ends a flight.
 
     It asks until it is answered, and once more a second later, because what was sent before may
-    still lie unread in the server's buffers, where no lifetime has begun yet; for an hour at most.
+    still lie unread in the server's buffers, where no lifetime has begun yet; for an hour, or as
+    long as the lock would live, in seconds (None: it has no lifetime, and nothing else ends it).
     """
 
     flush_at_exit = True
 
-    def __init__(self, server: Server, release: Call) -> None:
+    def __init__(self, server: Server, release: Call, lifetime: float | None = 0.0) -> None:
         super().__init__(server, time.monotonic())
         self._call = release
-        self._gives_up_at = self.due + MAX_ATTEMPT_SECONDS
+        lasts = math.inf if lifetime is None else lifetime
+        self._gives_up_at = self.due + max(MAX_ATTEMPT_SECONDS, lasts)
         self._answers = 0
         self._pause = 0.5
 

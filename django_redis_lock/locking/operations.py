@@ -212,10 +212,12 @@ class LockOperations(BaseLock):
 
     def _extend_call(self, verb: str, seconds: Any, replace: bool) -> Call:
         token = self._owned_token(verb)
-        if self._lifetime is None:
+        hold: Hold | None = self.local.hold
+        # Of the lock of a token from elsewhere, only Redis knows whether it has a lifetime.
+        unknown = verb == "extend" and self.id is not None and hold is None
+        if self._lifetime is None and not unknown:
             raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         amount = milliseconds(check_seconds("the time to extend by", seconds))
-        hold: Hold | None = self.local.hold
         attempt = b"" if hold is None else hold.attempt
         how = ("1", attempt, b"") if replace else ("0", attempt, secrets.token_hex(8).encode())
         keys, limit = (self.keys, self.limit) if hold is None else (hold.keys, hold.limit)

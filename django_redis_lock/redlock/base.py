@@ -332,7 +332,7 @@ class Quorum(LockOperations):
     def _release_later(self, places: Iterable[int], release: Call) -> None:
         servers = self._servers
         for place in places:
-            keeper().add(DeferredRelease(servers[place], release))
+            keeper().add(DeferredRelease(servers[place], release, self.timeout))
 
     # -- renewal ------------------------------------------------------------------------------
 

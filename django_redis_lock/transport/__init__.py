@@ -11,6 +11,7 @@ from .aio_client import arun as arun
 from .aio_client import arun_all as arun_all
 from .aio_client import asyncio_client as asyncio_client
 from .aio_client import cancellable as cancellable
+from .aio_client import check_for_tasks as check_for_tasks
 from .aio_connection import AsyncRawConnection as AsyncRawConnection
 from .aio_connection import in_background as in_background
 from .aio_connection import wait_awake as wait_awake
@@ -46,5 +47,6 @@ from .retry import is_pool_exhausted as is_pool_exhausted
 from .retry import is_refusal as is_refusal
 from .server import Server as Server
 from .server import cut as cut
+from .server import has_socket as has_socket
 from .server import server_of as server_of
 from .server import standing_in as standing_in

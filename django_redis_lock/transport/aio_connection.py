@@ -276,6 +276,11 @@ class IndirectConnection(AsyncRawConnection):
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
+        if not hasattr(connection, "write") and not hasattr(connection._writer, "write"):
+            raise TypeError(
+                f"tasks cannot use {type(connection).__name__}, which has no transport: without "
+                "Redis, use django_redis_lock.cache.LocMemCache or django_redis_lock.testing"
+            )
         connection.socket_timeout = None  # This class watches the time.
         self._reading: asyncio.Future[None] | None = None
 

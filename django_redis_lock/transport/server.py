@@ -396,6 +396,12 @@ def cut(connection: Any) -> None:
             sock.shutdown(socket.SHUT_RDWR)
 
 
+def has_socket(connection: Any) -> bool:
+    """Whether one can wait for a reply on ``connection``, or it is in our own memory."""
+    sock = getattr(connection, "_sock", None)
+    return sock is None or isinstance(sock, socket.socket)
+
+
 def direct(connection: Any) -> RawConnection:
     plain = type(connection) in (Connection, UnixDomainSocketConnection)
     if not HAS_HIREDIS or not plain or not hasattr(select, "poll"):
