@@ -226,9 +226,10 @@ class _FanOut:
 
 
 def _ask(server: Server, call: Call, reply: Future[Any]) -> None:
-    """Connect, then send ``call`` unless the caller has stopped waiting."""
+    """Check an idle connection or connect, then send ``call`` unless the caller has stopped
+    waiting."""
     try:
-        connection = server.connect()
+        connection = server.checkout()
     except Exception as error:
         note_sent(error, False)
         if reply.set_running_or_notify_cancel():

@@ -6,11 +6,6 @@ release when the application's pool is exhausted. So none of them uses the pool.
 
 from __future__ import annotations
 
-import _socket
-import signal
-import socket
-import struct
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -32,6 +27,8 @@ from redis.connection import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
 from redis.retry import Retry
+
+from .idle import KEEPALIVE_OPTIONS
 
 try:
     import hiredis
@@ -96,6 +93,7 @@ def own_settings(
         own["username"] = "default"
     if issubclass(connection_class, (Connection, AsyncConnection)):
         own["socket_keepalive"] = True
+        own["socket_keepalive_options"] = own.get("socket_keepalive_options") or KEEPALIVE_OPTIONS
     if issubclass(connection_class, AbstractConnection):
         # What a connection begins with (HELLO 3, SELECT 1), not by hiredis: see ``pack_words``.
         own["command_packer"] = PythonRespSerializer(6000, partial(_encode, own.get("encoding")))
@@ -202,26 +200,6 @@ def reader_for(connection: Any) -> Any:
 def refuse_to_connect() -> None:
     """redis-py's connect again before they send or read, to whatever server is there by then."""
     raise RedisConnectionError("The connection was closed.")
-
-
-def set_timeout(connected: socket.socket, seconds: float) -> None:
-    """Python asks the system before each call on a socket with a timeout; one that the system
-    knows costs nothing."""
-    # A socket of gevent's must stay as it is: it never blocks.
-    plain = sys.platform == "linux" and isinstance(connected, _socket.socket)
-    known = plain and not _has_periodic_signals()
-    if known:
-        whole, rest = divmod(seconds, 1)
-        limit = struct.pack("ll", int(whole), max(1, int(rest * 1e6)))
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connected.setsockopt(socket.SOL_SOCKET, option, limit)
-    connected.settimeout(None if known else seconds)
-
-
-def _has_periodic_signals() -> bool:
-    """A wait that the system limits begins again after each signal, so it would never end."""
-    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-    return any(signal.getitimer(timer)[1] for timer in timers)
 
 
 def without_credentials(settings: Mapping[str, Any]) -> str:

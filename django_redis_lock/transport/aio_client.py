@@ -139,8 +139,8 @@ def connection_to(node: Server) -> AsyncRawConnection | None:
 
 
 async def connected(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
-    """A new connection to ``node`` for the tasks of the running loop, of which one makes it. An
-    error says that nothing was sent.
+    """A connection to ``node`` for the tasks of the running loop: a new one, which one of them
+    makes, or the one that was idle, if it still answers. An error says that nothing was sent.
 
     Args:
         client: leads to ``node``, perhaps among others.
@@ -167,6 +167,9 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
 async def _connect(client: Any, node: Server) -> AsyncRawConnection:
     of_loop = _of_the_running_loop()
     try:
+        idle = of_loop.connections.get(node)
+        if idle is not None and await idle.still_answers():
+            return idle
         pool = pool_of(client, node)
         timeout = timeout_of(pool.connection_kwargs)
         connection = await connect_to(pool, timeout, timeout)
@@ -220,16 +223,19 @@ async def ask(
     breaker = node.breaker
     if breaker.failing:
         patience = admitted(breaker, patience, *calls)
-    began = time.monotonic()
+    began, used_before = time.monotonic(), None
     try:
-        connection = connection_to(node) or await connected(client, node, patience)
+        used_before = connection_to(node)
+        connection = used_before or await connected(client, node, patience)
         reply = connection.ask(command, replies)
         answer = await (reply if patience is None else _within(patience, reply))
     except ResponseError:
         breaker.answered()
         raise
     except (RedisError, OSError) as error:
-        if isinstance(error, RedisTimeoutError) or not may_have_run(error):
+        # The silence of a connection that was used before may be its own fault: the next is new.
+        silent = isinstance(error, RedisTimeoutError) and used_before is None
+        if silent or not may_have_run(error):
             timeout = timeout_of(pool_of(client, node).connection_kwargs)
             breaker.failed(error, time.monotonic() - began, timeout)
         raise

@@ -28,10 +28,9 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .address import HAS_HIREDIS, INCOMPLETE, own_settings, reader_for
+from .idle import PROBE_SECONDS, TRUSTED_SECONDS
 
-#: A connection that has not answered for so many seconds is given no further calls; one that was
-#: idle for so long is checked before it is.
-CHECK_AFTER_SECONDS = 1.0
+PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.
 READ_FIRST_SECONDS = 0.01
 
@@ -133,13 +132,25 @@ class AsyncRawConnection(ABC):
         self._retired = False
 
     def takes_calls(self) -> bool:
-        """Whether it is open, and its server answers."""
+        """Whether it is open, and its server has just answered."""
         if self._is_closed():
             return False
-        now = time.monotonic()
-        if self._calls:
-            return now - self._calls[0].sent_at < CHECK_AFTER_SECONDS
-        return now - self._answered_at < CHECK_AFTER_SECONDS or not self._has_ended()
+        since = self._calls[0].sent_at if self._calls else self._answered_at
+        return time.monotonic() - since < TRUSTED_SECONDS
+
+    async def still_answers(self) -> bool:
+        """Whether the server answers on it, which was idle."""
+        if self._is_closed() or self._calls or self._has_ended():
+            return False
+        try:
+            reply = self.ask(PING)
+        except RedisConnectionError:
+            return False
+        await wait_awake({reply}, PROBE_SECONDS)
+        if not reply.done():
+            return False
+        error = reply.exception()  # ResponseError: this user may not, or the server is busy.
+        return error is None or isinstance(error, ResponseError)
 
     def ask(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
         """Send ``command``; its reply, or a list of so many. Of these, the first error is raised

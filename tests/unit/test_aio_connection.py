@@ -191,7 +191,7 @@ def test_a_connection_that_owes_a_reply_for_long_takes_no_calls(
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
         call = connection.ask(b"one")
         assert connection.takes_calls()
-        monkeypatch.setattr(aio_connection, "CHECK_AFTER_SECONDS", 0.0)
+        monkeypatch.setattr(aio_connection, "TRUSTED_SECONDS", 0.0)
         assert not connection.takes_calls()
         server.sendall(b":1\r\n")
         await call
@@ -246,7 +246,7 @@ def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it(
 ) -> None:
     """With redis-py's parser the call fails, and is sent again."""
     pytest.importorskip("hiredis", reason="this is about its parser")
-    monkeypatch.setattr(aio_connection, "CHECK_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(aio_connection, "TRUSTED_SECONDS", 0.0)
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
