@@ -9,6 +9,7 @@ its loop ends.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
@@ -36,7 +37,7 @@ from .execute import (
     value_with_lifetime,
 )
 from .retry import REPORTED, Answer, run_again, run_all_steps
-from .server import Server, server_of
+from .server import CHECK_SECONDS, Server, server_of
 
 T = TypeVar("T")
 
@@ -233,14 +234,28 @@ async def ask(
         breaker.answered()
         raise
     except (RedisError, OSError) as error:
-        # The silence of a connection that was used before may be its own fault: the next is new.
-        silent = isinstance(error, RedisTimeoutError) and used_before is None
-        if silent or not may_have_run(error):
-            timeout = timeout_of(pool_of(client, node).connection_kwargs)
-            breaker.failed(error, time.monotonic() - began, timeout)
+        timeout = timeout_of(pool_of(client, node).connection_kwargs)
+        passed = time.monotonic() - began
+        if isinstance(error, RedisTimeoutError) and used_before is not None:
+            await _distrust(
+                client, node, timeout, math.inf if patience is None else patience - passed
+            )
+        elif isinstance(error, RedisTimeoutError) or not may_have_run(error):
+            breaker.failed(error, passed, timeout)
         raise
     node.answered()
     return answer
+
+
+async def _distrust(client: Any, node: Server, timeout: float, left: float) -> None:
+    """As ``Server._distrust``, for a caller with so many seconds ``left``."""
+    began, limit = time.monotonic(), min(CHECK_SECONDS, timeout)
+    if left < limit:
+        return
+    try:
+        await connected(client, node, limit)
+    except (RedisError, OSError) as error:
+        node.breaker.failed(error, time.monotonic() - began, timeout)
 
 
 async def _within(seconds: float, reply: asyncio.Future[Any]) -> Any:

@@ -130,10 +130,11 @@ class AsyncRawConnection(ABC):
         self._calls: deque[_Call] = deque()
         self._answered_at = time.monotonic()
         self._retired = False
+        self._in_doubt = False
 
     def takes_calls(self) -> bool:
         """Whether it is open, and its server has just answered."""
-        if self._is_closed():
+        if self._is_closed() or self._in_doubt:
             return False
         since = self._calls[0].sent_at if self._calls else self._answered_at
         return time.monotonic() - since < TRUSTED_SECONDS
@@ -142,6 +143,7 @@ class AsyncRawConnection(ABC):
         """Whether the server answers on it, which was idle."""
         if self._is_closed() or self._calls or self._has_ended():
             return False
+        self._in_doubt = True
         try:
             reply = self.ask(PING)
         except RedisConnectionError:
@@ -149,6 +151,7 @@ class AsyncRawConnection(ABC):
         await wait_awake({reply}, PROBE_SECONDS)
         if not reply.done():
             return False
+        self._in_doubt = False
         error = reply.exception()  # ResponseError: this user may not, or the server is busy.
         return error is None or isinstance(error, ResponseError)
 
