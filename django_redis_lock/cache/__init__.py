@@ -24,6 +24,7 @@ from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
 from ..locking import Lock
 from ..memory import Database, client_of, databases
 from ..protocol import check_name_in_cache
+from ..transport import guard
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -65,6 +66,18 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     """django-redis's cache. Each method documents its differences."""
 
     _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many", "has_key")
+
+    _client: Any
+
+    @property
+    def client(self) -> Any:
+        """django-redis's client, of whose connections none returns the reply to another call."""
+        if self._client is None:
+            client = self._client_cls(self._server, self._params, self)
+            connect = client.connection_factory.connect
+            client.connection_factory.connect = lambda url: guard(connect(url))
+            self._client = client
+        return self._client
 
     @_ignoring_outages
     def set(

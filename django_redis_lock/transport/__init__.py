@@ -30,6 +30,7 @@ from .execute import run as run
 from .execute import run_all as run_all
 from .execute import run_at as run_at
 from .execute import send as send
+from .guarded_connection import guard as guard
 from .idle import PROBE_SECONDS as PROBE_SECONDS
 from .idle import still_answers as still_answers
 from .retry import OUTAGE as OUTAGE

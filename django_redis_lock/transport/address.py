@@ -146,7 +146,12 @@ def for_threads(pool: Any) -> Address:
     for ours, theirs in TWINS:
         if issubclass(pool.connection_class, theirs):
             return Address(ours, common_settings(pool))
-    return Address(pool.connection_class, _without_the_pool(pool.connection_kwargs))
+    return Address(connection_class_of(pool), _without_the_pool(pool.connection_kwargs))
+
+
+def connection_class_of(pool: Any) -> Any:
+    """The class of ``pool``'s connections as it was before ``guarded_connection`` guarded it."""
+    return getattr(pool.connection_class, "guards", pool.connection_class)
 
 
 def without_address(pool: Any) -> Address:

@@ -271,6 +271,8 @@ def test_one_that_was_idle_shows_whether_it_still_leads_to_a_server(
         server.sendall(reply)
         assert await answering is answers
         assert connection.takes_calls() is answers
+        connection.disconnect()
+        await asyncio.sleep(0)
 
     over(test)
 

@@ -1,0 +1,129 @@
+"""Connections of redis-py's pools, of which each serves one call at a time.
+
+redis-py puts a connection back into its pool also if an exception from a signal handler (Ctrl-C, a
+time limit of Celery) came between a request and its reply. The next call would return that reply,
+and each later one the reply to the call before it. Nor does it notice that a firewall has forgotten
+a connection. So the pool of a cache makes connections of a class that counts the replies to come,
+and that connects again before it serves another call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from redis.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from .idle import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
+
+#: After these there are replies without a request.
+_STREAMING = frozenset(
+    (
+        *("SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"),
+        *("UNSUBSCRIBE", "PUNSUBSCRIBE", "SUNSUBSCRIBE", "MONITOR"),
+    )
+)
+
+#: What is guarded is known when a pool is.
+_Any: Any = object
+
+
+class GuardedConnection(_Any):  # type: ignore[misc]
+    """In front of a connection class of redis-py's or of the project's, see ``guarded``."""
+
+    #: Requests that were, or may have been, sent without their replies having been read.
+    _outstanding = 0
+    #: Requests in what ``pack_commands`` has packed.
+    _packed = 0
+    #: Whether it has introduced itself to the server, with its credentials and its database.
+    _is_ready = False
+    _streams = False
+    #: When a reply was read, in monotonic seconds.
+    _answered_at = 0.0
+
+    # The pool calls it before each use.
+    def connect(self) -> None:
+        self._packed = 0
+        if self._sock is not None and not self._is_clean():
+            self.disconnect()
+        super().connect()
+        self._is_ready = True
+
+    def _is_clean(self) -> bool:
+        if self._outstanding or self._streams or not self._is_ready:
+            return False
+        idle = time.monotonic() - self._answered_at > TRUSTED_SECONDS
+        return not idle or still_answers(self, min(PROBE_SECONDS, self.socket_timeout or 1.0))
+
+    # redis-py 8 calls it where a connection has ended.
+    def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
+        super().connect_check_health(*args, **kwargs)
+        self._is_ready = True
+
+    def _connect(self) -> Any:
+        self._is_ready = False
+        return super()._connect()
+
+    def disconnect(self, *args: Any, **kwargs: Any) -> None:
+        self._is_ready = False  # Also if an exception cuts this short.
+        super().disconnect(*args, **kwargs)
+        self._outstanding, self._streams = 0, False
+
+    def pack_commands(self, commands: Iterable[Any]) -> Any:
+        commands = list(commands)
+        packed = super().pack_commands(commands)
+        self._packed = len(commands)
+        return packed
+
+    def send_command(self, *args: Any, **kwargs: Any) -> None:
+        self._streams = self._streams or args[0] in _STREAMING
+        super().send_command(*args, **kwargs)
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if not self._sock:
+            if hasattr(AbstractConnection, "connect_check_health"):
+                self.connect_check_health(check_health=False)
+            else:
+                self.connect()
+        if self._outstanding and self._is_ready and not self._streams:
+            self.disconnect()
+            raise RedisConnectionError("The reply to an earlier command was not read.")
+        if check_health:
+            self.check_health()
+        # From here on nothing but sending is done.
+        self._outstanding += self._packed or 1
+        self._packed = 0
+        super().send_packed_command(command, check_health=False)
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            reply = super().read_response(*args, **kwargs)
+        except ResponseError:
+            self._outstanding -= 1
+            raise
+        self._outstanding -= 1
+        self._answered_at = time.monotonic()
+        return reply
+
+
+@cache
+def guarded(kind: Any) -> Any:
+    """The connection class ``kind`` of a pool for threads, guarded."""
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "guards": kind}
+    return type(kind.__name__, (GuardedConnection, kind), members)
+
+
+def guard(client: Any) -> Any:
+    """``client``, a redis-py client for threads, after its pool is made to guard its connections;
+    those that the pool had are replaced."""
+    pool: Any = getattr(client, "connection_pool", None)
+    kind: Any = getattr(pool, "connection_class", None)
+    known = isinstance(kind, type) and issubclass(kind, AbstractConnection)
+    if known and not issubclass(kind, GuardedConnection):
+        pool.connection_class = guarded(kind)
+        pool.reset()
+    return client
