@@ -150,6 +150,7 @@ class AsyncRawConnection(ABC):
             return False
         await wait_awake({reply}, PROBE_SECONDS)
         if not reply.done():
+            reply.cancel()
             return False
         self._in_doubt = False
         error = reply.exception()  # ResponseError: this user may not, or the server is busy.

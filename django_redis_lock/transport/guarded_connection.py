@@ -65,23 +65,22 @@ class GuardedConnection(_Any):  # type: ignore[misc]
         self._is_ready = True
 
     def _connect(self) -> Any:
-        self._is_ready = False
+        self._is_ready, self._outstanding, self._streams = False, 0, False
         return super()._connect()
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
         self._is_ready = False  # Also if an exception cuts this short.
         super().disconnect(*args, **kwargs)
-        self._outstanding, self._streams = 0, False
 
     def pack_commands(self, commands: Iterable[Any]) -> Any:
-        commands = list(commands)
+        commands = [_without_numbers(command) for command in commands]
         packed = super().pack_commands(commands)
         self._packed = len(commands)
         return packed
 
     def send_command(self, *args: Any, **kwargs: Any) -> None:
+        super().send_command(*_without_numbers(args), **kwargs)
         self._streams = self._streams or args[0] in _STREAMING
-        super().send_command(*args, **kwargs)
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if not self._sock:
@@ -108,6 +107,11 @@ class GuardedConnection(_Any):  # type: ignore[misc]
         self._outstanding -= 1
         self._answered_at = time.monotonic()
         return reply
+
+
+def _without_numbers(words: Iterable[Any]) -> list[Any]:
+    """See ``execute.pack_words``."""
+    return [str(word) if type(word) in (int, float) else word for word in words]
 
 
 @cache
