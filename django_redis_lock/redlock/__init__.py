@@ -117,7 +117,7 @@ PARTS = 10
 def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
     """The replies to ``calls``, or their errors, by place, which come within ``patience`` seconds
     in all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
-    asking = _FanOut(servers, calls)
+    asking = _FanOut(servers, calls, patience)
     asking.answers.update(spared(servers, calls))
     try:
         for place in calls:
@@ -150,8 +150,11 @@ def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, An
 
 
 class _FanOut:
-    def __init__(self, servers: Sequence[Server], calls: Mapping[int, Call]) -> None:
+    def __init__(
+        self, servers: Sequence[Server], calls: Mapping[int, Call], patience: float
+    ) -> None:
         self._servers = servers
+        self._patience = patience
         self._calls = calls
         self._connections: dict[int, RawConnection] = {}
         #: Of the threads.
@@ -176,7 +179,9 @@ class _FanOut:
                 return
         reply = self._replies[place] = Future()
         name = "django_redis_lock connect"
-        threading.Thread(target=_ask, args=(server, call, reply), name=name, daemon=True).start()
+        threading.Thread(
+            target=_ask, args=(server, call, reply, self._patience), name=name, daemon=True
+        ).start()
 
     def collect(self, patience: float) -> None:
         left, part = patience, patience / PARTS
@@ -225,11 +230,11 @@ class _FanOut:
             connection.disconnect()
 
 
-def _ask(server: Server, call: Call, reply: Future[Any]) -> None:
+def _ask(server: Server, call: Call, reply: Future[Any], patience: float) -> None:
     """Check an idle connection or connect, then send ``call`` unless the caller has stopped
     waiting."""
     try:
-        connection = server.checkout()
+        connection = server.checkout(patience)
     except Exception as error:
         note_sent(error, False)
         if reply.set_running_or_notify_cancel():

@@ -36,6 +36,7 @@ from .execute import (
     pack_words,
     value_with_lifetime,
 )
+from .idle import PROBE_SECONDS
 from .retry import REPORTED, Answer, run_again, run_all_steps
 from .server import CHECK_SECONDS, Server, server_of
 
@@ -150,7 +151,7 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
     connecting = _of_the_running_loop().connecting
     task = connecting.get(node)
     if task is None:
-        task = connecting[node] = asyncio.ensure_future(_connect(client, node))
+        task = connecting[node] = asyncio.ensure_future(_connect(client, node, patience))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         if patience is None:
@@ -165,11 +166,12 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
         raise
 
 
-async def _connect(client: Any, node: Server) -> AsyncRawConnection:
+async def _connect(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
     of_loop = _of_the_running_loop()
+    limit = PROBE_SECONDS if patience is None else min(PROBE_SECONDS, patience / 2)
     try:
         idle = of_loop.connections.get(node)
-        if idle is not None and await idle.still_answers():
+        if idle is not None and await idle.still_answers(limit):
             return idle
         pool = pool_of(client, node)
         timeout = timeout_of(pool.connection_kwargs)

@@ -139,8 +139,8 @@ class AsyncRawConnection(ABC):
         since = self._calls[0].sent_at if self._calls else self._answered_at
         return time.monotonic() - since < TRUSTED_SECONDS
 
-    async def still_answers(self) -> bool:
-        """Whether the server answers on it, which was idle."""
+    async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
+        """Whether the server answers on it, which was idle, within so many seconds."""
         if self._is_closed() or self._calls or self._has_ended():
             return False
         self._in_doubt = True
@@ -148,7 +148,7 @@ class AsyncRawConnection(ABC):
             reply = self.ask(PING)
         except RedisConnectionError:
             return False
-        await wait_awake({reply}, PROBE_SECONDS)
+        await wait_awake({reply}, seconds)
         if not reply.done():
             reply.cancel()
             return False
