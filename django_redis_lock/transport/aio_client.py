@@ -36,6 +36,7 @@ from .execute import (
     pack_words,
     value_with_lifetime,
 )
+from .guarded_connection import guarded
 from .idle import PROBE_SECONDS
 from .retry import REPORTED, Answer, run_again, run_all_steps
 from .server import CHECK_SECONDS, Server, server_of
@@ -207,7 +208,7 @@ def _pool_like(pool: Any) -> ConnectionPool:
             for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]
-            return ConnectionPool(connection_class=ours, **settings)
+            return ConnectionPool(connection_class=guarded(ours), **settings)
     raise TypeError(f"{pool.connection_class.__name__} has no twin for asyncio")
 
 

@@ -27,7 +27,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .address import HAS_HIREDIS, INCOMPLETE, own_settings, reader_for
+from .address import HAS_HIREDIS, INCOMPLETE, connection_class_of, own_settings, reader_for
 from .idle import PROBE_SECONDS, TRUSTED_SECONDS
 
 PING = b"*1\r\n$4\r\nPING\r\n"
@@ -47,8 +47,9 @@ async def connect_to(
         timeout: seconds that connecting may take.
         reply_timeout: seconds that a reply may take, None without end.
     """
-    settings = own_settings(pool.connection_class, pool.connection_kwargs, timeout)
-    connection = pool.connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
+    connection_class = connection_class_of(pool)
+    settings = own_settings(connection_class, pool.connection_kwargs, timeout)
+    connection = connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
     loop = asyncio.get_running_loop()
     try:
         await connection.connect()

@@ -9,6 +9,7 @@ and that connects again before it serves another call.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from functools import cache
@@ -16,10 +17,12 @@ from typing import Any
 
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from .idle import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
 
+UNREAD = "The reply to an earlier command was not read."
+_CHECKS_WHILE_CONNECTING = hasattr(AbstractConnection, "connect_check_health")
 #: After these there are replies without a request.
 _STREAMING = frozenset(
     (
@@ -32,7 +35,7 @@ _STREAMING = frozenset(
 _Any: Any = object
 
 
-class GuardedConnection(_Any):  # type: ignore[misc]
+class _Guard(_Any):  # type: ignore[misc]
     """In front of a connection class of redis-py's or of the project's, see ``guarded``."""
 
     #: Requests that were, or may have been, sent without their replies having been read.
@@ -45,19 +48,50 @@ class GuardedConnection(_Any):  # type: ignore[misc]
     #: When a reply was read, in monotonic seconds.
     _answered_at = 0.0
 
+    def pack_commands(self, commands: Iterable[Any]) -> Any:
+        commands = [_without_numbers(command) for command in commands]
+        packed = super().pack_commands(commands)
+        self._packed = len(commands)
+        return packed
+
+    def _begin(self) -> None:
+        """A new socket is about to be made."""
+        self._is_ready, self._outstanding, self._streams = False, 0, False
+
+    def _is_clean(self) -> bool:
+        return self._is_ready and not self._outstanding and not self._streams
+
+    def _was_idle(self) -> bool:
+        return time.monotonic() - self._answered_at > TRUSTED_SECONDS
+
+    def _owes_a_reply(self) -> bool:
+        return bool(self._outstanding) and self._is_ready and not self._streams
+
+    def _note_request(self) -> None:
+        """From here on nothing but sending is done."""
+        self._outstanding += self._packed or 1
+        self._packed = 0
+
+    def _note_reply(self) -> None:
+        self._outstanding -= 1
+        self._answered_at = time.monotonic()
+
+
+class GuardedConnection(_Guard):
+    """For threads."""
+
     # The pool calls it before each use.
     def connect(self) -> None:
         self._packed = 0
-        if self._sock is not None and not self._is_clean():
+        if self._sock is not None and not self._may_be_used():
             self.disconnect()
         super().connect()
         self._is_ready = True
 
-    def _is_clean(self) -> bool:
-        if self._outstanding or self._streams or not self._is_ready:
-            return False
-        idle = time.monotonic() - self._answered_at > TRUSTED_SECONDS
-        return not idle or still_answers(self, min(PROBE_SECONDS, self.socket_timeout or 1.0))
+    def _may_be_used(self) -> bool:
+        if not self._is_clean() or not self._was_idle():
+            return self._is_clean()
+        return still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
 
     # redis-py 8 calls it where a connection has ended.
     def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
@@ -65,18 +99,12 @@ class GuardedConnection(_Any):  # type: ignore[misc]
         self._is_ready = True
 
     def _connect(self) -> Any:
-        self._is_ready, self._outstanding, self._streams = False, 0, False
+        self._begin()
         return super()._connect()
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
         self._is_ready = False  # Also if an exception cuts this short.
         super().disconnect(*args, **kwargs)
-
-    def pack_commands(self, commands: Iterable[Any]) -> Any:
-        commands = [_without_numbers(command) for command in commands]
-        packed = super().pack_commands(commands)
-        self._packed = len(commands)
-        return packed
 
     def send_command(self, *args: Any, **kwargs: Any) -> None:
         super().send_command(*_without_numbers(args), **kwargs)
@@ -84,28 +112,87 @@ class GuardedConnection(_Any):  # type: ignore[misc]
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if not self._sock:
-            if hasattr(AbstractConnection, "connect_check_health"):
+            if _CHECKS_WHILE_CONNECTING:
                 self.connect_check_health(check_health=False)
             else:
                 self.connect()
-        if self._outstanding and self._is_ready and not self._streams:
+        if self._owes_a_reply():
             self.disconnect()
-            raise RedisConnectionError("The reply to an earlier command was not read.")
+            raise RedisConnectionError(UNREAD)
         if check_health:
             self.check_health()
-        # From here on nothing but sending is done.
-        self._outstanding += self._packed or 1
-        self._packed = 0
+        self._note_request()
         super().send_packed_command(command, check_health=False)
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
             reply = super().read_response(*args, **kwargs)
         except ResponseError:
-            self._outstanding -= 1
+            self._note_reply()
             raise
-        self._outstanding -= 1
-        self._answered_at = time.monotonic()
+        self._note_reply()
+        return reply
+
+
+class AsyncGuardedConnection(_Guard):
+    """For tasks."""
+
+    async def connect(self) -> None:
+        self._packed = 0
+        if self.is_connected and not await self._may_be_used():
+            await self.disconnect(nowait=True)
+        await super().connect()
+        self._is_ready = True
+
+    async def _may_be_used(self) -> bool:
+        if not self._is_clean() or not self._was_idle():
+            return self._is_clean()
+        try:
+            await self.send_command("PING", check_health=False)
+            await asyncio.wait_for(self.read_response(), PROBE_SECONDS)
+        except ResponseError:
+            pass
+        except (RedisError, OSError, asyncio.TimeoutError):
+            return False
+        return True
+
+    async def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
+        await super().connect_check_health(*args, **kwargs)
+        self._is_ready = True
+
+    async def _connect(self) -> Any:
+        self._begin()
+        return await super()._connect()
+
+    async def disconnect(self, *args: Any, **kwargs: Any) -> None:
+        self._is_ready = False
+        await super().disconnect(*args, **kwargs)
+
+    async def send_command(self, *args: Any, **kwargs: Any) -> None:
+        await super().send_command(*_without_numbers(args), **kwargs)
+        self._streams = self._streams or args[0] in _STREAMING
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if not self.is_connected:
+            if _CHECKS_WHILE_CONNECTING:
+                await self.connect_check_health(check_health=False)
+            else:
+                await self.connect()
+        if self._owes_a_reply():
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError(UNREAD)
+        if check_health:
+            await self.check_health()
+        self._note_request()
+        await super().send_packed_command(command, check_health=False)
+
+    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            reply = await super().read_response(*args, **kwargs)
+        except ResponseError:
+            self._note_reply()
+            raise
+        self._note_reply()
         return reply
 
 
@@ -116,9 +203,10 @@ def _without_numbers(words: Iterable[Any]) -> list[Any]:
 
 @cache
 def guarded(kind: Any) -> Any:
-    """The connection class ``kind`` of a pool for threads, guarded."""
+    """The connection class ``kind`` of a pool, for threads or for tasks, guarded."""
     members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "guards": kind}
-    return type(kind.__name__, (GuardedConnection, kind), members)
+    guard = GuardedConnection if issubclass(kind, AbstractConnection) else AsyncGuardedConnection
+    return type(kind.__name__, (guard, kind), members)
 
 
 def guard(client: Any) -> Any:

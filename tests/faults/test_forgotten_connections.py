@@ -16,7 +16,7 @@ from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking import MultiLock
 from django_redis_lock.redlock import AsyncRedlock
-from django_redis_lock.transport import server_of
+from django_redis_lock.transport import asyncio_client, server_of
 from tests.lock_contract import Background
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
@@ -235,3 +235,18 @@ def test_all_connections_are_forgotten_at_once(proxy: Proxy) -> None:
     taken(lock)
     hit(cache)
     expect_well(client)
+
+
+def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:
+    """A project uses the loop's client for commands of its own."""
+
+    async def main() -> None:
+        client = asyncio_client(through(proxy))
+        for value in (b"1", b"2"):
+            async with client.pipeline() as pipe:
+                replies = await asyncio.wait_for(pipe.set("a", value).get("a").execute(), SOON)
+            assert replies[-1] == value
+            await asyncio.sleep(PAUSE)
+        await client.connection_pool.disconnect()
+
+    asyncio.run(main())

@@ -1,5 +1,5 @@
-"""Signals whose handlers return, again and again (a profiler, a heartbeat, ends of children), while a
-frozen server answers nothing: they postpone no time-out (P4)."""
+"""Signals whose handlers return, again and again (a profiler, children that end), and
+a frozen server: they postpone no time-out (P4)."""
 
 from __future__ import annotations
 
