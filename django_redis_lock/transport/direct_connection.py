@@ -1,6 +1,6 @@
 """A connection for threads that goes past redis-py's layers.
 
-Its socket does not block. The system's own limit for a call (SO_RCVTIMEO) would begin anew after
+Its socket does not block. The system's own limit for a call (SO_RCVTIMEO) would begin again after
 each signal, so that a periodic one could postpone it without end; ``poll`` has a deadline.
 """
 

@@ -35,7 +35,7 @@ _STREAMING = frozenset(
 _Any: Any = object
 
 
-class _Guard(_Any):  # type: ignore[misc]
+class _ReplyCounter(_Any):  # type: ignore[misc]
     """In front of a connection class of redis-py's or of the project's, see ``guarded``."""
 
     #: Requests that were, or may have been, sent without their replies having been read.
@@ -77,7 +77,7 @@ class _Guard(_Any):  # type: ignore[misc]
         self._answered_at = time.monotonic()
 
 
-class GuardedConnection(_Guard):
+class GuardedConnection(_ReplyCounter):
     """For threads."""
 
     # The pool calls it before each use.
@@ -134,7 +134,7 @@ class GuardedConnection(_Guard):
         return reply
 
 
-class AsyncGuardedConnection(_Guard):
+class AsyncGuardedConnection(_ReplyCounter):
     """For tasks."""
 
     async def connect(self) -> None:
