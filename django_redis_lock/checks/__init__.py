@@ -17,9 +17,8 @@ from django.urls import get_resolver
 from ..cache import BACKEND, BackendCannotLock, lock_cache
 from ..conf import SETTING, Conf, given
 from ..decorators import LockedFunction, declarations
-from .settings import TAG, check, found
-
-__all__ = ["TAG"]
+from .settings import check, found
+from .settings import run as run
 
 
 def _declarations() -> list[LockedFunction]:

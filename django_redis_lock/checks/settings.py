@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.messages.middleware import MessageMiddleware
 from django.contrib.sessions.middleware import SessionMiddleware
-from django.core.checks import CheckMessage, Error, Info, Warning, register
+from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.locale import LocaleMiddleware
@@ -25,8 +25,6 @@ from ..cache import BACKEND, LOCAL_BACKEND, URL_HINT, lock_cache, lock_caches
 from ..conf import FOR_THE_PROCESS, Conf, given
 from ..doctor import examine
 from ..middleware import CachedPageMiddleware
-
-TAG = "redis_lock"
 
 #: The settings in which projects keep the URL of Celery's broker.
 BROKERS = ("CELERY_BROKER_URL", "BROKER_URL")
@@ -45,33 +43,28 @@ def found(number: str, text: str, hint: str) -> CheckMessage:
 
 
 Check = Callable[[], Iterator[CheckMessage]]
+#: Those of each start, and those for ``--deploy`` only.
+_CHECKS: dict[bool, list[Check]] = {False: [], True: []}
 
 
 def check(*, deploy: bool = False) -> Callable[[Check], Check]:
-    """Register a check, for settings that are a dict; with ``deploy`` for ``--deploy`` only."""
+    """Add a check, for settings that are a dict; with ``deploy`` for ``--deploy`` only."""
 
     def decorate(look: Check) -> Check:
-        def run(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-            try:
-                given()
-            except ImproperlyConfigured:
-                return []  # E001 reports it.
-            return list(look())
-
-        register(run, TAG, deploy=deploy)
+        _CHECKS[deploy].append(look)
         return look
 
     return decorate
 
 
-@register(TAG)
-def check_dict(**kwargs: Any) -> list[CheckMessage]:
+def run(*, deploy: bool) -> list[CheckMessage]:
+    """The messages of all checks; with ``deploy`` those for ``--deploy`` only."""
     try:
         given()
     except ImproperlyConfigured as error:
         hint = 'Write DJANGO_REDIS_LOCK = {"TIMEOUT": 30}, or leave it out.'
-        return [found("E001", f"{error}.", hint)]
-    return []
+        return [] if deploy else [found("E001", f"{error}.", hint)]
+    return [message for look in _CHECKS[deploy] for message in look()]
 
 
 @check()

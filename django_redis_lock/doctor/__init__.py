@@ -32,7 +32,7 @@ from ..protocol import (
     script,
     wake_key,
 )
-from ..transport import Cluster, Server, own_settings, run, server_of
+from ..transport import Server, own_settings, run, server_of
 
 
 class Level(IntEnum):
@@ -63,7 +63,7 @@ class Target:
         self.conf: Conf = self.cache.conf
         self.client: Any = self.cache._lock_client()
         self.server: Any = server_of(self.client)
-        self.is_cluster = isinstance(self.server, Cluster)
+        self.is_cluster = self.server.is_cluster
         self.address = str(self.server)  # Without user and password.
 
     def nodes(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from redis.exceptions import RedisError
 
@@ -20,6 +20,7 @@ from .. import events
 from ..clock import time
 from ..events import FellBack
 from ..exceptions import LockError, TooFewReplicas
+from ..extension import on_first_use
 from ..locking import AsyncLock, Hold, Lock, LockOperations
 from ..protocol import (
     AcquireRequest,
@@ -31,10 +32,12 @@ from ..protocol import (
     new_token,
     printable,
 )
-from ..redlock import AsyncRedlock, Redlock
 from ..threads import get_logger
 from ..transport import Steps, is_outage
 from .file_lock import LocalLock, held_locally, pauses
+
+if TYPE_CHECKING:
+    from .redlock import AsyncFallbackRedlock, FallbackRedlock
 
 __all__ = [
     "AsyncFallbackLock",
@@ -291,16 +294,8 @@ class FallbackLock(Fallback, Lock):
     """``Lock`` with a fallback for outages."""
 
 
-class FallbackRedlock(FallbackLock, Redlock):
-    """``Redlock`` with a fallback for outages."""
-
-
 class AsyncFallbackLock(Fallback, AsyncLock):
     """``AsyncLock`` with a fallback for outages."""
-
-
-class AsyncFallbackRedlock(AsyncFallbackLock, AsyncRedlock):
-    """``AsyncRedlock`` with a fallback for outages."""
 
 
 def _with_new_token(request: AcquireRequest) -> AcquireRequest:
@@ -310,3 +305,6 @@ def _with_new_token(request: AcquireRequest) -> AcquireRequest:
         fresh = request.token, new_token()
     request.may_hold.append(fresh)
     return request._replace(token=fresh[0], attempt=fresh[1])
+
+
+__getattr__ = on_first_use(__name__, redlock="AsyncFallbackRedlock FallbackRedlock")

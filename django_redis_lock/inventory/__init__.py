@@ -36,7 +36,7 @@ from ..protocol import (
     slot_tag,
 )
 from ..singleflight import END_FLIGHT, LET_GO
-from ..transport import Cluster, is_cluster, run, run_all, run_at, server_of
+from ..transport import is_cluster, run, run_all, run_at, server_of
 from .listing import FLIGHT as FLIGHT
 from .listing import LOCK as LOCK
 from .listing import MAX_DESCRIBED as MAX_DESCRIBED
@@ -213,12 +213,12 @@ def indexed_locks(client: Any, most: int) -> list[bytes]:
     return found
 
 
-def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) -> int:
+def delete_matching(client: Any, pattern: bytes, step: int | None = None) -> int:
     """Delete the keys that match ``pattern``, as of SCAN, except those of held locks, and end the
     computations of matching keys. Keys that are set during the call may remain.
 
     Args:
-        step: how many keys one script scans; at most KEYS_PER_SCRIPT.
+        step: how many keys one script scans; at most KEYS_PER_SCRIPT, the default.
 
     Returns:
         the number of keys deleted.
@@ -226,7 +226,7 @@ def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) ->
     Raises:
         redis.exceptions.RedisError: a request failed. Some keys may be deleted.
     """
-    step = min(step, KEYS_PER_SCRIPT)
+    step = min(step or KEYS_PER_SCRIPT, KEYS_PER_SCRIPT)
     # The flights first: a value from older data is then either there to be deleted, or will not be
     # stored (invariant C2).
     beginning = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
@@ -250,7 +250,7 @@ def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) ->
 def _scan(client: Any, pattern: bytes, step: int) -> Iterator[list[bytes]]:
     """In pages, without the keys of the whole database; on a cluster those of all primaries."""
     server = server_of(client)
-    for node in server.primaries() if isinstance(server, Cluster) else [None]:
+    for node in server.primaries() if server.is_cluster else [None]:
         cursor = b""
         while cursor != b"0":
             call = Call(SCAN, (), (cursor or b"0", pattern, step))
@@ -289,12 +289,12 @@ def empty(client: Any) -> None:
 def _emptied_at_once(client: Any) -> bool:
     server, locks = server_of(client), indexed_locks(client, MAX_KEPT_LOCKS + 1)
     # Of a slot that is being moved, CLEAR could not keep the locks.
-    if len(locks) > MAX_KEPT_LOCKS or (isinstance(server, Cluster) and server.is_moving_slots()):
+    if len(locks) > MAX_KEPT_LOCKS or (server.is_cluster and server.is_moving_slots()):
         return False
     kept = [*(part for key in locks for part in keys_at(key).own[1:]), *FIGURES.values()]
     kept += (quorum_fence_key(key) for key in locks if key_of_companion(key) is None)
     bounds = (MAX_KEPT_LOCKS, MAX_KEPT_BYTES)
-    if not isinstance(server, Cluster):
+    if not server.is_cluster:
         return bool(run(client, Call(CLEAR, (INDEX,), (*bounds, 0, *kept))).value)
     done = True
     for node, slots in server.primaries().items():

@@ -13,17 +13,12 @@ from typing import Any
 from ..events import group_of
 from ..locking import Event, last_heartbeats, read_events
 from ..protocol import (
-    DESCRIBE,
-    DESCRIBE_FLIGHTS,
     FLIGHTS,
     HEARTBEAT_EVERY,
     INDEX,
-    LIST,
-    LIST_FLIGHTS,
     MAX_PID,
     MAX_UNIX_TIME,
     SILENT_AFTER,
-    WAITING,
     Call,
     HolderInfo,
     Owner,
@@ -40,7 +35,8 @@ from ..protocol import (
     script,
     slot_tag,
 )
-from ..transport import Cluster, is_cluster, run, run_all, run_at, server_of
+from ..transport import is_cluster, run, run_all, run_at, server_of
+from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, LIST, LIST_FLIGHTS, WAITING
 
 #: The kinds of entries: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "computation"
@@ -260,7 +256,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
 def indexes(client: Any, index: bytes) -> list[bytes]:
     """The keys of INDEX, or FLIGHTS: on a cluster there is one for each slot that has entries."""
     server = server_of(client)
-    if not isinstance(server, Cluster):
+    if not server.is_cluster:
         return [index]
     found = []
     for node, slots in server.primaries().items():

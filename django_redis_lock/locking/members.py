@@ -4,14 +4,13 @@ several locks, made of those for one. Their keys must be in one slot of a cluste
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any
 
 from ..keeper import keeper
-from ..protocol import Call, Script, new_token, release_call, script
+from ..protocol import Call, Script, new_token, release_call
 from ..threads import Mutex
 from ..transport import Answer, Server, Steps
 from .hold import Hold
@@ -167,12 +166,6 @@ def _answers(run: Callable[[Call], Any], in_one_place: bool, calls: list[Call]) 
 _VARIABLES = "local ALL_KEYS, ALL_ARGS, KEYS, ARGV = KEYS, ARGV, KEYS, ARGV\n"
 
 
-def _script(body: str, of_one: str = "") -> Script:
-    source = _VARIABLES + script(body).source
-    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return Script(source, sha, of_one)
-
-
 @cache
 def _for_each(one: Script) -> Script:
     body = f"""
@@ -188,7 +181,7 @@ for i = 0, locks - 1 do
 end
 return replies
 """
-    return _script(body, one.body)
+    return Script(body, before=_VARIABLES, urgent=one.urgent)
 
 
 def for_each(*calls: Call) -> Call:
@@ -206,7 +199,8 @@ def for_each(*calls: Call) -> Call:
 #: returns {which is the first that is taken (0 if none is), the reply of ACQUIRE for each lock that
 #:         was taken, and for that one}
 #: atomic because none may be taken while another is not to be had.
-ACQUIRE_ALL = _script("""
+ACQUIRE_ALL = Script(
+    """
 local locks, taken = tonumber(ARGV[6]), 0
 local keys = #ALL_KEYS / locks
 local function turn_to(i) KEYS = {unpack(ALL_KEYS, (i - 1) * keys + 1, i * keys)} end
@@ -231,4 +225,6 @@ if taken > 0 then
   replies[before + 2] = {0, redis.call('PTTL', KEYS[1]), now()}
 end
 return replies
-""")
+""",
+    before=_VARIABLES,
+)

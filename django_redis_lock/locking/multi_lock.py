@@ -21,6 +21,7 @@ from ..protocol import (
     Acquisition,
     Call,
     HolderInfo,
+    check_names,
     named_token,
     slot_of,
 )
@@ -39,7 +40,6 @@ from .members import ACQUIRE_ALL, MultiHold, member_class, together
 from .operations import LockOperations
 from .records import note_vanished
 
-MAX_NAMES = 100
 #: Options of a lock with a fallback only; and those of the whole, which no single name has.
 OF_A_FALLBACK = ("on_redis_down", "local_folder")
 OF_THE_WHOLE = ("blocking", "blocking_timeout", "on_lost", "cancel_on_lost", "id", "reentrant")
@@ -321,19 +321,6 @@ class AsyncMultiLock(SeveralNames, AsyncLock):
 
     async def _send(self, call: Call, patience: float | None) -> Any:
         return (await arun(self.redis, call, patience=patience)).value
-
-
-def check_names(names: Any) -> list[str]:
-    """``names``, each once. Raises TypeError or ValueError."""
-    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
-        raise TypeError(f"the names of a lock must be a list of str, not {names!r}")
-    found = list(dict.fromkeys(names))
-    for name in found:
-        if not isinstance(name, str):
-            raise TypeError(f"each name of a lock must be a str, not {name!r}")
-    if not 0 < len(found) <= MAX_NAMES:
-        raise ValueError(f"a lock must have 1 to {MAX_NAMES} names, not {len(found)}")
-    return found
 
 
 def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:

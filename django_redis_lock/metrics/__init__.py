@@ -133,12 +133,14 @@ _metrics = Metrics()
 forget = _metrics.forget
 
 
-def start() -> None:
+def start() -> Metrics:
+    """Count from now on."""
     events.subscribe(_metrics)
     events.count_read = _metrics.count_read
     events.usual_hold = _metrics.usual_hold
     if "celery" in sys.modules:  # As in ``note_tasks``.
         import_module("celery.signals").worker_process_shutdown.connect(_end)
+    return _metrics
 
 
 def _end(**kwargs: Any) -> None:

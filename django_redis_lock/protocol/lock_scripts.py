@@ -319,7 +319,7 @@ redis.call('PEXPIRE', KEYS[6], 2000)
 if fence then return {number, fence, now(), gone} end
 return {0, earliest_end(), now()}
 """
-LEAVE = script(LEAVE_BODY)
+LEAVE = script(LEAVE_BODY, urgent=True)
 
 #: A granted waiter gives the lock its full lifetime and, if it was its process's last waiter,
 #: stops being registered.
@@ -386,7 +386,7 @@ end
 
 if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end
 """
-RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]")
+RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]", urgent=True)
 
 #: End the lock of the holder that HELD named, so that it is safe to send twice; the first live
 #: waiter gets it.
@@ -421,7 +421,8 @@ RESET = script(RESET_BODY)
 #: A lock that was renewed a moment ago stays as it is: a report of a change must not lead to the
 #: next.
 #: atomic because both must apply to this token's lock and to no other.
-RENEW = script("""
+RENEW = script(
+    """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
@@ -436,7 +437,9 @@ redis.call('EXISTS', KEYS[1])  -- What comes last is a read: see ``Listener``.
 describe(left, 'seen', string.format('%d', now()), unpack(ARGV, 4))
 note(left < 0 and '0' or left)
 return left
-""")
+""",
+    urgent=True,
+)
 
 #: Change the lifetime at the holder's wish.
 #:
@@ -460,7 +463,7 @@ if ARGV[3] == '0' then describe(wanted, 'extension', ARGV[5]) else describe_unti
 note(wanted)
 return 1
 """
-EXTEND = script(EXTEND_BODY)
+EXTEND = script(EXTEND_BODY, urgent=True)
 
 #: What the keeper does for a process that waits: stay registered and look whether the holder has
 #: vanished; if so, make the grant on its behalf.
@@ -482,9 +485,3 @@ if not holder then
 end
 return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
 """)
-
-#: The server's time in microseconds. A script, so that it is sent as the calls of a lock are: on
-#: the same connections, and once more if the reply is lost.
-#:
-#: KEYS  none        ARGV  none        returns microseconds
-CLOCK = script("return now()")

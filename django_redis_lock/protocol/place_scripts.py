@@ -224,7 +224,7 @@ PLACE_ACQUIRE = script(ACQUIRE_BODY, _library, first=PLACE_ACQUIRE_FIRST)
 #: returns as LEAVE, with the number of the place instead of 1, and the lifetime left to the place
 #:         that ends first
 #: atomic for the same reason as LEAVE.
-PLACE_LEAVE = script(LEAVE_BODY, _library)
+PLACE_LEAVE = script(LEAVE_BODY, _library, urgent=True)
 
 #: As TAKE_GRANT.
 #:
@@ -267,7 +267,10 @@ return {earliest_end(), now(), made > 0 and 1 or 0, unpack(vanishings)}
 #: returns as RELEASE
 #: atomic for the same reason as RELEASE.
 PLACE_RELEASE = script(
-    f"holder = find(ARGV[1]){RELEASE_BODY}", _library, first=RELEASE_FIRST % "KEYS[4]"
+    f"holder = find(ARGV[1]){RELEASE_BODY}",
+    _library,
+    first=RELEASE_FIRST % "KEYS[4]",
+    urgent=True,
 )
 
 #: As RESET, of one place.
@@ -284,22 +287,7 @@ PLACE_RESET = script(RESET_BODY, _library)
 #: ARGV  as EXTEND's, then the limit
 #: returns as EXTEND
 #: atomic for the same reason as EXTEND.
-PLACE_EXTEND = script(f"find(ARGV[1]){EXTEND_BODY}", _library)
-
-#: The holder of a plain lock, or of one place. An untaken grant has none.
-#:
-#: KEYS  lock keys of the place
-#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
-#:         server time in microseconds} or nil
-HELD = script(
-    """
-local holder = redis.call('GET', KEYS[1])
-if not holder or untaken(holder) then return nil end
-local owner = redis.pcall('HGETALL', KEYS[4])
-return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
-""",
-    _library,
-)
+PLACE_EXTEND = script(f"find(ARGV[1]){EXTEND_BODY}", _library, urgent=True)
 
 #: The holders of all places.
 #:

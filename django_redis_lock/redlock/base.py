@@ -41,7 +41,7 @@ from ..protocol import (
     milliseconds,
     named_token,
 )
-from ..transport import Server, Steps, Topology, is_outage, may_have_run, server_of
+from ..transport import Server, Steps, is_outage, may_have_run, server_of
 from .votes import (
     Ballot,
     QuorumAcquisition,
@@ -354,7 +354,7 @@ def _checked(redis: Iterable[Any]) -> tuple[Any, ...]:
     if len(clients) < 3:
         raise ValueError(f"a lock on several servers needs at least 3 of them, not {len(clients)}")
     servers = [server_of(client) for client in clients]
-    if any(isinstance(server, Topology) for server in servers):
+    if any(server.is_topology for server in servers):
         raise TypeError("a lock on several servers needs single servers: no cluster, no Sentinel")
     if len({server.database for server in servers}) < len(clients):
         raise ValueError("the servers of a lock must be different ones")

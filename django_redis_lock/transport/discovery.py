@@ -39,13 +39,12 @@ from ..threads import free_after_fork, get_logger
 from .address import (
     Address,
     RawConnection,
-    is_cluster,
     note_sent,
     who,
     without_address,
 )
 from .execute import pack_words
-from .server import Server, topologies
+from .server import Server
 
 logger = get_logger("django_redis_lock.topology")
 
@@ -61,6 +60,7 @@ class Topology(Server):
     """What a cluster and a service of sentinels have in common. The primaries are discovered at
     first and after errors, by one thread at a time, for which the others wait."""
 
+    is_topology = True
     #: Seconds after which the primaries are discovered again without an error.
     STALE = math.inf
     FAILOVER_SECONDS = 10.0
@@ -232,9 +232,6 @@ class SentinelService(Topology):
         return int(facts["config-epoch"]), self._forced_host or facts["ip"], int(facts["port"])
 
 
-topologies.append((lambda pool: hasattr(pool, "service_name"), SentinelService))
-
-
 class Primary(Server):
     """A server that is used only while it is a primary."""
 
@@ -249,6 +246,19 @@ class Primary(Server):
             connection.disconnect()
             raise
         return connection
+
+    def for_tasks(self, settings: dict[str, Any]) -> None:
+        settings["redis_connect_func"] = _meet_primary
+
+
+async def _meet_primary(connection: Any) -> None:
+    """Check on a new connection that its server is a primary."""
+    await connection.on_connect()
+    try:
+        await connection.send_command("ROLE")
+        expect_primary(await connection.read_response(), f"{connection.host}:{connection.port}")
+    except NoPermissionError:
+        pass  # This user may not know. A replica will not let us write, at least.
 
 
 def expect_primary(role: Any, where: str) -> None:
@@ -273,9 +283,15 @@ ASYNC_PARSER: Any = getattr(redis.asyncio.cluster, "ClusterParser", None)
 class Node(Server):
     """One server of a cluster."""
 
+    def for_tasks(self, settings: dict[str, Any]) -> None:
+        if ASYNC_PARSER is not None:
+            settings["parser_class"] = ASYNC_PARSER
+
 
 class Cluster(Topology):
     """Of redis-py's ``RedisCluster``, for threads or for asyncio."""
+
+    is_cluster = True
 
     def __init__(self, client: Any) -> None:
         super().__init__(_common(client))
@@ -382,7 +398,3 @@ def _common(client: Any) -> Address:
     named = settings.get("connection_class", Connection)
     tls = settings.get("ssl") or issubclass(named, (SSLConnection, AsyncSSLConnection))
     return without_address(Address(SSLConnection if tls else Connection, settings))
-
-
-# The first to be asked: any other attribute of a cluster's client makes it connect.
-topologies.insert(0, (is_cluster, Cluster))

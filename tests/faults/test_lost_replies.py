@@ -26,7 +26,7 @@ from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
-from django_redis_lock.protocol import HolderInfo
+from django_redis_lock.protocol import HELD, HolderInfo
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
@@ -37,10 +37,9 @@ from django_redis_lock.protocol.lock_scripts import (
     RESET,
     TAKE_GRANT,
 )
-from django_redis_lock.protocol.place_scripts import HELD
 from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_client, execute
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
 from tests.holding import Renewals
 from tests.integration.locks.test_lock_waiting import blocked

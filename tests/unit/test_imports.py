@@ -30,6 +30,7 @@ FOLDER = Path(django_redis_lock.__file__).parent
 FLOORS: tuple[dict[str, str], ...] = (
     {
         "clock": "the time, which tests can move",
+        "extension": "the optional parts, and when they are loaded",
         "exceptions": "the errors; each carries the lock's name and holder",
         "formatting": "durations as people read them",
         "events": "what happens to locks and computations, and who listens",

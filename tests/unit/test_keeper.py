@@ -20,7 +20,8 @@ from django_redis_lock.locking.hold import Hold, Renewal
 from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.protocol import Acquisition
 from django_redis_lock.protocol.keys import lock_keys
-from django_redis_lock.protocol.lock_scripts import CLOCK, RENEW
+from django_redis_lock.protocol.lock_scripts import RENEW
+from django_redis_lock.protocol.record_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.processes import PATIENCE, until

@@ -46,14 +46,14 @@ from django_redis_lock.protocol.keys import (
     lock_keys,
     process_key,
 )
-from django_redis_lock.protocol.lock_scripts import CLOCK
 from django_redis_lock.protocol.owner import Owner, fingerprint, process_id
+from django_redis_lock.protocol.record_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
 from django_redis_lock.singleflight.in_process import InProcessFlight
 from django_redis_lock.singleflight.leader import FlightRenewal, Leader
 from django_redis_lock.transport.execute import run
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.holding import Renewals, hurry, settle
 from tests.processes import until
 from tests.redis_server import RedisServer

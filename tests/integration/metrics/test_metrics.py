@@ -25,7 +25,7 @@ from django_redis_lock.metrics import collecting, figures, read
 from django_redis_lock.metrics.figures import Summary
 from django_redis_lock.protocol.keys import FIGURES
 from django_redis_lock.transport.execute import run
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.holding import hurry, outages
 from tests.integration.cache.test_get_or_set import (
     Asking,

@@ -1,6 +1,6 @@
 """The Lua scripts that look at locks and flights for people, in the manner of ``lock_scripts``."""
 
-from .script import script, shared
+from ..protocol import script, shared
 
 # read(part, ...): what a command answers; nil where the key of that part of a lock is of another
 # kind or too large, and then `broken` names the part.
@@ -158,54 +158,4 @@ return {
   type(redis.pcall('GET', KEYS[1])) == 'table' and (redis.pcall('TYPE', KEYS[1]).ok or '?') or '',
   readable and redis.call('EXISTS', KEYS[1]) == 0 and vanished() or nil,
 }
-""")
-
-#: Note what has happened to a lock. Releases by its holders push out no other events, unless most
-#: are others. (A list would want commands that those who may lock need not have the right to.)
-#:
-#: KEYS  events: a line for each, the latest first
-#: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds; when it
-#:       was, in microseconds ('' for now); what must not be noted yet ('' for nothing)
-#: returns 1, or 0 if that was noted
-#: atomic because two that note at the same time must not write over each other.
-RECORD_EVENT = script("""
-local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
-local lines, most, releases, last = {at .. ' ' .. ARGV[1]}, tonumber(ARGV[2]), 0, 0
-local kept = redis.pcall('GET', KEYS[1])
-if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
-if ARGV[5] ~= '' and string.find(kept, ARGV[5], 1, true) then return 0 end
-for line in string.gmatch(kept, '[^\\n]+') do
-  lines[#lines + 1] = line
-  if string.find(line, '"what": "released"', 1, true) then releases, last = releases + 1, #lines end
-end
-local gone = releases > most / 2 and last or #lines
-if #lines > most then
-  for i = gone, #lines do lines[i] = lines[i + 1] end
-end
-local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
-redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
-return 1
-""")
-
-#: Note that a process is alive.
-#:
-#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it        returns 1
-#: atomic because it is the server's time that is kept.
-HEARTBEAT = script("""
-redis.call('SET', KEYS[1], string.format('%.0f', now()), 'PX', ARGV[1])
-return 1
-""")
-
-#: When processes gave their last heartbeats.
-#:
-#: KEYS  heartbeats        ARGV  none
-#: returns {server time in microseconds, then what HEARTBEAT keeps of each, '' if nothing}
-#: atomic because the ages are reckoned from one reading of the clock.
-HEARTBEATS = script("""
-local found = {now()}
-for i, key in ipairs(KEYS) do
-  local beat = redis.pcall('GET', key)
-  found[i + 1] = type(beat) == 'string' and beat or ''
-end
-return found
 """)
