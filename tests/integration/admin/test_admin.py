@@ -134,7 +134,7 @@ def test_a_lock_without_an_end_and_without_a_known_holder(admin_client: Client) 
     assert holder is not None
     assert (row["left"], row["holder"], row["held"]) == (
         "never expires",
-        f"unknown ({holder.id})",
+        f"unknown ({shown_id(holder.id)})",
         "-",
     )
 
@@ -389,7 +389,7 @@ def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     text = text_of(response := admin_client.get(page_of(admin_client)))
     assert text.index("the nightly report") < text.index("web-1, process 8, thread First")
     assert text.index("thread First") < text.index("web-2, process 7, thread Second")
-    assert "lost held for 1 min 15 s by unknown (x) it expired" in text
+    assert f"lost held for 1 min 15 s by unknown ({shown_id('x')}) it expired" in text
     assert "(one is due every 10 s)" in text
     assert "Key in Redis :1:lock:report" in text
     assert re.search(r"since \d\d:\d\d:\d\d UTC", text)

@@ -21,6 +21,7 @@ from django.http import HttpResponse
 from django.test import Client
 
 from django_redis_lock import Lock, held_locks
+from django_redis_lock.held_locks import shown_id
 from django_redis_lock.admin import releasing
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
@@ -188,7 +189,7 @@ def test_it_is_released_and_kept_in_the_log(
     holder = f"{owner.host}, process {owner.pid}, thread {owner.thread}, the nightly report"
     (entry,) = LogEntry.objects.all()
     assert (entry.user, entry.object_repr) == (admin_user, "report")
-    by_force = f"Released by force. The holder was {holder} ({owner.id})."
+    by_force = f"Released by force. The holder was {holder} ({shown_id(owner.id)})."
     assert entry.change_message == f"{by_force} Reason: it hangs"
     for page in (f"{PAGE}history/", response["Location"].replace("/change/", "/history/")):
         history = text_of(admin_client.get(page))

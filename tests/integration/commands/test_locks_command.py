@@ -481,7 +481,7 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
             r"\n  cache +default, at the key :1:lock:nightly"
             r"\n\nWaiting, in this order"
             rf"\n    1  {hostname()}, process {os.getpid()}, thread next, for \ds"
-            rf"\n\nLast events\n  .* lost  \? \(x\): it expired\n"
+            rf"\n\nLast events\n  .* lost  \? \({shown_id('x')}\): it expired\n"
         )
         assert re.fullmatch(expected, out), out
         document = json.loads(run("show", "--json", "nightly")[1])
