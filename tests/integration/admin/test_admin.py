@@ -28,6 +28,7 @@ from django.urls import reverse
 from django_redis_lock import Lock
 from django_redis_lock.admin import listing, sections
 from django_redis_lock.admin.rows import Choice, Ref, duration
+from django_redis_lock.held_locks import shown_id
 from django_redis_lock.inventory import listing as inventory
 from django_redis_lock.inventory.listing import LOCK
 from django_redis_lock.locking.records import Heartbeat, note_call
@@ -552,8 +553,8 @@ def test_not_even_a_superuser_may_do_more_than_look(rf: RequestFactory, admin_us
     assert page.get_model_perms(request) == allowed
 
 
-@pytest.mark.parametrize("page", ["add/", "1/change/", "1/delete/", "1/history/", "1/"])
-def test_there_is_nothing_to_add_to_change_or_to_delete(admin_client: Client, page: str) -> None:
+@pytest.mark.parametrize("page", ["1/change/", "1/history/", "a/b/change/"])
+def test_a_page_of_no_lock(admin_client: Client, page: str) -> None:
     assert admin_client.get(f"{PAGE}{page}").status_code == 404
 
 

@@ -20,6 +20,7 @@ from django.core.cache import cache, caches
 from django.core.management import CommandError, call_command
 
 from django_redis_lock import Lock, events, metrics
+from django_redis_lock.held_locks import shown_id
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.management import by_name
 from django_redis_lock.management.commands.locks import Command
