@@ -8,13 +8,17 @@ of another site or version) is listed by its whole key, under the first cache of
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.crypto import salted_hmac
 from redis.exceptions import RedisError
 
 from .cache import lock_cache, lock_caches
@@ -99,10 +103,12 @@ class HeldLocks:
 
 
 class _Database(NamedTuple):
-    """A database, and for each cache in it the key prefixes of its locks and of its values."""
+    """A database, and for each cache in it the key prefixes of its locks and of its values.
+    ``only_locks``: prefixes of keys that no cache can write to."""
 
     client: Any
     prefixes: dict[str, dict[str, bytes]]
+    only_locks: set[bytes]
 
 
 def held_locks(
@@ -126,7 +132,9 @@ def held_locks(
 
     def ask(database: _Database) -> list[Inventory] | Exception:
         try:
-            return [list_held(database.client, b"", limit, search, kind) for kind in kinds]
+            spaces = tuple(database.only_locks)
+            client = database.client
+            return [list_held(client, b"", limit, search, kind, spaces) for kind in kinds]
         except UNAVAILABLE as error:
             return error
 
@@ -164,8 +172,19 @@ def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | N
         redis.exceptions.RedisError, ImproperlyConfigured: the request failed.
     """
     database = _database_of(alias)
-    found = inspect(database.client, key, kind)
-    return (None if found.lock is None else _place(database, found.lock)), found
+    found = inspect(database.client, key, kind, tuple(database.only_locks))
+    holding = None if found.lock is None else _place(database, found.lock)
+    return holding, replace(
+        found,
+        lock=None if holding is None else holding.lock,
+        holders=tuple(_place(database, lock).lock for lock in found.holders),
+        events=tuple(replace(event, owner=_shown(event.owner)) for event in found.events),
+    )
+
+
+def is_among_locks(alias: str, key: bytes) -> bool:
+    """Whether only locks are stored under such keys: no cache can write there."""
+    return key.startswith(tuple(_database_of(alias).only_locks))
 
 
 def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
@@ -184,9 +203,18 @@ def release(
 ) -> Outcome:
     """``inventory.release`` with the settings of the cache ``alias``."""
     cache: Any = lock_cache(alias)
-    client = cache._lock_client()
-    grant = cache.conf.GRANT_TIMEOUT
-    return release_forced(client, key, owner_id, fence=fence, kind=kind, grant_timeout=grant, by=by)
+    database = _database_of(alias)
+    return release_forced(
+        database.client,
+        key,
+        owner_id,
+        fence=fence,
+        kind=kind,
+        grant_timeout=cache.conf.GRANT_TIMEOUT,
+        by=by,
+        only_locks=tuple(database.only_locks),
+        id_of=shown_id,
+    )
 
 
 def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
@@ -201,11 +229,14 @@ def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
                 LOCK: cache._encoded_key(cache.conf.LOCK_PREFIX, None),
                 FLIGHT: cache._encoded_key("", None),
             }
-            database = found.setdefault(server_of(client).database, _Database(client, {}))
+            new = _Database(client, {}, set())
+            database = found.setdefault(server_of(client).database, new)
         except UNAVAILABLE as error:
             failed[alias] = error
         else:
             database.prefixes[alias] = prefixes
+            if cache.conf.LOCK_PREFIX:
+                database.only_locks.add(prefixes[LOCK])
     return found.values(), failed
 
 
@@ -231,7 +262,33 @@ def _cache_of(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, b
 def _place(database: _Database, lock: LockInfo) -> HeldLock:
     alias, prefix, foreign = _cache_of(database, lock.lock_key, lock.kind)
     name = lock.lock_key[len(prefix) :].decode(errors="backslashreplace")
-    return HeldLock(alias, name, lock, foreign)
+    return HeldLock(alias, name, replace(lock, owner=_shown(lock.owner)), foreign)
+
+
+def _shown(owner: Owner) -> Owner:
+    return replace(owner, id=shown_id(owner.id))
+
+
+def shown_id(id: str) -> str:
+    """An owner's id as people see it. The id itself is a hash of the token without a key, which
+    would confirm a guessed token, or value."""
+    return salted_hmac(_SALT, id, _secret(), algorithm="sha256").hexdigest()[:12] if id else ""
+
+
+_SALT = "django_redis_lock.held_locks"
+
+
+def _secret() -> str | bytes:
+    try:
+        secret: str | bytes = settings.SECRET_KEY
+        return secret
+    except ImproperlyConfigured:  # Some commands run without one.
+        return _secret_of_this_process()
+
+
+@lru_cache(maxsize=1)
+def _secret_of_this_process() -> bytes:
+    return secrets.token_bytes(32)
 
 
 def _failure(alias: str, error: Exception) -> Failure:

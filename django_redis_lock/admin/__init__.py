@@ -16,21 +16,23 @@ from django.http import (
     HttpResponseRedirect,
     QueryDict,
 )
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_http_methods, require_safe
+from django.views.generic import RedirectView
 
 from .. import models
 from ..cache import lock_caches
 from ..events import group_of
-from ..held_locks import UNAVAILABLE, Failure, look_closely, name_of
+from ..held_locks import UNAVAILABLE, Failure, is_among_locks, look_closely, name_of
 from ..inventory import FLIGHT
 from ..protocol import printable
 from .listing import Listing
-from .releasing import outlook, parse_choices, release_chosen, releases
+from .releasing import outlook, parse_choices, release_all, releases
 from .rows import (
     Choice,
     Ref,
@@ -72,13 +74,15 @@ class HeldLockAdmin(ModelAdmin):
         user: Any = request.user
         return bool(user.has_perm(f"{self.opts.app_label}.release_heldlock"))
 
-    def _protected(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def _protected(
+        self, view: Callable[..., HttpResponseBase]
+    ) -> Callable[..., HttpResponseBase]:
+        def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if not self.has_view_permission(request):
                 raise PermissionDenied
             return view(request, *args, **kwargs)
 
-        wrapped: Callable[..., HttpResponse] = self.admin_site.admin_view(protected)
+        wrapped: Callable[..., HttpResponseBase] = self.admin_site.admin_view(protected)
         return wrapped
 
     def get_urls(self) -> list[URLPattern]:
@@ -88,12 +92,20 @@ class HeldLockAdmin(ModelAdmin):
             "processes": ("processes/", reads(self.processes_view)),
             "releases": ("history/", reads(self.releases_view)),
             "release": ("release/", asks(self.release_view)),
-            "change": ("<str:ref>/change/", reads(self.lock_view)),
-            "history": ("<str:ref>/history/", reads(self.releases_view)),
+            "add": ("add/", _refuse),
+            "change": ("<path:object_id>/change/", reads(self.lock_view)),
+            "history": ("<path:object_id>/history/", reads(self.releases_view)),
+            "delete": ("<path:object_id>/delete/", _refuse),
         }
+        change = RedirectView.as_view(
+            pattern_name=f"{self.admin_site.name}:{self._url_name('change')}"
+        )
         return [
-            path(route, self._protected(view), name=self._url_name(name))
-            for name, (route, view) in views.items()
+            *(
+                path(route, self._protected(view), name=self._url_name(name))
+                for name, (route, view) in views.items()
+            ),
+            path("<path:object_id>/", self._protected(change)),  # As ModelAdmin has it.
         ]
 
     def _url_name(self, name: str) -> str:
@@ -160,17 +172,17 @@ class HeldLockAdmin(ModelAdmin):
         data = processes_data(self._url_of)
         return self._page(request, "base", title=_("Locks by process"), data=data)
 
-    def releases_view(self, request: HttpRequest, ref: str | None = None) -> HttpResponse:
+    def releases_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
         """The log of all releases, or of those of one lock."""
         found, title = None, _("Log of releases")
-        if ref is not None:
-            found = self._ref(ref)
+        if object_id is not None:
+            found = self._ref(object_id)
             title = _("Releases of %(name)s") % {"name": shown(name_of(*found))}
         entries = releases(self._url_of, found)
         return self._page(request, "history", title=title, entries=entries)
 
-    def lock_view(self, request: HttpRequest, ref: str) -> HttpResponse:
-        found = self._ref(ref)
+    def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        found = self._ref(object_id)
         name = shown(name_of(*found))
         data = self._lock_data(found)
         periods = [] if _is_refresh(request) else behaviour_of(found.alias, data["group"])
@@ -185,7 +197,7 @@ class HeldLockAdmin(ModelAdmin):
             group=data["group"],
             periods=periods,
             counted=any(period["summary"].events for period in periods),
-            history_url=self._url("history", ref),
+            history_url=self._url("history", str(found)),
         )
 
     def _ref(self, text: str) -> Ref:
@@ -204,7 +216,7 @@ class HeldLockAdmin(ModelAdmin):
             data.update(row(holding, self._url_of), held_now=True, group=holding.group)
         elif ref.kind == FLIGHT:
             data["free"] = _("It is not being computed.")
-        elif closely.other:
+        elif closely.other and is_among_locks(ref.alias, ref.key):
             said = _("Not a lock: its key has other data (%(type)s), so no caller can acquire it.")
             data["free"] = said % {"type": closely.other}
         elif not closely.holders:
@@ -241,8 +253,7 @@ class HeldLockAdmin(ModelAdmin):
                 address=request.POST.get("address"),
                 back=back,
             )
-        for choice in chosen:
-            release_chosen(self, request, choice, request.POST.get("reason", "").strip()[:100])
+        release_all(self, request, chosen, request.POST.get("reason", "").strip()[:100])
         return HttpResponseRedirect(back)
 
     def _back(self, request: HttpRequest, chosen: Sequence[Choice]) -> str:
@@ -255,6 +266,11 @@ class HeldLockAdmin(ModelAdmin):
     @staticmethod
     def _with(url: str, query: str) -> str:
         return f"{url}?{query}" if query else url
+
+
+def _refuse(request: HttpRequest, object_id: str = "") -> HttpResponse:
+    """Nobody may add or delete a lock: the answer of other read-only pages."""
+    raise PermissionDenied
 
 
 def _is_refresh(request: HttpRequest) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import get_content_type_for_model
+from django.db import router, transaction
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -103,43 +104,84 @@ def _effects(lock: LockInfo) -> list[str]:
     return effects
 
 
-def release_chosen(
-    page: ModelAdmin[Any], request: HttpRequest, choice: Choice, reason: str
+class _Result(NamedTuple):
+    """``note``: for the admin's log; empty if nothing was released."""
+
+    entry: Model
+    level: int
+    message: str
+    note: str = ""
+
+
+def release_all(
+    page: ModelAdmin[Any], request: HttpRequest, choices: Sequence[Choice], reason: str
 ) -> None:
-    """Tell the user; record it in the admin's log, the lock's events and the logger."""
-    alias, key, kind = choice.ref
-    name = shown(name_of(*choice.ref))
-    entry = Model(pk=str(choice.ref), name=name)
+    """Release the chosen locks; record it in the locks' events, the logger and the admin's log, and
+    tell the user. What a project has put into the latter two may fail: all locks are released
+    before, and the one does not keep the other from being done."""
     by = f"{shown(str(request.user.get_username()))} (admin)"
     because = ""
     if reason:
         by += f": {shown(reason)}"
         because = " " + _("Reason: %(reason)s") % {"reason": shown(reason)}
+    results = [_release(choice, by) for choice in choices]
+    said = [(result.message, result.level) for result in results]
+    unlogged = []
+    for result in filter(lambda result: result.note, results):
+        try:
+            # A failure must not break the request's own transaction.
+            with transaction.atomic(using=router.db_for_write(LogEntry)):
+                page.log_change(request, result.entry, result.note + because)
+        except Exception:
+            logger.exception("The admin's log has no entry of: %s, by %s", result.message, by)
+            unlogged.append(result.entry.name)
+    if unlogged:
+        names = ", ".join(f"“{name}”" for name in unlogged)
+        failed = _("The admin's log could not be written for %(names)s; the site's log has it.")
+        said.append((failed % {"names": names}, messages.WARNING))
+    for message, level in said:
+        try:
+            page.message_user(request, message, level)
+        except Exception:
+            logger.exception("%s was not told: %s", by, message)
+
+
+def _release(choice: Choice, by: str) -> _Result:
+    alias, key, kind = choice.ref
+    name = printable(key)
+    holding = None
     try:
+        name = shown(name_of(*choice.ref))
         holding, _closely = look_closely(*choice.ref)
         outcome = release(alias, key, choice.owner_id, fence=choice.fence, kind=kind, by=by)
-    except UNAVAILABLE as error:
+    except Exception as error:  # Also of a project's own key function.
         failed = _("“%(name)s” may not have been released: %(why)s")
         failed %= {"name": name, "why": _away(error)}
-        logger.warning("Lock %s may have been released by force by %s: %s", name, by, error)
-        page.log_change(request, entry, failed + because)
-        messages.error(request, failed)
-        return
+        logger.warning(
+            "Lock %s may have been released by force by %s: %s",
+            name,
+            by,
+            error,
+            exc_info=not isinstance(error, UNAVAILABLE),
+        )
+        return _Result(_entry(choice, name), messages.ERROR, failed, failed)
+    entry = _entry(choice, name)
     if outcome is Outcome.FREE:
-        messages.info(request, _WAS_FREE % {"name": name})
-        return
+        return _Result(entry, messages.INFO, _WAS_FREE % {"name": name})
     if outcome is Outcome.NOT_OWNER:
-        messages.warning(request, _PASSED_ON % {"name": name})
-        return
-    # First, because the database may fail. The logger's language does not depend on the user.
+        return _Result(entry, messages.WARNING, _PASSED_ON % {"name": name})
+    # The logger's language does not depend on the user.
     owner = choice.owner_id if holding is None else shown(str(holding.lock.owner))
     told = (printable(key), by, owner, choice.owner_id)
     logger.warning("Lock %s released by force by %s; the holder was %s (%s)", *told)
-    holder = _holder(holding, choice)
-    note = _("Released by force. The holder was %(holder)s.") % {"holder": holder}
-    page.log_change(request, entry, note + because)
-    text = _("“%(name)s” is released. The holder was %(holder)s.")
-    messages.success(request, text % {"name": name, "holder": holder})
+    holder = {"holder": _holder(holding, choice)}
+    note = _("Released by force. The holder was %(holder)s.") % holder
+    text = _("“%(name)s” is released. The holder was %(holder)s.") % {"name": name, **holder}
+    return _Result(entry, messages.SUCCESS, text, note)
+
+
+def _entry(choice: Choice, name: str) -> Model:
+    return Model(pk=str(choice.ref), name=name)
 
 
 def _holder(holding: HeldLock | None, choice: Choice) -> str:

@@ -4,7 +4,7 @@ there; and operations on all keys of a database: on a cluster, of all its primar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -15,19 +15,15 @@ from redis.exceptions import RedisError
 from ..locking import note_call
 from ..protocol import (
     FIGURES,
-    HELD,
     INDEX,
     MAX_LIMIT,
     Call,
-    HolderInfo,
     as_bytes,
-    fingerprint,
     flight_key,
     flight_stream,
     flights_pattern,
     is_lock,
     is_of_a_database,
-    is_reserved,
     key_of_companion,
     keys_at,
     quorum_fence_key,
@@ -41,10 +37,11 @@ from .listing import FLIGHT as FLIGHT
 from .listing import LOCK as LOCK
 from .listing import MAX_DESCRIBED as MAX_DESCRIBED
 from .listing import MAX_ENTRIES as MAX_ENTRIES
-from .listing import REPLY_TIMEOUT_SECONDS, indexes
+from .listing import REPLY_TIMEOUT_SECONDS, holders_at, indexes
 from .listing import Inspection as Inspection
 from .listing import Inventory as Inventory
 from .listing import LockInfo as LockInfo
+from .listing import Prefixes as Prefixes
 from .listing import WaiterInfo as WaiterInfo
 from .listing import inspect as inspect
 from .listing import list_held as list_held
@@ -71,9 +68,12 @@ def release(
     kind: str = LOCK,
     grant_timeout: float = 2.0,
     by: str = "",
+    only_locks: Prefixes = (),
+    id_of: Callable[[str], str] = str,
 ) -> Outcome:
-    """End the lock at ``key`` if its holder has the fingerprint ``owner_id``; the first waiter gets
-    it at once. The holder's process is told at once, too, but is not stopped.
+    """End the lock at ``key`` if its holder has the id ``owner_id``; the first waiter gets it at
+    once. The holder's process is told at once, too, but is not stopped. Nothing else than a lock
+    ends: other data at ``key`` counts as free.
 
     Args:
         key: of the lock, or the cache key of a computation.
@@ -81,44 +81,37 @@ def release(
         kind: LOCK, or FLIGHT to end a computation: its result is not stored, and a follower leads.
         grant_timeout: seconds that the first waiter has to take the grant.
         by: the user, for the lock's list of events.
+        only_locks: see ``list_held``.
+        id_of: returns what users see as an owner's id.
 
     Raises:
         redis.exceptions.RedisError: the request failed; the lock may have been released.
     """
-    if kind == FLIGHT:
-        return Outcome.FREE if is_reserved(key) else _end_flight(client, key, owner_id)
-    if not is_lock(key):
+    holders, _ = holders_at(client, kind, [key], only_locks)
+    if key not in holders:
         return Outcome.FREE
+    held, _ = holders[key]
+    if id_of(held.owner.id) != owner_id:
+        return Outcome.NOT_OWNER
+    if kind == FLIGHT:
+        return _end_flight(client, key, held.token)
     send = partial(run, client, patience=REPLY_TIMEOUT_SECONDS)
     keys = keys_at(key, is_cluster(client))
-    asking = Call(HELD, keys, ())
-    reply = send(asking).value
-    if reply is None:
-        return Outcome.FREE
-    held = HolderInfo(reply)
-    if held.owner.id != owner_id:
-        return Outcome.NOT_OWNER
     limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
-    answer = send(reset_call(keys, held, grant_timeout, limit, fence))
+    only = keys.name.startswith(only_locks)
+    answer = send(reset_call(keys, held, grant_timeout, limit, fence, only))
     if not answer.value and not answer.sent_twice:
-        return Outcome.FREE if send(asking).value is None else Outcome.NOT_OWNER
+        is_held = key in holders_at(client, kind, [key], only_locks)[0]
+        return Outcome.NOT_OWNER if is_held else Outcome.FREE
     with suppress(RedisError, OSError):  # It is released nevertheless.
         send(note_call(keys.name, "reset", held.owner, by, held.held_for))
     return Outcome.RELEASED
 
 
-def _end_flight(client: Any, key: bytes, owner_id: str) -> Outcome:
-    flight = flight_key(key)
-    stored = client.get(flight)
-    token = b"" if stored is None else as_bytes(stored)
-    if not token or token.startswith(b"!"):
-        return Outcome.FREE
-    if fingerprint(token) != owner_id:
-        return Outcome.NOT_OWNER
-    ending = Call(
-        END_FLIGHT, (key, flight, flight_stream(key, token)), (token, STREAM_LIFETIME, "", 0)
-    )
-    return Outcome.RELEASED if run(client, ending).value else Outcome.FREE
+def _end_flight(client: Any, key: bytes, token: bytes) -> Outcome:
+    keys = key, flight_key(key), flight_stream(key, token)
+    ended = run(client, Call(END_FLIGHT, keys, (token, STREAM_LIFETIME, "", 0))).value
+    return Outcome.RELEASED if ended else Outcome.FREE
 
 
 # -- all keys --------------------------------------------------------------------------------------

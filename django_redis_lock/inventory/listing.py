@@ -40,6 +40,8 @@ from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, LIST, LIST_FLIGHTS, WAITING
 
 #: The kinds of entries: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "computation"
+#: What keys begin with.
+Prefixes = tuple[bytes, ...]
 
 #: The most entries of the index that are read, in all and in one script (about two milliseconds).
 MAX_ENTRIES, ENTRIES_PER_SCRIPT = 10_000, 2_000
@@ -185,8 +187,8 @@ class Inspection:
         holders: those of all places, ``lock`` among them; if it is None, of the first hundred.
         waiters: in the order of arrival, by the waiters' clocks; at most MAX_WAITERS.
         events: the last events, latest first.
-        other: Redis's type of other data at the lock's key, such as "hash" ("?": not known); else
-            empty.
+        other: Redis's type of other data at the lock's key, such as "hash", or "string" for one
+            that is not known to be a token ("?": not known); else empty.
     """
 
     lock: LockInfo | None
@@ -197,9 +199,16 @@ class Inspection:
 
 
 def list_held(
-    client: Any, prefix: bytes, limit: int = 500, search: str = "", kind: str = LOCK
+    client: Any,
+    prefix: bytes,
+    limit: int = 500,
+    search: str = "",
+    kind: str = LOCK,
+    only_locks: Prefixes = (),
 ) -> Inventory:
-    """The held locks whose keys begin with ``prefix``, which their names do not have.
+    """The held locks whose keys begin with ``prefix``, which their names do not have. A lock is
+    what the index has as one, and what its holder has described; under the prefixes ``only_locks``
+    also a string with the form of a token, as plain redis-py sets it.
 
     Args:
         limit: the largest number to list: the longest held. If there are more than MAX_DESCRIBED,
@@ -216,20 +225,21 @@ def list_held(
     lowered = max(re.findall("[\0-\x7f]*", search), key=len).lower()  # Lua lowers ASCII only.
     keys, whole = _listed(client, script, indexes(client, index), (prefix, lowered.encode()))
     described = keys[: max(limit, MAX_DESCRIBED)]
-    held = _describe(client, kind, described, prefix)
+    held, _ = _describe(client, kind, described, prefix, only_locks)
     locks = held[:limit]
     total = len(keys) - len(described) + len(held)
     return Inventory(locks, total, complete=whole and total == len(locks))
 
 
-def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
+def inspect(client: Any, key: bytes, kind: str = LOCK, only_locks: Prefixes = ()) -> Inspection:
     """The details of the lock at ``key``, or of the computation of the cache key ``key``, without
-    waiters and events.
+    waiters and events. ``only_locks``: see ``list_held``.
 
     Raises:
         redis.exceptions.RedisError: the request failed.
     """
-    held = next(iter(_describe(client, kind, [key], b"")), None)
+    described, others = _describe(client, kind, [key], b"", only_locks)
+    held = next(iter(described), None)
     holders: tuple[LockInfo, ...] = () if held is None else (held,)
     if kind != LOCK or not is_lock(key):
         return Inspection(held, (), (), holders)
@@ -238,7 +248,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
     limit = DESCRIBED_PER_SCRIPT if held is None else held.limit or 1
     if limit > 1:
         places = map(keys_at(keys.name).at_place, range(1, limit + 1))
-        holders = _describe(client, kind, [place.lock for place in places], b"")
+        holders, _ = _describe(client, kind, [place.lock for place in places], b"", only_locks)
         held = next((each for each in holders if each.key == key), held)
     asking = Call(WAITING, (*keys.own, events_key(keys.name)), (MAX_WAITERS,))
     reply = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
@@ -249,7 +259,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
         read_events(as_bytes(stored), *vanished),
         holders,
-        as_bytes(other).decode(),
+        as_bytes(other).decode() or ("string" if others else ""),
     )
 
 
@@ -292,21 +302,39 @@ def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
     return [run(client, call, patience=REPLY_TIMEOUT_SECONDS).value for call in calls]
 
 
-def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> tuple[LockInfo, ...]:
-    """The locks at ``keys`` that are still held, longest first."""
+def holders_at(
+    client: Any, kind: str, keys: Sequence[bytes], only_locks: Prefixes
+) -> tuple[dict[bytes, tuple[HolderInfo, Sequence[Any]]], list[bytes]]:
+    """The holders of the locks at ``keys`` that are held, each with the parts of it that cannot be
+    read and the number of its waiters, and which of the keys have strings that are no locks."""
     keys = [key for key in keys if (is_lock(key) if kind == LOCK else not is_reserved(key))]
-    size = 1 if is_cluster(client) else DESCRIBED_PER_SCRIPT  # Each may be on another node.
+    on_cluster = is_cluster(client)
+    size = 1 if on_cluster else DESCRIBED_PER_SCRIPT  # Each may be on another node.
     groups = [keys[start : start + size] for start in range(0, len(keys), size)]
-    asking = [Call(*_named(kind, group), ()) for group in groups]
-    locks = [
-        _held(kind, group[int(reply[0]) - 1], prefix, int(now_us), reply)
-        for group, (now_us, *described) in zip(groups, _answers(client, asking), strict=True)
-        for reply in described
-    ]
+    calls = [_description(kind, group, on_cluster, only_locks) for group in groups]
+    found: dict[bytes, tuple[HolderInfo, Sequence[Any]]] = {}
+    others = []
+    for group, (now_us, *replies) in zip(groups, _answers(client, calls), strict=True):
+        for number, *reply in replies:
+            key = group[int(number) - 1]
+            holder = HolderInfo((*reply[:3], now_us)) if reply else None
+            if holder and (kind == FLIGHT or int(reply[5]) or holder.described):
+                found[key] = holder, reply[3:5]
+            else:
+                others.append(key)
+    return found, others
+
+
+def _describe(
+    client: Any, kind: str, keys: Sequence[bytes], prefix: bytes, only_locks: Prefixes
+) -> tuple[tuple[LockInfo, ...], list[bytes]]:
+    """The locks at ``keys`` that are still held, longest first, and the keys with other strings."""
+    holders, others = holders_at(client, kind, keys, only_locks)
+    locks = [_held(kind, key, prefix, *found) for key, found in holders.items()]
     known = _with_heartbeats(client, locks)
     taken = Counter(lock.lock_key for lock in known)
     known = [replace(each, taken=taken[each.lock_key]) if each.limit else each for each in known]
-    return tuple(sorted(known, key=lambda lock: (-(lock.held_for or 0.0), lock.name)))
+    return tuple(sorted(known, key=lambda lock: (-(lock.held_for or 0.0), lock.name))), others
 
 
 def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
@@ -325,17 +353,20 @@ def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
     ]
 
 
-def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]:
-    if kind == LOCK:
-        return DESCRIBE, tuple(part for key in keys for part in keys_at(key).own)
-    return DESCRIBE_FLIGHTS, tuple(p for key in keys for p in (flight_key(key), flight_leader(key)))
+def _description(kind: str, keys: Sequence[bytes], on_cluster: bool, only_locks: Prefixes) -> Call:
+    if kind == FLIGHT:
+        parts = tuple(part for key in keys for part in (flight_key(key), flight_leader(key)))
+        return Call(DESCRIBE_FLIGHTS, parts, ())
+    locks = [keys_at(key, on_cluster) for key in keys]
+    only = tuple(int(lock.name.startswith(only_locks)) for lock in locks)
+    return Call(DESCRIBE, tuple(part for lock in locks for part in lock), only)
 
 
-def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> LockInfo:
-    _, token, pttl, fields, broken, *of_a_lock = reply
-    holder = HolderInfo((token, pttl, fields, now_us))
+def _held(
+    kind: str, key: bytes, prefix: bytes, holder: HolderInfo, rest: Sequence[Any]
+) -> LockInfo:
     described, seen = holder.described, holder.owner.seen
-    (waiters,) = of_a_lock or (None,)
+    broken, *waiters = rest
     keys = keys_at(key) if kind == LOCK else None
     place, shown = (keys.place, keys.name) if keys else (1, key)
     lifetime = _number(described, "lifetime")
@@ -347,7 +378,7 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
         ttl=holder.ttl,
         held_for=holder.held_for,
         fence=holder.fence or None,
-        waiters=None if waiters is None else int(waiters),
+        waiters=int(waiters[0]) if waiters else None,
         kind=kind,
         # Redis stores milliseconds, and 0 for no end.
         lifetime=None if lifetime is None else lifetime / 1000 or math.inf,

@@ -64,18 +64,22 @@ local passed = start + #entries - dropped
 return {passed, redis.call('ZCARD', KEYS[1]) - passed, keys}
 """)
 
-#: Describe the locks that are held; others are left out.
+#: Describe the locks that are held; others are left out, and of other strings there is only the
+#: index.
 #:
-#: KEYS  of each lock in turn: the lock, grants, waiters, owner
+#: KEYS  of each lock in turn: lock keys
+#: ARGV  of each lock in turn: '1' where only locks are stored, so that a token's form is enough
 #: returns {server time in microseconds, then of each lock that is held {its index among those
 #:         asked for, from 1; the token; remaining lifetime as PTTL gives it; owner's fields and
-#:         values; the parts that cannot be read; number of live waiters}}
+#:         values; the parts that cannot be read; number of live waiters; 1, or 0 if it is a lock
+#:         only if the description is of this token}}
 #: atomic because token, owner and lifetime must be of one and the same acquisition.
 DESCRIBE = script("""
 local at = now()
 local found = {at}
-for i = 1, #KEYS, 4 do
+for i = 1, #KEYS, 5 do
   broken = {}
+  local number = (i + 4) / 5
   local holder = redis.pcall('GET', KEYS[i])
   local held = type(holder) == 'string'
   local grants = read('grants', 'LLEN', KEYS[i + 1]) or 0
@@ -84,14 +88,17 @@ for i = 1, #KEYS, 4 do
     held = held and string.sub(grant, 1, #holder + 1) ~= holder .. ':'
   end
   if held then
-    found[#found + 1] = {
-      (i + 3) / 4,
+    local known = is_known(KEYS[i], holder, KEYS[i + 4], KEYS[i + 3], ARGV[number])
+    local owner = fields('owner', KEYS[i + 3])
+    found[#found + 1] = (known or #owner > 0) and {
+      number,
       holder,
       redis.call('PTTL', KEYS[i]),
-      fields('owner', KEYS[i + 3]),
+      owner,
       broken,
       read('waiters', 'ZCOUNT', KEYS[i + 2], math.floor(at / 1000), '+inf') or 0,
-    }
+      known and 1 or 0,
+    } or {number}
   end
 end
 return found
@@ -118,7 +125,7 @@ local passed = ARGV[3] + #entries
 return {passed, redis.call('ZCOUNT', KEYS[1], at, '+inf') - passed, keys}
 """)
 
-#: Describe flights; what has ended, and remembered failures, are passed over.
+#: Describe flights; what has ended, remembered failures and other data are passed over.
 #:
 #: KEYS  of each flight in turn: the flight, its leader
 #: returns {server time in microseconds, then of each flight {its place among those asked for, from
@@ -130,7 +137,7 @@ local found = {now()}
 for i = 1, #KEYS, 2 do
   broken = {}
   local token = redis.pcall('GET', KEYS[i])
-  if type(token) == 'string' and string.sub(token, 1, 1) ~= '!' then
+  if type(token) == 'string' and is_token(token) then
     found[#found + 1] = {
       (i + 1) / 2, token, redis.call('PTTL', KEYS[i]), fields('leader', KEYS[i + 1]), broken
     }

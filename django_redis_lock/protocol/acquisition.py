@@ -288,10 +288,13 @@ def reset_call(
     grant_timeout: float,
     limit: int = 1,
     fence: int | None = None,
+    only_locks: bool | None = None,
 ) -> Call:
-    """End the lock of the holder that HELD named; ``fence``: known from before."""
+    """End the lock of the holder that HELD named. ``fence``: known from before; ``only_locks``:
+    whether only locks are stored under such keys, None if the caller knows that this is one."""
     last = (held.fence or MAX_FENCE) if fence is None else fence
-    args = (new_token(), milliseconds(grant_timeout), held.token, last)
+    proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
+    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof)
     if limit == 1:
         return Call(RESET, keys, args)
     return Call(part("limit").PLACE_RESET, keys.at_place(held.place), (*args, limit))

@@ -273,7 +273,7 @@ def test_a_former_holder_is_not_taken_for_the_present_one(client: redis.Redis) -
     hold(client, "a", label="the first")
     described(client, "a")
     # As redis-py's own lock does it.
-    client.set("a", "a token of somebody else")
+    client.set("a", "0123456789abcdef" * 2)
     (listed,) = list_held(client, b"").locks
     assert not listed.owner.label
     assert listed.held_for is None
@@ -383,7 +383,7 @@ def test_a_lock_that_rests_until_its_min_hold_is_over(client: redis.Redis) -> No
     assert listed.resting
     assert listed.ttl == pytest.approx(20, abs=5)
     # As redis-py's own lock takes it, without tidying up.
-    client.set("a", "a token of somebody else")
+    client.set("a", "0123456789abcdef" * 2)
     assert not list_held(client, b"").locks[0].resting
 
 
@@ -766,7 +766,7 @@ def test_one_broken_lock_is_one_row(client: redis.Redis, damage: str) -> None:
 
 def test_a_broken_computation_is_one_row(client: redis.Redis) -> None:
     for key in (b"broken", b"whole"):
-        client.set(flight_key(key), "token", px=60_000)
+        client.set(flight_key(key), "0123456789abcdef" * 2, px=60_000)
         client.zadd(FLIGHTS, {key: (time.time() + 60) * 1000})
     client.set(flight_leader(b"broken"), "x")
     found = {flight.name: flight.broken for flight in list_held(client, b"", kind=FLIGHT).locks}
@@ -863,12 +863,18 @@ def test_a_lock_that_rests_can_be_released(client: redis.Redis) -> None:
 
 
 def test_a_lock_of_redis_py(client: redis.Redis) -> None:
-    other = redis.lock.Lock(client, "a", timeout=30)
+    """Where only locks are stored, its token's form is enough; elsewhere it may be anything."""
+    other = redis.lock.Lock(client, "site:a", timeout=30)
     assert other.acquire()
-    lock = inspect(client, b"a").lock
+    assert inspect(client, b"site:a").lock is None
+    assert inspect(client, b"site:a").other == "string"
+    lock = inspect(client, b"site:a", only_locks=(b"site:",)).lock
     assert lock is not None
     assert lock.silent is None
-    assert release(client, b"a", lock.owner.id) is Outcome.RELEASED
+    assert release(client, b"site:a", lock.owner.id) is Outcome.FREE
+    assert other.owned()
+    only = partial(release, client, b"site:a", lock.owner.id, only_locks=(b"site:",))
+    assert only() is Outcome.RELEASED
     assert not other.owned()
 
 
