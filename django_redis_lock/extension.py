@@ -15,6 +15,7 @@ from typing import Any
 
 #: The optional parts: where each is, and what needs it.
 PARTS: Mapping[str, tuple[str, str]] = {
+    "admin": ("admin.pages", "The admin's pages"),
     "checks": ("checks", "manage.py check"),
     "fallback": ("fallback", 'ON_REDIS_DOWN "local" or "run"'),
     "inventory": ("inventory", "A list of held locks"),
