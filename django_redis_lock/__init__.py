@@ -16,11 +16,12 @@ from .extension import on_first_use
 from .locking import Lock
 
 if TYPE_CHECKING:
+    from .contrib.redlock import AsyncRedlock, Redlock
+    from .contrib.several_names import AsyncMultiLock, MultiLock
     from .decorators import locked
     from .decorators.cached import cached, cached_page
     from .decorators.section import current_lock
-    from .locking import AsyncLock, AsyncMultiLock, MultiLock
-    from .redlock import AsyncRedlock, Redlock
+    from .locking import AsyncLock
 
 __all__ = [
     "AsyncLock",
@@ -47,9 +48,12 @@ __version__ = "0.1.0"
 #: Those that know Django, and those that not every site uses.
 __getattr__ = on_first_use(
     __name__,
-    decorators="cached cached_page current_lock locked",
-    locking="AsyncLock AsyncMultiLock MultiLock",
-    redlock="AsyncRedlock Redlock",
+    {
+        "decorators": "cached cached_page current_lock locked",
+        "locking": "AsyncLock",
+        "contrib.redlock": "AsyncRedlock Redlock",
+        "contrib.several_names": "AsyncMultiLock MultiLock",
+    },
 )
 
 

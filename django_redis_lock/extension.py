@@ -15,18 +15,18 @@ from typing import Any
 
 #: The optional parts: where each is, and what needs it.
 PARTS: Mapping[str, tuple[str, str]] = {
-    "admin": ("admin.pages", "The admin's pages"),
-    "checks": ("checks", "manage.py check"),
-    "fallback": ("fallback", 'ON_REDIS_DOWN "local" or "run"'),
-    "inventory": ("inventory", "A list of held locks"),
-    "limit": ("protocol.place_scripts", "limit=N"),
-    "locmem": ("cache.locmem", "LocMemCache"),
-    "metrics": ("metrics", "METRICS"),
-    "exporters": ("exporters", "EXPORTERS"),
-    "pages": ("middleware.pages", "cached_page()"),
-    "redlock": ("redlock", "Redlock, using=[…]"),
-    "several_names": ("locking.multi_lock", "A lock with several names"),
-    "topology": ("transport.discovery", "A cluster, or a service of sentinels"),
+    "admin": ("ops.admin.pages", "The admin's pages"),
+    "checks": ("ops.checks", "manage.py check"),
+    "exporters": ("contrib.exporters", "The setting EXPORTERS"),
+    "fallback": ("contrib.fallback", 'ON_REDIS_DOWN "local" or "run"'),
+    "instant_loss": ("contrib.instant_loss", "To learn of a loss at once"),
+    "inventory": ("ops.inventory", "A list of held locks"),
+    "limit": ("contrib.limit", "A lock with limit=N"),
+    "metrics": ("contrib.metrics", "The setting METRICS"),
+    "pages": ("contrib.pages", "cached_page()"),
+    "redlock": ("contrib.redlock", "Redlock, using=[…]"),
+    "several_names": ("contrib.several_names", "A lock with several names"),
+    "topology": ("contrib.topology", "A cluster, or a service of sentinels"),
 }
 #: Kinds of servers: the attribute by which a client's pool is recognized, and the class in the part
 #: ``topology``. Any other attribute of a cluster's client makes it connect.
@@ -55,20 +55,20 @@ def part(name: str) -> Any:
         raise PartMissing(f"{needed_for}: needs {error.name}, which is not installed") from None
 
 
-def on_first_use(package: str, **modules: str) -> Callable[[str], Any]:
-    """A ``__getattr__`` for the ``__init__`` of ``package``: each name is imported when it is used.
+def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """A ``__getattr__`` for the module ``package``: each name is imported when it is used.
 
     Args:
         package: its ``__name__``.
-        modules: names in a module of the package, with spaces between them.
+        modules: by the module, within this package, the names in it, with spaces between them.
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
-    def getattr_of_package(name: str) -> Any:
+    def getattr_of_module(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f".{module_of[name]}", package), name)
+        value = getattr(import_module(f"{PACKAGE}.{module_of[name]}"), name)
         setattr(import_module(package), name, value)  # The next use costs nothing.
         return value
 
-    return getattr_of_package
+    return getattr_of_module

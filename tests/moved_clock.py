@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from django_redis_lock.clock import Clock, time
-from django_redis_lock.keeper import Subscription, keeper
+from django_redis_lock.contrib.instant_loss import Subscription
+from django_redis_lock.contrib.locmem.memory import _databases
+from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
-from django_redis_lock.memory import _databases
 from django_redis_lock.transport import registry
 from tests.holding import settle
 from tests.processes import until

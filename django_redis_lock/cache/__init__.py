@@ -34,7 +34,7 @@ from .reading import MISSING as MISSING
 from .reading import failing_as_django_redis, originals
 
 if TYPE_CHECKING:
-    from .locmem import LocMemCache as LocMemCache
+    from ..contrib.locmem import LocMemCache as LocMemCache
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -197,4 +197,4 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 _FOR_THREADS = ("set", "add", "delete", "set_many", "delete_many", "incr_version", "incr", "decr")
 RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS, "touch"))
 
-__getattr__ = on_first_use(__name__, locmem="LocMemCache")
+__getattr__ = on_first_use(__name__, {"contrib.locmem": "LocMemCache"})

@@ -27,8 +27,8 @@ from ..protocol import (
 )
 
 if TYPE_CHECKING:
-    from ..inventory import Inventory
     from ..locking import AsyncLock, Lock
+    from ..ops.inventory import Inventory
 
     AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 

@@ -22,10 +22,6 @@ from .waiting import ThreadWaiter as ThreadWaiter
 
 if TYPE_CHECKING:
     from .aio import AsyncLock as AsyncLock
-    from .multi_lock import AsyncMultiLock as AsyncMultiLock
-    from .multi_lock import MultiLock as MultiLock
     from .waiting import TaskWaiter as TaskWaiter
 
-__getattr__ = on_first_use(
-    __name__, aio="AsyncLock", multi_lock="AsyncMultiLock MultiLock", waiting="TaskWaiter"
-)
+__getattr__ = on_first_use(__name__, {"locking.aio": "AsyncLock", "locking.waiting": "TaskWaiter"})

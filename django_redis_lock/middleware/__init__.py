@@ -24,7 +24,7 @@ from ..extension import on_first_use
 from ..protocol import activity
 
 if TYPE_CHECKING:
-    from .pages import CachedPageMiddleware
+    from ..contrib.pages import CachedPageMiddleware
 
 __all__ = [
     "CachedPageMiddleware",
@@ -178,4 +178,4 @@ def _end(id: str) -> None:
         activity.set(current.before)
 
 
-__getattr__ = on_first_use(__name__, pages="CachedPageMiddleware")
+__getattr__ = on_first_use(__name__, {"contrib.pages": "CachedPageMiddleware"})

@@ -15,6 +15,11 @@ from .acquisition import parse_grant as parse_grant
 from .acquisition import release_call as release_call
 from .acquisition import reset_call as reset_call
 from .acquisition import waiter_id as waiter_id
+from .holder_scripts import CLOCK as CLOCK
+from .holder_scripts import HEARTBEAT as HEARTBEAT
+from .holder_scripts import HEARTBEATS as HEARTBEATS
+from .holder_scripts import HELD as HELD
+from .holder_scripts import RECORD_EVENT as RECORD_EVENT
 from .keys import FIGURES as FIGURES
 from .keys import FLIGHTS as FLIGHTS
 from .keys import INDEX as INDEX
@@ -62,11 +67,6 @@ from .owner import fingerprint as fingerprint
 from .owner import hostname as hostname
 from .owner import process_id as process_id
 from .owner import seconds_to_retry as seconds_to_retry
-from .record_scripts import CLOCK as CLOCK
-from .record_scripts import HEARTBEAT as HEARTBEAT
-from .record_scripts import HEARTBEATS as HEARTBEATS
-from .record_scripts import HELD as HELD
-from .record_scripts import RECORD_EVENT as RECORD_EVENT
 from .script import Call as Call
 from .script import Script as Script
 from .script import script as script

@@ -21,8 +21,9 @@ from ..clock import time
 from ..events import Subject
 from ..extension import part
 from ..threads import after_fork
+from .holder_scripts import RESET
 from .keys import LockKeys, wake_key
-from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RESET, TAKE_GRANT, WATCH
+from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH
 from .owner import MAX_FENCE, HolderInfo, hostname
 from .script import Call
 from .validation import milliseconds

@@ -39,7 +39,7 @@ class Script:
         self.urgent = urgent
         self._parts = (*first.split("\n\n"), body)
         self._before = before
-        self._library = tuple(library)
+        self._library = library  # It is complete when the first script is sent.
 
     @cached_property
     def source(self) -> str:

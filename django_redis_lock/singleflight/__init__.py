@@ -39,4 +39,4 @@ from .scripts import WRITE as WRITE
 if TYPE_CHECKING:
     from .tasks import AsyncRunner as AsyncRunner
 
-__getattr__ = on_first_use(__name__, tasks="AsyncRunner")
+__getattr__ = on_first_use(__name__, {"singleflight.tasks": "AsyncRunner"})

@@ -18,15 +18,7 @@ from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
 from ..threads import ThreadPool, Work
-from ..transport import (
-    drive,
-    is_observed,
-    is_outage,
-    pack_words,
-    read_value,
-    run_all,
-    server_of,
-)
+from ..transport import drive, is_observed, is_outage, pack_words, read_value, run_all, server_of
 from .scripts import READ
 
 #: The longest message of a failed computation that other callers get.

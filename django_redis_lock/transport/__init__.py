@@ -35,6 +35,7 @@ from .retry import is_busy as is_busy
 from .retry import is_outage as is_outage
 from .retry import is_pool_exhausted as is_pool_exhausted
 from .server import Server as Server
+from .server import shut as shut
 
 if TYPE_CHECKING:
     from .aio_client import aconnect as aconnect
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 __getattr__ = on_first_use(
     __name__,
-    aio_client="aconnect aread_value arun arun_all asyncio_client cancellable",
-    aio_connection="AsyncRawConnection in_background wait_awake",
+    {
+        "transport.aio_client": "aconnect aread_value arun arun_all asyncio_client cancellable",
+        "transport.aio_connection": "AsyncRawConnection in_background wait_awake",
+    },
 )

@@ -13,10 +13,11 @@ import pytest
 from django.core.checks import ERROR, registry, run_checks
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redis_lock import checks, locked
+from django_redis_lock import locked
 from django_redis_lock.apps import CHECKS_TAG
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contention import skip
+from django_redis_lock.ops import checks
 
 PACKAGE = Path(checks.__file__).parents[1]
 TEXT = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()

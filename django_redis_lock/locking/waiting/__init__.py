@@ -13,4 +13,4 @@ from .threads import ThreadWaiter as ThreadWaiter
 if TYPE_CHECKING:
     from .tasks import TaskWaiter as TaskWaiter
 
-__getattr__ = on_first_use(__name__, tasks="TaskWaiter")
+__getattr__ = on_first_use(__name__, {"locking.waiting.tasks": "TaskWaiter"})

@@ -15,12 +15,12 @@ from django.core.cache import caches
 from django.core.checks import run_checks
 
 import django_redis_lock
-from django_redis_lock import doctor as probes
-from django_redis_lock import metrics
 from django_redis_lock.apps import CHECKS_TAG
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.doctor import Finding, Level, Target
+from django_redis_lock.contrib import metrics
 from django_redis_lock.management.commands.locks import Command
+from django_redis_lock.ops import doctor as probes
+from django_redis_lock.ops.doctor import Finding, Level, Target
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer

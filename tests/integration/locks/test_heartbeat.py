@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from django_redis_lock import AsyncLock, Lock, Redlock
-from django_redis_lock.inventory.listing import LockInfo, list_held
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import records
+from django_redis_lock.ops.inventory.listing import LockInfo, list_held
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.protocol.owner import Owner, process_id
 from django_redis_lock.transport.aio_client import asyncio_client

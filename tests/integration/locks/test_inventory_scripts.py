@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock.inventory.scripts import (
+from django_redis_lock.contrib.metrics import READ_FIGURES
+from django_redis_lock.contrib.metrics.collecting import ADD_FIGURES
+from django_redis_lock.locking import note_call
+from django_redis_lock.ops.inventory.scripts import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,
     LIST,
     LIST_FLIGHTS,
     WAITING,
 )
-from django_redis_lock.locking import note_call
-from django_redis_lock.metrics import READ_FIGURES
-from django_redis_lock.metrics.collecting import ADD_FIGURES
 from django_redis_lock.protocol import HEARTBEAT, HEARTBEATS, RECORD_EVENT
+from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.owner import Owner
-from django_redis_lock.protocol.record_scripts import CLOCK
 from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.transport import execute
 
