@@ -13,6 +13,7 @@ from .address import note_sent as note_sent
 from .address import own_settings as own_settings
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
+from .direct_connection import shut as shut
 from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
@@ -38,7 +39,6 @@ from .retry import is_busy as is_busy
 from .retry import is_outage as is_outage
 from .retry import is_pool_exhausted as is_pool_exhausted
 from .server import Server as Server
-from .server import shut as shut
 
 if TYPE_CHECKING:
     from .aio_client import aconnect as aconnect

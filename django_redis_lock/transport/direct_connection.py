@@ -10,6 +10,7 @@ import _socket
 import select
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from redis.connection import Connection, UnixDomainSocketConnection
@@ -123,6 +124,14 @@ def direct(connection: Any) -> RawConnection:
         own: RawConnection = connection
         return own
     return DirectConnection(connection)
+
+
+def shut(connection: RawConnection | None) -> None:
+    """End the calls on ``connection``, in whichever thread they are."""
+    sock: socket.socket | None = getattr(connection, "_sock", None)
+    if sock is not None:
+        with suppress(OSError):  # It had broken.
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def allow(connection: Any, timeout: float) -> None:
