@@ -22,10 +22,19 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .. import threads
 from ..clock import time
+from ..extension import PartMissing, part
 from ..protocol import Call
 from ..threads import Mutex, after_fork, get_logger
-from ..transport import OUTAGE, RawConnection, Server, is_misdirected, is_outage, pack
-from .subscription import Subscription as Subscription
+from ..transport import (
+    OUTAGE,
+    PROBE_SECONDS,
+    RawConnection,
+    Server,
+    is_misdirected,
+    is_outage,
+    pack,
+    still_answers,
+)
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -35,6 +44,9 @@ IDLE_SECONDS = 1.0
 #: sixth of the shortest lifetime that it renews, so that a server that hangs never costs a lock on
 #: another server its renewal.
 REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
+#: Seconds for which its idle connection is used without a check: a bit longer than from one look at
+#: a lock, for which others wait, to the next.
+TRUSTED_SECONDS = 2.2
 #: Between two attempts to release what others wait for, and of all of them: during an outage there
 #: are more and more of such jobs.
 MAX_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 3600.0
@@ -150,6 +162,8 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._wakes_at = -math.inf
         self._links: dict[Server, RawConnection] = {}
+        #: When each was last answered on, in monotonic seconds.
+        self._answered_at: dict[Server, float] = {}
 
     def add(self, job: Job) -> None:
         with self._mutex:
@@ -190,9 +204,13 @@ class Keeper:
 
     def subscribe(
         self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
-    ) -> Subscription:
-        """Listen to ``channel``; see ``Subscription``."""
-        subscription = Subscription(server, channel, received)
+    ) -> Any:
+        """Listen to ``channel``; see ``contrib.instant_loss``. None without that part: then a loss
+        is noticed at the next renewal."""
+        try:
+            subscription = part("instant_loss").Subscription(server, channel, received)
+        except PartMissing:
+            return None
         subscription.start()
         return subscription
 
@@ -326,6 +344,7 @@ class Keeper:
                     job = unanswered.popleft()
                     with _isolated(job):
                         job.answered(value, sent_at)
+            self._answered_at[server] = time.monotonic()
             server.answered()
             if misdirected:
                 self._drop_link(server)
@@ -342,7 +361,11 @@ class Keeper:
 
     def _link(self, server: Server, reply_timeout: float) -> RawConnection:
         link = self._links.get(server)
-        if link is not None and link.generation != server.generation:
+        was_idle = time.monotonic() - self._answered_at.get(server, math.inf) > TRUSTED_SECONDS
+        limit = min(PROBE_SECONDS, reply_timeout / 2)
+        if link is not None and (
+            link.generation != server.generation or (was_idle and not still_answers(link, limit))
+        ):
             self._drop_link(server)
             link = None
         if link is None:
@@ -356,6 +379,7 @@ class Keeper:
 
     def _drop_link(self, server: Server) -> None:
         link = self._links.pop(server, None)
+        self._answered_at.pop(server, None)
         if link is not None:
             link.disconnect()
 

@@ -6,11 +6,6 @@ release when the application's pool is exhausted. So none of them uses the pool.
 
 from __future__ import annotations
 
-import _socket
-import signal
-import socket
-import struct
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -33,6 +28,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
 from redis.retry import Retry
 
+from .idle import KEEPALIVE_OPTIONS
 from .refusals import refusal
 
 try:
@@ -100,6 +96,7 @@ def own_settings(
         own["username"] = "default"
     if issubclass(connection_class, (Connection, AsyncConnection)):
         own["socket_keepalive"] = True
+        own["socket_keepalive_options"] = own.get("socket_keepalive_options") or KEEPALIVE_OPTIONS
     if issubclass(connection_class, AbstractConnection):
         # What a connection begins with (HELLO 3, SELECT 1), not by hiredis: see ``pack_words``.
         own["command_packer"] = PythonRespSerializer(6000, partial(_encode, own.get("encoding")))
@@ -152,7 +149,12 @@ def for_threads(pool: Any) -> Address:
     for ours, theirs in TWINS:
         if issubclass(pool.connection_class, theirs):
             return Address(ours, common_settings(pool))
-    return Address(pool.connection_class, _without_the_pool(pool.connection_kwargs))
+    return Address(connection_class_of(pool), _without_the_pool(pool.connection_kwargs))
+
+
+def connection_class_of(pool: Any) -> Any:
+    """The class of ``pool``'s connections as it was before ``guarded_connection`` guarded it."""
+    return getattr(pool.connection_class, "guards", pool.connection_class)
 
 
 def without_address(pool: Any) -> Address:
@@ -208,26 +210,6 @@ def reader_for(connection: Any) -> Any:
 def refuse_to_connect() -> None:
     """redis-py's connect again before they send or read, to whatever server is there by then."""
     raise RedisConnectionError("The connection was closed.")
-
-
-def set_timeout(connected: socket.socket, seconds: float) -> None:
-    """Python asks the system before each call on a socket with a timeout; one that the system
-    knows costs nothing."""
-    # A socket of gevent's must stay as it is: it never blocks.
-    plain = sys.platform == "linux" and isinstance(connected, _socket.socket)
-    known = plain and not _has_periodic_signals()
-    if known:
-        whole, rest = divmod(seconds, 1)
-        limit = struct.pack("ll", int(whole), max(1, int(rest * 1e6)))
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connected.setsockopt(socket.SOL_SOCKET, option, limit)
-    connected.settimeout(None if known else seconds)
-
-
-def _has_periodic_signals() -> bool:
-    """A wait that the system limits begins again after each signal, so it would never end."""
-    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-    return any(signal.getitimer(timer)[1] for timer in timers)
 
 
 def without_credentials(settings: Mapping[str, Any]) -> str:

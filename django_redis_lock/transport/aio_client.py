@@ -9,6 +9,7 @@ its loop ends.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
@@ -19,19 +20,12 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool as ThreadPool
-from redis.exceptions import (
-    BusyLoadingError,
-    NoPermissionError,
-    NoScriptError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
 from .address import TWINS, common_settings, may_have_run, note_sent, timeout_of
 from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake
-from .discovery import ASYNC_PARSER, Node, Primary, Topology, expect_primary
 from .execute import (
     ASKING,
     admitted,
@@ -42,9 +36,12 @@ from .execute import (
     pack_words,
     value_with_lifetime,
 )
+from .guarded_connection import guarded
+from .idle import PROBE_SECONDS
 from .refusals import is_misdirected
+from .registry import server_of
 from .retry import REPORTED, Answer, run_again, run_all_steps
-from .server import Server, server_of
+from .server import CHECK_SECONDS, Server
 
 T = TypeVar("T")
 
@@ -110,7 +107,7 @@ def asyncio_client(client: Any) -> Any:
         TypeError: its connections are of a class without an asyncio twin.
     """
     server = server_of(client)
-    if isinstance(server, Topology):
+    if server.is_topology:
         asyncio.get_running_loop()
         return client
     return _client_of(server, server.address if server.stands_in else client.connection_pool)
@@ -119,7 +116,7 @@ def asyncio_client(client: Any) -> Any:
 def check_for_tasks(client: Any) -> None:
     """Raises TypeError if ``client`` is one for threads, whose calls cannot be awaited."""
     pool = getattr(client, "connection_pool", None)
-    if isinstance(pool, ThreadPool) and not isinstance(server_of(client), Topology):
+    if isinstance(pool, ThreadPool) and not server_of(client).is_topology:
         raise TypeError(
             f"AsyncLock needs a client of redis.asyncio, not {type(client).__name__} for threads: "
             "use cache.alock(), or give it a redis.asyncio.Redis"
@@ -140,10 +137,7 @@ def _client_of(server: Server, address: Any) -> Any:
     if found is None:
         of_loop.forget_retired()
         pool = _pool_like(address)
-        if isinstance(server, Primary):
-            pool.connection_kwargs["redis_connect_func"] = _meet_primary
-        elif isinstance(server, Node) and ASYNC_PARSER is not None:
-            pool.connection_kwargs["parser_class"] = ASYNC_PARSER
+        server.for_tasks(pool.connection_kwargs)
         found = of_loop.clients[server] = cast(Any, Redis(connection_pool=pool))
         found.execute_command = partial(_execute, found)
     return found
@@ -158,8 +152,8 @@ def connection_to(node: Server) -> AsyncRawConnection | None:
 
 
 async def connected(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
-    """A new connection to ``node`` for the tasks of the running loop, of which one makes it. An
-    error says that nothing was sent.
+    """A connection to ``node`` for the tasks of the running loop: a new one, which one of them
+    makes, or the one that was idle, if it still answers. An error says that nothing was sent.
 
     Args:
         client: leads to ``node``, perhaps among others.
@@ -168,7 +162,7 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
     connecting = _of_the_running_loop().connecting
     task = connecting.get(node)
     if task is None:
-        task = connecting[node] = asyncio.ensure_future(_connect(client, node))
+        task = connecting[node] = asyncio.ensure_future(_connect(client, node, patience))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         if patience is None:
@@ -183,10 +177,14 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
         raise
 
 
-async def _connect(client: Any, node: Server) -> AsyncRawConnection:
+async def _connect(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
     of_loop = _of_the_running_loop()
+    limit = PROBE_SECONDS if patience is None else min(PROBE_SECONDS, patience / 2)
     try:
-        pool, generation = pool_of(client, node), node.generation
+        idle, generation = of_loop.connections.get(node), node.generation
+        if idle is not None and idle.generation == generation and await idle.still_answers(limit):
+            return idle
+        pool = pool_of(client, node)
         timeout = timeout_of(pool.connection_kwargs)
         connection = await connect_to(pool, timeout, timeout)
         # Nobody waits on it for long: it is retired when the next is made, not cut.
@@ -198,16 +196,6 @@ async def _connect(client: Any, node: Server) -> AsyncRawConnection:
     of_loop.forget_retired()
     of_loop.connections[node] = connection
     return connection
-
-
-async def _meet_primary(connection: Any) -> None:
-    """Check on a new connection that its server is a primary."""
-    await connection.on_connect()
-    try:
-        await connection.send_command("ROLE")
-        expect_primary(await connection.read_response(), f"{connection.host}:{connection.port}")
-    except NoPermissionError:
-        pass  # This user may not know. A replica will not let us write, at least.
 
 
 def _pool_like(pool: Any) -> ConnectionPool:
@@ -222,7 +210,7 @@ def _pool_like(pool: Any) -> ConnectionPool:
             for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]
-            return ConnectionPool(connection_class=ours, **settings)
+            return ConnectionPool(connection_class=guarded(ours), **settings)
     raise TypeError(f"{pool.connection_class.__name__} has no twin for asyncio")
 
 
@@ -243,7 +231,8 @@ async def ask(
     breaker = node.breaker
     if breaker.failing:
         patience = admitted(breaker, patience, *calls)
-    began, connection = time.monotonic(), connection_to(node)
+    began = time.monotonic()
+    used_before = connection = connection_to(node)
     try:
         connection = connection or await connected(client, node, patience)
         reply = connection.ask(command, replies)
@@ -256,12 +245,28 @@ async def ask(
                 return await ask(client, node, command, patience, calls, replies, again=False)
         raise
     except (RedisError, OSError) as error:
-        if isinstance(error, RedisTimeoutError) or not may_have_run(error):
-            timeout = timeout_of(pool_of(client, node).connection_kwargs)
-            breaker.failed(error, time.monotonic() - began, timeout)
+        timeout = timeout_of(pool_of(client, node).connection_kwargs)
+        passed = time.monotonic() - began
+        if isinstance(error, RedisTimeoutError) and used_before is not None:
+            await _distrust(
+                client, node, timeout, math.inf if patience is None else patience - passed
+            )
+        elif isinstance(error, RedisTimeoutError) or not may_have_run(error):
+            breaker.failed(error, passed, timeout)
         raise
     node.answered()
     return answer
+
+
+async def _distrust(client: Any, node: Server, timeout: float, left: float) -> None:
+    """As ``Server._distrust``, for a caller with so many seconds ``left``."""
+    began, limit = time.monotonic(), min(CHECK_SECONDS, timeout)
+    if left < limit:
+        return
+    try:
+        await connected(client, node, limit)
+    except (RedisError, OSError) as error:
+        node.breaker.failed(error, time.monotonic() - began, timeout)
 
 
 async def _within(seconds: float, reply: asyncio.Future[Any]) -> Any:

@@ -27,11 +27,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .address import HAS_HIREDIS, INCOMPLETE, own_settings, reader_for
+from .address import HAS_HIREDIS, INCOMPLETE, connection_class_of, own_settings, reader_for
+from .idle import PROBE_SECONDS, TRUSTED_SECONDS
 
-#: A connection that has not answered for so many seconds is given no further calls; one that was
-#: idle for so long is checked before it is.
-CHECK_AFTER_SECONDS = 1.0
+PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.
 READ_FIRST_SECONDS = 0.01
 
@@ -48,8 +47,9 @@ async def connect_to(
         timeout: seconds that connecting may take.
         reply_timeout: seconds that a reply may take, None without end.
     """
-    settings = own_settings(pool.connection_class, pool.connection_kwargs, timeout)
-    connection = pool.connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
+    connection_class = connection_class_of(pool)
+    settings = own_settings(connection_class, pool.connection_kwargs, timeout)
+    connection = connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
     loop = asyncio.get_running_loop()
     try:
         await connection.connect()
@@ -133,15 +133,31 @@ class AsyncRawConnection(ABC):
         self._calls: deque[_Call] = deque()
         self._answered_at = time.monotonic()
         self._retired = False
+        self._in_doubt = False
 
     def takes_calls(self) -> bool:
-        """Whether it is open, and its server answers."""
-        if self._is_closed():
+        """Whether it is open, and its server has just answered."""
+        if self._is_closed() or self._in_doubt:
             return False
-        now = time.monotonic()
-        if self._calls:
-            return now - self._calls[0].sent_at < CHECK_AFTER_SECONDS
-        return now - self._answered_at < CHECK_AFTER_SECONDS or not self._has_ended()
+        since = self._calls[0].sent_at if self._calls else self._answered_at
+        return time.monotonic() - since < TRUSTED_SECONDS
+
+    async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
+        """Whether the server answers on it, which was idle, within so many seconds."""
+        if self._is_closed() or self._calls or self._has_ended():
+            return False
+        self._in_doubt = True
+        try:
+            reply = self.ask(PING)
+        except RedisConnectionError:
+            return False
+        await wait_awake({reply}, seconds)
+        if not reply.done():
+            reply.cancel()
+            return False
+        self._in_doubt = False
+        error = reply.exception()  # ResponseError: this user may not, or the server is busy.
+        return error is None or isinstance(error, ResponseError)
 
     def ask(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
         """Send ``command``; its reply, or a list of so many. Of these, the first error is raised

@@ -15,7 +15,7 @@ from redis.exceptions import ReadOnlyError, RedisError
 from redis.retry import Retry
 
 from .refusals import is_misdirected
-from .server import renew_pool
+from .registry import renew_pool
 
 
 class FollowingRetry(Retry):

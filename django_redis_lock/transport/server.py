@@ -1,41 +1,34 @@
-"""One Redis server as this process sees it: its address, and the connections of our own to it; and
-the registry, one ``Server`` for each place where locks are kept.
-"""
+"""One Redis server as this process sees it: its address, and the connections of our own to it."""
 
 from __future__ import annotations
 
-import select
-import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from redis.connection import Connection, ConnectionPool, UnixDomainSocketConnection
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
-from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
 from .address import (
-    HAS_HIREDIS,
-    INCOMPLETE,
     RawConnection,
     for_threads,
-    is_cluster,
     note_sent,
     own_settings,
-    reader_for,
-    refuse_to_connect,
-    set_timeout,
     timeout_of,
     who,
     without_credentials,
 )
 from .circuit_breaker import Breaker
+from .direct_connection import allow, direct, shut
+from .idle import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
 from .refusals import is_misdirected
+
+#: Seconds that a new connection may take which shows whether a server is up to which another is
+#: silent.
+CHECK_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -45,9 +38,6 @@ class Server:
     serves one call or one wait at a time."""
 
     MAX_IDLE_CONNECTIONS = 16
-    #: Seconds after which an idle connection is checked before it is used, by a system call: one
-    #: that the server has closed must not be mistaken for one that broke during a call.
-    CHECK_AFTER_IDLE_SECONDS = 1.0
 
     #: Whether it takes the place of the one to which its clients lead.
     stands_in = False
@@ -56,6 +46,9 @@ class Server:
     retired = False  #: Whether it has left its cluster or service.
     #: Seconds within which a failover replaces a server that has failed.
     FAILOVER_SECONDS = 0.0
+    #: Whether its clients lead to several servers, of which now one and now another has a key; and
+    #: whether each has some of the slots.
+    is_topology = is_cluster = False
 
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
@@ -106,6 +99,9 @@ class Server:
         """As ``at``, without asking any server; None if it is not known."""
         return self
 
+    def for_tasks(self, settings: dict[str, Any]) -> None:
+        """Complete the ``settings`` of a pool of an event loop that leads here."""
+
     def in_one_call(self, keys: Sequence[bytes]) -> Sequence[bytes]:
         """As many of ``keys`` as one command can take, the first among them."""
         return keys
@@ -116,6 +112,13 @@ class Server:
 
     def nodes(self) -> Sequence[Server]:
         return (self,)
+
+    def primaries(self) -> dict[Server, list[int]]:
+        """All servers that have keys, each with its slots."""
+        return {self: []}
+
+    def is_moving_slots(self) -> bool:
+        return False
 
     def must_discover(self) -> bool:
         """Whether ``at`` would ask other servers, which takes time."""
@@ -151,7 +154,8 @@ class Server:
             patience: seconds to wait for each reply; None leaves the wait to the socket's timeout.
             again: whether what a replica has refused is sent once more, on a new connection.
         """
-        connection, unread = self.checkout_unread(patience)
+        idle = self._checkout_idle(patience)
+        connection, unread = idle or (self._connect(patience), None)
         try:
             connection.send_packed_command([command])
             if unread is not None:
@@ -178,7 +182,10 @@ class Server:
         except BaseException as error:  # With an unread reply it cannot be used again.
             connection.disconnect()
             if isinstance(error, RedisTimeoutError):
-                self.breaker.failed(error, self.timeout if patience is None else patience)
+                if idle is None:
+                    self.breaker.failed(error, self.timeout if patience is None else patience)
+                else:
+                    self._distrust(patience)
             raise
         self.checkin(connection)
         if self.breaker.failing:
@@ -220,22 +227,21 @@ class Server:
         Returns: whether the call that has met the replica is worth another try.
         """
         if connection is None or connection.generation == self.generation:
-            where = str(self).rpartition("/")[0]
-            # Also those of other databases, and with other time-outs.
-            for server in {self, *list(_servers.values())}:
-                if str(server).rpartition("/")[0] == where:
-                    server._end_connections()
+            # The registry knows the others at this address, and imports this module.
+            from .registry import end_connections_at  # noqa: PLC0415
+
+            end_connections_at(self)
         return not self.discovered
 
-    def _end_connections(self) -> None:
+    def end_connections(self) -> None:
+        """End all that were made before now; see ``renew``."""
         self.generation += 1
         self.close()
         for made in tuple(self._made):
             connection = made()
             if connection is not None and connection.generation != self.generation:
-                cut(connection)
-        for pool in [pool for pool, server in list(_by_pool.items()) if server is self]:
-            _disconnect_idle(pool)
+                # One of an event loop, or of a thread.
+                connection.cut() if hasattr(connection, "cut") else shut(connection)
 
     def checkout(self, patience: float | None = None) -> RawConnection:
         """A connection with no reply to be read, idle or new. ``patience``: seconds that connecting
@@ -247,44 +253,58 @@ class Server:
     ) -> tuple[RawConnection, PendingLifetime | None]:
         """As ``checkout``, but a reply may still be on its way: read it after the next call is
         sent, so that no call waits for it. An error says that nothing was sent."""
-        idle = self._checkout_idle()
-        if idle is not None:
-            return idle
+        return self._checkout_idle(patience) or (self._connect(patience), None)
+
+    def _connect(self, patience: float | None) -> RawConnection:
         try:
             if patience is None or patience >= self.timeout:
-                return self.connect(), None
+                return self.connect()
             connection = self.connect(patience)
             allow(connection, self.timeout)  # It will be kept, also for callers with patience.
-            return connection, None
+            return connection
         except Exception as error:
             note_sent(error, False)
             raise
+
+    def _distrust(self, patience: float | None) -> None:
+        """A connection that had been used before is silent, which may be its own fault: what a new
+        one does is what counts. A caller without time to spare leaves that to the next."""
+        self.close()
+        if patience is None:
+            with suppress(RedisError, OSError):
+                self.checkin(self._connect(min(CHECK_SECONDS, self.timeout)))
 
     def must_connect(self) -> bool:
         """Whether ``checkout`` would make a connection."""
         return not self._idle
 
     def checkout_idle(self) -> RawConnection | None:
-        idle = self._checkout_idle()
+        """An idle connection that needs no check, if there is one."""
+        idle = self._checkout_idle(0.0)
         return None if idle is None else _with_nothing_to_read(*idle)
 
-    def _checkout_idle(self) -> tuple[RawConnection, PendingLifetime | None] | None:
+    def _checkout_idle(
+        self, patience: float | None
+    ) -> tuple[RawConnection, PendingLifetime | None] | None:
+        """The idle connection that was used last. ``patience``: seconds for its check, and for what
+        comes then; 0 for none."""
         while self._idle:
             try:
                 connection, unread, since = self._idle.pop()
             except IndexError:  # Another thread has taken it.
                 return None
-            if time.monotonic() - since < self.CHECK_AFTER_IDLE_SECONDS:
+            if time.monotonic() - since < TRUSTED_SECONDS:
                 return connection, unread
-            try:
-                if unread is not None:
-                    unread.confirm(True)
-                # Only the end of a connection that the server has closed can be read now.
-                if not connection.can_read(0):
-                    return connection, None
-            except (RedisError, OSError):
-                pass
+            if patience == 0:
+                self._idle.append((connection, unread, since))
+                return None
+            # A reply that has not come by now may never come.
+            complete = unread is None or unread.confirm(False) is not None
+            limit = min(PROBE_SECONDS, (self.timeout if patience is None else patience) / 2)
+            if complete and still_answers(connection, limit):
+                return connection, None
             connection.disconnect()
+            self.close()  # The others have been idle for longer.
         return None
 
     def checkin(self, connection: RawConnection, unread: PendingLifetime | None = None) -> None:
@@ -316,189 +336,3 @@ def _with_nothing_to_read(
     if unread is not None:
         unread.confirm(True)
     return connection
-
-
-# -- connections ---------------------------------------------------------------------------------
-
-_READ_BYTES = 16_384
-
-
-class DirectConnection:
-    """A ``RawConnection`` that goes past redis-py's layers, and does not connect again."""
-
-    generation = 0
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._sock: socket.socket = connection._sock
-        self._reader = reader_for(connection)
-        set_timeout(self._sock, connection.socket_timeout)
-
-    def connect(self) -> None:
-        """It is connected."""
-
-    def disconnect(self) -> None:
-        self._connection.disconnect()  # That closes the socket, so using it is an OSError.
-
-    def send_command(self, *args: Any) -> None:
-        self.send_packed_command(self._connection.pack_command(*args))
-
-    def send_packed_command(self, command: list[bytes]) -> None:
-        try:
-            for part in command:
-                self._sock.sendall(part)
-        except BaseException as error:  # It may have been sent in part.
-            self._give_up(error)
-            raise
-
-    def can_read(self, timeout: float = 0) -> bool:
-        if self._reader.has_data():
-            return True
-        poll = select.poll()
-        try:
-            poll.register(self._sock, select.POLLIN)
-        except ValueError as error:
-            raise RedisConnectionError("The connection to Redis was closed") from error
-        return bool(poll.poll(timeout * 1000))
-
-    def read_response(self) -> Any:
-        try:
-            while (reply := self._reader.gets()) is INCOMPLETE:
-                received = self._sock.recv(_READ_BYTES)
-                if not received:
-                    raise RedisConnectionError("Connection closed by server.")
-                self._reader.feed(received)
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        if isinstance(reply, RedisError):
-            if not isinstance(reply, ResponseError):  # As redis-py: it is LOADING, for instance.
-                self.disconnect()
-            raise reply
-        return reply
-
-    def _give_up(self, error: BaseException) -> None:
-        """Disconnect, and raise what redis-py would for an error of the system's."""
-        how = "was closed" if self._sock.fileno() == -1 else "broke"
-        self.disconnect()
-        if isinstance(error, (TimeoutError, BlockingIOError)):
-            raise RedisTimeoutError("Redis did not answer in time") from error
-        if isinstance(error, OSError):
-            raise RedisConnectionError(f"The connection to Redis {how}: {error}") from error
-
-
-def cut(connection: Any) -> None:
-    """End ``connection``, from any thread. Who waits for a reply on it wakes up."""
-    if hasattr(connection, "cut"):  # One of an event loop, or in memory.
-        connection.cut()
-    elif (sock := getattr(connection, "_sock", None)) is not None:
-        with suppress(OSError):  # It had broken.
-            sock.shutdown(socket.SHUT_RDWR)
-
-
-def has_socket(connection: Any) -> bool:
-    """Whether one can wait for a reply on ``connection``, or it is in our own memory."""
-    sock = getattr(connection, "_sock", None)
-    return sock is None or isinstance(sock, socket.socket)
-
-
-def direct(connection: Any) -> RawConnection:
-    plain = type(connection) in (Connection, UnixDomainSocketConnection)
-    if not HAS_HIREDIS or not plain or not hasattr(select, "poll"):
-        connection._connect = refuse_to_connect
-        own: RawConnection = connection
-        return own
-    return DirectConnection(connection)
-
-
-def allow(connection: Any, timeout: float) -> None:
-    """From now on a reply on ``connection`` may take so many seconds."""
-    if isinstance(connection, DirectConnection):
-        set_timeout(connection._sock, timeout)
-    elif hasattr(connection._sock, "settimeout"):  # Not in memory.
-        connection.socket_timeout = timeout
-        connection._sock.settimeout(timeout)
-        connection._parser.on_connect(connection)  # It knows the timeout, too.
-
-
-# -- the registry --------------------------------------------------------------------------------
-
-#: The kinds of servers that lead to several, and how the pools of their clients are recognised;
-#: see ``discovery``.
-topologies: list[tuple[Callable[[Any], bool], type[Server]]] = []
-
-_servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
-_by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
-#: Makes what takes the place of a server, while something does.
-_make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
-_registry = free_after_fork(Mutex())
-
-
-def server_of(client: Any) -> Server:
-    """The one ``Server`` of this process for the address that ``client`` talks to.
-
-    Raises:
-        TypeError: ``client`` is no redis-py client with a connection pool.
-    """
-    if FORKS_UNNOTICED:
-        notice_fork()
-    try:
-        pool = client.connection_pool
-    except AttributeError:
-        if not is_cluster(client):
-            raise TypeError(
-                f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}"
-            ) from None
-        pool = client  # It has a pool for each of its nodes.
-    found = _by_pool.get(pool)
-    if found is not None:
-        return found
-    with _registry:
-        kind = next((kind for leads_there, kind in topologies if leads_there(pool)), Server)
-        database = (kind, *kind.identity(pool))
-        # One that waits for less, or checks no certificate, must not decide that for others.
-        settings = getattr(pool, "nodes_manager", pool).connection_kwargs
-        tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
-        place = (*database, kind.patience(settings), *tls)
-        server = _servers.get(place)
-        if server is None:
-            stand_in = None if _make_stand_in is None else _make_stand_in(database)
-            server = _servers[place] = stand_in or kind(pool)
-            server.database = database
-        _by_pool[pool] = server
-        return server
-
-
-def renew_pool(pool: Any) -> None:
-    """A connection of redis-py's ``pool`` leads to a replica; see ``Server.renew``."""
-    server = _by_pool.get(pool)
-    if server is None:
-        _disconnect_idle(pool)
-    else:
-        server.renew()
-
-
-def _disconnect_idle(pool: Any) -> None:
-    # An asyncio pool's connections belong to its loop; those of a cluster's client to its nodes.
-    if isinstance(pool, ConnectionPool):
-        pool.disconnect(inuse_connections=False)
-
-
-@contextmanager
-def standing_in(make: Callable[[tuple[Any, ...]], Server | None]) -> Iterator[None]:
-    """In the block, ``make(server.database)`` takes the place of each server, unless it is None."""
-    global _servers, _by_pool, _make_stand_in
-    before = _servers, _by_pool, _make_stand_in
-    _servers, _by_pool = weakref.WeakValueDictionary(), weakref.WeakKeyDictionary()
-    _make_stand_in = make
-    try:
-        yield
-    finally:
-        _servers, _by_pool, _make_stand_in = before
-
-
-@after_fork
-def _forget_servers() -> None:
-    """Their connections and locks are the parent's."""
-    _servers.clear()
-    _by_pool.clear()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -14,7 +16,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock.protocol import lock_scripts, place_scripts
+from django_redis_lock.contrib import limit
+from django_redis_lock.protocol import holder_scripts, lock_scripts
 from django_redis_lock.protocol.script import Script
 from tests.redis_server import RedisServer
 
@@ -43,12 +46,17 @@ class Proxy:
         self._rules: list[Rule] = []
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._closed = self._away = False
+        #: Seconds without traffic after which a connection is forgotten.
+        self.forgets_after = math.inf
+        #: Connections made before this moment are forgotten.
+        self._forgotten_until = -math.inf
         self._flows = threading.Event()
         self._flows.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         with server.client() as client:
-            for script in (*vars(lock_scripts).values(), *vars(place_scripts).values()):
+            modules = (limit, lock_scripts, holder_scripts)
+            for script in (each for module in modules for each in vars(module).values()):
                 if isinstance(script, Script):
                     # Else the first reply to be lost would be the news that it is not known.
                     client.script_load(script.source)
@@ -106,6 +114,11 @@ class Proxy:
         those that there are stay where they are."""
         self._there = ("127.0.0.1", server.port)
 
+    def forget(self) -> None:
+        """Swallow what comes on the present connections from now on, and tell neither end, as if
+        the address led elsewhere."""
+        self._forgotten_until = time.monotonic()
+
     def cut(self) -> None:
         """Cut all connections."""
         for pair in tuple(self._pairs):
@@ -134,10 +147,15 @@ class Proxy:
 
     def _carry(self, here: socket.socket, there: socket.socket) -> None:
         losing: Rule | None = None
+        began = used_at = time.monotonic()
         with suppress(OSError, ValueError):  # The latter from a socket closed meanwhile.
             while True:
                 readable, _, _ = select.select((here, there), (), ())
                 self._flows.wait()
+                idle, used_at = time.monotonic() - used_at, time.monotonic()
+                if idle > self.forgets_after or began < self._forgotten_until:
+                    self._swallow(here)
+                    break
                 if there in readable:
                     data = there.recv(65536)
                     if not data or losing is not None:
@@ -159,6 +177,12 @@ class Proxy:
         self._close((here, there))
         if losing is not None:
             losing.applied.release()
+
+    @staticmethod
+    def _swallow(here: socket.socket) -> None:
+        """Until the client closes the connection: no FIN and no RST of the server's reaches it."""
+        while here.recv(65536):
+            pass
 
     def _close(self, pair: tuple[socket.socket, socket.socket]) -> None:
         self._pairs.discard(pair)

@@ -20,9 +20,9 @@ from django.test import override_settings
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.inventory import list_held
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
+from django_redis_lock.ops.inventory import list_held
 from django_redis_lock.transport import asyncio_client, server_of
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle

@@ -17,12 +17,12 @@ from ...threads import Mutex
 from ...transport import (
     RawConnection,
     Server,
-    cut,
     drive,
     has_socket,
     pack,
     run,
     server_of,
+    shut,
 )
 from .queue import WaitQueue
 from .steps import MayNotBlock, Refusal, Waiter
@@ -126,7 +126,7 @@ class ThreadQueue(WaitQueue):
             self.node.checkin(connection, self.pending)
 
     def wake(self) -> None:
-        cut(self.connection)
+        shut(self.connection)
 
     @property
     def _connected(self) -> RawConnection:
