@@ -111,6 +111,8 @@ class GuardedConnection(_ReplyCounter):
         self._streams = self._streams or args[0] in _STREAMING
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        # Connecting, and a check of its health, send commands of their own.
+        packed, self._packed = self._packed, 0
         if not self._sock:
             if _CHECKS_WHILE_CONNECTING:
                 self.connect_check_health(check_health=False)
@@ -121,6 +123,7 @@ class GuardedConnection(_ReplyCounter):
             raise RedisConnectionError(UNREAD)
         if check_health:
             self.check_health()
+        self._packed = packed
         self._note_request()
         super().send_packed_command(command, check_health=False)
 
@@ -173,6 +176,7 @@ class AsyncGuardedConnection(_ReplyCounter):
         self._streams = self._streams or args[0] in _STREAMING
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        packed, self._packed = self._packed, 0
         if not self.is_connected:
             if _CHECKS_WHILE_CONNECTING:
                 await self.connect_check_health(check_health=False)
@@ -183,6 +187,7 @@ class AsyncGuardedConnection(_ReplyCounter):
             raise RedisConnectionError(UNREAD)
         if check_health:
             await self.check_health()
+        self._packed = packed
         self._note_request()
         await super().send_packed_command(command, check_health=False)
 
