@@ -120,8 +120,8 @@ class LockOperations(BaseLock):
             refusal = reply, sent_at
             self._on_contended(wait != 0)
         except Exception as error:
-            # A waiter waits until the server refuses no more; one with a fallback uses it. Without
-            # a deadline nobody would hear of a disk that is full.
+            # A waiter waits until the server refuses no more; one with a fallback uses it. A wait
+            # without a deadline would hide that a disk is full.
             lasting = wait is None and not isinstance(error, NotReady)
             if wait == 0 or lasting or not is_refusal(error) or request.falls_back:
                 raise

@@ -187,7 +187,7 @@ async def _connect(client: Any, node: Server, patience: float | None) -> AsyncRa
         pool = pool_of(client, node)
         timeout = timeout_of(pool.connection_kwargs)
         connection = await connect_to(pool, timeout, timeout)
-        # Nobody waits on it for long: it is retired when the next is made, not cut.
+        # No call on it takes long: it is retired when the next is made, not cut.
         connection.generation = generation
     finally:
         del of_loop.connecting[node]

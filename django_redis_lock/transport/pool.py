@@ -1,8 +1,8 @@
 """Pools of redis-py's, whose connections may lead to a server that has become a replica.
 
 redis-py tries a call again after the errors that its ``Retry`` knows, and a connection that a
-replica answers stays in the pool for good. Here such a call is sent once more, on a connection that
-was made anew; a replica has refused it, so nothing has run.
+replica answers stays in the pool for good. Here such a call is sent once more, on a new
+connection; a replica has refused it, so nothing has run.
 """
 
 from __future__ import annotations

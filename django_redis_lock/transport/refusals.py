@@ -1,5 +1,5 @@
-"""Replies with which a server refuses a call for now. They are listed here alone: whoever waits,
-renews, releases later, falls back or answers 503 goes by this list.
+"""Replies with which a server refuses a call for now. This is the only list: waits, renewals,
+deferred releases, fallbacks and the answer 503 depend on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PASSING = {
     "MASTERDOWN": "this server is a replica without its primary: let the address lead to one",
     "NOREPLICAS": "fewer replicas are connected than min-replicas-to-write: look at the replicas",
     "MISCONF": "its last save to disk failed: look for a full disk and into the server's log",
-    "OOM": "maxmemory is reached: raise it, or keep locks on a server of their own",
+    "OOM": "maxmemory is reached: raise it, or use a separate server for locks",
     "LOADING": "it reads its data from disk: wait until it has",
     "BUSY": "it runs a long script: wait, or end it with SCRIPT KILL",
     "CLUSTERDOWN": "slots of the cluster have no primary: look at CLUSTER INFO",
