@@ -36,6 +36,7 @@ from .refusals import explained as explained
 from .refusals import is_misdirected as is_misdirected
 from .refusals import refusal as refusal
 from .refusals import refusal_in as refusal_in
+from .registry import check_for_tasks as check_for_tasks
 from .registry import server_of as server_of
 from .registry import standing_in as standing_in
 from .retry import OUTAGE as OUTAGE
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from .aio_client import arun_all as arun_all
     from .aio_client import asyncio_client as asyncio_client
     from .aio_client import cancellable as cancellable
-    from .aio_client import check_for_tasks as check_for_tasks
     from .aio_connection import AsyncRawConnection as AsyncRawConnection
     from .aio_connection import in_background as in_background
     from .aio_connection import wait_awake as wait_awake
@@ -63,8 +63,7 @@ if TYPE_CHECKING:
 __getattr__ = on_first_use(
     __name__,
     {
-        "transport.aio_client": "aconnect aread_value arun arun_all asyncio_client cancellable "
-        "check_for_tasks",
+        "transport.aio_client": "aconnect aread_value arun arun_all asyncio_client cancellable",
         "transport.aio_connection": "AsyncRawConnection in_background wait_awake",
     },
 )

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool as ThreadPool
 from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -111,16 +110,6 @@ def asyncio_client(client: Any) -> Any:
         asyncio.get_running_loop()
         return client
     return _client_of(server, server.address if server.stands_in else client.connection_pool)
-
-
-def check_for_tasks(client: Any) -> None:
-    """Raises TypeError if ``client`` is one for threads, whose calls cannot be awaited."""
-    pool = getattr(client, "connection_pool", None)
-    if isinstance(pool, ThreadPool) and not server_of(client).is_topology:
-        raise TypeError(
-            f"AsyncLock needs a client of redis.asyncio, not {type(client).__name__} for threads: "
-            "use cache.alock(), or give it a redis.asyncio.Redis"
-        )
 
 
 def pool_of(client: Any, node: Server) -> Any:

@@ -111,7 +111,7 @@ class GuardedConnection(_ReplyCounter):
         self._streams = self._streams or args[0] in _STREAMING
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        # Connecting, and a check of its health, send commands of their own.
+        # Connecting, and a check of its health, send other commands.
         packed, self._packed = self._packed, 0
         if not self._sock:
             if _CHECKS_WHILE_CONNECTING:

@@ -12,7 +12,7 @@ from redis.connection import ConnectionPool
 from ..extension import TOPOLOGIES, part
 from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
 from .address import is_cluster
-from .server import Server
+from .server import Server, disconnect_idle
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
 _by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
@@ -53,33 +53,27 @@ def server_of(client: Any) -> Server:
             server = _servers[place] = stand_in or kind(pool)
             server.database = database
         _by_pool[pool] = server
+        server.pools.add(weakref.ref(pool, server.pools.discard))
         return server
-
-
-def end_connections_at(server: Server) -> None:
-    """End the connections to the address of ``server``, also to other databases and with other
-    time-outs, and the idle ones of redis-py's pools."""
-    where = str(server).rpartition("/")[0]
-    for other in {server, *list(_servers.values())}:
-        if str(other).rpartition("/")[0] == where:
-            other.end_connections()
-            for pool in [pool for pool, of in list(_by_pool.items()) if of is other]:
-                _disconnect_idle(pool)
 
 
 def renew_pool(pool: Any) -> None:
     """A connection of redis-py's ``pool`` leads to a replica; see ``Server.renew``."""
     server = _by_pool.get(pool)
     if server is None:
-        _disconnect_idle(pool)
+        disconnect_idle(pool)
     else:
         server.renew()
 
 
-def _disconnect_idle(pool: Any) -> None:
-    # An asyncio pool's connections belong to its loop; those of a cluster's client to its nodes.
-    if isinstance(pool, ConnectionPool):
-        pool.disconnect(inuse_connections=False)
+def check_for_tasks(client: Any) -> None:
+    """Raises TypeError if ``client`` is one for threads, whose calls cannot be awaited."""
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, ConnectionPool) and not server_of(client).is_topology:
+        raise TypeError(
+            f"AsyncLock needs a client of redis.asyncio, not {type(client).__name__} for threads: "
+            "use cache.alock(), or give it a redis.asyncio.Redis"
+        )
 
 
 def _kind_of(pool: Any) -> type[Server]:

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from redis.connection import ConnectionPool
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
+from ..threads import after_fork
 from .address import (
     RawConnection,
     for_threads,
@@ -31,6 +33,23 @@ from .refusals import is_misdirected
 CHECK_SECONDS = 1.0
 
 T = TypeVar("T")
+
+_all: set[weakref.ref[Any]] = set()
+
+
+@after_fork
+def _forget_connections() -> None:
+    """They are the parent's."""
+    for known in list(_all):
+        if (server := known()) is not None:
+            server._made.clear()
+    _all.clear()
+
+
+def disconnect_idle(pool: Any) -> None:
+    # An asyncio pool's connections belong to its loop; those of a cluster's client to its nodes.
+    if isinstance(pool, ConnectionPool):
+        pool.disconnect(inuse_connections=False)
 
 
 class Server:
@@ -63,6 +82,9 @@ class Server:
         #: were renewed.
         self._made: set[weakref.ref[Any]] = set()
         self.generation = 0
+        #: Weak references to redis-py's pools that lead here.
+        self.pools: set[weakref.ref[Any]] = set()
+        _all.add(weakref.ref(self, _all.discard))
         #: See ``locking.records``.
         self.heartbeat: Any = None
         #: See the keeper's ``Listener``.
@@ -227,21 +249,24 @@ class Server:
         Returns: whether the call that has met the replica is worth another try.
         """
         if connection is None or connection.generation == self.generation:
-            # The registry knows the others at this address, and imports this module.
-            from .registry import end_connections_at  # noqa: PLC0415
-
-            end_connections_at(self)
+            where = str(self).rpartition("/")[0]
+            # Also those to other databases, and with other time-outs.
+            for server in {self, *filter(None, (known() for known in list(_all)))}:
+                if str(server).rpartition("/")[0] == where:
+                    server.end_connections()
         return not self.discovered
 
     def end_connections(self) -> None:
         """End all that were made before now; see ``renew``."""
         self.generation += 1
         self.close()
-        for made in tuple(self._made):
+        for made in list(self._made):
             connection = made()
             if connection is not None and connection.generation != self.generation:
                 # One of an event loop, or of a thread.
                 connection.cut() if hasattr(connection, "cut") else shut(connection)
+        for pool in list(self.pools):
+            disconnect_idle(pool())
 
     def checkout(self, patience: float | None = None) -> RawConnection:
         """A connection with no reply to be read, idle or new. ``patience``: seconds that connecting
