@@ -6,9 +6,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
-from django.http import HttpResponseBase
+from django.http import HttpResponse, HttpResponseBase
 from django.utils.cache import get_conditional_response
 from django.utils.http import parse_http_date_safe
 
@@ -20,7 +20,7 @@ _CONDITIONS = (
     *("HTTP_RANGE", "HTTP_IF_RANGE"),
 )
 #: Django's CSRF protection sets it when a token for this request's client is made.
-_TOKEN_USED = "CSRF_COOKIE_NEEDS_UPDATE"  # noqa: S105  # the name of a flag
+_TOKEN_USED = "CSRF_COOKIE_NEEDS_UPDATE"
 #: Partial Content, Not Modified, Precondition Failed, Range Not Satisfiable.
 _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
 #: Request Timeout, Too Early, Too Many Requests; and all from 500 on.
@@ -97,7 +97,7 @@ def conditional(request: Any, response: Any) -> Any:
     date = parse_http_date_safe(modified) if modified else None
     if not etag and date is None:
         return response
-    return get_conditional_response(request, etag, date, response)
+    return get_conditional_response(request, etag, date, cast(HttpResponse, response))
 
 
 def is_unrendered(response: Any) -> bool:
@@ -128,7 +128,8 @@ class Rendering:
         #: That of a page within this one.
         self.inner = vars(response).get("_rendering")
         if self.inner is None:
-            response.__class__ = _with_rendering(type(response))
+            kind: Any = type(response)
+            response.__class__ = _with_rendering(kind)
         response._rendering = self
         response.add_post_render_callback(self._decide)
         # This refers to no response, so one that is not rendered is freed at once.
@@ -154,7 +155,7 @@ class Rendering:
 
 
 @cache
-def _with_rendering(kind: type) -> type:
+def _with_rendering(kind: Any) -> Any:
     """A class of responses whose ``render`` begins with that of a ``Rendering``."""
 
     def render(response: Any) -> Any:
