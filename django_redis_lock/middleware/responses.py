@@ -21,6 +21,8 @@ _CONDITIONS = (
 )
 #: Django's CSRF protection sets it when a token for this request's client is made.
 _TOKEN_USED = "CSRF_COOKIE_NEEDS_UPDATE"
+#: Its value if a decorator around the page has used a token, true as well.
+_BY_ANOTHER = 1
 #: Partial Content, Not Modified, Precondition Failed, Range Not Satisfiable.
 _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
 #: Request Timeout, Too Early, Too Many Requests; and all from 500 on.
@@ -59,8 +61,8 @@ def raise_unless_about_the_page(response: Any, mine: bool = True) -> None:
 
 
 class Conditions:
-    """The conditions of a request, and whether it has used a CSRF token: taken out of the request
-    while a page is computed, and put back afterwards.
+    """The conditions of a request: taken out of it while a page is computed, and put back
+    afterwards.
 
     Attributes:
         token_used: whether a CSRF token was made while they were taken out.
@@ -69,7 +71,7 @@ class Conditions:
     def __init__(self, request: Any, names: tuple[str, ...] = _CONDITIONS) -> None:
         self.token_used = False
         self._request = getattr(request, "_request", request)
-        self._names = (*names, _TOKEN_USED)
+        self._names = names
         self._taken: dict[str, Any] | None = None
 
     def __contains__(self, name: str) -> bool:
@@ -79,13 +81,19 @@ class Conditions:
         meta = self._request.META
         self._taken = {name: meta.pop(name) for name in self._names if name in meta}
         vars(self._request).pop("headers", None)  # Django computes it from META once.
+        if meta.get(_TOKEN_USED) is True and not self.token_used:
+            meta[_TOKEN_USED] = _BY_ANOTHER
 
     def put_back(self) -> None:
-        if self._taken is not None:
-            self.token_used |= _TOKEN_USED in self._request.META
-            self._request.META.update(self._taken)
-            vars(self._request).pop("headers", None)
-            self._taken = None
+        if self._taken is None:
+            return
+        meta = self._request.META
+        if meta.get(_TOKEN_USED) == _BY_ANOTHER:
+            self.token_used |= meta[_TOKEN_USED] is True
+            meta[_TOKEN_USED] = True
+        meta.update(self._taken)
+        vars(self._request).pop("headers", None)
+        self._taken = None
 
 
 def conditional(request: Any, response: Any) -> Any:

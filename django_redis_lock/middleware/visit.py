@@ -273,6 +273,8 @@ class Visit:
         """End the flight of ``key`` after the rendering, which is synchronous."""
         self.asynchronous = False
         page = self._storable(request, response, conditions)
+        if key and postponed.leader is None:  # Redis is down, or the flight ended before.
+            return conditional(request, response)
         try:
             if key:
                 raise_unless_about_the_page(response)

@@ -1,5 +1,5 @@
-"""``cached_page()`` among other decorators and middleware: two users, in all orders, beside Django's
-``cache_page``. One user must never get the other's page where Django would not serve it."""
+"""``cached_page()`` among other decorators and middleware: two users, in all orders, beside
+Django's. One user must never get the other's page where Django would not serve it."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def who(request: Any) -> str:
 
 class User:
     is_authenticated = True
+    is_active = False  # For Django REST framework.
 
     def __init__(self, pk: str) -> None:
         self.pk = pk
@@ -146,12 +147,15 @@ DECORATORS: dict[str, Any] = {
     "login_required": login_required,
     "gzip_page": gzip_page,
 }
-ORDERS = [
-    order
-    for number in (0, 1, 2)
-    for names in itertools.combinations(DECORATORS, number)
-    for order in itertools.permutations((*names, "page"))
-]
+
+
+def orders(most: int) -> Iterator[tuple[str, ...]]:
+    """All orders of up to so many other decorators."""
+    for number in range(most + 1):
+        for names in itertools.combinations(DECORATORS, number):
+            yield from itertools.permutations((*names, "page"))
+
+
 #: Two users, with and without cookies and credentials.
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"user": "a"},
@@ -161,8 +165,6 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"user": "b", "authorization": "Bearer b"},
     {"user": "a", "authorization": "Bearer a"},
     {"user": "b", "method": "head"},
-    {"user": "a"},
-    {"user": "b"},
 )
 
 
@@ -172,10 +174,11 @@ def decorated(view: Any, order: tuple[str, ...], page: Any) -> Any:
     return view
 
 
+@pytest.mark.parametrize("_caches", ["redis"], indirect=True)
 @pytest.mark.parametrize("name", VIEWS)
 def test_all_orders_of_decorators(name: str) -> None:
     wrong = []
-    for order in ORDERS:
+    for order in orders(2 if name in ("template", "plain") else 1):
         answers = []
         for page in (cached_page(60, stale=5), cache_page(60, cache="plain")):
             view = decorated(VIEWS[name], order, page)
