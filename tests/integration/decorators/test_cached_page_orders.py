@@ -8,7 +8,7 @@ import gc
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -379,6 +379,7 @@ class Slow:
 
 def crowd(page: Any, slow: Slow, users: str, waiting: int) -> list[bytes]:
     """``waiting``: how many wait in memory; one more waits in Redis for all of them."""
+
     def release() -> None:
         until(lambda: followers() >= waiting)
         slow.going.set()
