@@ -142,6 +142,12 @@ def _unwrapped(callback: Any) -> Iterator[Any]:
             left.append(each.func)
         if not inspect.isroutine(each) and not isinstance(each, type):
             left.append(type(each).__call__)
-        # Those of a path of Django Ninja.
-        operations = getattr(getattr(each, "__self__", None), "operations", ())
-        left += [getattr(operation, "view_func", None) for operation in operations]
+        if getattr(each, "__module__", "") == "ninja.operation":
+            left += _operations(each)
+
+
+def _operations(view: Any) -> Iterator[Any]:
+    """The functions of a path of Django Ninja, whose view refers to them in its closure."""
+    for cell in getattr(view, "__closure__", None) or ():
+        for operation in getattr(cell.cell_contents, "operations", ()):
+            yield operation.view_func

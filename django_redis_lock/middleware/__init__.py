@@ -22,9 +22,11 @@ from django.utils.functional import LazyObject, empty
 from ..conf import Conf
 from ..protocol import activity
 from .pages import CachedPageMiddleware
+from .responses import Conditions
 
 __all__ = [
     "CachedPageMiddleware",
+    "Conditions",
     "RequestActivity",
     "doing",
     "note_request",

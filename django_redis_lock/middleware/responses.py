@@ -73,6 +73,7 @@ class Conditions:
         self._request = getattr(request, "_request", request)
         self._names = names
         self._taken: dict[str, Any] | None = None
+        self._flag: Any = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._request.META or name in (self._taken or ())
@@ -81,16 +82,18 @@ class Conditions:
         meta = self._request.META
         self._taken = {name: meta.pop(name) for name in self._names if name in meta}
         vars(self._request).pop("headers", None)  # Django computes it from META once.
-        if meta.get(_TOKEN_USED) is True and not self.token_used:
+        self._flag = meta.get(_TOKEN_USED)
+        if self._flag is True and not self.token_used:
             meta[_TOKEN_USED] = _BY_ANOTHER
 
     def put_back(self) -> None:
         if self._taken is None:
             return
         meta = self._request.META
-        if meta.get(_TOKEN_USED) == _BY_ANOTHER:
-            self.token_used |= meta[_TOKEN_USED] is True
-            meta[_TOKEN_USED] = True
+        if meta.get(_TOKEN_USED) is True:
+            self.token_used = True
+        elif self._flag is True and _TOKEN_USED in meta:
+            meta[_TOKEN_USED] = meta[_TOKEN_USED] == _BY_ANOTHER
         meta.update(self._taken)
         vars(self._request).pop("headers", None)
         self._taken = None

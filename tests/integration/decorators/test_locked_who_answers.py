@@ -1,5 +1,5 @@
-"""``locked()``: who gets a response if the lock is taken or Redis is down, and who an exception; and
-what is refused because the lock would not protect it."""
+"""``locked()``: who gets a response if the lock is taken or Redis is down, who an exception; and what
+is refused because the lock would not protect it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ urlpatterns = [
     path("decorated/", Decorated.as_view()),
     path("rest/", rest_function),
     path("action/", Actions.as_view({"get": "report"})),
-    path("look/", functools.wraps(users.look)(lambda *a, **k: users.look(*a, **k))),
+    path("look/", functools.wraps(users.look)(functools.partial(users.look))),
     path("outer/", outer),
     path("outer_skip/", outer_skipping),
     path("hook/", Hook.as_view()),
