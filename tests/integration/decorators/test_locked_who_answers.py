@@ -1,5 +1,5 @@
-"""``locked()``: who gets a response if the lock is taken or Redis is down, who an exception; and what
-is refused because the lock would not protect it."""
+"""``locked()``: who gets a response if the lock is taken or Redis is down, and who gets an
+exception; and what is refused because the lock would not protect it."""
 
 from __future__ import annotations
 
