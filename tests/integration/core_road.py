@@ -1,7 +1,7 @@
 """The road that every site takes, walked with an installation that lacks one optional part.
 
-``python tests/integration/core_road.py PART``, with the package on the path, and ``REDIS_URL``. What
-needs PART must say so in one sentence; everything else must work.
+``python tests/integration/core_road.py PART``, with the package on the path, and ``REDIS_URL``.
+What needs PART must say so in one sentence; everything else must work.
 """
 
 from __future__ import annotations

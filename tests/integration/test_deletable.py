@@ -1,4 +1,4 @@
-"""Each optional part can be deleted: the core's road works without it, and what needs it says so."""
+"""Each optional part can be deleted: the core works without it, and what needs it says so."""
 
 from __future__ import annotations
 
