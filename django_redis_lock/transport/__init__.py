@@ -1,19 +1,21 @@
 """How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py.
 
-What tasks use is imported when it is used.
+What tasks and pools use is imported when it is used.
 """
 
 from typing import TYPE_CHECKING
 
 from ..extension import on_first_use
+from .address import PROBE_SECONDS as PROBE_SECONDS
 from .address import RawConnection as RawConnection
 from .address import is_cluster as is_cluster
 from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
 from .address import own_settings as own_settings
+from .address import shut as shut
+from .address import still_answers as still_answers
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
-from .direct_connection import shut as shut
 from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
@@ -26,9 +28,6 @@ from .execute import run as run
 from .execute import run_all as run_all
 from .execute import run_at as run_at
 from .execute import send as send
-from .guarded_connection import guard as guard
-from .idle import PROBE_SECONDS as PROBE_SECONDS
-from .idle import still_answers as still_answers
 from .registry import server_of as server_of
 from .registry import standing_in as standing_in
 from .retry import OUTAGE as OUTAGE
@@ -50,11 +49,13 @@ if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection as AsyncRawConnection
     from .aio_connection import in_background as in_background
     from .aio_connection import wait_awake as wait_awake
+    from .guarded_connection import guard as guard
 
 __getattr__ = on_first_use(
     __name__,
     {
         "transport.aio_client": "aconnect aread_value arun arun_all asyncio_client cancellable",
         "transport.aio_connection": "AsyncRawConnection in_background wait_awake",
+        "transport.guarded_connection": "guard",
     },
 )

@@ -12,17 +12,20 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
 from .address import (
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
     RawConnection,
+    allow,
+    direct,
     for_threads,
     note_sent,
     own_settings,
+    still_answers,
     timeout_of,
     who,
     without_credentials,
 )
 from .circuit_breaker import Breaker
-from .direct_connection import allow, direct
-from .idle import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
 
 #: Seconds that a new connection may take which shows whether a server is up to which another is
 #: silent.
