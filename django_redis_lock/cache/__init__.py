@@ -18,8 +18,8 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
+from .. import transport
 from ..extension import on_first_use, part
-from ..transport import follow_address, guard
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -74,7 +74,9 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         if self._client is None:
             client = self._client_cls(self._server, self._params, self)
             connect = client.connection_factory.connect
-            client.connection_factory.connect = lambda url: follow_address(guard(connect(url)))
+            client.connection_factory.connect = lambda url: transport.follow_address(
+                transport.guard(connect(url))
+            )
             self._client = client
         return self._client
 

@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
 
@@ -40,7 +40,10 @@ from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
 from .records import note_vanished, question_about, with_answer
-from .waiting import Refusal, queues
+from .waiting import queues
+
+if TYPE_CHECKING:
+    from .waiting import Refusal
 
 logger = get_logger("django_redis_lock.lock")
 

@@ -1,20 +1,22 @@
 """How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py.
 
-What tasks use is imported when it is used.
+What tasks and pools use is imported when it is used.
 """
 
 from typing import TYPE_CHECKING
 
 from ..extension import on_first_use
+from .address import PROBE_SECONDS as PROBE_SECONDS
 from .address import RawConnection as RawConnection
+from .address import has_socket as has_socket
 from .address import is_cluster as is_cluster
 from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
 from .address import own_settings as own_settings
+from .address import shut as shut
+from .address import still_answers as still_answers
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
-from .direct_connection import has_socket as has_socket
-from .direct_connection import shut as shut
 from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
@@ -27,10 +29,6 @@ from .execute import run as run
 from .execute import run_all as run_all
 from .execute import run_at as run_at
 from .execute import send as send
-from .guarded_connection import guard as guard
-from .idle import PROBE_SECONDS as PROBE_SECONDS
-from .idle import still_answers as still_answers
-from .pool import follow_address as follow_address
 from .refusals import PASSING as PASSING
 from .refusals import explained as explained
 from .refusals import is_misdirected as is_misdirected
@@ -59,11 +57,15 @@ if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection as AsyncRawConnection
     from .aio_connection import in_background as in_background
     from .aio_connection import wait_awake as wait_awake
+    from .guarded_connection import guard as guard
+    from .pool import follow_address as follow_address
 
 __getattr__ = on_first_use(
     __name__,
     {
         "transport.aio_client": "aconnect aread_value arun arun_all asyncio_client cancellable",
         "transport.aio_connection": "AsyncRawConnection in_background wait_awake",
+        "transport.guarded_connection": "guard",
+        "transport.pool": "follow_address",
     },
 )

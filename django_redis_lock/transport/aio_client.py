@@ -23,7 +23,7 @@ from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, Respon
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
-from .address import TWINS, common_settings, may_have_run, note_sent, timeout_of
+from .address import PROBE_SECONDS, TWINS, common_settings, may_have_run, note_sent, timeout_of
 from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake
 from .execute import (
     ASKING,
@@ -36,7 +36,6 @@ from .execute import (
     value_with_lifetime,
 )
 from .guarded_connection import guarded
-from .idle import PROBE_SECONDS
 from .refusals import is_misdirected
 from .registry import server_of
 from .retry import REPORTED, Answer, run_again, run_all_steps

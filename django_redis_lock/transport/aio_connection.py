@@ -27,8 +27,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .address import HAS_HIREDIS, INCOMPLETE, connection_class_of, own_settings, reader_for
-from .idle import PROBE_SECONDS, TRUSTED_SECONDS
+from .address import (
+    HAS_HIREDIS,
+    INCOMPLETE,
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
+    connection_class_of,
+    own_settings,
+    reader_for,
+)
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.

@@ -19,7 +19,7 @@ from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
-from .idle import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
+from .address import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
 
 UNREAD = "The reply to an earlier command was not read."
 _CHECKS_WHILE_CONNECTING = hasattr(AbstractConnection, "connect_check_health")

@@ -15,17 +15,21 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..protocol import PendingLifetime
 from ..threads import after_fork
 from .address import (
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
     RawConnection,
+    allow,
+    direct,
     for_threads,
     note_sent,
     own_settings,
+    shut,
+    still_answers,
     timeout_of,
     who,
     without_credentials,
 )
 from .circuit_breaker import Breaker
-from .direct_connection import allow, direct, shut
-from .idle import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
 from .refusals import is_misdirected
 
 #: Seconds that a new connection may take which shows whether a server is up to which another is

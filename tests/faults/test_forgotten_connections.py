@@ -12,9 +12,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncLock, AsyncRedlock, Lock, Redlock
+from django_redis_lock import AsyncLock, AsyncRedlock, Lock, MultiLock, Redlock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.locking import MultiLock
 from django_redis_lock.transport import asyncio_client, server_of
 from tests.lock_contract import Background
 from tests.processes import in_threads, until

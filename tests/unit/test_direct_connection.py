@@ -13,7 +13,7 @@ from redis.exceptions import BusyLoadingError, InvalidResponse, NoScriptError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_redis_lock.transport.direct_connection import DirectConnection, direct
+from django_redis_lock.transport.address import DirectConnection, direct
 
 pytest.importorskip("hiredis", reason="without hiredis, redis-py's own parser reads the replies")
 
