@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -58,10 +58,26 @@ class ProducerFailed(Exception):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
-        self.error = error
+        self.error = self.__cause__ = error
 
     def describe(self) -> str:
         return f"{type(self.error).__name__}: {self.error}"[:MAX_MESSAGE_CHARACTERS]
+
+
+class _Computation(NamedTuple):
+    """A step of ``ThreadRunner``: the call of ``function``."""
+
+    function: Callable[[], Any]
+
+
+def _not_awaitable(value: Any) -> Any:
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError(
+            "a thread cannot await the coroutine that computes the value: use aget_or_set(), "
+            "aget_or_set_many() or acompute()"
+        )
+    return value
 
 
 class ThreadEvent:
@@ -115,8 +131,20 @@ class ThreadRunner:
         return is_observed(self._client)
 
     def do(self, steps: Steps) -> Any:
+        """What ``steps`` return in the end. The function that computes is called here, and not by
+        the generators: for values that need each other, each level adds one frame to the stack."""
         try:
-            return drive(steps)
+            result = next(steps)
+            while True:
+                if type(result) is _Computation:
+                    try:
+                        result = _not_awaitable(result.function())
+                    except BaseException as error:
+                        result = steps.throw(ProducerFailed(error))
+                        continue
+                result = steps.send(result)
+        except StopIteration as end:
+            return end.value
         except ProducerFailed as failed:
             error = failed.error
         finally:
@@ -152,22 +180,12 @@ class ThreadRunner:
         return self.run(call)[0]
 
     def compute(self, function: Callable[[], Any]) -> Any:
-        """Call ``function``, and await what it returns if that is awaitable.
+        """What ``function`` returns, awaited if that is awaitable.
 
         Raises:
             ProducerFailed: it raises.
         """
-        try:
-            value = function()
-            if inspect.iscoroutine(value):
-                value.close()
-                raise TypeError(
-                    "a thread cannot await the coroutine that computes the value: use "
-                    "aget_or_set(), aget_or_set_many() or acompute()"
-                )
-            return value
-        except BaseException as error:
-            raise ProducerFailed(error) from error
+        return _Computation(function)
 
     def wait_for_event(self, event: Any, until: float) -> Any:
         """Wait for an event of this process, or until a monotonic time; returns whether it came."""
