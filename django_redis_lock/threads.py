@@ -25,6 +25,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+from asgiref.sync import AsyncToSync, _restore_context
+
 # -- signal handlers -------------------------------------------------------------------------------
 
 
@@ -130,6 +132,7 @@ class ThreadPool:
         context = contextvars.copy_context()
 
         def run() -> None:
+            context.run(_take_over_locals, context)
             for part in work:
                 try:
                     context.run(part)
@@ -178,6 +181,22 @@ class ThreadPool:
                     return None
             self._busy += 1
             return self._waiting.popleft()
+
+
+def in_context(context: contextvars.Context, function: Callable[[], T]) -> T:
+    """Call ``function`` in ``context``, a copy of that of another thread."""
+    context.run(_take_over_locals, context)
+    return context.run(function)
+
+
+def _take_over_locals(context: contextvars.Context) -> None:
+    """Let this thread see what each ``asgiref.local.Local`` has in ``context``. Since asgiref 3.12
+    the data bear the id of their thread; before, a copied context shares them with the original."""
+    _restore_context(context)
+    for variable, value in context.items():
+        if variable.name == "asgiref.local" and isinstance(value, dict):
+            variable.set(value.copy())
+    AsyncToSync.executors.current = None  # No thread waits for this one.
 
 
 # -- the keeper's notices ------------------------------------------------------------------------

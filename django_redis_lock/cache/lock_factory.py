@@ -21,6 +21,7 @@ from ..locking import AsyncLock, AsyncMultiLock, Lock, MultiLock, check_names
 from ..protocol import RESERVED, check_name_in_cache, check_policy, longest_hold, refuse_reserved
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import asyncio_client
+from .context import has_plain_keys, named_later
 
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
@@ -80,6 +81,10 @@ class LockCache(BaseCache):
             raise ImproperlyConfigured(f"the LOCATION of the cache is no URL: {URL_HINT}") from None
 
     @cached_property
+    def _has_plain_keys(self) -> bool:
+        return has_plain_keys(self)
+
+    @cached_property
     def _has_primary(self) -> bool:
         """Whether one server decides about each key."""
         client = self.client
@@ -116,7 +121,11 @@ class LockCache(BaseCache):
         """
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
         options["thread_local"] = thread_local
-        lock: Lock = self._make(key, version, timeout, client, options, asynchronous=False)
+
+        def name_of(name: str) -> str:
+            return self._lock_name(name, version)
+
+        lock: Lock = self._make(key, timeout, client, options, name_of, asynchronous=False)
         return lock
 
     def alock(
@@ -137,16 +146,23 @@ class LockCache(BaseCache):
         Raises:
             RuntimeError: no event loop is running.
         """
-        lock: AsyncLock = self._make(key, version, timeout, client, options, asynchronous=True)
+
+        def make(made: Callable[[str], str]) -> Any:
+            return self._make(key, timeout, client, {**options}, made, asynchronous=True)
+
+        def name_of(name: str) -> str:
+            return self._lock_name(name, version)
+
+        lock: AsyncLock = make(name_of) if self._has_plain_keys else named_later(make, name_of)
         return lock
 
     def _make(
         self,
         key: str | Collection[str],
-        version: int | None,
         timeout: float | None,
         client: Any,
         options: dict[str, Any],
+        name_of: Callable[[str], str],
         *,
         asynchronous: bool,
     ) -> Any:
@@ -176,11 +192,11 @@ class LockCache(BaseCache):
         kind = kinds[bool(aliases)][bool(fallback)]
         if several:
             options.update(fallback, lock_class=kind)
-            return self._several(key, version, timeout, client or client_of(self), options)
+            return self._several(key, timeout, client or client_of(self), options, name_of)
         name = check_name_in_cache(key)
         lock = kind(
             client or client_of(self),
-            self._lock_name(name, version),
+            name_of(name),
             timeout,
             **fallback,
             **options,
@@ -190,12 +206,12 @@ class LockCache(BaseCache):
     def _several(
         self,
         keys: Collection[str],
-        version: int | None,
         timeout: float | None,
         client: Any,
         options: dict[str, Any],
+        name_of: Callable[[str], str],
     ) -> Any:
-        names = {self._lock_name(check_name_in_cache(k), version): k for k in check_names(keys)}
+        names = {name_of(check_name_in_cache(key)): key for key in check_names(keys)}
         kind: Any = AsyncMultiLock if options["lock_class"].asynchronous else MultiLock
         lock = kind(client, names, timeout, **options)
         for member in lock.members:
@@ -246,6 +262,7 @@ def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
         refuse_reserved(str(made).encode(errors="surrogatepass"))
         return made
 
+    vars(make_key)["of"] = key_func
     return make_key
 
 

@@ -19,6 +19,7 @@ from .flight import CoordinationError as CoordinationError
 from .flight import MultiFlight as MultiFlight
 from .flight import SingleFlight as SingleFlight
 from .in_process import DeferredCall as DeferredCall
+from .in_process import Overtaken as Overtaken
 from .in_process import in_flight as in_flight
 from .leader import FlightRenewal as FlightRenewal
 from .leader import Producer as Producer

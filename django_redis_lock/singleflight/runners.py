@@ -27,7 +27,6 @@ from ..transport import (
     aread_value,
     arun_all,
     cancellable,
-    drive,
     in_background,
     is_observed,
     is_outage,
@@ -109,7 +108,7 @@ class ThreadRunner:
 
     Args:
         client: redis-py client of the primary.
-        carried: called with what is to be done in the background; returns what is done there.
+        afterwards: called in the thread of the background after each refresh.
     """
 
     #: Makes what other callers of this process wait for.
@@ -120,10 +119,13 @@ class ThreadRunner:
     #: Whether a thread waits for the caller: it is the caller, or has asyncio run it.
     in_thread = True
 
-    def __init__(self, client: Any, carried: Callable[[Work], Work] = lambda work: work) -> None:
+    #: Called with what is to be done in the background; returns what is done there.
+    carried: Callable[[Work], Work] = staticmethod(lambda work: work)
+
+    def __init__(self, client: Any, afterwards: Work = lambda: None) -> None:
         self._client = client
         self._pid = os.getpid()
-        self._carried = carried
+        self._afterwards = afterwards
         self.server = server_of(client)
 
     @property
@@ -139,8 +141,8 @@ class ThreadRunner:
                 if type(result) is _Computation:
                     try:
                         result = _not_awaitable(result.function())
-                    except BaseException as error:
-                        result = steps.throw(ProducerFailed(error))
+                    except BaseException as raised:
+                        result = steps.throw(ProducerFailed(raised))
                         continue
                 result = steps.send(result)
         except StopIteration as end:
@@ -200,7 +202,7 @@ class ThreadRunner:
         keeper().add(renewal)
         accepted = False
         try:
-            accepted = background.submit(self._carried(partial(self.do, steps)))
+            accepted = background.submit(self.carried(partial(self.do, steps)), self._afterwards)
         finally:
             if not accepted:
                 keeper().discard(renewal)
