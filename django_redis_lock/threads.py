@@ -199,6 +199,15 @@ def _take_over_locals(context: contextvars.Context) -> None:
     AsyncToSync.executors.current = None  # No thread waits for this one.
 
 
+class InCaller:
+    """In place of a ``ThreadPool``: does the work before ``submit`` returns, and nothing after it,
+    as the caller goes on to use what the thread of a pool would close."""
+
+    def submit(self, work: Work, *afterwards: Work) -> bool:
+        work()
+        return True
+
+
 # -- the keeper's notices ------------------------------------------------------------------------
 
 #: More are dropped, and the log says how many.
@@ -258,11 +267,15 @@ LOG_PAUSE_SECONDS = 60.0
 
 def may_log(about: T, logged_at: MutableMapping[T, float]) -> bool:
     """Whether the last line about the same is long enough ago; one is expected now."""
-    now = time.monotonic()
-    if now - logged_at.get(about, -math.inf) < LOG_PAUSE_SECONDS:
+    if was_logged(about, logged_at):
         return False
-    logged_at[about] = now
+    logged_at[about] = time.monotonic()
     return True
+
+
+def was_logged(about: T, logged_at: MutableMapping[T, float]) -> bool:
+    """Whether the last line about the same is less than ``LOG_PAUSE_SECONDS`` old."""
+    return time.monotonic() - logged_at.get(about, -math.inf) < LOG_PAUSE_SECONDS
 
 
 logger = get_logger("django_redis_lock.background")

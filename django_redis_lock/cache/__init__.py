@@ -24,6 +24,7 @@ from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
 from ..locking import Lock
 from ..memory import Database, client_of, databases
 from ..protocol import check_name_in_cache
+from .context import NamedKey as NamedKey
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT

@@ -8,8 +8,6 @@ A refresh in the background makes its key again there, and does not compute if i
 from __future__ import annotations
 
 import inspect
-import math
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import cache, partial, wraps
@@ -22,7 +20,7 @@ from django_redis.client import DefaultClient
 from ..locking import AsyncLock
 from ..protocol import printable
 from ..singleflight import DeferredCall, Overtaken, Producer, Runner, Steps, ThreadRunner
-from ..threads import LOG_PAUSE_SECONDS, Work, get_logger, may_log
+from ..threads import Work, get_logger, may_log, was_logged
 
 if TYPE_CHECKING:
     from .get_or_set import GetOrSet
@@ -166,7 +164,7 @@ class Refresh:
 
     def was_refused(self) -> bool:
         """Whether another one was, less than a minute ago. Then the caller computes."""
-        return time.monotonic() - _refused_at.get(self._kind, -math.inf) < LOG_PAUSE_SECONDS
+        return was_logged(self._kind, _refused_at)
 
     def prepare(self, runner: Runner, producer: Producer) -> Steps:
         """``producer``, for the background. The caller's part: call BACKGROUND_CONTEXT."""

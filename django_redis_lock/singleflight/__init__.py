@@ -27,6 +27,7 @@ from .runners import AsyncRunner as AsyncRunner
 from .runners import Runner as Runner
 from .runners import Steps as Steps
 from .runners import ThreadRunner as ThreadRunner
+from .runners import use_background as use_background
 from .scripts import DELETE as DELETE
 from .scripts import END_FLIGHT as END_FLIGHT
 from .scripts import EXPIRE_AT as EXPIRE_AT

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
-from ..threads import ThreadPool, Work
+from ..threads import InCaller, ThreadPool, Work
 from ..transport import (
     Topology,
     aconnect,
@@ -43,7 +43,16 @@ MAX_MESSAGE_CHARACTERS = 500
 RETRY_PAUSE_SECONDS = 0.05
 
 #: Refreshes stale values. Its threads end after five idle seconds.
-background = ThreadPool("django_redis_lock", threads=4, max_waiting=64, idle_seconds=5.0)
+background: ThreadPool | InCaller = ThreadPool(
+    "django_redis_lock", threads=4, max_waiting=64, idle_seconds=5.0
+)
+
+
+def use_background(other: ThreadPool | InCaller) -> ThreadPool | InCaller:
+    """Refresh there from now on; returns the one before."""
+    global background
+    before, background = background, other
+    return before
 
 
 #: What a flight does. A step is what a method of a runner returns: the result for threads, an
@@ -305,7 +314,9 @@ class AsyncRunner:
         await time.asleep(seconds)
 
     async def run_in_background(self, steps: Steps, renewal: Job) -> Any:
-        in_background(self.do(steps))
+        refresh = in_background(self.do(steps))
+        if isinstance(background, InCaller):
+            await refresh
         return True
 
     async def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:

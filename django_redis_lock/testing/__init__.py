@@ -27,8 +27,8 @@ from ..inventory import list_held
 from ..keeper import Job, Keeper, Subscription, keeper, use_keeper
 from ..locking import Renewal
 from ..memory import Database, client_of, databases
-from ..singleflight import FlightRenewal
-from ..threads import Mutex
+from ..singleflight import FlightRenewal, use_background
+from ..threads import InCaller, Mutex
 from ..transport import Server, server_of, standing_in
 
 __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
@@ -369,6 +369,8 @@ class override(TestContextDecorator):
             metrics.forget(server._has)  # Its keeper gets what was counted before.
             use_keeper(getattr(server.clock, "keeper", None) or Keeper())
             undo.callback(server._end)
+            # A thread would have a database connection of its own, outside a test's transaction.
+            undo.callback(use_background, use_background(InCaller()))
             if settings.configured:
                 server._find_places()
             undo.enter_context(standing_in(server._server))
