@@ -369,7 +369,7 @@ class override(TestContextDecorator):
             metrics.forget(server._has)  # Its keeper gets what was counted before.
             use_keeper(getattr(server.clock, "keeper", None) or Keeper())
             undo.callback(server._end)
-            # A thread would have a database connection of its own, outside a test's transaction.
+            # A thread would have another database connection, outside the test's transaction.
             undo.callback(use_background, use_background(InCaller()))
             if settings.configured:
                 server._find_places()

@@ -383,7 +383,7 @@ def errors(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> Callable[[], l
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("way", ASKING)
 @pytest.mark.parametrize("function", [key_function, failing_key_function])
-def test_the_background_computes_nothing_for_nobody(
+def test_the_background_refuses_to_compute_without_the_tenant(
     config: dict[str, Any],
     errors: Callable[[], list[str]],
     way: str,
