@@ -147,7 +147,7 @@ def _function(where: str, path: Any) -> Callable[[], Any] | None:
     try:
         found = import_string(path) if isinstance(path, str) else path
     except ImportError as error:
-        raise ValueError(f"{where} cannot be imported: {error}") from None
+        raise ValueError(f"{where} must be a path that can be imported: {error}") from None
     if found is not None and not callable(found):
         raise TypeError(f"{where} must be the dotted path of a function or None, not {path!r}")
     result: Callable[[], Any] | None = found

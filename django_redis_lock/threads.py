@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from asgiref.sync import AsyncToSync, _restore_context
+from asgiref import sync
 
 # -- signal handlers -------------------------------------------------------------------------------
 
@@ -183,6 +183,12 @@ class ThreadPool:
             return self._waiting.popleft()
 
 
+#: What asgiref itself does where it moves a context to another thread.
+_move: Callable[[contextvars.Context], Any] = getattr(
+    sync, "_restore_context", lambda context: None
+)
+
+
 def in_context(context: contextvars.Context, function: Callable[[], T]) -> T:
     """Call ``function`` in ``context``, a copy of that of another thread."""
     context.run(_take_over_locals, context)
@@ -192,11 +198,11 @@ def in_context(context: contextvars.Context, function: Callable[[], T]) -> T:
 def _take_over_locals(context: contextvars.Context) -> None:
     """Let this thread see what each ``asgiref.local.Local`` has in ``context``. Since asgiref 3.12
     the data bear the id of their thread; before, a copied context shares them with the original."""
-    _restore_context(context)
+    _move(context)
     for variable, value in context.items():
         if variable.name == "asgiref.local" and isinstance(value, dict):
             variable.set(value.copy())
-    AsyncToSync.executors.current = None  # No thread waits for this one.
+    sync.AsyncToSync.executors.current = None  # No thread waits for this one.
 
 
 class InCaller:

@@ -202,7 +202,11 @@ class Section:
             raise TypeError(PLAIN_FUNCTION.format("on_lost", self.label or "a with block"))
 
         def callback() -> None:
-            outcome = in_context(self._context, on_lost)
+            # An event loop calls it in the thread of the section.
+            carried = (
+                self._context.run if self._asynchronous else partial(in_context, self._context)
+            )
+            outcome = carried(on_lost)
             if asyncio.iscoroutine(outcome):
                 self._context.run(in_background, outcome)
 

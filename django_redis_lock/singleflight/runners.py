@@ -23,7 +23,6 @@ from ..threads import InCaller, ThreadPool, Work
 from ..transport import (
     Topology,
     aconnect,
-    adrive,
     aread_value,
     arun_all,
     cancellable,
@@ -73,7 +72,7 @@ class ProducerFailed(Exception):
 
 
 class _Computation(NamedTuple):
-    """A step of ``ThreadRunner``: the call of ``function``."""
+    """A step: the call of ``function``."""
 
     function: Callable[[], Any]
 
@@ -269,10 +268,25 @@ class AsyncRunner:
         return isinstance(self._client, AsyncRedis) and is_observed(self._client)
 
     async def do(self, steps: Steps) -> Any:
+        """As ``ThreadRunner.do``."""
         try:
-            return await adrive(steps)
-        except ProducerFailed as failed:
-            error = failed.error
+            step = next(steps)
+            while True:
+                computes = type(step) is _Computation
+                try:
+                    result = step.function() if computes else await step
+                    while computes and inspect.isawaitable(result):
+                        result = await result
+                except BaseException as raised:
+                    # GeneratorExit: the coroutine is closed, as its loop has ended.
+                    failed = computes and not isinstance(raised, GeneratorExit)
+                    step = steps.throw(ProducerFailed(raised) if failed else raised)
+                else:
+                    step = steps.send(result)
+        except StopIteration as end:
+            return end.value
+        except ProducerFailed as failure:
+            error = failure.error
         raise error
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
@@ -296,16 +310,8 @@ class AsyncRunner:
                     return await aread_value(self._client, key)
         return (await self.run(call))[0]
 
-    async def compute(self, function: Callable[[], Any]) -> Any:
-        try:
-            value = function()
-            while inspect.isawaitable(value):  # A plain function may return a coroutine.
-                value = await value
-            return value
-        except GeneratorExit:  # The coroutine is closed: its loop has ended.
-            raise
-        except BaseException as error:
-            raise ProducerFailed(error) from error
+    def compute(self, function: Callable[[], Any]) -> Any:
+        return _Computation(function)
 
     async def wait_for_event(self, event: Any, until: float) -> Any:
         return await _within(event.wait(), until)

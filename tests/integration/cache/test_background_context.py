@@ -198,6 +198,21 @@ def signals() -> Any:
     return of_signal(value_computed, lambda: caches["default"].get_or_set("report", "new"))
 
 
+def signals_of_task() -> Any:
+    async def act(note: Seen) -> Any:
+        await caches["default"].aget_or_set("report", "new")
+        while not note.done.is_set():
+            await asyncio.sleep(0.01)
+
+    note = Seen()
+    value_computed.connect(note)
+    try:
+        async_to_sync(act)(note)
+    finally:
+        value_computed.disconnect(note)
+    return note.found
+
+
 def background_signals() -> Any:
     return of_signal(lock_lost, on_lost)
 
@@ -210,7 +225,7 @@ PLACES: dict[str, tuple[Callable[[], Any], ...]] = {
     "`aget_or_set`, plain function": (plain_function,),
     "`aget_or_set`, coroutine function": (coroutine_function,),
     "`on_lost`": (on_lost, on_lost_of_lock),
-    "signals": (signals,),
+    "signals": (signals, signals_of_task),
     "`lock_lost`, `server_down`, `server_up`": (background_signals,),
 }
 
