@@ -17,12 +17,12 @@ from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import BaseCache, default_key_func
 from django_redis.client import DefaultClient
 
-from ..locking import AsyncLock
 from ..protocol import printable
 from ..singleflight import DeferredCall, Overtaken, Producer, Runner, Steps, ThreadRunner
 from ..threads import Work, get_logger, may_log, was_logged
 
 if TYPE_CHECKING:
+    from ..locking import AsyncLock
     from .get_or_set import GetOrSet
 
 logger = get_logger("django_redis_lock.flights")

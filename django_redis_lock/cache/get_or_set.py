@@ -13,12 +13,12 @@ from django_redis.client import HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
+from .. import singleflight, transport
 from ..clock import time
 from ..conf import GetOrSetOptions, Timeout
 from ..exceptions import LockNotAcquired
 from ..singleflight import (
     TOO_LATE,
-    AsyncRunner,
     CoordinationError,
     MultiFlight,
     Producer,
@@ -27,7 +27,6 @@ from ..singleflight import (
     Steps,
     ThreadRunner,
 )
-from ..transport import asyncio_client
 from .context import Refresh, awaitable, waiting_thread
 from .reading import MISSING, CacheReader
 
@@ -399,5 +398,6 @@ class GetOrSet(CacheReader):
     def _thread_runner(self) -> ThreadRunner:
         return ThreadRunner(self._lock_client(), connections.close_all)
 
-    def _async_runner(self) -> AsyncRunner:
-        return AsyncRunner(asyncio_client(self._lock_client()), waiting_thread())
+    def _async_runner(self) -> singleflight.AsyncRunner:
+        client = transport.asyncio_client(self._lock_client())
+        return singleflight.AsyncRunner(client, waiting_thread())

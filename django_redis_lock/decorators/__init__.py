@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from asgiref.sync import sync_to_async
 
-from ..locking import AsyncLock, Lock
 from .cached import CachedFunction, cached, cached_page
 from .key_template import Names, Template, names_from, short
 from .on_lost import interrupt_main_thread
@@ -17,6 +16,8 @@ from .wrapper import LockedFunction, declarations, decorate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ..locking import AsyncLock, Lock
 
 __all__ = [
     "CachedFunction",
