@@ -10,16 +10,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
-from django.core.cache.backends.base import BaseCache, default_key_func
-from django_redis.client import DefaultClient
+from asgiref.sync import iscoroutinefunction, sync_to_async
 
 from ..protocol import printable
 from ..singleflight import DeferredCall, Overtaken, Producer, Runner, Steps, ThreadRunner
 from ..threads import Work, get_logger, may_log, was_logged
+from .lock_factory import NamedKey
 
 if TYPE_CHECKING:
     from ..locking import AsyncLock
@@ -28,50 +27,7 @@ if TYPE_CHECKING:
 logger = get_logger("django_redis_lock.flights")
 
 
-class NamedKey(str):
-    """A key that a function of the user has made, which can make it again."""
-
-    #: The function, and a call of it.
-    maker: Callable[..., str]
-    make: Callable[[], str]
-
-    @classmethod
-    def of(cls, maker: Callable[..., str], *args: Any) -> NamedKey:
-        make = partial(maker, *args)
-        key = cls(make())
-        key.maker, key.make = maker, make
-        return key
-
-
-def has_plain_keys(cache: BaseCache) -> bool:
-    """Whether every thread makes the same keys: only Django's and django-redis's code makes them,
-    of a fixed KEY_PREFIX and VERSION."""
-    own, client = vars(cache), type(cache.client)  # type: ignore[attr-defined]  # django-redis's
-    return (
-        getattr(cache.key_func, "of", cache.key_func) is default_key_func
-        and type(cache).make_key is BaseCache.make_key
-        and client.make_key is DefaultClient.make_key
-        and type(own.get("key_prefix")) is str
-        and type(own.get("version")) in (int, str)
-    )
-
-
 # -- tasks -----------------------------------------------------------------------------------------
-
-
-def waiting_thread() -> Any:
-    """What stands for the thread that waits for the running task in ``async_to_sync``."""
-    return getattr(AsyncToSync.executors, "current", None)
-
-
-def awaitable(function: Any) -> Any:
-    if not callable(function) or any(
-        is_coroutine(code)
-        for is_coroutine in (inspect.iscoroutinefunction, iscoroutinefunction)
-        for code in (function, type(function).__call__)
-    ):
-        return function
-    return DeferredCall(function, sync_to_async)
 
 
 def named_later(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -20,6 +21,7 @@ from ..exceptions import LockNotAcquired
 from ..singleflight import (
     TOO_LATE,
     CoordinationError,
+    DeferredCall,
     MultiFlight,
     Producer,
     Runner,
@@ -27,7 +29,6 @@ from ..singleflight import (
     Steps,
     ThreadRunner,
 )
-from .context import Refresh, awaitable, waiting_thread
 from .reading import MISSING, CacheReader
 
 if TYPE_CHECKING:
@@ -266,6 +267,8 @@ class GetOrSet(CacheReader):
         if is_stale:
             self._record_read(key, chosen.group, "stale", *read_at)
             if (wait := chosen.refresh_wait) is not None:
+                from .context import Refresh
+
                 refresh = Refresh(self, key, version, nkey)
                 if refresh.was_refused():
                     wait = None
@@ -401,3 +404,18 @@ class GetOrSet(CacheReader):
     def _async_runner(self) -> singleflight.AsyncRunner:
         client = transport.asyncio_client(self._lock_client())
         return singleflight.AsyncRunner(client, waiting_thread())
+
+
+def waiting_thread() -> Any:
+    """What stands for the thread that waits for the running task in ``async_to_sync``."""
+    return getattr(AsyncToSync.executors, "current", None)
+
+
+def awaitable(function: Any) -> Any:
+    if not callable(function) or any(
+        is_coroutine(code)
+        for is_coroutine in (inspect.iscoroutinefunction, iscoroutinefunction)
+        for code in (function, type(function).__call__)
+    ):
+        return function
+    return DeferredCall(function, sync_to_async)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
@@ -25,7 +26,6 @@ from ..protocol import (
     longest_hold,
     refuse_reserved,
 )
-from .context import has_plain_keys, named_later
 
 if TYPE_CHECKING:
     from ..locking import AsyncLock, Lock
@@ -55,6 +55,34 @@ URL_HINT = (
     "it begins with redis://, rediss:// or unix://, and special characters in a password are "
     "percent-encoded"
 )
+
+
+class NamedKey(str):
+    """A key that a function of the user has made, which can make it again."""
+
+    #: The function, and a call of it.
+    maker: Callable[..., str]
+    make: Callable[[], str]
+
+    @classmethod
+    def of(cls, maker: Callable[..., str], *args: Any) -> NamedKey:
+        make = partial(maker, *args)
+        key = cls(make())
+        key.maker, key.make = maker, make
+        return key
+
+
+def has_plain_keys(cache: BaseCache) -> bool:
+    """Whether every thread makes the same keys: only Django's and django-redis's code makes them,
+    of a fixed KEY_PREFIX and VERSION."""
+    own, client = vars(cache), type(cache.client)  # type: ignore[attr-defined]  # django-redis's
+    return (
+        getattr(cache.key_func, "of", cache.key_func) is default_key_func
+        and type(cache).make_key is BaseCache.make_key
+        and client.make_key is DefaultClient.make_key
+        and type(own.get("key_prefix")) is str
+        and type(own.get("version")) in (int, str)
+    )
 
 
 class LockCache(BaseCache):
@@ -157,8 +185,12 @@ class LockCache(BaseCache):
         def name_of(name: str) -> str:
             return self._lock_name(name, version)
 
-        lock: AsyncLock = make(name_of) if self._has_plain_keys else named_later(make, name_of)
-        return lock
+        if self._has_plain_keys:
+            lock: AsyncLock = make(name_of)
+            return lock
+        from .context import named_later
+
+        return named_later(make, name_of)
 
     def _make(
         self,

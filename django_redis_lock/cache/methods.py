@@ -27,8 +27,7 @@ from ..conf import SETTING, GetOrSetOptions
 from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, MARK_STALE, WRITE, Runner, Steps
 from ..transport import is_cluster, run_all
-from .context import waiting_thread
-from .get_or_set import GetOrSet
+from .get_or_set import GetOrSet, waiting_thread
 
 
 class FlightEnding:

@@ -24,7 +24,8 @@ from django.utils.functional import SimpleLazyObject, lazy
 from django_redis.client import DefaultClient
 
 from django_redis_lock import cached, locked
-from django_redis_lock.cache import LocMemCache, MemoryClient, RedisCache, lock_cache
+from django_redis_lock.cache import LocMemCache, RedisCache, lock_cache
+from django_redis_lock.contrib.locmem import MemoryClient
 from tests.redis_server import RedisServer
 
 # -- where a project keeps its tenant --------------------------------------------------------------
