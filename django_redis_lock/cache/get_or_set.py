@@ -29,6 +29,7 @@ from ..singleflight import (
     Steps,
     ThreadRunner,
 )
+from .lock_factory import on_first_use
 from .reading import MISSING, CacheReader
 
 if TYPE_CHECKING:
@@ -267,9 +268,7 @@ class GetOrSet(CacheReader):
         if is_stale:
             self._record_read(key, chosen.group, "stale", *read_at)
             if (wait := chosen.refresh_wait) is not None:
-                from .context import Refresh
-
-                refresh = Refresh(self, key, version, nkey)
+                refresh = on_first_use("Refresh")(self, key, version, nkey)
                 if refresh.was_refused():
                     wait = None
                 else:

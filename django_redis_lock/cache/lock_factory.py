@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
@@ -55,6 +56,11 @@ URL_HINT = (
     "it begins with redis://, rediss:// or unix://, and special characters in a password are "
     "percent-encoded"
 )
+
+
+def on_first_use(name: str) -> Any:
+    """What ``context`` has under ``name``: few sites need it."""
+    return getattr(import_module(".context", __package__), name)
 
 
 class NamedKey(str):
@@ -188,9 +194,8 @@ class LockCache(BaseCache):
         if self._has_plain_keys:
             lock: AsyncLock = make(name_of)
             return lock
-        from .context import named_later
-
-        return named_later(make, name_of)
+        later: AsyncLock = on_first_use("named_later")(make, name_of)
+        return later
 
     def _make(
         self,
