@@ -25,6 +25,7 @@ from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
 from .lock_factory import BackendCannotLock as BackendCannotLock
+from .lock_factory import NamedKey as NamedKey
 from .lock_factory import NotAcquired as NotAcquired
 from .lock_factory import check_using as check_using
 from .lock_factory import lock_cache as lock_cache
