@@ -198,7 +198,7 @@ def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
             cache: Any = lock_cache(alias)
             client = cache._lock_client()
             prefixes = {
-                LOCK: cache._encoded_key(cache.conf.LOCK_PREFIX, None),
+                LOCK: cache._prefix(),
                 FLIGHT: cache._encoded_key("", None),
             }
             database = found.setdefault(server_of(client).database, _Database(client, {}))

@@ -24,6 +24,7 @@ from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
 from ..locking import Lock
 from ..memory import Database, client_of, databases
 from ..protocol import check_name_in_cache
+from .key_guard import WithoutLocks
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -185,6 +186,31 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         redis = self._lock_client()
         with failing_as_django_redis(redis):
             empty(redis)
+
+    @_ignoring_outages
+    def keys(self, search: str, version: int | None = None, client: Any = None) -> Any:
+        """As in django-redis, without the keys of locks."""
+        return self.client.keys(search, version=version, **self._without_locks(client))
+
+    @_ignoring_outages
+    def iter_keys(
+        self,
+        search: str,
+        itersize: int | None = None,
+        client: Any = None,
+        version: int | None = None,
+    ) -> Any:
+        """As in django-redis, without the keys of locks."""
+        by = self._without_locks(client)
+        return self.client.iter_keys(search, itersize=itersize, version=version, **by)
+
+    def _without_locks(self, client: Any) -> dict[str, Any]:
+        self._check_client(client)
+        if isinstance(self.client, ShardClient):
+            return {} if client is None else {"client": client}
+        redis = client or self.client.get_client(write=False)
+        with failing_as_django_redis(redis):
+            return {"client": WithoutLocks(redis, self._guard.hidden())}
 
     def _by(self, client: Any) -> dict[str, Any]:
         """The argument that makes a method of django-redis's client end flights."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.cache.backends.base import BaseCache, default_key_func
+from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
@@ -18,9 +18,10 @@ from ..exceptions import LockError
 from ..fallback import AsyncFallbackLock, AsyncFallbackRedlock, FallbackLock, FallbackRedlock
 from ..inventory import Inventory, Outcome, list_held, release
 from ..locking import AsyncLock, AsyncMultiLock, Lock, MultiLock, check_names
-from ..protocol import RESERVED, check_name_in_cache, check_policy, longest_hold, refuse_reserved
+from ..protocol import check_name_in_cache, check_policy, longest_hold
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import asyncio_client
+from .key_guard import KeyGuard
 
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
@@ -57,14 +58,25 @@ class LockCache(BaseCache):
 
     #: Whether its locks exclude the threads of one process only.
     in_memory = False
-    client: Any  # django-redis's
+    # Of django-redis.
+    _client: Any
+    _client_cls: Any
+    _server: Any
+    _params: dict[str, Any]
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)  # type: ignore[call-arg,arg-type]  # of a real backend
         self.conf = Conf(params.get("OPTIONS"))
-        # Django's own keys begin with the prefix: only with others need each be looked at.
-        if self.key_func is not default_key_func or str(self.key_prefix).startswith(RESERVED):
-            self.key_func = _refusing_reserved(self.key_func)
+        self._guard = KeyGuard(self)
+
+    @property
+    def client(self) -> Any:
+        """django-redis's."""
+        if self._client is None:
+            client = self._client_cls(self._server, self._params, self)
+            client.make_key = self._guard.make_key
+            self._client = client
+        return self._client
 
     def _lock_client(self) -> Any:
         """That of the primary: whatever decides must be asked there. Raises ImproperlyConfigured if
@@ -236,17 +248,10 @@ class LockCache(BaseCache):
         return reset_all(self._lock_client(), self._prefix())
 
     def _prefix(self) -> bytes:
-        return bytes(self._lock_client().get_encoder().encode(self._lock_name("", None)))
+        return self._lock_key("")
 
-
-def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
-
-    def make_key(key: str, prefix: str, version: Any) -> Any:
-        made = key_func(key, prefix, version)
-        refuse_reserved(str(made).encode(errors="surrogatepass"))
-        return made
-
-    return make_key
+    def _lock_key(self, name: str) -> bytes:
+        return bytes(self._lock_client().get_encoder().encode(self._lock_name(name, None)))
 
 
 def check_using(value: Any) -> tuple[str, ...]:

@@ -226,7 +226,7 @@ class Writes(GetOrSet):
 
     def own_pattern(self) -> str:
         """What matches all keys of this cache's KEY_PREFIX and VERSION in Redis."""
-        made = [self.client.make_key(probe) for probe in _PROBES]
+        made = [self._guard.unchecked(probe) for probe in _PROBES]
         start, _, end = made[0].partition(_PROBES[0])
         if not start + end or made != [start + probe + end for probe in _PROBES]:
             raise ImproperlyConfigured(
