@@ -20,6 +20,7 @@ from .flight import MultiFlight as MultiFlight
 from .flight import SingleFlight as SingleFlight
 from .in_process import DeferredCall as DeferredCall
 from .in_process import in_flight as in_flight
+from .in_process import own_flights as own_flights
 from .leader import FlightRenewal as FlightRenewal
 from .leader import Producer as Producer
 from .runners import AsyncRunner as AsyncRunner

@@ -117,6 +117,7 @@ class Leader:
         self.producer = producer
         self.token = token_for(producer.compute)
         self.renewals: list[FlightRenewal] = []
+        self.own_writes: dict[bytes, str] = {}
         #: The trace of the computation; see ``events.trace_parent``.
         self.trace = ""
         self._shared = shared
@@ -230,7 +231,7 @@ class Leader:
         """
         if outage:
             self._log_without_redis(outage)
-        with computing(self.server, self.keys), self._computation_events(outage is not None):
+        with computing(self.server, self.keys, self), self._computation_events(outage is not None):
             compute, names = self.producer.compute, self._names
             if names is None:
                 return {self.keys[0]: (yield self._runner.compute(compute))}
@@ -319,7 +320,7 @@ class Leader:
         token = as_bytes(with_another[0]) if with_another else self.token
         stream = SHARED_LIFETIME_MILLISECONDS if lifetime < 0 else STREAM_LIFETIME_MILLISECONDS
         trace = (self.trace,) if self.trace else ()
-        args = (token, value, lifetime, stream, digest, at, *trace)
+        args = (token, value, lifetime, stream, digest, at, self.own_writes.get(key, ""), *trace)
         return Call(STORE, self._keys(key, token), args)
 
     def fail(self, message: str = "", pause: int = 0) -> Steps:
