@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
@@ -29,6 +31,7 @@ from ..singleflight import (
     SingleFlight,
     Steps,
     ThreadRunner,
+    Undecodable,
 )
 from ..threads import Work
 from ..transport import asyncio_client
@@ -105,6 +108,9 @@ class GetOrSet(CacheReader):
                     return value
             except ConnectionInterrupted as error:
                 outage = self._without_redis(error.__cause__ or error)
+            except Exception as error:
+                runner = self._thread_runner()
+                runner.do(self._check_decoding(runner, error, key, version))
         runner, what = self._thread_runner(), (key, default, timeout, version)
         tried = None if may_be_stale else (began, time.monotonic() - began)
         return runner.do(self._value(runner, *what, options, outage, tried))
@@ -259,16 +265,23 @@ class GetOrSet(CacheReader):
                     stored = yield from steps
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
+            except Exception as error:
+                yield from self._check_decoding(runner, error, key, version)
             read_at = began, time.monotonic() - began
             is_stale = stored is not None and 0 <= int(stored[1]) <= stale
             if not is_stale and (stored is not None or value is not MISSING):
-                self._record_read(key, chosen.group, "hit", *read_at)
-                return self.client.decode(stored[0]) if value is MISSING else value
+                with suppress(Undecodable):
+                    if value is MISSING:
+                        value = self._decoded(key, chosen.group, stored[0])
+                    self._record_read(key, chosen.group, "hit", *read_at)
+                    return value
         producer = self._producer(key, default, timeout, chosen)
         flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
         if is_stale:
-            self._record_read(key, chosen.group, "stale", *read_at)
-            return (yield from flight.refresh(stored[0], chosen.refresh_wait))
+            with suppress(Undecodable):
+                old = self._decoded(key, chosen.group, stored[0])
+                self._record_read(key, chosen.group, "stale", *read_at)
+                return (yield from flight.refresh(old, chosen.refresh_wait))
         deadline = began + chosen.wait
         try:
             try:
@@ -356,7 +369,7 @@ class GetOrSet(CacheReader):
         return Producer(
             default if callable(default) else lambda: default,
             self._encoded,
-            self.client.decode,
+            partial(self._decoded, key, chosen.group),
             chosen.lifetime(self._timeout(timeout)),
             int(chosen.stale * 1000),
             int(chosen.error_ttl * 1000),

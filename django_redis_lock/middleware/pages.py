@@ -207,10 +207,9 @@ class _Visit:
                 return None
             key = _KEYS._generate_cache_key(request, "GET", headers, prefix)
             if request.method == "HEAD":
-                with suppress(*_FAILED):
-                    page = yield self._do("get", key)
-                    if page is not None:
-                        return page
+                page = yield from self._read(key)
+                if page is not MISSING and page is not None:
+                    return page
                 key = _KEYS._generate_cache_key(request, "HEAD", headers, prefix)
             if key in tried:
                 return None
@@ -222,11 +221,17 @@ class _Visit:
 
     def _read(self, key: str) -> Steps[Any]:
         """What is at ``key``, or MISSING. Unlike ``get_or_set`` it is not counted as a read."""
-        with suppress(*_FAILED):
+        cache = self.cache
+        try:
             if self.asynchronous:
-                return (yield self.cache.aget(key, MISSING))
-            return self.cache._read_or_join(key, None)
-        return MISSING
+                return (yield cache.aget(key, MISSING))
+            return cache._read_or_join(key, None)
+        except _FAILED:
+            return MISSING
+        except Exception as error:
+            runner = cache._async_runner() if self.asynchronous else cache._thread_runner()
+            yield runner.do(cache._check_decoding(runner, error, key, None))
+            return MISSING
 
     def _get_or_compute(self, key: str, timeout: Callable[[Any], float], options: Any) -> Any:
         if self.asynchronous:
@@ -267,9 +272,9 @@ class _Visit:
         except _REFUSALS as refusal:
             return None, refusal
         if key and getattr(response, "status_code", 0) >= 500:
-            with suppress(*_FAILED):
-                if (yield self._do("get", key)) is not None:
-                    raise PageFailed(response)  # The old page is served.
+            old = yield from self._read(key)
+            if old is not MISSING and old is not None:
+                raise PageFailed(response)  # The old page is served.
         page = None
         if not _is_unfinished(response) and isinstance(response, HttpResponseBase):
             page = self.middleware.storable(request, response)

@@ -23,6 +23,7 @@ from .in_process import in_flight as in_flight
 from .in_process import own_flights as own_flights
 from .leader import FlightRenewal as FlightRenewal
 from .leader import Producer as Producer
+from .leader import Undecodable as Undecodable
 from .runners import AsyncRunner as AsyncRunner
 from .runners import Runner as Runner
 from .runners import Steps as Steps

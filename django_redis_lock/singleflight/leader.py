@@ -57,13 +57,18 @@ DESCRIBE_AFTER_SECONDS = 0.5
 _logged_at: WeakKeyDictionary[Server, float] = WeakKeyDictionary()
 
 
+class Undecodable(Exception):
+    """A stored value cannot be decoded, so it counts as missing: it is from another version of the
+    project, or from another serializer."""
+
+
 class Producer(NamedTuple):
     """What to compute and how to store it.
 
     Attributes:
         compute: returns the value; or, given a list of names, those of several, as a dict.
         encode: turns the value into what Redis stores.
-        decode: turns that into the value.
+        decode: turns that into the value, or raises Undecodable.
         lifetime: returns the milliseconds to store a value; 0 without end, negative not at all.
         stale: at the end of its lifetime, the milliseconds for which it is stale.
         error_ttl: milliseconds after a failure in which others do not try again; 0 for none.
@@ -133,18 +138,26 @@ class Leader:
 
     # -- to begin ----------------------------------------------------------------------------
 
-    def take(self, followed: Mapping[bytes, bytes] = MappingProxyType({})) -> Steps:
+    def take(
+        self,
+        followed: Mapping[bytes, bytes] = MappingProxyType({}),
+        unreadable: Mapping[bytes, str] = MappingProxyType({}),
+    ) -> Steps:
         """Run TAKE_FLIGHT for each key; returns the replies.
 
         Args:
             followed: the streams of the flights that this caller has waited for, by key. Then it
                 wants the value and not an error, so an outage is retried until a failover would be
                 complete.
+            unreadable: the SHA-1 of what is at a key and cannot be decoded.
         """
         args = (self.token, milliseconds(self.timeout), self.producer.stale)
         streams = {key: (followed[key],) if key in followed else () for key in self.keys}
         calls = tuple(
-            Call(TAKE_FLIGHT, (key, flight_key(key), *streams[key]), args) for key in self.keys
+            Call(
+                TAKE_FLIGHT, (key, flight_key(key), *streams[key]), (*args, unreadable.get(key, ""))
+            )
+            for key in self.keys
         )
         until = time.monotonic() + (self.server.FAILOVER_SECONDS if followed else 0.0)
         while True:

@@ -62,7 +62,8 @@ end
 #:
 #: KEYS  the value's key, its flight; the stream of the flight that this caller has waited for
 #: ARGV  token, lifetime of the flight, the value's remaining lifetime up to which it is stale (0:
-#:       it never is)
+#:       it never is); the SHA-1 of a value that this caller cannot decode, so that it counts as
+#:       missing ('' for none)
 #: returns {2, value} it is there after all, or the leader has not stored it, {1} this caller leads,
 #:         {1, digest, expiry} it leads, and there is a stale value: see seen,
 #:         {0, the leader's token, remaining lifetime of its flight}, or
@@ -70,14 +71,15 @@ end
 #: atomic because of two callers that both find nothing only one may lead (invariant C1).
 TAKE_FLIGHT = script("""
 local value = redis.call('GET', KEYS[1])
-if value then
+local function is_readable(found) return ARGV[4] == '' or redis.sha1hex(found) ~= ARGV[4] end
+if value and is_readable(value) then
   local left = redis.call('PTTL', KEYS[1])
   if left < 0 or left > tonumber(ARGV[3]) then return {2, value} end
 end
 local ended = KEYS[3] and redis.pcall('XREAD', 'STREAMS', KEYS[3], '0')
 if ended and ended[1] then
   local fields = ended[1][2][1][2]
-  if fields[3] == 'value' then return {2, fields[4]} end
+  if fields[3] == 'value' and is_readable(fields[4]) then return {2, fields[4]} end
 end
 local leader = redis.call('GET', KEYS[2])
 if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
