@@ -15,7 +15,7 @@ from django_redis.client import DefaultClient
 from django_redis.util import CacheKey
 
 from ..conf import Conf, given
-from ..inventory import indexed_locks
+from ..extension import part
 from ..protocol import RESERVED, as_bytes, is_reserved, refuse_reserved
 from ..transport import server_of
 
@@ -116,7 +116,11 @@ class KeyGuard:
         """What says of a key in Redis, as ``keys()`` reads it, that it is not that of a value."""
         self._read_settings()
         shown = not self._is_custom and bool(_protected(self._cache.conf))
-        held = () if shown else frozenset(indexed_locks(self._cache._lock_client(), MAX_HIDDEN))
+        held = (
+            ()
+            if shown
+            else frozenset(part("inventory").indexed_locks(self._cache._lock_client(), MAX_HIDDEN))
+        )
 
         def is_hidden(made: bytes) -> bool:
             of_lock = self._is_of_lock(made.decode(errors="replace"))
