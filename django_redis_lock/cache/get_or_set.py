@@ -189,35 +189,6 @@ class GetOrSet(CacheReader):
         values: dict[str, Any] = await runner.do(self._values(runner, *what, options))
         return values
 
-    def locked_get_or_set(
-        self,
-        key: str,
-        value_creator: Callable[[], Any],
-        version: int | None = None,
-        expire: float | None = None,
-        id: str | bytes | None = None,
-        lock_key: str | None = None,
-        timeout: Timeout = DEFAULT_TIMEOUT,
-    ) -> Any:
-        """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
-
-        Args:
-            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
-                ``lock_key`` are computed one after another. Not needed to compute a value once.
-            expire: timeout of that lock in seconds. Default: the setting TIMEOUT, renewed. No
-                effect without ``lock_key``.
-            id: the token of that lock.
-        """
-
-        def create() -> Any:
-            if lock_key is None:
-                return value_creator()
-            lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
-            with self.lock(lock_key, id=id, **lifetime):
-                return value_creator()
-
-        return self.get_or_set(key, create, timeout, version)
-
     # -- the steps -----------------------------------------------------------------------------
 
     def _computed(

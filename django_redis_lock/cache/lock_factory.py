@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.cache.backends.base import BaseCache
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
@@ -23,7 +23,6 @@ from ..protocol import (
     check_policy,
     longest_hold,
 )
-from .key_guard import KeyGuard
 
 if TYPE_CHECKING:
     from ..locking import AsyncLock, Lock
@@ -60,25 +59,11 @@ class LockCache(BaseCache):
 
     #: Whether its locks exclude the threads of one process only.
     in_memory = False
-    # Of django-redis.
-    _client: Any
-    _client_cls: Any
-    _server: Any
-    _params: dict[str, Any]
+    client: Any  # django-redis's
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)  # type: ignore[call-arg,arg-type]  # of a real backend
         self.conf = Conf(params.get("OPTIONS"))
-        self._guard = KeyGuard(self)
-
-    @property
-    def client(self) -> Any:
-        """django-redis's."""
-        if self._client is None:
-            client = self._client_cls(self._server, self._params, self)
-            client.make_key = self._guard.make_key
-            self._client = client
-        return self._client
 
     def _lock_client(self) -> Any:
         """That of the primary: whatever decides must be asked there. Raises ImproperlyConfigured if
@@ -251,6 +236,35 @@ class LockCache(BaseCache):
         """Release all locks of this cache and its default version; ``on_lost`` of their holders is
         called. Returns how many. Does not touch values or locks with another key prefix."""
         return reset_all(self._lock_client(), self._prefix())
+
+    def locked_get_or_set(
+        self,
+        key: str,
+        value_creator: Callable[[], Any],
+        version: int | None = None,
+        expire: float | None = None,
+        id: str | bytes | None = None,
+        lock_key: str | None = None,
+        timeout: Any = DEFAULT_TIMEOUT,
+    ) -> Any:
+        """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
+
+        Args:
+            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
+                ``lock_key`` are computed one after another. Not needed to compute a value once.
+            expire: timeout of that lock in seconds. Default: the setting TIMEOUT, renewed. No
+                effect without ``lock_key``.
+            id: the token of that lock.
+        """
+
+        def create() -> Any:
+            if lock_key is None:
+                return value_creator()
+            lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
+            with self.lock(lock_key, id=id, **lifetime):
+                return value_creator()
+
+        return self.get_or_set(key, create, timeout, version)
 
     def _prefix(self) -> bytes:
         return self._lock_key("")

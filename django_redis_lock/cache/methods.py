@@ -190,6 +190,7 @@ class Writes(GetOrSet):
     _ignore_exceptions: bool
     _log_ignored_exceptions: bool
     logger: Any
+    _guard: Any
 
     def mark_stale(self, key: str, version: int | None = None, *, stale: float = SETTING) -> bool:
         """Let the value of ``key`` be stale from now on: the next ``get_or_set`` computes it again,

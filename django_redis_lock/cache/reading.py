@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
+from pickle import PickleError
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -53,6 +54,12 @@ logger = get_logger("django_redis_lock.flights")
 _undecodable_logged_at: dict[str, float] = {}
 #: After so many it begins anew.
 MAX_LOGGED_GROUPS = 1000
+
+#: The usual errors of decoding; any other may be a signal handler's, such as a time limit.
+_OF_DECODING = (
+    *(ArithmeticError, AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError),
+    PickleError,
+)
 
 #: The errors of an outage, or of a command that Redis refuses.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
@@ -329,7 +336,8 @@ class CacheReader(LockCache):
                 self._decode(stored[0])
         except Undecodable:
             return
-        raise error
+        if not isinstance(error, _OF_DECODING):  # Else another caller has stored the value again.
+            raise error
 
     def _decodable(self, names: list[str], version: int | None) -> tuple[dict[str, Any], bool]:
         """As ``_client_get_many``, without the values that cannot be decoded; and whether there are
@@ -362,7 +370,7 @@ class CacheReader(LockCache):
                 found, failed = self._decodable(names, version)
             except (RedisError, OSError) as outage:
                 return {}, self._without_redis(outage)
-            if not failed:
+            if not failed and not isinstance(cause, _OF_DECODING):
                 raise cause from None
             return found, None
 
