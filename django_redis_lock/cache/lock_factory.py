@@ -226,7 +226,8 @@ class LockCache(BaseCache):
 
     def held_locks(self, limit: int = 500) -> Inventory:
         """The locks of ``lock()`` and ``locked()`` that are held in this cache and its default
-        version, at most ``limit`` of them."""
+        version, at most ``limit`` of them. Raises as ``reset_all``."""
+        self._check_keys_show_whose_they_are()
         inventory: Inventory = part("inventory").list_held(
             self._lock_client(), self._prefix(), limit
         )
@@ -234,7 +235,12 @@ class LockCache(BaseCache):
 
     def reset_all(self) -> int:
         """Release all locks of this cache and its default version; ``on_lost`` of their holders is
-        called. Returns how many. Does not touch values or locks with another key prefix."""
+        called. Returns how many. Does not touch values or locks with another key prefix.
+
+        Raises:
+            ImproperlyConfigured: KEY_FUNCTION makes keys that do not show which cache they are of.
+        """
+        self._check_keys_show_whose_they_are()
         return reset_all(self._lock_client(), self._prefix())
 
     def locked_get_or_set(
@@ -265,6 +271,15 @@ class LockCache(BaseCache):
                 return value_creator()
 
         return self.get_or_set(key, create, timeout, version)
+
+    def _check_keys_show_whose_they_are(self) -> None:
+        start, lock = self._lock_name("", None), self._lock_name("c7e25a", None)
+        if start == lock or not lock.startswith(start):
+            raise ImproperlyConfigured(
+                "KEY_FUNCTION makes keys that do not show which locks are this cache's. For all "
+                "locks of a database there are django_redis_lock.cache.reset_all(client) and the "
+                "admin's list, for one cache.lock(name).reset()"
+            )
 
     def _prefix(self) -> bytes:
         return self._lock_key("")

@@ -58,6 +58,8 @@ class FlightEnding:
             raise DataError("nx and xx are mutually exclusive")
         key = self._key(name)
         mode = "NX" if nx else "XX" if xx else ""
+        if isinstance(value, int):
+            value = int(value)  # A subclass may have another ``str()``.
         args = (value, "" if px is None else px, mode, *own_flights((key,)).values())
         return self._run(Call(WRITE, (key, flight_key(key)), args))
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import lazystr
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.util import CacheKey
@@ -359,3 +360,42 @@ def test_a_plain_lock_under_the_prefix(cache: RedisCache, client: redis.Redis) -
         with pytest.raises(ValueError, match=REFUSED):
             cache.delete("lock:x")
         assert lock.owned()
+
+
+@pytest.mark.parametrize("function", [sha, long_hashed])
+def test_a_key_function_that_hides_the_locks(redis_server: RedisServer, function: Any) -> None:
+    cache = make(redis_server, KEY_FUNCTION=function)
+    with cache.lock("nightly") as lock:
+        if function is long_hashed:
+            assert [held.name for held in cache.held_locks().locks] == ["nightly"]
+            return
+        for list_or_reset in (cache.held_locks, cache.reset_all):
+            with pytest.raises(ImproperlyConfigured, match="KEY_FUNCTION makes keys"):
+                list_or_reset()
+        assert lock.owned()
+
+
+class Size(int):
+    def __str__(self) -> str:
+        return f"{int(self)} kB"
+
+
+@pytest.mark.parametrize("kind", ["redis", "memory"])
+def test_a_subclass_of_int_is_stored_as_its_number(redis_server: RedisServer, kind: str) -> None:
+    cache = make(redis_server) if kind == "redis" else LocMemCache("sizes", {})
+    writes: list[Callable[[], Any]] = [
+        lambda: cache.set("size", Size(2)),
+        lambda: (cache.delete("size"), cache.add("size", Size(2))),
+        lambda: cache.set_many({"size": Size(2)}),
+        lambda: asyncio.run(cache.aset("size", Size(2))),
+        lambda: (cache.delete("size"), cache.get_or_set("size", lambda: Size(2))),
+        lambda: cache.compute("size", lambda: Size(2)),
+        lambda: (
+            cache.delete("size"),
+            cache.get_or_set_many(["size"], lambda _: {"size": Size(2)}),
+        ),
+    ]
+    for write in writes:
+        write()
+        assert cache.get("size") == 2
+        cache.set("size", 0)
