@@ -116,7 +116,7 @@ class Refresh:
         self._make_context = cache.conf.BACKGROUND_CONTEXT
         self._context: Any = nullcontext()
         self._entered = ExitStack()
-        self._kind = id(getattr(maker, "of", maker)), self._make_context
+        self._kind = id(maker), self._make_context
 
     def was_refused(self) -> bool:
         """Whether another one was, less than a minute ago. Then the caller computes."""
