@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .exceptions import (
+    LocalLockUnavailable,
     LockError,
     LockLost,
     LockNotAcquired,
@@ -25,6 +26,7 @@ __all__ = [
     "AsyncLock",
     "AsyncMultiLock",
     "AsyncRedlock",
+    "LocalLockUnavailable",
     "Lock",
     "LockError",
     "LockLost",
