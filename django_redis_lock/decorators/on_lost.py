@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from django.core.management import BaseCommand, CommandError
 
 from ..locking import unwinding
+from ..process_tree import signal_descendants
 from ..protocol import printable
 from ..threads import Mutex
 
@@ -67,6 +68,7 @@ class CommandTerminator:
             about = {"lock": printable(self.name), "seconds": self.cleanup_seconds}
             logger.critical(hangs + then, about)
             if self.owns_process:
+                signal_descendants(os.getpid(), signal.SIGKILL)
                 os._exit(self.exit_code)
 
     def run(self, work: Callable[[], T]) -> T:

@@ -70,12 +70,12 @@ class ManagementCommand:
             within: seconds in which it must end if this process is killed: later, another process
                 may have the lock.
         """
-        argv = sys.argv
         with _environment(environment):
             if not self._from_command_line:
                 out, err = self._called_by.stdout, self._called_by.stderr
                 call_command(self._command, *self._args, stdout=out, stderr=err)
                 return 0
+            argv = sys.argv
             # The command must see itself there: runserver starts itself again from it.
             sys.argv = [argv[0], self._name, *self._args]
             try:

@@ -32,6 +32,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "clock": "the time, which tests can move",
         "exceptions": "the errors; each carries the lock's name and holder",
         "formatting": "durations as people read them",
+        "process_tree": "all that a process has started: signals to it, and its end",
         "events": "what happens to locks and computations, and who listens",
         "threads": "what a forked child begins anew; work that must not delay its caller",
     },

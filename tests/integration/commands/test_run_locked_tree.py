@@ -21,6 +21,7 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock import process_tree
+from django_redis_lock.management.job import _in_new_group
 from tests.processes import ManageCommand, until
 
 #: A daemon by the book: two forks, a session, no streams.
@@ -45,9 +46,9 @@ for _ in range(4):
 time.sleep(1000)
 """
 COUNTING = """
-import signal, sys
-signal.signal(signal.SIGUSR1, lambda *_: print(sys.argv[1], flush=True))
-print("ready", flush=True)
+import os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, f"{sys.argv[1]}\\n".encode()))
+os.write(1, b"ready\\n")
 while True: signal.pause()
 """
 #: Lines for a shell; {sleep} stays until it is ended, and "{run}" runs Python code.
@@ -223,7 +224,7 @@ def test_without_a_subreaper_the_group_ends(tmp_path: Path) -> None:
             guard = subprocess.Popen(
                 [sys.executable, str(script), *words],
                 pass_fds=[guards.fileno()],
-                preexec_fn=lambda: os.setpgid(0, 0),
+                **_in_new_group(),
             )
             guards.close()
             ours.send(process_tree.START)
