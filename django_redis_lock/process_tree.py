@@ -16,7 +16,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -46,18 +46,33 @@ class Process(NamedTuple):
 
 def descendants(root: int) -> Iterator[Process]:
     """Those of ``root`` that have not ended. None without Linux's /proc."""
-    children: dict[int, list[tuple[Process, bool]]] = {}
+    has_lists = os.path.exists(f"/proc/{root}/task/{root}/children")
+    children = _children if has_lists else _scan()
+    parents = [root]
+    while parents:
+        for pid in children(parents.pop()):
+            parents.append(pid)
+            if (fields := _stat(pid)) and fields[0] not in (b"Z", b"X"):  # They have ended.
+                yield Process(pid, int(fields[19]), int(fields[2]))
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):  # It has ended.
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def _scan() -> Callable[[int], Sequence[int]]:
+    """The same from all processes, for kernels without such lists."""
+    found: dict[int, list[int]] = {}
     with suppress(OSError):
         for name in os.listdir("/proc"):
             if name.isdigit() and (fields := _stat(int(name))):
-                process = Process(int(name), int(fields[19]), int(fields[2]))
-                children.setdefault(int(fields[1]), []).append((process, fields[0] in (b"Z", b"X")))
-    parents = [root]
-    while parents:
-        for process, ended in children.pop(parents.pop(), ()):
-            parents.append(process.pid)
-            if not ended:
-                yield process
+                found.setdefault(int(fields[1]), []).append(int(name))
+    return lambda pid: found.pop(pid, ())
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -240,10 +255,16 @@ class Guard:
         return True
 
     def _kill(self) -> None:
-        patience = time.monotonic() + KILL_SECONDS
-        while self._reap() and time.monotonic() < patience:
+        """Until nothing is left of what SIGKILL can end, also if that goes on forking."""
+        left, since = None, time.monotonic()
+        while self._reap():
+            before, left = left, set(descendants(os.getpid()))
+            if left != before:
+                since = time.monotonic()
+            elif time.monotonic() - since > KILL_SECONDS:
+                break
             self._pass_on(signal.SIGKILL)
-            time.sleep(0.005)
+            time.sleep(0.002)
         self._answer(str(128 + signal.SIGKILL if self._code is None else self._code))
 
     def _answer(self, text: str) -> None:

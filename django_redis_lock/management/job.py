@@ -150,8 +150,9 @@ class Program:
             with ours, self._signals(), start as guard, ours, _in_foreground(guard.pid):
                 self._guard = guard
                 self._order(START + self._early)
-                while part := ours.recv(1000):
-                    answer += part
+                with suppress(ConnectionResetError):  # It ended without reading the last order.
+                    while part := ours.recv(1000):
+                        answer += part
                 if not answer:  # The guard was killed.
                     with suppress(OSError):
                         os.killpg(guard.pid, signal.SIGKILL)

@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 import redis
 from django.core.cache import caches
 
 from django_redis_lock import process_tree
-from django_redis_lock.management.job import _in_new_group
+from django_redis_lock.management.job import Program, _in_new_group
+from tests.lock_contract import Background
 from tests.processes import ManageCommand, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is left")
 
 #: A daemon by the book: two forks, a session, no streams.
 DAEMON = """
@@ -37,13 +39,15 @@ os.execvp(sys.argv[1], sys.argv[1:])
 STORM = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-for _ in range(4):
+until = time.monotonic() + 60  # It must not outlive a test that was killed.
+for _ in range(2):
     if os.fork() == 0:
-        while True:
+        while time.monotonic() < until:
             os.setsid()
-            time.sleep(0.005)
+            time.sleep(0.02)
             if os.fork(): os._exit(0)
-time.sleep(1000)
+        os._exit(0)
+time.sleep(60)
 """
 COUNTING = """
 import os, signal, sys
@@ -74,36 +78,45 @@ DEAF = ("deaf", "a deaf daemon", "stopped", "a storm")
 
 
 def left(token: str) -> list[int]:
-    """The processes of a line, without the guard, which has it as an argument."""
+    """The processes of a line that have not ended, without the guard, which has it as an
+    argument."""
     found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            words = " ".join(process.cmdline())
-            if token in words and process_tree.__file__ not in words:
-                found.append(process.pid)
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                words = (folder / "cmdline").read_bytes()
+                if token.encode() in words and b"process_tree.py" not in words:
+                    found.append(int(folder.name))
     return found
+
+
+def token() -> str:
+    return f"1000.{secrets.randbelow(10**12):012}"
+
+
+def line(way: str, token: str) -> str:
+    sources = {"daemon": DAEMON, "storm": STORM, "counting": COUNTING}
+    quoted = {name: f"'{source}'" for name, source in sources.items()}
+    run = f"{sys.executable} -S -c"
+    return way.format(sleep=f"sleep {token}", run=run, token=token, **quoted)
 
 
 class Run:
     """``run_locked`` of one line."""
 
-    def __init__(self, stack: ExitStack, way: str, line: str, *options: str) -> None:
-        self.way, self.name = way, f"tree-{way.replace(' ', '-')}"
-        self.token = f"1000.{secrets.randbelow(10**12):012}"
-        sources = {"daemon": DAEMON, "storm": STORM, "counting": COUNTING}
-        quoted = {name: f"'{source}'" for name, source in sources.items()}
-        self.line = line.format(
-            sleep=f"sleep {self.token}", run=f"{sys.executable} -c", token=self.token, **quoted
+    def __init__(self, stack: ExitStack, way: str, *options: str) -> None:
+        self.token = token()
+        self.command = ManageCommand(
+            "run_locked", "tree", *options, "--shell", "--", line(way, self.token)
         )
-        self.command = ManageCommand("run_locked", self.name, *options, "--", self.line)
-        stack.callback(self.close)
+        stack.callback(kill, self.token)
+        stack.callback(self.command.close)
 
-    def close(self) -> None:
-        self.command.close()
-        while pids := left(self.token):
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+
+def kill(token: str) -> None:
+    for pid in left(token):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -112,55 +125,73 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def lose(run: Run) -> None:
-    assert caches["default"].lock(run.name).reset()
+def lose() -> None:
+    assert caches["default"].lock("tree").reset()
 
 
-ENDS: dict[str, Callable[[Run], object]] = {
-    "lost": lose,
-    "SIGTERM": lambda run: run.command.send_signal(signal.SIGTERM),
-    "SIGINT": lambda run: run.command.send_signal(signal.SIGINT),
-    "killed": lambda run: run.command.kill(),
+def shut(program: Program) -> None:
+    """As the kernel does for a process that is killed."""
+    assert program._link is not None
+    program._link.shutdown(socket.SHUT_WR)
+
+
+#: What run_locked does with its program, and what for.
+ENDS: dict[str, Callable[[Program], object]] = {
+    "the lock is lost": Program.terminate,
+    "SIGTERM": lambda program: program._order(bytes([signal.SIGTERM])),
+    "SIGINT": lambda program: program._order(bytes([signal.SIGINT])),
+    "killed": shut,
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_all_that_it_has_started_ends(client: redis.Redis, stack: ExitStack, end: str) -> None:
-    options = ("--timeout", "3", "--grace", "0.5", "--shell")
-    runs = [Run(stack, way, line, *options) for way, line in WAYS.items()]
-    for run in runs:
-        until(lambda run=run: left(run.token))
-        ENDS[end](run)
+def test_all_that_it_has_started_ends(stack: ExitStack, end: str) -> None:
+    running = {}
+    for way, template in WAYS.items():
+        program = Program([line(template, mark := token())], grace=0.5)
+        stack.callback(kill, mark)
+        running[way] = program, mark, Background(lambda p=program: p.run({}, within=0.5))
     failures = []
-    for run in runs:
-        killed = end == "killed" or (end != "lost" and run.way in DEAF)
-        if killed:  # Otherwise it waits for a deaf program.
-            run.command.kill()
-        code, _, said = run.command.end()
-        if killed:
-            with suppress(AssertionError):
-                until(lambda run=run: not left(run.token))
-        expected = {"killed": (-9,), "lost": (76,)}.get(end, (124, 130, 143, *[-9] * killed))
-        if code not in expected or left(run.token):
-            failures.append(f"{run.way}: {code}, {left(run.token)}, {said}")
+    for _, mark, _ in running.values():
+        until(lambda mark=mark: left(mark))
+    for program, _, _ in running.values():
+        ENDS[end](program)
+    for way, (program, mark, result) in running.items():
+        if end == "the lock is lost" or way in DEAF:
+            program.kill()  # When its time is over.
+        code = result.result()
+        if code not in (124, 130, 137, 143) or left(mark):
+            failures.append(f"{way}: {code}, {left(mark)}")
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("end", ["lost", "killed"])
+def test_run_locked_waits_for_all(client: redis.Redis, stack: ExitStack, end: str) -> None:
+    options = ("--timeout", "3", "--grace", "0.3")
+    run = Run(stack, "(trap '' TERM; setsid {sleep} &); timeout 3600 {sleep}", *options)
+    until(lambda: len(left(run.token)) >= 3)
+    if end == "lost":
+        lose()
+        assert run.command.end()[0] == 76
+    else:
+        run.command.kill()
+        until(lambda: not left(run.token))
+    assert not left(run.token)
 
 
 def test_what_it_leaves_behind_at_its_end_runs_on(client: redis.Redis, stack: ExitStack) -> None:
     """A daemon that is started under a lock."""
-    run = Run(stack, "left", "{run} {daemon} {sleep}; exit 7", "--shell")
+    run = Run(stack, "{run} {daemon} {sleep}; exit 7")
     assert run.command.end()[0] == 7
-    assert not caches["default"].lock(run.name).locked()
+    assert not caches["default"].lock("tree").locked()
     until(lambda: left(run.token))
-    (daemon,) = left(run.token)
-    assert psutil.Process(daemon).ppid() == 1
 
 
 def test_a_program_that_ends_in_its_own_way_keeps_the_lock_until_all_has_ended(
     client: redis.Redis, stack: ExitStack
 ) -> None:
-    line = "trap 'exit 3' TERM; (trap '' TERM; setsid {sleep}) & echo ready; wait"
-    run = Run(stack, "own way", line, "--grace", "0.5", "--shell")
+    way = "trap 'exit 3' TERM; (trap '' TERM; setsid {sleep}) & echo ready; wait"
+    run = Run(stack, way, "--grace", "0.5")
     assert run.command.stdout.readline() == "ready\n"
     run.command.send_signal(signal.SIGTERM)
     assert run.command.end()[0] == 3
@@ -169,7 +200,7 @@ def test_a_program_that_ends_in_its_own_way_keeps_the_lock_until_all_has_ended(
 
 def test_a_signal_reaches_each_process_once(client: redis.Redis, stack: ExitStack) -> None:
     started = "{run} {counting} inside {token} & setsid {run} {counting} outside {token} &"
-    run = Run(stack, "once", f"trap : USR1; {started} wait; wait; wait", "--shell")
+    run = Run(stack, f"trap : USR1; {started} wait; wait; wait")
     assert [run.command.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
     run.command.send_signal(signal.SIGUSR1)
     assert {run.command.stdout.readline() for _ in range(2)} == {"inside\n", "outside\n"}
@@ -179,16 +210,16 @@ def test_a_signal_reaches_each_process_once(client: redis.Redis, stack: ExitStac
 
 
 def test_a_group_that_is_stopped_ends(client: redis.Redis, stack: ExitStack) -> None:
-    run = Run(stack, "stopped group", "{sleep}", "--grace", "0.3", "--shell")
+    run = Run(stack, "{sleep}", "--grace", "0.3")
     until(lambda: left(run.token))
     os.killpg(os.getpgid(left(run.token)[0]), signal.SIGSTOP)
-    lose(run)
+    lose()
     assert run.command.end()[0] == 76
     assert not left(run.token)
 
 
 def test_a_killed_guard_takes_the_group_along(client: redis.Redis, stack: ExitStack) -> None:
-    run = Run(stack, "guard", "{sleep}; true", "--shell")
+    run = Run(stack, "{sleep}; true")
     until(lambda: left(run.token))
     os.kill(os.getpgid(left(run.token)[0]), signal.SIGKILL)
     assert run.command.end()[0] == 137
@@ -199,14 +230,15 @@ def test_what_a_management_command_has_started_ends_with_its_process(
     client: redis.Redis, stack: ExitStack
 ) -> None:
     """Only then: until it is killed, it is in charge of it."""
-    token = f"1000.{secrets.randbelow(10**12):012}"
-    words = ("--timeout", "1", "--grace", "0.3", "--", "obey", "--deaf", "--start", token)
-    command = ManageCommand("run_locked", "started", *words, apps=("tests.commands_site",))
+    mark = token()
+    words = ("--timeout", "1", "--grace", "0.3", "--", "obey", "--deaf", "--start", mark)
+    command = ManageCommand("run_locked", "tree", *words, apps=("tests.commands_site",))
+    stack.callback(kill, mark)
     stack.callback(command.close)
-    until(lambda: left(token))
-    assert caches["default"].lock("started").reset()
+    until(lambda: left(mark))
+    lose()
     assert command.end()[0] == 76
-    until(lambda: not left(token))
+    until(lambda: not left(mark))
 
 
 def test_without_a_subreaper_the_group_ends(tmp_path: Path) -> None:
@@ -216,11 +248,20 @@ def test_without_a_subreaper_the_group_ends(tmp_path: Path) -> None:
     script = tmp_path / "process_tree.py"
     script.write_text(source.replace('startswith("linux")', 'startswith("another")'))
     for order, patience, code in ((signal.SIGTERM, 0.2, b"143"), (signal.SIGKILL, 9, b"137")):
-        token = f"1000.{secrets.randbelow(10**12):012}"
-        line = f"(trap '' TERM; sleep {token}) & sleep {token}"
+        way = "(trap '' TERM; {sleep}; true) & {sleep}; true"
+        mark = token()
         ours, guards = socket.socketpair()
         with ours, guards:
-            words = [str(guards.fileno()), "1", str(patience), "", "/bin/sh", "sh", "-c", line]
+            words = [
+                str(guards.fileno()),
+                "1",
+                str(patience),
+                "",
+                "/bin/sh",
+                "sh",
+                "-c",
+                line(way, mark),
+            ]
             guard = subprocess.Popen(
                 [sys.executable, str(script), *words],
                 pass_fds=[guards.fileno()],
@@ -228,8 +269,8 @@ def test_without_a_subreaper_the_group_ends(tmp_path: Path) -> None:
             )
             guards.close()
             ours.send(process_tree.START)
-            until(lambda token=token: len(left(token)) == 4)
+            until(lambda mark=mark: len(left(mark)) == 4)
             ours.send(bytes([order]))
             assert ours.recv(100) == code
             assert guard.wait() == 0
-        assert left(token) == []
+        assert left(mark) == []
