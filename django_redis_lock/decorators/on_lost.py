@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from django.core.management import BaseCommand, CommandError
 
 from ..locking import unwinding
-from ..process_tree import signal_descendants
 from ..protocol import printable
 from ..threads import Mutex
 
@@ -68,6 +67,8 @@ class CommandTerminator:
             about = {"lock": printable(self.name), "seconds": self.cleanup_seconds}
             logger.critical(hangs + then, about)
             if self.owns_process:
+                from ..process_tree import signal_descendants  # noqa: PLC0415  # on first use
+
                 signal_descendants(os.getpid(), signal.SIGKILL)
                 os._exit(self.exit_code)
 

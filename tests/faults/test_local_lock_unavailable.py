@@ -30,16 +30,16 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_redis_lock import MultiLock, locked
-from django_redis_lock.exceptions import LocalLockUnavailable
-from django_redis_lock.fallback import (
+from django_redis_lock.contrib.fallback import (
     AsyncFallbackLock,
     FallbackLock,
-    FallbackRedlock,
     _logged_at,
     file_lock,
     held_locally,
     problem_of,
 )
+from django_redis_lock.contrib.fallback.redlock import FallbackRedlock
+from django_redis_lock.exceptions import LocalLockUnavailable
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -424,7 +424,7 @@ ON_A_DISK = """
 import os, subprocess, sys
 from pathlib import Path
 from redis import Redis
-from django_redis_lock.fallback import FallbackLock, held_locally
+from django_redis_lock.contrib.fallback import FallbackLock, held_locally
 
 client, folder = Redis(port=int(sys.argv[1])), Path(sys.argv[2])
 

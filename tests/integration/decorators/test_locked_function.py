@@ -27,7 +27,7 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
-from django_redis_lock.testing import override
+from django_redis_lock.contrib.testing import override
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 
@@ -166,9 +166,9 @@ class CallableObject:
         return pk
 
 
-@pytest.mark.parametrize("target", [CallableObject(), functools.partial(export)])
+@pytest.mark.parametrize("target", [CallableObject().__call__, functools.partial(export)])
 def test_other_things_that_are_awaited(target: Any) -> None:
-    work = locked("work-{pk}" if isinstance(target, CallableObject) else "x")(target)
+    work = locked("x" if isinstance(target, functools.partial) else "work-{pk}")(target)
     assert asyncio.run(work(7)) == 7
 
 
