@@ -1,8 +1,8 @@
 """All that a process has started, however far it has gone: signals to it, and its end.
 
 As a program, this is the guard of ``run_locked --shell``: it starts the program, passes signals on
-to all that comes of it, and ends that when the lock is lost or ``run_locked`` is killed. It has an
-interpreter of its own, so this module imports nothing of the package.
+to all that comes of it, and ends that when the lock is lost or ``run_locked`` is killed. It has a
+separate interpreter, so this module imports nothing of the package.
 
 On Linux the guard is a *subreaper*: a process whose parent has ended becomes its child, wherever
 ``timeout``, ``setsid`` or a double fork have put it. So all that was started is below the guard,
@@ -119,7 +119,7 @@ def _is(process: Process) -> bool:
 # -- the guard -------------------------------------------------------------------------------------
 
 
-class Guard:
+class Supervisor:
     """Starts ``argv`` and answers on ``link`` with its exit code, or why it cannot be started.
 
     Args:
@@ -301,4 +301,4 @@ def _let_go_of_streams() -> None:
 if __name__ == "__main__":
     link, within, grace, mask, *argv = sys.argv[1:]
     blocked = {int(number) for number in mask.split(",") if number}
-    Guard(int(link), float(within), float(grace), blocked, argv).run()
+    Supervisor(int(link), float(within), float(grace), blocked, argv).run()
