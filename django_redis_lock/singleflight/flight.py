@@ -285,7 +285,7 @@ class SingleFlight(MultiFlight):
             yield from leader.fail()
         elif wait:
             yield self._runner.wait_for_event(ended, time.monotonic() + wait)
-        return results[0] if results else producer.decode(old)
+        return results[0] if results and wait else producer.decode(old)
 
     def _lead_or_return_old(self, leader: Leader, old: Any) -> Steps:
         producer = self._producer
