@@ -74,9 +74,7 @@ class HeldLockAdmin(ModelAdmin):
         user: Any = request.user
         return bool(user.has_perm(f"{self.opts.app_label}.release_heldlock"))
 
-    def _protected(
-        self, view: Callable[..., HttpResponseBase]
-    ) -> Callable[..., HttpResponseBase]:
+    def _protected(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
         def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if not self.has_view_permission(request):
                 raise PermissionDenied
@@ -269,7 +267,7 @@ class HeldLockAdmin(ModelAdmin):
 
 
 def _refuse(request: HttpRequest, object_id: str = "") -> HttpResponse:
-    """Nobody may add or delete a lock: the answer of other read-only pages."""
+    """A lock is not added or deleted here: the answer of other read-only pages."""
     raise PermissionDenied
 
 

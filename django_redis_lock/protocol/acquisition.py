@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from ..clock import time
 from ..events import Subject
 from ..threads import after_fork
+from .inventory_scripts import PLACE_RESET_KNOWN, RESET_KNOWN
 from .keys import LockKeys, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RESET, TAKE_GRANT, WATCH
 from .owner import MAX_FENCE, HolderInfo, hostname
@@ -300,11 +301,14 @@ def reset_call(
     """End the lock of the holder that HELD named. ``fence``: known from before; ``only_locks``:
     whether only locks are stored under such keys, None if the caller knows that this is one."""
     last = (held.fence or MAX_FENCE) if fence is None else fence
-    proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
-    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof)
+    args: tuple[bytes | str | int, ...] = new_token(), milliseconds(grant_timeout), held.token, last
+    scripts = RESET, PLACE_RESET
+    if only_locks is not None:
+        args += held.owner.id, int(only_locks)
+        scripts = RESET_KNOWN, PLACE_RESET_KNOWN
     if limit == 1:
-        return Call(RESET, keys, args)
-    return Call(PLACE_RESET, keys.at_place(held.place), (*args, limit))
+        return Call(scripts[0], keys, args)
+    return Call(scripts[1], keys.at_place(held.place), (*args, limit))
 
 
 def parse_grant(element: bytes) -> Grant:

@@ -1,6 +1,8 @@
 """The Lua scripts that look at locks and flights for people, in the manner of ``lock_scripts``."""
 
-from .script import script, shared
+from .lock_scripts import RESET_BODY
+from .place_scripts import _library as place_library
+from .script import script, shared, shared_functions
 
 # read(part, ...): what a command answers; nil where the key of that part of a lock is of another
 # kind or too large, and then `broken` names the part.
@@ -18,6 +20,29 @@ local function fields(part, key)
   return size and size <= 64 and redis.call('HGETALL', key) or {}
 end
 """)
+
+# is_token(value): whether it has the form that this package and redis-py give to tokens.
+#
+# is_known(key, value, index, owner, only): whether `value` at `key` is the token of a lock, as far
+# as that is known without its id: the index has a lock there, and the value has the form, or was
+# chosen and is not described yet. `only`: '1' where the form alone is enough. A stale entry counts
+# for a token: redis-py does not know the index, and may have extended the lock.
+_IS_KNOWN = """
+local function is_token(value)
+  return #string.match(value, '^[0-9a-f]*') == 32
+    and string.find(' .', string.sub(value, 33, 33), 1, true) ~= nil
+end
+
+local function is_known(key, value, index, owner, only)
+  local ends = redis.pcall('ZSCORE', index, key)
+  if is_token(value) then return only == '1' or type(ends) == 'string' end
+  return type(ends) == 'string' and tonumber(ends) * 1000 >= now()
+    and type(redis.pcall('HGET', owner, 'attempt')) == 'string'
+    and type(redis.pcall('HGET', owner, 'id')) ~= 'string'
+end
+"""
+for _library in (shared_functions, place_library):
+    shared(_IS_KNOWN, _library)
 
 # lock_of(key): the key of the lock with a place at `key`, or else `key`.
 _LOCK_OF = shared("""
@@ -103,6 +128,29 @@ for i = 1, #KEYS, 5 do
 end
 return found
 """)
+
+#: As RESET, for callers who do not know whether there is a lock: nothing else ends.
+#:
+#: KEYS  lock keys
+#: ARGV  as RESET's, then the id of the token's owner; '1' where only locks are stored
+#: returns as RESET
+#: atomic because a value may take the place of the lock at any time.
+RESET_KNOWN_BODY = f"""
+local value = redis.pcall('GET', KEYS[1])
+if type(value) ~= 'string' or redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
+  and not is_known(KEYS[1], value, KEYS[5], KEYS[4], ARGV[6]) then
+  return 0
+end
+{RESET_BODY}"""
+RESET_KNOWN = script(RESET_KNOWN_BODY)
+
+#: As RESET_KNOWN, of one place.
+#:
+#: KEYS  lock keys of the place
+#: ARGV  as RESET_KNOWN's, then the limit
+#: returns as RESET
+#: atomic for the same reason as RESET_KNOWN.
+PLACE_RESET_KNOWN = script(RESET_KNOWN_BODY, place_library)
 
 #: Which computations are under way, latest end first. One that was shorter than half a second was
 #: never on the index, one that has just ended may still be.

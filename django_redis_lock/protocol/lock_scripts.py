@@ -117,27 +117,6 @@ local function vanished()
 end
 """)
 
-# is_token(value): whether it has the form that this package and redis-py give to tokens.
-#
-# is_known(key, value, index, owner, only): whether `value` at `key` is the token of a lock, as far
-# as that is known without its id: the index has a lock there, and the value has the form, or was
-# chosen and is not described yet. `only`: '1' where the form alone is enough. A stale entry counts
-# for a token: redis-py does not know the index, and may have extended the lock.
-_IS_KNOWN = shared("""
-local function is_token(value)
-  return #string.match(value, '^[0-9a-f]*') == 32
-    and string.find(' .', string.sub(value, 33, 33), 1, true) ~= nil
-end
-
-local function is_known(key, value, index, owner, only)
-  local ends = redis.pcall('ZSCORE', index, key)
-  if is_token(value) then return only == '1' or type(ends) == 'string' end
-  return type(ends) == 'string' and tonumber(ends) * 1000 >= now()
-    and type(redis.pcall('HGET', owner, 'attempt')) == 'string'
-    and type(redis.pcall('HGET', owner, 'id')) ~= 'string'
-end
-""")
-
 # note(lifetime): the index knows when the lock ends. One use in 64 removes locks that ended by
 # themselves, two for each that a use can add. A lock that another program has extended (redis-py
 # does not know the index) stays, with its true end.
@@ -414,9 +393,8 @@ RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]")
 #:
 #: KEYS  lock keys
 #: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
-#:       in turn may have one chosen token), '' or the id of the token's owner, '1' where only locks
-#:       are stored: without an id the caller knows that it is a lock
-#: returns 1 ended, 0 it was free, held by another than the named one, or other data
+#:       in turn may have one chosen token)
+#: returns 1 ended, 0 it was free or held by another than the named one
 #: atomic for the same reason as RELEASE. The holder's process is told which lock it was.
 RESET_BODY = """
 local holder = redis.call('GET', KEYS[1])
@@ -424,10 +402,6 @@ if not holder then redis.pcall('ZREM', KEYS[5], KEYS[1]) end
 if holder ~= ARGV[3] or untaken(holder) then return 0 end
 local fence = tonumber(redis.pcall('HGET', KEYS[4], 'fence')) or 0
 if fence > tonumber(ARGV[4]) and fence < 2^53 then return 0 end
-if ARGV[5] ~= '' and redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
-  and not is_known(KEYS[1], holder, KEYS[5], KEYS[4], ARGV[6]) then
-  return 0
-end
 local process = redis.pcall('HGET', KEYS[4], 'process')
 pass_on(ARGV[1], ARGV[2])
 if type(process) == 'string' then
