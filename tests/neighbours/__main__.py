@@ -135,6 +135,7 @@ def install(neighbours: Sequence[Neighbour]) -> None:
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     tools = ["pytest", "pytest-django", "pytest-subtests"]
     subprocess.run([*pip, *tools, *ours, *theirs, *needs], check=True)
+    (BUILD / "pytest.ini").touch()  # A package without a configuration must not get ours.
 
 
 def source_of(neighbour: Neighbour) -> Path:
@@ -172,6 +173,8 @@ def run(neighbour: Neighbour, source: Path, backend: str, url: str) -> Outcomes:
             timeout=TIMEOUT_SECONDS,
             check=False,
         )
+    if not report.exists():
+        sys.exit(f"The tests of {neighbour.name} did not run: see {report.with_suffix('.log')}")
     return outcomes(report)
 
 
