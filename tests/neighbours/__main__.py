@@ -154,7 +154,9 @@ def source_of(neighbour: Neighbour) -> Path:
 def run(neighbour: Neighbour, source: Path, backend: str, url: str) -> Outcomes:
     report = source.parent / f"{backend.partition('.')[0]}.xml"
     command = [str(PYTHON), "-m", "pytest", "-p", "swapped_backend", "-p", "no:cacheprovider"]
-    command += ["--quiet", "--override-ini=addopts=", f"--junitxml={report}", *neighbour.paths]
+    # Neither its own options (coverage) nor this project, of which there is a part above.
+    command += ["--override-ini=addopts=", "--override-ini=django_find_project=false"]
+    command += ["--quiet", f"--junitxml={report}", *neighbour.paths]
     command += [f"--ignore-glob=*/test_{name}.py" for name in neighbour.left_out]
     environment = {
         **os.environ,
