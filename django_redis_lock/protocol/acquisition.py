@@ -19,19 +19,12 @@ from typing import Any, NamedTuple, Protocol
 
 from ..clock import time
 from ..events import Subject
+from ..extension import part
 from ..threads import after_fork
-from .inventory_scripts import PLACE_RESET_KNOWN, RESET_KNOWN
+from .holder_scripts import RESET
 from .keys import LockKeys, wake_key
-from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RESET, TAKE_GRANT, WATCH
+from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH
 from .owner import MAX_FENCE, HolderInfo, hostname
-from .place_scripts import (
-    PLACE_ACQUIRE,
-    PLACE_LEAVE,
-    PLACE_RELEASE,
-    PLACE_RESET,
-    PLACE_TAKE_GRANT,
-    PLACE_WATCH,
-)
 from .script import Call
 from .validation import milliseconds
 
@@ -197,7 +190,7 @@ class AcquireRequest(NamedTuple):
         mine = (self.token, milliseconds(self.lifetime), self.attempt)
         args = (*mine, waiter, milliseconds(WAITER_LIFETIME_SECONDS))
         if self.limit > 1:
-            return Call(PLACE_ACQUIRE, self.keys, (*args, self.limit))
+            return Call(part("limit").PLACE_ACQUIRE, self.keys, (*args, self.limit))
         return Call(ACQUIRE, self.keys, args)
 
     @property
@@ -209,7 +202,7 @@ class AcquireRequest(NamedTuple):
         token = self.token if try_again else b""
         args = (token, milliseconds(self.lifetime), self.attempt, waiter)
         if self.limit > 1:
-            return Call(PLACE_LEAVE, (*self.keys, self.wake), (*args, self.limit))
+            return Call(part("limit").PLACE_LEAVE, (*self.keys, self.wake), (*args, self.limit))
         return Call(LEAVE, (*self.keys, self.wake), args)
 
     def take(self, grant: Grant, waiter: bytes) -> Call:
@@ -217,7 +210,7 @@ class AcquireRequest(NamedTuple):
         own = (self.token, self.attempt, grant.fence) if self.chosen else (b"", b"", 0)
         args = (grant.token, milliseconds(self.lifetime), waiter, *own)
         if self.limit > 1 or grant.place > 1:
-            return Call(PLACE_TAKE_GRANT, self.keys, (*args, grant.place))
+            return Call(part("limit").PLACE_TAKE_GRANT, self.keys, (*args, grant.place))
         return Call(TAKE_GRANT, self.keys, args)
 
     def unregister(self, waiter: bytes) -> Call:
@@ -229,7 +222,7 @@ class AcquireRequest(NamedTuple):
         grant = (new_token(), milliseconds(self.grant_timeout))
         args = (waiter, milliseconds(WAITER_LIFETIME_SECONDS), *grant)
         if self.limit > 1:
-            return Call(PLACE_WATCH, self.keys, (*args, members, self.limit))
+            return Call(part("limit").PLACE_WATCH, self.keys, (*args, members, self.limit))
         return Call(WATCH, self.keys, args)
 
     def give_back(self, token: bytes, attempt: bytes = b"", place: int = 1) -> Call:
@@ -287,7 +280,7 @@ def release_call(
     args = (token, successor, grant, rest, since, attempt)
     if limit == 1:
         return Call(RELEASE, keys, args)
-    return Call(PLACE_RELEASE, keys, (*args, limit))
+    return Call(part("limit").PLACE_RELEASE, keys, (*args, limit))
 
 
 def reset_call(
@@ -301,14 +294,11 @@ def reset_call(
     """End the lock of the holder that HELD named. ``fence``: known from before; ``only_locks``:
     whether only locks are stored under such keys, None if the caller knows that this is one."""
     last = (held.fence or MAX_FENCE) if fence is None else fence
-    args: tuple[bytes | str | int, ...] = new_token(), milliseconds(grant_timeout), held.token, last
-    scripts = RESET, PLACE_RESET
-    if only_locks is not None:
-        args += held.owner.id, int(only_locks)
-        scripts = RESET_KNOWN, PLACE_RESET_KNOWN
+    proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
+    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof)
     if limit == 1:
-        return Call(scripts[0], keys, args)
-    return Call(scripts[1], keys.at_place(held.place), (*args, limit))
+        return Call(RESET, keys, args)
+    return Call(part("limit").PLACE_RESET, keys.at_place(held.place), (*args, limit))
 
 
 def parse_grant(element: bytes) -> Grant:

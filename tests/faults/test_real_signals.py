@@ -14,7 +14,7 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock import Lock
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.processes import Link, processes
 
 NAME = "interrupted"

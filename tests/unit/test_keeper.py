@@ -15,12 +15,14 @@ import pytest
 import redis
 
 from django_redis_lock import keeper as keeper_module
-from django_redis_lock.keeper import Job, Keeper, Subscription
+from django_redis_lock.contrib.instant_loss import Subscription
+from django_redis_lock.keeper import Job, Keeper
 from django_redis_lock.locking.hold import Hold, Renewal
 from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.protocol import Acquisition
+from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import lock_keys
-from django_redis_lock.protocol.lock_scripts import CLOCK, RENEW
+from django_redis_lock.protocol.lock_scripts import RENEW
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.processes import PATIENCE, until

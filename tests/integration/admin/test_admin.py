@@ -26,14 +26,14 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from django_redis_lock import Lock
-from django_redis_lock.admin import listing, sections
-from django_redis_lock.admin.rows import Choice, Ref, duration
-from django_redis_lock.held_locks import shown_id
-from django_redis_lock.inventory import listing as inventory
-from django_redis_lock.inventory.listing import LOCK
 from django_redis_lock.locking.records import Heartbeat, note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.models import HeldLock
+from django_redis_lock.ops.admin import listing, sections
+from django_redis_lock.ops.admin.rows import Choice, Ref, duration
+from django_redis_lock.ops.held_locks import shown_id
+from django_redis_lock.ops.inventory import listing as inventory
+from django_redis_lock.ops.inventory.listing import LOCK
 from django_redis_lock.protocol.keys import events_key, lock_keys
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.execute import run

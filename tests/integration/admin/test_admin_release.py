@@ -22,10 +22,12 @@ from django.db.models.signals import pre_save
 from django.http import HttpResponse
 from django.test import Client
 
-from django_redis_lock import Lock, held_locks
-from django_redis_lock.admin import HeldLockAdmin, releasing
-from django_redis_lock.held_locks import shown_id
-from django_redis_lock.inventory.listing import inspect
+from django_redis_lock import Lock
+from django_redis_lock.admin import HeldLockAdmin
+from django_redis_lock.ops import held_locks
+from django_redis_lock.ops.admin import releasing
+from django_redis_lock.ops.held_locks import shown_id
+from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.holding import hurry, silence
 from tests.integration.admin.test_admin import OURS, PAGE, hold, rows_of, state_of, text_of

@@ -20,10 +20,10 @@ from django.test import Client
 from django.urls import reverse
 
 from django_redis_lock import Lock
-from django_redis_lock.admin.rows import Choice, Ref
-from django_redis_lock.held_locks import shown_id
-from django_redis_lock.inventory import FLIGHT, LOCK
 from django_redis_lock.models import HeldLock
+from django_redis_lock.ops.admin.rows import Choice, Ref
+from django_redis_lock.ops.held_locks import shown_id
+from django_redis_lock.ops.inventory import FLIGHT, LOCK
 from django_redis_lock.protocol import INDEX, fingerprint
 from django_redis_lock.protocol.keys import flight_key, lock_keys
 from tests.holding import hurry
@@ -402,7 +402,7 @@ def test_a_value_that_takes_the_place_of_a_lock_is_not_released(
     admin_client: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is decided where it is released, not where it is shown."""
-    from django_redis_lock import inventory  # noqa: PLC0415
+    from django_redis_lock.ops import inventory  # noqa: PLC0415
 
     lock = caches["default"].lock("report")
     assert lock.acquire(token="chosen")

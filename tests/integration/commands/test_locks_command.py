@@ -19,12 +19,13 @@ import redis
 from django.core.cache import cache, caches
 from django.core.management import CommandError, call_command
 
-from django_redis_lock import Lock, events, metrics
-from django_redis_lock.held_locks import shown_id
+from django_redis_lock import Lock, events
+from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.management import by_name
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.middleware import doing
+from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.keys import FLIGHTS
 from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport import execute

@@ -21,10 +21,13 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock import Lock
-from django_redis_lock.admin.rows import event_rows, row, waiter_rows
-from django_redis_lock.held_locks import HeldLock
-from django_redis_lock.inventory import Outcome, listing, release
-from django_redis_lock.inventory.listing import (
+from django_redis_lock.keeper import keeper
+from django_redis_lock.locking.records import CrashRecord, note_call
+from django_redis_lock.management import as_json, note
+from django_redis_lock.ops.admin.rows import event_rows, row, waiter_rows
+from django_redis_lock.ops.held_locks import HeldLock
+from django_redis_lock.ops.inventory import Outcome, listing, release
+from django_redis_lock.ops.inventory.listing import (
     FLIGHT,
     Inspection,
     Inventory,
@@ -32,10 +35,8 @@ from django_redis_lock.inventory.listing import (
     inspect,
     list_held,
 )
-from django_redis_lock.keeper import keeper
-from django_redis_lock.locking.records import CrashRecord, note_call
-from django_redis_lock.management import as_json, note
 from django_redis_lock.protocol.acquisition import AcquireRequest, new_token, parse_acquire
+from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import (
     FLIGHTS,
     INDEX,
@@ -46,14 +47,13 @@ from django_redis_lock.protocol.keys import (
     lock_keys,
     process_key,
 )
-from django_redis_lock.protocol.lock_scripts import CLOCK
 from django_redis_lock.protocol.owner import Owner, fingerprint, process_id
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
 from django_redis_lock.singleflight.in_process import InProcessFlight
 from django_redis_lock.singleflight.leader import FlightRenewal, Leader
 from django_redis_lock.transport.execute import run
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.holding import Renewals, hurry, settle
 from tests.processes import until
 from tests.redis_server import RedisServer

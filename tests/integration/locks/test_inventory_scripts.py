@@ -7,23 +7,20 @@ from typing import Any
 import pytest
 import redis
 
+from django_redis_lock.contrib.limit import PLACE_RESET
+from django_redis_lock.contrib.metrics import READ_FIGURES
+from django_redis_lock.contrib.metrics.collecting import ADD_FIGURES
 from django_redis_lock.locking import note_call
-from django_redis_lock.metrics import READ_FIGURES
-from django_redis_lock.metrics.collecting import ADD_FIGURES
-from django_redis_lock.protocol.inventory_scripts import (
+from django_redis_lock.ops.inventory.scripts import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,
-    HEARTBEAT,
-    HEARTBEATS,
     LIST,
     LIST_FLIGHTS,
-    PLACE_RESET_KNOWN,
-    RECORD_EVENT,
-    RESET_KNOWN,
     WAITING,
 )
+from django_redis_lock.protocol import HEARTBEAT, HEARTBEATS, RECORD_EVENT
+from django_redis_lock.protocol.holder_scripts import CLOCK, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
-from django_redis_lock.protocol.lock_scripts import CLOCK
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.transport import execute
@@ -207,7 +204,7 @@ def test_what_is_known_as_a_lock(scripts: Scripts, case: str) -> None:
         scripts.client.hset(KEYS.owner, mapping=owner)
     [_, found] = scripts.run(DESCRIBE, KEYS, only)
     assert found[6:] == ([int(known)] if known or owner else [])
-    for script, limit in ((RESET_KNOWN, ()), (PLACE_RESET_KNOWN, (3,))):
+    for script, limit in ((RESET, ()), (PLACE_RESET, (3,))):
         scripts.client.set(KEYS.lock, value)
         if owner:
             scripts.client.hset(KEYS.owner, mapping=owner)
@@ -218,11 +215,8 @@ def test_what_is_known_as_a_lock(scripts: Scripts, case: str) -> None:
         assert scripts.client.exists(KEYS.lock) == (not is_lock)
 
 
-@pytest.mark.parametrize("kind", ["none", "list"])
-def test_only_strings_are_locks(scripts: Scripts, kind: str) -> None:
-    if kind == "list":
-        scripts.client.rpush(KEYS.lock, TOKEN)
-    assert scripts.run(RESET_KNOWN, KEYS, "next", 2000, TOKEN, 2**53, "id", 1) == 0
+def test_only_strings_are_locks(scripts: Scripts) -> None:
+    scripts.client.rpush(KEYS.lock, TOKEN)
     assert len(scripts.run(DESCRIBE, KEYS, 1)) == 1
 
 
