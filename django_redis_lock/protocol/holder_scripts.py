@@ -1,6 +1,7 @@
 """The Lua scripts about holders, in the manner of ``lock_scripts``: who holds a lock, how it is
 released by force, and what is recorded of holders and their processes."""
 
+from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
 from .script import script, shared
 
 #: The holder of a plain lock, or of one place. An untaken grant has none.
