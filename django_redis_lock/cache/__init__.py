@@ -18,6 +18,7 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
+from .. import transport
 from ..extension import on_first_use, part
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
@@ -63,6 +64,21 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     """django-redis's cache. Each method documents its differences."""
 
     _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many", "has_key")
+
+    _client: Any
+
+    @property
+    def client(self) -> Any:
+        """django-redis's client, of whose connections none returns the reply to another call, nor
+        stays with a server that has become a replica."""
+        if self._client is None:
+            client = self._client_cls(self._server, self._params, self)
+            connect = client.connection_factory.connect
+            client.connection_factory.connect = lambda url: transport.follow_address(
+                transport.guard(connect(url))
+            )
+            self._client = client
+        return self._client
 
     @_ignoring_outages
     def set(

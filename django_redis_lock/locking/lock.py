@@ -13,11 +13,11 @@ from redis.exceptions import RedisError
 
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, drive, run, server_of
+from . import waiting
 from .hold import Hold
 from .local_state import enter_again, note_entry
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
 from .records import log_failed
-from .waiting import Refusal, ThreadWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,8 +76,8 @@ class Lock(LockOperations):
     def _ask(self, request: AcquireRequest) -> Any:
         return run(self.redis, request.acquire(request.waiter), patience=request.patience()).value
 
-    def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Acquisition | None:
-        return ThreadWaiter(self.redis, request).wait(refusal)
+    def _wait(self, request: AcquireRequest, refusal: waiting.Refusal | None) -> Acquisition | None:
+        return waiting.ThreadWaiter(self.redis, request).wait(refusal)
 
     def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
         keys = self.keys.at_place(acquired.place)

@@ -25,7 +25,7 @@ from ..cache import lock_cache, lock_caches
 from ..contrib.fallback import held_locally
 from ..events import Outage, group_of
 from ..protocol import Owner, is_lock, keys_at, printable
-from ..transport import server_of
+from ..transport import explained, server_of
 from .inventory import (
     FLIGHT,
     LOCK,
@@ -297,7 +297,7 @@ def _failure(alias: str, error: Exception) -> Failure:
         cache: Any = lock_cache(alias)
         known = [node.breaker.known_outage() for node in server_of(cache._lock_client()).nodes()]
         outages = tuple(filter(None, known))
-    return Failure(alias, printable(str(error), limit=200), outages)
+    return Failure(alias, printable(explained(error), limit=300), outages)
 
 
 def _held_here(aliases: Iterable[str], search: str) -> list[tuple[str, Owner]]:
