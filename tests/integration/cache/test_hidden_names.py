@@ -152,15 +152,17 @@ def test_locks_of_tasks(two: Any) -> None:
 
 
 def test_locks_over_several_servers(
-    settings: Any, redis_servers: list[RedisServer], client: redis.Redis
+    settings: Any, redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    settings.CACHES = {
-        f"r{n}": {"BACKEND": BACKEND, "LOCATION": server.url, "KEY_FUNCTION": sha}
-        for n, server in enumerate(redis_servers)
-    }
-    settings.CACHES["default"] = settings.CACHES["r0"]
-    lock = caches["default"].lock("x", using=["r0", "r1", "r2"])
-    with lock:
+    """Here: several databases."""
+    at, _, _ = redis_server.url.partition("?")
+    urls = [f"{at.rpartition('/')[0]}/{n}" for n in range(3)]
+    if "unix" in at:
+        urls = [f"{at}?db={n}" for n in range(3)]
+    config = {"BACKEND": BACKEND, "KEY_FUNCTION": sha}
+    three = {f"r{n}": {**config, "LOCATION": url} for n, url in enumerate(urls)}
+    settings.CACHES = {"default": three["r0"], **three}
+    with caches["default"].lock("x", using=["r0", "r1", "r2"]):
         assert names(caches["r1"].held_locks()) == ["x"]
     caches.close_all()
 
