@@ -10,7 +10,7 @@ import math
 import os
 import threading
 import time as real
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
@@ -77,7 +77,9 @@ class SteppedKeeper(Keeper):
         with self._mutex:
             batch = self._pop_due(now)
         self._serve(batch)
-        self._requeue(batch)
+
+    def _newly_due(self) -> Sequence[Job]:
+        return ()  # ``do_due`` is called once more.
 
     def hurry(self) -> None:
         super().hurry()

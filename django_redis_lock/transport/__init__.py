@@ -40,3 +40,5 @@ from .retry import is_pool_exhausted as is_pool_exhausted
 from .server import Server as Server
 from .server import server_of as server_of
 from .server import standing_in as standing_in
+from .spare import readable as readable
+from .spare import spare_of_a_loop as spare_of_a_loop

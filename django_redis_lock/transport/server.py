@@ -217,6 +217,14 @@ class Server:
         idle = self._checkout_idle()
         return None if idle is None else _with_nothing_to_read(*idle)
 
+    def spare(self) -> RawConnection | None:
+        """An idle connection without a reply to wait for; None if there is none."""
+        idle = self._checkout_idle()
+        if idle is not None and idle[1] is not None and idle[1].confirm(False) is None:
+            self.checkin(*idle)
+            return None
+        return None if idle is None else idle[0]
+
     def _checkout_idle(self) -> tuple[RawConnection, PendingLifetime | None] | None:
         while self._idle:
             try:
@@ -291,8 +299,7 @@ class DirectConnection:
 
     def send_packed_command(self, command: list[bytes]) -> None:
         try:
-            for part in command:
-                self._sock.sendall(part)
+            self._sock.sendall(command[0] if len(command) == 1 else b"".join(command))
         except BaseException as error:  # It may have been sent in part.
             self._give_up(error)
             raise

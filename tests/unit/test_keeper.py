@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import heapq
 import logging
 import math
@@ -58,6 +59,11 @@ class FakeServer:
     def close(self, but: int = 0) -> None:
         self.closed += 1
 
+    def spare(self) -> None:
+        """None is idle."""
+
+    checkin = spare
+
 
 class FakeLink:
     def __init__(self, server: FakeServer) -> None:
@@ -65,12 +71,16 @@ class FakeLink:
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send_packed_command(self, command: list[bytes]) -> None:
-        self._server.asked += 1
-        answer = self._server.answer
-        self._answers.put(answer(command[0]) if callable(answer) else answer)
+        for each in command:
+            self._server.asked += 1
+            answer = self._server.answer
+            self._answers.put(answer(each) if callable(answer) else answer)
 
     def can_read(self, timeout: float = 0) -> bool:
-        return self._server.answer is not None
+        if self._server.answer is None or self._answers.empty():
+            time.sleep(min(timeout, 0.01))
+            return False
+        return True
 
     def read_response(self) -> Any:
         answer = self._answers.get_nowait()
@@ -158,7 +168,7 @@ class TestThread:
         assert not thread.is_alive()
         assert keeper._thread is None
         assert server.closed == 1
-        assert not keeper._links
+        assert not keeper._exchanges.servers
 
     def test_it_comes_back(self, keeper: Keeper) -> None:
         for _ in range(2):
@@ -332,11 +342,11 @@ class TestTrouble:
     ) -> None:
         """The log says so if that costs a lock, not if figures stay unwritten."""
 
-        def start(thread: threading.Thread) -> None:
+        def start(*_: Any) -> None:
             raise RuntimeError("can't start new thread")
 
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", start)
+            patch.setattr(_thread, "start_new_thread", start)
             job = Counting(FakeServer(), keeper)
             job.deadline_scale = 30.0 if renews else math.inf
             keeper.add(job)
@@ -418,7 +428,8 @@ class TestTime:
     ) -> None:
         short, last = Counting(FakeServer(), keeper), Counting(FakeServer(), keeper)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(keeper_module, "IDLE_SECONDS", 60.0)
+            for name in ("IDLE_SECONDS", "LOOK_SECONDS"):
+                patch.setattr(keeper_module, name, 60.0)
             short.due = time.monotonic() + 30
             keeper.add(short)
             until(lambda: keeper._wakes_at == short.due)

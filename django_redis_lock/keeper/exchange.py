@@ -1,0 +1,291 @@
+"""The keeper's calls to the servers: which goes first, on which connection, and how long their
+replies may take. A server that hangs or is away delays the calls to no other."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..clock import time
+from ..protocol import Call
+from ..threads import get_logger
+from ..transport import OUTAGE, RawConnection, Server, Topology, pack, readable, spare_of_a_loop
+
+logger = get_logger("django_redis_lock.keeper")
+
+#: The longest and shortest time that the keeper waits for a server's next reply. In between it
+#: waits a sixth of the shortest lifetime that it renews.
+REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
+#: So many calls are sent to a server before its replies are read.
+BATCH = 256
+#: A job that renews nothing becomes as urgent as what ends so many seconds after the job was due.
+PATIENCE_SECONDS = 10.0
+UNEXPECTED = "Unexpected error in the keeper thread; it continues"
+
+
+class Job:
+    """A script to run on one server at ``due`` (monotonic seconds), usually again and again."""
+
+    #: The lifetime, in seconds, of what it renews.
+    deadline_scale = math.inf
+    #: Whether the process does this job before it ends, because other processes wait for it.
+    flush_at_exit = False
+    #: See ``testing``.
+    added_by: Any = None
+
+    def __init__(self, server: Server, due: float) -> None:
+        self.server = server
+        self.due = due
+
+    def ends_at(self) -> float:
+        """Monotonic time until which the job can wait: the one with the earliest is done first."""
+        return self.due + min(self.deadline_scale, PATIENCE_SECONDS)
+
+    def call(self, now: float) -> Call | None:
+        """The call to send now; None if only ``due`` has changed."""
+        raise NotImplementedError
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        """Handle the reply to ``call``; must set ``due`` or discard the job."""
+        raise NotImplementedError
+
+    def failed(self, error: Exception, now: float) -> None:
+        """Handle a call without a reply; must set ``due``."""
+        raise NotImplementedError
+
+
+@contextmanager
+def isolated(job: Job) -> Iterator[None]:
+    """An unexpected error of ``job`` must not affect other jobs."""
+    try:
+        yield
+    except BaseException:
+        logger.exception(UNEXPECTED)
+        job.due = time.monotonic() + REPLY_TIMEOUT_SECONDS
+
+
+class Link:
+    """One server: the jobs that wait for it, those whose calls it has been sent, and the connection
+    for that."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        #: A heap, the most urgent first; and those whose call is known already.
+        self.waiting: list[tuple[float, int, Job]] = []
+        self.called: deque[tuple[Job, Call]] = deque()
+        self.unanswered: deque[Job] = deque()
+        self.sent_at = self.heard_at = self.resumes_at = -math.inf
+        self._own: RawConnection | None = None
+        self._borrowed: RawConnection | None = None
+        self._give_back: Callable[[RawConnection], object] = server.checkin
+
+    @property
+    def connection(self) -> RawConnection:
+        connection = self._borrowed or self._own
+        assert connection is not None
+        return connection
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time from which on more can be sent, ``inf`` if nothing is to be sent."""
+        idle = self.unanswered or not (self.waiting or self.called)
+        return math.inf if idle else self.resumes_at
+
+    def next(self) -> tuple[Job, Call | None]:
+        """The job whose call is to be sent next."""
+        return self.called.popleft() if self.called else (heapq.heappop(self.waiting)[2], None)
+
+    def send(self, packed: list[bytes], timeout: float) -> None:
+        """Send ``packed`` on an idle connection of the process, if there is one, because the server
+        may allow no other. Where the server reports changes, on the keeper's own, if it can be
+        opened: the server has to know it."""
+        server = self.server
+        if self._own is None and server.listener is None:
+            self._borrow()
+        if self._own is None and self._borrowed is None:
+            try:
+                # In RESP2 nothing comes but replies.
+                self._own = server.connect(timeout=timeout, protocol=2)
+            except (RedisError, OSError):
+                if not self._borrow(of_a_loop=True):
+                    raise
+        if self._own is not None and server.listener is not None:
+            server.listener.track(self._own)
+        self.sent_at = self.heard_at = time.monotonic()
+        self.connection.send_packed_command(packed)
+
+    def _borrow(self, of_a_loop: bool = False) -> bool:
+        self._borrowed, self._give_back = self.server.spare(), self.server.checkin
+        if self._borrowed is None and of_a_loop:
+            self._borrowed, self._give_back = spare_of_a_loop(self.server), _leave
+        return self._borrowed is not None
+
+    def rest(self) -> None:
+        """All has been answered: give a borrowed connection back."""
+        if self._borrowed is not None:
+            self._give_back(self._borrowed)
+            self._borrowed = None
+        self.server.answered()
+
+    def drop(self) -> None:
+        """Close the connection."""
+        if self._borrowed is not None:
+            self.server.close()  # The other idle ones may have broken for the same reason.
+        for connection in filter(None, (self._own, self._borrowed)):
+            connection.disconnect()
+        self._own = self._borrowed = None
+
+
+def _leave(connection: RawConnection) -> None:
+    """The loop has it all the time."""
+
+
+class Exchanges:
+    """What is to be sent to each server, and which replies are to come. For the keeper's thread
+    only."""
+
+    def __init__(self) -> None:
+        self._links: dict[Server, Link] = {}
+        self._sequence = itertools.count()
+        self._timeout = REPLY_TIMEOUT_SECONDS
+        self._done: list[Job] = []
+
+    @property
+    def servers(self) -> list[Server]:
+        return list(self._links)
+
+    def begin(self, jobs: Iterable[Job], shortest: float) -> None:
+        """Do ``jobs``. ``shortest``: the seconds that the shortest lifetime lasts."""
+        longest = min(REPLY_TIMEOUT_SECONDS, shortest / 6)
+        self._timeout = max(longest, MIN_REPLY_TIMEOUT_SECONDS)
+        for job in jobs:
+            if isinstance(job.server, Topology):
+                self._locate(job)
+            else:
+                waiting = self._link(job.server).waiting
+                heapq.heappush(waiting, (job.ends_at(), next(self._sequence), job))
+
+    def _locate(self, job: Job) -> None:
+        with isolated(job):
+            call = job.call(time.monotonic())
+            try:
+                if call is not None:
+                    node = job.server.at(call.keys, self._timeout)
+                    self._link(node).called.append((job, call))
+                    return
+            except OUTAGE as error:
+                job.failed(error, time.monotonic())
+        self._done.append(job)
+
+    def _link(self, server: Server) -> Link:
+        link = self._links.get(server)
+        if link is None:
+            for old in [each for each in self._links if each.retired]:
+                if not self._links[old].unanswered:
+                    self._links.pop(old).drop()
+            link = self._links[server] = Link(server)
+        return link
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time at which there is something to be sent or read; ``inf`` for never."""
+        links = self._links.values()
+        if self._done or any(link.unanswered for link in links):
+            return -math.inf
+        return min((link.next_at for link in links), default=math.inf)
+
+    def turn(self, until: float) -> list[Job]:
+        """Send what can be sent, wait for replies until a monotonic time at the latest, and read
+        what has come. Returns the jobs that are done."""
+        links = list(self._links.values())
+        for link in links:
+            if link.next_at <= time.monotonic():
+                self._send(link)
+        asked = {link.connection: link for link in links if link.unanswered}
+        ends = [link.heard_at + self._timeout for link in asked.values()]
+        until = min(until, *ends, *(link.next_at for link in links), math.inf)
+        left = 0.0 if self._done else max(0.0, until - time.monotonic())
+        answering = readable(list(asked), left)
+        for connection, link in asked.items():
+            if connection in answering:
+                self._receive(link)
+            elif time.monotonic() >= link.heard_at + self._timeout:
+                timeout = f"no answer within {self._timeout:.2f} s"
+                self._fail(link, RedisTimeoutError(timeout))
+        done, self._done = self._done, []
+        return done
+
+    def _send(self, link: Link) -> None:
+        packed: list[bytes] = []
+        known: set[str] = set()
+        while len(packed) < BATCH and (link.called or link.waiting):
+            job, call = link.next()
+            with isolated(job):
+                call = call or job.call(time.monotonic())
+                if call is not None:
+                    # The first of each script with the source: an EVALSHA of an unknown one would
+                    # need a second request.
+                    packed.append(pack(call, known=call.script.sha in known))
+                    known.add(call.script.sha)
+                    link.unanswered.append(job)
+                    continue
+            self._done.append(job)
+        if packed:
+            try:
+                link.send(packed, self._timeout)
+            except Exception as error:
+                self._fail(link, error)
+
+    def _receive(self, link: Link) -> None:
+        try:
+            while link.unanswered and link.connection.can_read(0):
+                answer: Any = None
+                try:
+                    answer = link.connection.read_response()
+                except ResponseError as error:
+                    answer = error
+                link.heard_at = time.monotonic()
+                job = link.unanswered.popleft()
+                with isolated(job):
+                    if isinstance(answer, ResponseError):
+                        job.server.on_error(answer)
+                        job.failed(answer, link.heard_at)
+                    else:
+                        job.answered(answer, link.sent_at)
+                self._done.append(job)
+            if not link.unanswered:
+                link.rest()
+        except Exception as error:
+            self._fail(link, error)
+
+    def _fail(self, link: Link, error: Exception) -> None:
+        """What has not been sent waits for the next attempt."""
+        if not isinstance(error, (*OUTAGE, ResponseError)):
+            logger.error(UNEXPECTED, exc_info=error)
+        link.drop()
+        now = time.monotonic()
+        link.resumes_at = now + self._timeout / 4
+        failed = [*link.unanswered, *(job for job, _ in link.called)]
+        link.unanswered.clear()
+        link.called.clear()
+        for job in failed:
+            with isolated(job):
+                job.server.on_error(error)
+                job.failed(error, now)
+        self._done += failed
+
+    def close(self) -> None:
+        """Forget everything, and close the keeper's own connections."""
+        for link in self._links.values():
+            with suppress(Exception):
+                link.drop()
+        self._links.clear()
+        self._done.clear()
