@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
+from .memo import remembered
 from .threads import Mutex, free_after_fork, get_logger, may_log, run_later, this_thread
 
 logger = get_logger("django_redis_lock.events")
@@ -277,7 +278,7 @@ def log_failure(listener: Listener, event: Any) -> None:
 _VARYING = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[0-9a-f]{16,}|\d+")
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def group_of(name: str) -> str:
     """The default group of a name: the name with ``*`` for each number, UUID and hash in it, so
     that ``invoice-17`` and ``invoice-18`` are counted together."""

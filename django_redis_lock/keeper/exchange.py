@@ -123,7 +123,7 @@ class Link:
         self.connection.send_packed_command(packed)
 
     def _borrow(self, of_a_loop: bool = False) -> bool:
-        self._borrowed, self._give_back = self.server.spare(), self.server.checkin
+        self._borrowed, self._give_back = self.server.checkout_idle(wait=False), self.server.checkin
         if self._borrowed is None and of_a_loop:
             self._borrowed, self._give_back = spare_of_a_loop(self.server), _leave
         return self._borrowed is not None

@@ -19,6 +19,7 @@ from ..clock import time
 from ..conf import Conf
 from ..events import Subject
 from ..keeper import Job, finish, keeper
+from ..memo import MAX_CACHED_LENGTH
 from ..protocol import FIGURES, Call, printable, script
 from ..threads import Mutex, after_fork, get_logger
 from ..transport import Server, is_outage, own_settings
@@ -170,7 +171,8 @@ class Metrics:
     def __call__(self, event: Any) -> None:
         if type(event) in _FREQUENT:
             self._waiting.append(event)
-            if len(self._waiting) >= self._enough:
+            is_long = len(event.subject.name) > MAX_CACHED_LENGTH
+            if is_long or len(self._waiting) >= self._enough:
                 self._count_waiting()
                 self._enough = MAX_WAITING
         elif type(event) in _COUNTS:
@@ -183,7 +185,7 @@ class Metrics:
             self._reads.append(read)
         else:
             self._reads.extend(repeat(read, values))
-        if len(self._reads) >= self._enough:
+        if len(read[1]) > MAX_CACHED_LENGTH or len(self._reads) >= self._enough:
             self._count_waiting()
             self._enough = MAX_WAITING
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
+from ..memo import MAX_CACHED, MAX_CACHED_LENGTH
 from ..protocol import (
     EXTEND,
     LEAVE,
@@ -98,9 +99,11 @@ def _bulks(words: Sequence[bytes]) -> bytes:
 def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
-    # What concerns many keys is not said again, and would only fill the memory.
-    head = _head if len(call.keys) < 10 else _head.__wrapped__
-    parts = [head(call.script, call.keys, len(call.args), known)]
+    # A source is rarely sent; many or long keys would only fill the memory.
+    is_short = known and len(b"".join(call.keys)) <= 4 * MAX_CACHED_LENGTH
+    parts = [
+        (_head if is_short else _head.__wrapped__)(call.script, call.keys, len(call.args), known)
+    ]
     for arg in call.args:
         if type(arg) is bytes:
             parts.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
@@ -139,7 +142,7 @@ def pack_all(calls: Sequence[Call]) -> bytes:
     return b"".join(parts)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MAX_CACHED)
 def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
     verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
     words = (verb, body.encode(), b"%d" % len(keys), *keys)

@@ -213,17 +213,14 @@ class Server:
         """Whether ``checkout`` would make a connection."""
         return not self._idle
 
-    def checkout_idle(self) -> RawConnection | None:
-        idle = self._checkout_idle()
-        return None if idle is None else _with_nothing_to_read(*idle)
-
-    def spare(self) -> RawConnection | None:
-        """An idle connection without a reply to wait for; None if there is none."""
-        idle = self._checkout_idle()
-        if idle is not None and idle[1] is not None and idle[1].confirm(False) is None:
-            self.checkin(*idle)
+    def checkout_idle(self, wait: bool = True) -> RawConnection | None:
+        """An idle connection; None if there is none, or it would have to ``wait`` for a reply."""
+        connection, unread = self._checkout_idle() or (None, None)
+        has_come = connection is None or unread is None or unread.confirm(wait) is not None
+        if connection is not None and not (has_come or wait):
+            self.checkin(connection, unread)
             return None
-        return None if idle is None else idle[0]
+        return connection
 
     def _checkout_idle(self) -> tuple[RawConnection, PendingLifetime | None] | None:
         while self._idle:

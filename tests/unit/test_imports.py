@@ -31,6 +31,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {
         "clock": "the time, which tests can move",
         "exceptions": "the errors; each carries the lock's name and holder",
+        "memo": "caches of results for names and keys, with a bound in bytes",
         "formatting": "durations as people read them",
         "events": "what happens to locks and computations, and who listens",
         "threads": "what a forked child begins anew; work that must not delay its caller",

@@ -59,10 +59,11 @@ class FakeServer:
     def close(self, but: int = 0) -> None:
         self.closed += 1
 
-    def spare(self) -> None:
+    def checkout_idle(self, wait: bool) -> None:
         """None is idle."""
 
-    checkin = spare
+    def checkin(self, connection: FakeLink) -> None:
+        raise AssertionError("none was taken")
 
 
 class FakeLink:
