@@ -4,8 +4,8 @@ them. Every caller that takes a name or a key, for threads and for tasks."""
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -19,10 +19,14 @@ from django.test import override_settings
 from django_redis_lock import AsyncLock, Lock, Redlock, locked, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.decorators import cached
+from django_redis_lock.events import group_of
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import MultiLock
 from django_redis_lock.memo import MAX_CACHED, MAX_CACHED_LENGTH
 from django_redis_lock.protocol import milliseconds
+from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.lock_scripts import RENEW
+from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import pack
 from tests.holding import settle
 from tests.processes import until
@@ -55,15 +59,16 @@ class Callers:
     def lock_with_bytes_and_options(self, name: str) -> None:
         options: Any = {"label": name, "id": name, "renew": True}
         with Lock(self.client, name.encode(), 30, **options) as lock:
-            assert lock.holder() and lock.locked() and lock.owned()
+            assert lock.holder()
+            assert lock.owned()
             lock.extend(10)
 
     def async_lock(self, name: str) -> None:
         async def take() -> None:
-            async with redis.asyncio.Redis.from_url(self.url) as client:
-                async with AsyncLock(client, name, 30):
-                    other = AsyncLock(client, name, 30)
-                    assert not await other.acquire(blocking_timeout=0.001)
+            client = redis.asyncio.Redis.from_url(self.url)
+            async with client, AsyncLock(client, name, 30):
+                other = AsyncLock(client, name, 30)
+                assert not await other.acquire(blocking_timeout=0.001)
 
         asyncio.run(take())
 
@@ -80,7 +85,8 @@ class Callers:
             pass
 
     def redlock(self, name: str) -> None:
-        clients = [redis.Redis.from_url(self.url, db=db) for db in (1, 2, 3)]
+        port = self.client.connection_pool.connection_kwargs["port"]
+        clients = [redis.Redis(port=port, db=db) for db in (1, 2, 3)]
         with Redlock(clients, name, 30):
             pass
 
@@ -99,7 +105,7 @@ class Callers:
         self.cache.delete_many(keys)
 
     def cached(self, name: str) -> None:
-        @cached(30, key="f-{name}")
+        @cached("f-{name}", timeout=30)
         def compute(name: str) -> int:
             return 1
 
@@ -148,14 +154,18 @@ def test_long_names_in_memory_do_not_stay() -> None:
         cache: Any = caches["default"]
         client = cache.client.get_client()
         callers = Callers(cache, client, "")
+
+        def use(name: str) -> None:
+            callers.get_or_set(name)
+            callers.lock_of_a_cache(name)
+            callers.cached(name)
+
+        use("first")
         tracemalloc.start()
         try:
             before = memory()
             for number in range(NAMES):
-                name = f"{number:05}" + "n" * LENGTH
-                callers.get_or_set(name)
-                callers.lock_of_a_cache(name)
-                callers.cached(name)
+                use(f"{number:05}" + "n" * LENGTH)
             client.flushdb()
             until(lambda: memory() - before < GROWTH)
         finally:
@@ -163,18 +173,15 @@ def test_long_names_in_memory_do_not_stay() -> None:
 
 
 def caches_of_the_package() -> Iterator[Any]:
-    for each in gc.get_objects():
-        if isinstance(each, functools._lru_cache_wrapper):
-            if str(each.__module__).startswith("django_redis_lock"):
-                yield each
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("django_redis_lock"):
+            for each in vars(module).values():
+                if callable(getattr(each, "cache_info", None)):
+                    yield each.cache_info.__self__
 
 
 def test_many_names_do_not_stay(cache: RedisCache, client: redis.Redis) -> None:
     """100,000 short ones: as many as are kept, each cache has a bound in entries."""
-    from django_redis_lock.events import group_of
-    from django_redis_lock.protocol.keys import lock_keys
-    from django_redis_lock.protocol.lock_scripts import RENEW
-    from django_redis_lock.protocol.script import Call
 
     for number in range(100_000):
         name = f"visitor-{number}-{'x' * (number % (2 * MAX_CACHED_LENGTH))}"
