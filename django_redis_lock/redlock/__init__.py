@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time as real_time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..clock import time
+from ..clock import real_time, time
 from ..locking import AsyncLock, Lock
 from ..protocol import Call
 from ..transport import (

@@ -83,7 +83,7 @@ class ThreadEvent:
         waiter.acquire()
         self._waiters.add(waiter)
         try:
-            return self._is_set or waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+            return self._is_set or any(waiter.acquire(timeout=p) for p in time.parts(seconds))
         finally:
             self._waiters.discard(waiter)
 

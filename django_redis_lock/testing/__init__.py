@@ -10,7 +10,7 @@ import math
 import os
 import threading
 import time as real
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
@@ -195,6 +195,9 @@ class VirtualClock(Clock):
 
     def time(self) -> float:
         return self._unix_time + self.monotonic()
+
+    def parts(self, seconds: float) -> Iterator[float]:
+        yield min(seconds, threading.TIMEOUT_MAX)
 
     def sleep(self, seconds: float) -> None:
         for pause in self._pauses(seconds, threading.current_thread()):

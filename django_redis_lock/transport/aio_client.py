@@ -9,7 +9,6 @@ its loop ends.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import real_time as time
 from ..protocol import Call
 from .address import TWINS, common_settings, may_have_run, note_sent, timeout_of
 from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake

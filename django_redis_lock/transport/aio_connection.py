@@ -13,7 +13,6 @@ import asyncio
 import os
 import select
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
@@ -27,6 +26,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import real_time as time
 from .address import HAS_HIREDIS, INCOMPLETE, own_settings, reader_for
 
 #: A connection that has not answered for so many seconds is given no further calls; one that was

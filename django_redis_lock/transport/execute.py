@@ -5,7 +5,6 @@ whose reply was lost is sent once more, and the answer says so.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FunctionType
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
+from ..clock import real_time as time
 from ..memo import MAX_CACHED, MAX_CACHED_LENGTH
 from ..protocol import (
     EXTEND,

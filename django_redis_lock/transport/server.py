@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import real_time as time
 from ..protocol import PendingLifetime
 from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
 from .address import (

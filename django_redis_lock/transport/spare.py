@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -13,6 +12,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..clock import real_time as time
 from .address import RawConnection
 from .aio_client import loops
 from .aio_connection import AsyncRawConnection
