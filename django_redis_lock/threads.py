@@ -22,9 +22,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
+
+from .clock import time as clock
 
 # -- signal handlers -------------------------------------------------------------------------------
 
@@ -123,6 +126,30 @@ def start(thread: threading.Thread, failed: Callable[[RuntimeError], object]) ->
         _thread.start_new_thread(run, ())
     except RuntimeError as error:
         failed(error)
+
+
+class ThreadEvent:
+    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
+    such a mutex taken, and then all who wait for the event, or set it, hang."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: set[Any] = set()  # Its single operations are atomic.
+
+    def set(self) -> None:
+        self._is_set = True
+        for waiter in list(self._waiters):
+            with suppress(RuntimeError):  # It was woken before.
+                waiter.release()
+
+    def wait(self, seconds: float) -> bool:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.add(waiter)
+        try:
+            return self._is_set or any(waiter.acquire(timeout=p) for p in clock.parts(seconds))
+        finally:
+            self._waiters.discard(waiter)
 
 
 class ThreadPool:

@@ -185,11 +185,14 @@ class Keeper:
         try:
             threads.start(thread, failed)
         except BaseException:
-            self._thread = None  # If it runs after all, it ends at once.
+            self._thread = None  # It may run after all.
             raise
 
     def _run(self) -> None:
         threads.this_thread.is_keeper = True
+        with self._mutex:
+            if self._thread is None:  # A signal handler interrupted the one who started it.
+                self._thread = threading.current_thread()
         while True:
             try:
                 batch = self._next_batch()

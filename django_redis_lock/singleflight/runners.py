@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import math
 import os
-import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,7 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
-from ..threads import ThreadPool, Work
+from ..threads import ThreadEvent, ThreadPool, Work
 from ..transport import (
     Topology,
     aconnect,
@@ -62,30 +61,6 @@ class ProducerFailed(Exception):
 
     def describe(self) -> str:
         return f"{type(self.error).__name__}: {self.error}"[:MAX_MESSAGE_CHARACTERS]
-
-
-class ThreadEvent:
-    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
-    such a mutex taken, and then all who wait for the event, or set it, hang."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiters: set[Any] = set()  # Its single operations are atomic.
-
-    def set(self) -> None:
-        self._is_set = True
-        for waiter in list(self._waiters):
-            with suppress(RuntimeError):  # It was woken before.
-                waiter.release()
-
-    def wait(self, seconds: float) -> bool:
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.add(waiter)
-        try:
-            return self._is_set or any(waiter.acquire(timeout=p) for p in time.parts(seconds))
-        finally:
-            self._waiters.discard(waiter)
 
 
 class ThreadRunner:
