@@ -216,20 +216,19 @@ class Keeper:
                 # Perhaps that of a lock just released: then the next one need not wake this thread.
                 earliest = self._due[0][0] if self._due else math.inf
                 batch = self._pop_due(now)
-                goes_on_at = self._exchanges.next_at
-                if batch or goes_on_at <= now:
+                pause = self._exchanges.pause
+                if batch or not pause:
                     self._wakes_at = -math.inf
                     return batch
                 # Set before the jobs are counted: ``discard`` of the last job reads it.
                 self._wakes_at = earliest if self._due else min(earliest, idle_until)
-                longest = LOOK_SECONDS
                 if self._jobs:
                     idle_until = now + IDLE_SECONDS
                 elif now >= idle_until:
                     self._thread = None
                     self._close_links()
                     return None
-                self._condition.wait(min(self._wakes_at, goes_on_at, now + longest) - now)
+                self._condition.wait(min(self._wakes_at - now, pause, LOOK_SECONDS))
         return None
 
     def _pop_due(self, now: float) -> list[Job]:
@@ -250,7 +249,7 @@ class Keeper:
 
     def _serve(self, batch: Sequence[Job]) -> None:
         exchanges = self._exchanges
-        while batch or exchanges.next_at <= time.monotonic():
+        while batch or not exchanges.pause:
             if batch:
                 shortest = min((job.deadline_scale for job in self.jobs()), default=math.inf)
                 exchanges.begin(batch, shortest)

@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic as awake
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -82,7 +83,10 @@ class Link:
         self.waiting: list[tuple[float, int, Job]] = []
         self.called: deque[tuple[Job, Call]] = deque()
         self.unanswered: deque[Job] = deque()
-        self.sent_at = self.heard_at = self.resumes_at = -math.inf
+        self.sent_at = -math.inf
+        #: On a clock that stands still with the process's host: when the last reply came, or the
+        #: calls were sent, and from when on more may be sent.
+        self.heard_at = self.resumes_at = -math.inf
         self._own: RawConnection | None = None
         self._borrowed: RawConnection | None = None
         self._give_back: Callable[[RawConnection], object] = server.checkin
@@ -94,10 +98,10 @@ class Link:
         return connection
 
     @property
-    def next_at(self) -> float:
-        """The monotonic time from which on more can be sent, ``inf`` if nothing is to be sent."""
+    def pause(self) -> float:
+        """The seconds until more can be sent, ``inf`` if nothing is to be sent."""
         idle = self.unanswered or not (self.waiting or self.called)
-        return math.inf if idle else self.resumes_at
+        return math.inf if idle else max(0.0, self.resumes_at - awake())
 
     def next(self) -> tuple[Job, Call | None]:
         """The job whose call is to be sent next."""
@@ -119,7 +123,7 @@ class Link:
                     raise
         if self._own is not None and server.listener is not None:
             server.listener.track(self._own)
-        self.sent_at = self.heard_at = time.monotonic()
+        self.sent_at, self.heard_at = time.monotonic(), awake()
         self.connection.send_packed_command(packed)
 
     def _borrow(self, of_a_loop: bool = False) -> bool:
@@ -195,29 +199,27 @@ class Exchanges:
         return link
 
     @property
-    def next_at(self) -> float:
-        """The monotonic time at which there is something to be sent or read; ``inf`` for never."""
+    def pause(self) -> float:
+        """The seconds until there is something to be sent or read; ``inf`` for never."""
         links = self._links.values()
         if self._done or any(link.unanswered for link in links):
-            return -math.inf
-        return min((link.next_at for link in links), default=math.inf)
+            return 0.0
+        return min((link.pause for link in links), default=math.inf)
 
     def turn(self, until: float) -> list[Job]:
         """Send what can be sent, wait for replies until a monotonic time at the latest, and read
         what has come. Returns the jobs that are done."""
         links = list(self._links.values())
         for link in links:
-            if link.next_at <= time.monotonic():
+            if not link.pause:
                 self._send(link)
         asked = {link.connection: link for link in links if link.unanswered}
-        ends = [link.heard_at + self._timeout for link in asked.values()]
-        until = min(until, *ends, *(link.next_at for link in links), math.inf)
-        left = 0.0 if self._done else max(0.0, until - time.monotonic())
-        answering = readable(list(asked), left)
-        for connection, link in asked.items():
-            if connection in answering:
-                self._receive(link)
-            elif time.monotonic() >= link.heard_at + self._timeout:
+        ends = [link.heard_at + self._timeout - awake() for link in asked.values()]
+        left = min(until - time.monotonic(), *ends, *(link.pause for link in links), math.inf)
+        for connection in readable(list(asked), 0.0 if self._done else max(0.0, left)):
+            self._receive(asked.pop(connection))
+        for link in asked.values():
+            if awake() >= link.heard_at + self._timeout:
                 timeout = f"no answer within {self._timeout:.2f} s"
                 self._fail(link, RedisTimeoutError(timeout))
         done, self._done = self._done, []
@@ -252,12 +254,12 @@ class Exchanges:
                     answer = link.connection.read_response()
                 except ResponseError as error:
                     answer = error
-                link.heard_at = time.monotonic()
+                link.heard_at = awake()
                 job = link.unanswered.popleft()
                 with isolated(job):
                     if isinstance(answer, ResponseError):
                         job.server.on_error(answer)
-                        job.failed(answer, link.heard_at)
+                        job.failed(answer, time.monotonic())
                     else:
                         job.answered(answer, link.sent_at)
                 self._done.append(job)
@@ -272,7 +274,7 @@ class Exchanges:
             logger.error(UNEXPECTED, exc_info=error)
         link.drop()
         now = time.monotonic()
-        link.resumes_at = now + self._timeout / 4
+        link.resumes_at = awake() + self._timeout / 4
         failed = [*link.unanswered, *(job for job, _ in link.called)]
         link.unanswered.clear()
         link.called.clear()
