@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from django_redis_lock import keeper as keeper_module
-from django_redis_lock.keeper import Job, Keeper, Subscription
+from django_redis_lock.keeper import Job, Keeper, Subscription, exchange
 from django_redis_lock.locking.hold import Hold, Renewal
 from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.protocol import Acquisition
@@ -480,3 +480,97 @@ class TestOnLost:
         until(lambda: "on_lost" in caplog.text)
         answers = good.answers
         until(lambda: good.answers > answers)
+
+
+class TestMany:
+    """Thousands of jobs that are due at once, as after a server was frozen."""
+
+    MANY = 2000
+
+    def make(self, keeper: Keeper, server: Any, lifetime: float = 6.0) -> Counting:
+        job = Counting(server, keeper, pause=3600.0)
+        job.deadline_scale = lifetime
+        return job
+
+    def add(self, keeper: Keeper, jobs: list[Counting]) -> None:
+        with keeper._mutex:
+            for job in jobs:
+                keeper.add(job)
+
+    def test_each_reply_begins_the_time_anew(self, keeper: Keeper) -> None:
+        """In all they take longer than one may."""
+
+        class SlowLink(FakeLink):
+            def read_response(self) -> Any:
+                time.sleep(1.5 * exchange.REPLY_TIMEOUT_SECONDS / TestMany.MANY)
+                return super().read_response()
+
+        server = FakeServer()
+        server.connect = lambda timeout, protocol: SlowLink(server)
+        jobs = [self.make(keeper, server) for _ in range(self.MANY)]
+        self.add(keeper, jobs)
+        until(lambda: all(job.answers or job.failures for job in jobs))
+        assert not any(job.failures for job in jobs)
+
+    def test_the_most_urgent_goes_first(self, keeper: Keeper) -> None:
+        sent: list[bytes] = []
+
+        class Named(Counting):
+            def call(self, now: float) -> Call:
+                return Call(RENEW, (), (b"lifetime %.1f" % self.deadline_scale,))
+
+        def note(command: bytes) -> int:
+            sent.append(command.rpartition(b"lifetime ")[2].strip())
+            return 1
+
+        server = FakeServer(note)
+        lifetimes = [3600.0, 5.0, math.inf, 60.0, 0.9, 7.0] * 100
+        jobs = []
+        for lifetime in lifetimes:
+            job = Named(server, keeper, pause=3600.0)
+            job.deadline_scale = lifetime
+            jobs.append(job)
+        self.add(keeper, jobs)
+        until(lambda: all(job.answers for job in jobs))
+        assert sent[:300] == [b"0.9"] * 100 + [b"5.0"] * 100 + [b"7.0"] * 100
+
+    def test_what_was_not_sent_does_not_fail(self, keeper: Keeper) -> None:
+        server = FakeServer(None)
+        jobs = [self.make(keeper, server) for _ in range(self.MANY)]
+        self.add(keeper, jobs)
+        until(lambda: any(job.failures for job in jobs))
+        assert sum(bool(job.failures) for job in jobs) < self.MANY / 2
+        server.answer = 1
+        for job in jobs:
+            job.pause = 3600.0
+            keeper.reschedule(job, time.monotonic())
+        until(lambda: all(job.answers for job in jobs))
+
+    @pytest.mark.parametrize("away", [None, redis.ConnectionError("refused")], ids=repr)
+    def test_servers_do_not_wait_for_each_other(self, keeper: Keeper, away: Any) -> None:
+        """One that hangs, or is refused, has many jobs, and another has many, too."""
+        silent, fine = FakeServer(away), FakeServer()
+        stuck = [self.make(keeper, silent) for _ in range(self.MANY)]
+        served = [self.make(keeper, fine) for _ in range(self.MANY)]
+        quick = Counting(fine, keeper, pause=0.001)
+        self.add(keeper, [*stuck, *served, quick])
+        until(lambda: any(job.failures for job in stuck))
+        if away is None:  # It has waited for that for a second.
+            assert all(job.answers for job in served)
+            assert quick.answers > 20
+        until(lambda: all(job.answers for job in served))
+
+    def test_a_job_that_is_released_while_it_waits_is_not_sent(self, keeper: Keeper) -> None:
+        class Released(Counting):
+            def call(self, now: float) -> Call | None:
+                return super().call(now) if self in keeper else None
+
+        server = FakeServer(None)
+        jobs: list[Counting] = [Released(server, keeper, pause=3600.0) for _ in range(self.MANY)]
+        self.add(keeper, jobs)
+        until(lambda: server.asked)
+        for job in jobs:
+            keeper.discard(job)
+        server.answer = 1
+        until(lambda: not keeper._under_way)
+        assert server.asked <= exchange.BATCH
