@@ -61,7 +61,7 @@ class Clock:
         """``condition.wait_for(ready, seconds)``."""
         if seconds is None:
             return bool(condition.wait_for(ready))
-        return any(condition.wait_for(ready, part) for part in self.parts(seconds))
+        return any(map(partial(condition.wait_for, ready), self.parts(seconds)))
 
 
 class Time:

@@ -147,7 +147,8 @@ class ThreadEvent:
         waiter.acquire()
         self._waiters.add(waiter)
         try:
-            return self._is_set or any(waiter.acquire(timeout=p) for p in clock.parts(seconds))
+            parts = clock.parts(seconds)
+            return self._is_set or any(map(partial(waiter.acquire, True), parts))
         finally:
             self._waiters.discard(waiter)
 

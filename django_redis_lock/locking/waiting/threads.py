@@ -209,7 +209,8 @@ class ThreadWakeEvent:
             pass  # It was set before.
 
     def wait(self, seconds: float) -> bool:
-        if not any(self._gate.acquire(timeout=part) for part in time.parts(seconds)):
-            return False
-        self.set()
-        return True
+        for part in time.parts(seconds):
+            if self._gate.acquire(timeout=part):
+                self.set()
+                return True
+        return False
