@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from django_redis_lock.testing import MemoryServer
+    from django_redis_lock.contrib.testing import MemoryServer
 
 
 @pytest.fixture
 def redis_locks() -> Iterator[MemoryServer]:
     """All locks and caches in memory: ``django_redis_lock.testing.override()``; gives its
     server."""
-    from django_redis_lock.testing import override  # noqa: PLC0415  # see above
+    from django_redis_lock.contrib.testing import override  # noqa: PLC0415  # see above
 
     with override() as server:
         yield server

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .exceptions import (
     LockError,
@@ -13,13 +12,16 @@ from .exceptions import (
     TooFewReplicas,
     TooFewServers,
 )
-from .locking import AsyncLock, AsyncMultiLock, Lock, MultiLock
-from .redlock import AsyncRedlock, Redlock
+from .extension import on_first_use
+from .locking import Lock
 
 if TYPE_CHECKING:
+    from .contrib.redlock import AsyncRedlock, Redlock
+    from .contrib.several_names import AsyncMultiLock, MultiLock
     from .decorators import locked
     from .decorators.cached import cached, cached_page
     from .decorators.section import current_lock
+    from .locking import AsyncLock
 
 __all__ = [
     "AsyncLock",
@@ -43,14 +45,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-#: They know Django; the locks must be importable without Django being set up.
-_NEED_DJANGO = ("cached", "cached_page", "current_lock", "locked")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NEED_DJANGO:
-        return getattr(import_module(".decorators", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+#: Those that know Django, and those that not every site uses.
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "decorators": "cached cached_page current_lock locked",
+        "locking": "AsyncLock",
+        "contrib.redlock": "AsyncRedlock Redlock",
+        "contrib.several_names": "AsyncMultiLock MultiLock",
+    },
+)
 
 
 def __dir__() -> list[str]:

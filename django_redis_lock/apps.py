@@ -1,5 +1,19 @@
+from __future__ import annotations
+
+from typing import Any
+
 from django.apps import AppConfig
+from django.core.checks import CheckMessage, register
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
+
+from . import events
+from .conf import Conf
+from .extension import part
+from .middleware import note_tasks
+
+#: Of the system checks: ``manage.py check --tag redis_lock``.
+CHECKS_TAG = "redis_lock"
 
 
 class RedisLockConfig(AppConfig):
@@ -8,9 +22,27 @@ class RedisLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        # They need the apps to be there.
-        from . import checks, exporters, metrics, middleware  # noqa: F401, PLC0415 - checks are registered
+        register(check, CHECKS_TAG)
+        register(check_deployment, CHECKS_TAG, deploy=True)
+        events.subscribe_later(lambda: part("metrics").start())
+        if _exports():
+            part("exporters").start_configured()
+        note_tasks()
 
-        metrics.start()
-        exporters.start_configured()
-        middleware.note_tasks()
+
+def check(**kwargs: Any) -> list[CheckMessage]:
+    """The system checks, which are loaded by the commands that run them."""
+    messages: list[CheckMessage] = part("checks").run(deploy=False)
+    return messages
+
+
+def check_deployment(**kwargs: Any) -> list[CheckMessage]:
+    messages: list[CheckMessage] = part("checks").run(deploy=True)
+    return messages
+
+
+def _exports() -> bool:
+    try:
+        return bool(Conf().EXPORTERS)
+    except ImproperlyConfigured:
+        return True  # It logs what is wrong.

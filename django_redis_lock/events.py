@@ -245,6 +245,23 @@ def subscribe(listener: Listener, *, reads: bool = False) -> None:
             read_listeners += (listener,)
 
 
+def subscribe_later(start: Callable[[], Listener]) -> None:
+    """Call ``start`` at the first event or read; it subscribes a listener and returns that."""
+    global count_read
+
+    def first(event: Any) -> None:
+        unsubscribe(first)
+        start()(event)
+
+    def first_read(*read: Any) -> None:
+        start()
+        if count_read not in (None, first_read):
+            count_read(*read)
+
+    subscribe(first)
+    count_read = first_read
+
+
 def unsubscribe(listener: Listener) -> None:
     """Stop calling ``listener``."""
     global listeners, read_listeners

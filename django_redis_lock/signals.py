@@ -23,11 +23,10 @@ from typing import Any
 from django.db import connections
 from django.dispatch import Signal
 
-from . import events
+from . import events, transport
 from .events import Subject
 from .locking import Lock
 from .threads import ThreadPool
-from .transport import in_background
 
 __all__ = [
     "lock_acquired",
@@ -110,7 +109,7 @@ def _send(event: Any) -> None:
             about = event.server if subject is None else subject.group
             logger.error("Too many events at once: receivers are not called for %s", about)
     elif asyncio._get_running_loop() is not None:
-        in_background(signal.asend_robust(**arguments))
+        transport.in_background(signal.asend_robust(**arguments))
     else:
         signal.send_robust(**arguments)
 

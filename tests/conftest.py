@@ -26,11 +26,11 @@ from django.conf import settings
 from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 
-from django_redis_lock import metrics
+from django_redis_lock.contrib import metrics
+from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.decorators import wrapper
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
-from django_redis_lock.memory import Database, client_of
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
 from .processes import STARTUP

@@ -18,7 +18,7 @@ from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.protocol.keys import lock_keys, process_key
-from django_redis_lock.transport import server
+from django_redis_lock.transport import registry
 from tests.processes import until
 
 __all__ = ["Renewals", "hold", "hurry", "outages", "settle", "silence"]
@@ -85,5 +85,5 @@ def silence(client: Any, key: bytes, seconds: float, process: str = "another") -
 
 def outages() -> list[Outage]:
     """The servers that do not answer, as far as this process knows."""
-    nodes = (node for known in tuple(server._servers.values()) for node in known.nodes())
+    nodes = (node for known in tuple(registry._servers.values()) for node in known.nodes())
     return [outage for node in nodes if (outage := node.breaker.known_outage())]

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from django_redis_lock.clock import Clock, time
-from django_redis_lock.keeper import Subscription, keeper
+from django_redis_lock.contrib.instant_loss import Subscription
+from django_redis_lock.contrib.locmem.memory import _databases
+from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
-from django_redis_lock.memory import _databases
-from django_redis_lock.transport import server
+from django_redis_lock.transport import registry
 from tests.holding import settle
 from tests.processes import until
 
@@ -57,7 +58,7 @@ def moved_clock() -> Iterator[Callable[[float], None]]:
             keeper().hurry()
             _end_heartbeats()
             # The next ones would be late by all the time that has passed.
-            for known in tuple(server._servers.values()):
+            for known in tuple(registry._servers.values()):
                 for node in known.nodes():
                     if node.heartbeat is not None:
                         node.heartbeat._beat_at = time.monotonic()

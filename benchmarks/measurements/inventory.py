@@ -7,7 +7,7 @@ from functools import partial
 
 import redis
 
-from django_redis_lock.inventory.listing import list_held
+from django_redis_lock.ops.inventory.listing import list_held
 
 from ..bench import Bench, in_turns
 from ..contenders import make_lock

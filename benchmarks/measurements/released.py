@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
-from django_redis_lock.inventory import list_held, release
+from django_redis_lock.ops.inventory import list_held, release
 
 from ..bench import Bench
 from ..figures import percentile

@@ -7,11 +7,10 @@ the same on a server in memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import wraps
 from inspect import signature
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
@@ -19,11 +18,7 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
-from ..fallback import FallbackLock
-from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
-from ..locking import Lock
-from ..memory import Database, client_of, databases
-from ..protocol import check_name_in_cache
+from ..extension import on_first_use, part
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -37,6 +32,9 @@ from .lock_factory import reset_all as reset_all
 from .methods import AsyncMethods, flight_ending
 from .reading import MISSING as MISSING
 from .reading import failing_as_django_redis, originals
+
+if TYPE_CHECKING:
+    from ..contrib.locmem import LocMemCache as LocMemCache
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -139,7 +137,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         redis = client or self.client.get_client(write=True)
         keys = redis.get_encoder().encode(self.client.make_pattern(pattern, version, prefix))
         with failing_as_django_redis(redis):
-            return delete_matching(redis, keys, itersize or KEYS_PER_SCRIPT)
+            return part("inventory").delete_matching(redis, keys, itersize)
 
     @_ignoring_outages
     def incr_version(
@@ -184,7 +182,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             return self.client.clear()
         redis = self._lock_client()
         with failing_as_django_redis(redis):
-            empty(redis)
+            part("inventory").empty(redis)
 
     def _by(self, client: Any) -> dict[str, Any]:
         """The argument that makes a method of django-redis's client end flights."""
@@ -199,53 +197,4 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 _FOR_THREADS = ("set", "add", "delete", "set_many", "delete_many", "incr_version", "incr", "decr")
 RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS, "touch"))
 
-
-class MemoryClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
-    """django-redis's client of a server in memory, one for each LOCATION. Values are pickled."""
-
-    def __init__(self, location: str, params: dict[str, Any], backend: Any) -> None:
-        # Its other options are about a server elsewhere, and Django's may have another factory.
-        options = {"CONNECTION_FACTORY": "django_redis.pool.ConnectionFactory"}
-        super().__init__([location], {**params, "OPTIONS": options}, backend)
-
-    def connect(self, index: int = 0) -> Any:
-        database = databases.setdefault(self._server[index], Database("this process's memory"))
-        database.max_values = self._backend._max_entries
-        database.cull_frequency = self._backend._cull_frequency
-        return client_of(database)
-
-
-@lru_cache(maxsize=1)
-def _host() -> Any:
-    """A client of no server, so that this host's lock is taken instead."""
-    project = getattr(settings, "BASE_DIR", None) or settings.SETTINGS_MODULE
-    nowhere = Database(f"this host, for {project}")
-    nowhere.away = True
-    return client_of(nowhere)
-
-
-class LocMemCache(RedisCache):
-    """``RedisCache`` on a server in the memory of this process. Caches with the same LOCATION share
-    values and locks, also between threads and event loops."""
-
-    in_memory = True
-
-    def __init__(self, location: str, params: dict[str, Any]) -> None:
-        super().__init__(location, params)
-        self._client_cls = MemoryClient
-
-    def _check_client(self, client: Any) -> None:
-        if client is not None:
-            raise ValueError("client needs Redis: leave it out, this cache's locks are in memory")
-
-    def command_lock(self, key: str, **options: Any) -> Lock:
-        """A lock of this host: a file, as with ``ON_REDIS_DOWN = "local"``. Other processes cannot
-        see this one's memory."""
-        timeout = options.pop("timeout", self.conf.TIMEOUT)
-        del options["replicas"]
-        folder = self.conf.LOCAL_LOCK_FOLDER
-        name = self._lock_name(check_name_in_cache(key), None)
-        lock = FallbackLock(
-            _host(), name, timeout, on_redis_down="local", local_folder=folder, **options
-        )
-        return self._configured(lock, key)
+__getattr__ = on_first_use(__name__, {"contrib.locmem": "LocMemCache"})

@@ -15,12 +15,12 @@ from django_redis.client import HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
+from .. import singleflight, transport
 from ..clock import time
 from ..conf import GetOrSetOptions, Timeout
 from ..exceptions import LockNotAcquired
 from ..singleflight import (
     TOO_LATE,
-    AsyncRunner,
     CoordinationError,
     DeferredCall,
     MultiFlight,
@@ -31,7 +31,6 @@ from ..singleflight import (
     ThreadRunner,
 )
 from ..threads import Work
-from ..transport import asyncio_client
 from .reading import MISSING, CacheReader
 
 if TYPE_CHECKING:
@@ -381,8 +380,9 @@ class GetOrSet(CacheReader):
     def _thread_runner(self) -> ThreadRunner:
         return ThreadRunner(self._lock_client(), _with_language)
 
-    def _async_runner(self) -> AsyncRunner:
-        return AsyncRunner(asyncio_client(self._lock_client()), waiting_thread())
+    def _async_runner(self) -> singleflight.AsyncRunner:
+        client = transport.asyncio_client(self._lock_client())
+        return singleflight.AsyncRunner(client, waiting_thread())
 
 
 def _with_language(work: Work) -> Work:

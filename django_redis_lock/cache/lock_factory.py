@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
@@ -13,25 +13,29 @@ from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, ShardClient
 
+from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
-from ..fallback import AsyncFallbackLock, AsyncFallbackRedlock, FallbackLock, FallbackRedlock
-from ..inventory import Inventory, Outcome, list_held, release
-from ..locking import AsyncLock, AsyncMultiLock, Lock, MultiLock, check_names
-from ..protocol import RESERVED, check_name_in_cache, check_policy, longest_hold, refuse_reserved
-from ..redlock import AsyncRedlock, Redlock
-from ..transport import asyncio_client
+from ..extension import part
+from ..protocol import (
+    RESERVED,
+    check_name_in_cache,
+    check_names,
+    check_policy,
+    longest_hold,
+    refuse_reserved,
+)
+
+if TYPE_CHECKING:
+    from ..locking import AsyncLock, Lock
+    from ..ops.inventory import Inventory
+
+    AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
 #: The same without Redis: its locks exclude the threads and tasks of one process.
 LOCAL_BACKEND = "django_redis_lock.cache.LocMemCache"
-
-AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
-
-#: On one server and on several, without a fallback and with one.
-FOR_THREADS = ((Lock, FallbackLock), (Redlock, FallbackRedlock))
-FOR_TASKS = ((AsyncLock, AsyncFallbackLock), (AsyncRedlock, AsyncFallbackRedlock))
 
 
 class BackendCannotLock(ImproperlyConfigured):
@@ -168,12 +172,11 @@ class LockCache(BaseCache):
 
         def client_of(cache: LockCache) -> Any:
             found = cache._lock_client()
-            return asyncio_client(found) if asynchronous else found
+            return transport.asyncio_client(found) if asynchronous else found
 
-        kinds: Any = FOR_TASKS if asynchronous else FOR_THREADS
         if aliases:
             client = [client_of(lock_cache(alias)) for alias in aliases]
-        kind = kinds[bool(aliases)][bool(fallback)]
+        kind = _lock_class(asynchronous, bool(aliases), bool(fallback))
         if several:
             options.update(fallback, lock_class=kind)
             return self._several(key, version, timeout, client or client_of(self), options)
@@ -196,7 +199,8 @@ class LockCache(BaseCache):
         options: dict[str, Any],
     ) -> Any:
         names = {self._lock_name(check_name_in_cache(k), version): k for k in check_names(keys)}
-        kind: Any = AsyncMultiLock if options["lock_class"].asynchronous else MultiLock
+        name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"
+        kind = getattr(part("several_names"), name)
         lock = kind(client, names, timeout, **options)
         for member in lock.members:
             self._configured(member, names[member.name])
@@ -228,7 +232,10 @@ class LockCache(BaseCache):
     def held_locks(self, limit: int = 500) -> Inventory:
         """The locks of ``lock()`` and ``locked()`` that are held in this cache and its default
         version, at most ``limit`` of them."""
-        return list_held(self._lock_client(), self._prefix(), limit)
+        inventory: Inventory = part("inventory").list_held(
+            self._lock_client(), self._prefix(), limit
+        )
+        return inventory
 
     def reset_all(self) -> int:
         """Release all locks of this cache and its default version; ``on_lost`` of their holders is
@@ -237,6 +244,14 @@ class LockCache(BaseCache):
 
     def _prefix(self) -> bytes:
         return bytes(self._lock_client().get_encoder().encode(self._lock_name("", None)))
+
+
+def _lock_class(asynchronous: bool, on_several_servers: bool, falls_back: bool) -> Any:
+    name = "Redlock" if on_several_servers else "Lock"
+    name = f"{'Async' if asynchronous else ''}{'Fallback' if falls_back else ''}{name}"
+    if falls_back:
+        return getattr(part("fallback"), name)
+    return getattr(part("redlock") if on_several_servers else locking, name)
 
 
 def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
@@ -313,14 +328,14 @@ def reset_all(redis_client: Any, prefix: bytes = b"") -> int:
     Raises:
         redis.exceptions.RedisError: a request failed. Some locks may be released.
     """
-    released = 0
+    inventories, released = part("inventory"), 0
     while True:
-        inventory = list_held(redis_client, prefix, limit=1000)
+        inventory = inventories.list_held(redis_client, prefix, limit=1000)
         outcomes = [
-            release(redis_client, held.key, held.owner.id, fence=held.fence)
+            inventories.release(redis_client, held.key, held.owner.id, fence=held.fence)
             for held in inventory.locks
         ]
-        now = outcomes.count(Outcome.RELEASED)
+        now = outcomes.count(inventories.Outcome.RELEASED)
         released += now
         if inventory.complete or not now:
             return released

@@ -22,10 +22,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.client import DefaultClient
 from redis.exceptions import DataError, NoScriptError, RedisError
 
+from .. import transport
 from ..conf import SETTING, GetOrSetOptions
 from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, MARK_STALE, WRITE, Runner, Steps
-from ..transport import asyncio_client, is_cluster, run_all
+from ..transport import is_cluster, run_all
 from .get_or_set import GetOrSet, waiting_thread
 
 
@@ -330,7 +331,7 @@ class AsyncMethods(Writes):
         if not one_server or not self._is_original(method) or waiting_thread() is not None:
             return None
         try:
-            return asyncio_client(self._lock_client())
+            return transport.asyncio_client(self._lock_client())
         except TypeError:  # Its connections are of a class without an asyncio twin.
             return None
 

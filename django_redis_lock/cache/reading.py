@@ -26,7 +26,6 @@ from ..transport import (
     Breaker,
     CircuitOpen,
     Server,
-    Topology,
     drive,
     is_busy,
     is_observed,
@@ -256,7 +255,7 @@ class CacheReader(LockCache):
         if not self._has_primary or len(self.client._server) != 1:
             return None
         server = server_of(self._lock_client())
-        return None if isinstance(server, Topology) else server.breaker
+        return None if server.is_topology else server.breaker
 
     def _with_breaker(self, read: Callable[..., T], *args: Any) -> T:
         """What ``read`` returns, which reads on the connections of django-redis's client."""

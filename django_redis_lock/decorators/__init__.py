@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from ..locking import AsyncLock, Lock
 from .cached import CachedFunction, cached, cached_page
 from .key_template import Names, Template, names_from, short
 from .on_lost import interrupt_main_thread
@@ -15,6 +14,8 @@ from .wrapper import LockedFunction, declarations, decorate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ..locking import AsyncLock, Lock
 
 __all__ = [
     "CachedFunction",

@@ -14,7 +14,7 @@ from django.views import View
 from ..cache import lock_cache
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
-from ..middleware import CachedPageMiddleware
+from ..extension import part
 from ..protocol import check_seconds
 from .key_template import bound_method, namer
 
@@ -216,7 +216,7 @@ def _cached_view(
 ) -> Any:
     dotted = f"{view.__module__}.{view.__qualname__}" if hasattr(view, "__qualname__") else ""
     options = {**options, "group": options.get("group") or as_group(dotted) or None}
-    middleware = CachedPageMiddleware(
+    middleware = part("pages").CachedPageMiddleware(
         view, page_timeout=timeout, cache_alias=cache, key_prefix=key_prefix, options=options
     )
     instance = getattr(bound_method(view), "__self__", None)

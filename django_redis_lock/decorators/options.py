@@ -11,8 +11,14 @@ from ..cache import check_using
 from ..conf import SETTING
 from ..contention import OnConflict
 from ..events import check_group
-from ..locking import check_names
-from ..protocol import check_bool, check_count, check_limit, check_policy, check_seconds
+from ..protocol import (
+    check_bool,
+    check_count,
+    check_limit,
+    check_names,
+    check_policy,
+    check_seconds,
+)
 
 OnLost = Callable[[], Any] | None
 

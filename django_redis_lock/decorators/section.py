@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from redis.exceptions import AuthenticationError, RedisError
 
-from .. import events
+from .. import events, transport
 from ..cache import lock_cache
 from ..clock import time
 from ..conf import Conf
 from ..contention import Conflict
 from ..exceptions import LockError
-from ..locking import AsyncLock, BaseLock, Lock, is_inside
+from ..locking import BaseLock, Lock, is_inside
 from ..protocol import printable
 from ..threads import get_logger
-from ..transport import Steps, adrive, drive, in_background, is_outage
+from ..transport import Steps, adrive, drive, is_outage
 from . import transactions
 from .options import OnLost, Options
 
@@ -204,7 +204,7 @@ class Section:
         def callback() -> None:
             outcome = self._context.run(on_lost)
             if asyncio.iscoroutine(outcome):
-                self._context.run(in_background, outcome)
+                self._context.run(transport.in_background, outcome)
 
         return callback
 
@@ -279,7 +279,7 @@ class Section:
     def _leave(self, error: BaseException | None) -> Steps[None]:
         _forget_entered(self.lock)
         lock = self.lock
-        lost = isinstance(lock, AsyncLock) and lock._is_cancelled_by_loss(error)
+        lost = lock.asynchronous and lock._is_cancelled_by_loss(error)
         try:
             waits = yield self._in_callers_thread(self._wait_for_transactions)
         except BaseException:
@@ -297,7 +297,7 @@ class Section:
         if self.options.release == "now" and not self._taken_up:
             return False
         lock = self.lock
-        if isinstance(lock, AsyncLock):
+        if lock.asynchronous:
             if not transactions.open_transactions():
                 return False
             options = {**self._lock_options(None), "cancel_on_lost": False}

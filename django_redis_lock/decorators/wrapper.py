@@ -19,13 +19,7 @@ from django.views import View
 from redis.exceptions import RedisError
 
 from ..conf import Conf
-from ..contention import (
-    RETRY_ONLY_CELERY,
-    Conflict,
-    retry_task,
-    service_unavailable,
-    unavailable,
-)
+from ..contention import RETRY_ONLY_CELERY, Conflict, retry_task, service_unavailable, unavailable
 from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of

@@ -18,13 +18,12 @@ from typing import Any
 
 from .. import threads
 from ..clock import time
+from ..extension import PartMissing, part
 from ..protocol import Call
 from ..threads import Mutex, after_fork, get_logger
 from ..transport import Server, is_outage
 from .exchange import REPLY_TIMEOUT_SECONDS, UNEXPECTED, Exchanges
 from .exchange import Job as Job
-from .subscription import Subscription as Subscription
-from .subscription import shut as shut
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -148,9 +147,13 @@ class Keeper:
 
     def subscribe(
         self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
-    ) -> Subscription:
-        """Listen to ``channel``; see ``Subscription``."""
-        subscription = Subscription(server, channel, received)
+    ) -> Any:
+        """Listen to ``channel``; see ``contrib.instant_loss``. None without that part: then a loss
+        is noticed at the next renewal."""
+        try:
+            subscription = part("instant_loss").Subscription(server, channel, received)
+        except PartMissing:
+            return None
         subscription.start()
         return subscription
 

@@ -15,10 +15,11 @@ from typing import Any
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .. import transport
 from ..clock import time
 from ..protocol import Call
 from ..threads import get_logger
-from ..transport import OUTAGE, RawConnection, Server, Topology, pack, readable, spare_of_a_loop
+from ..transport import OUTAGE, RawConnection, Server, pack, readable
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -129,7 +130,7 @@ class Link:
     def _borrow(self, of_a_loop: bool = False) -> bool:
         self._borrowed, self._give_back = self.server.checkout_idle(wait=False), self.server.checkin
         if self._borrowed is None and of_a_loop:
-            self._borrowed, self._give_back = spare_of_a_loop(self.server), _leave
+            self._borrowed, self._give_back = transport.spare_of_a_loop(self.server), _leave
         return self._borrowed is not None
 
     def rest(self) -> None:
@@ -171,7 +172,7 @@ class Exchanges:
         longest = min(REPLY_TIMEOUT_SECONDS, shortest / 6)
         self._timeout = max(longest, MIN_REPLY_TIMEOUT_SECONDS)
         for job in jobs:
-            if isinstance(job.server, Topology):
+            if job.server.is_topology:
                 self._locate(job)
             else:
                 waiting = self._link(job.server).waiting

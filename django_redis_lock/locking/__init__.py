@@ -1,6 +1,8 @@
 """The locks on one server, for threads and for asyncio."""
 
-from .aio import AsyncLock as AsyncLock
+from typing import TYPE_CHECKING
+
+from ..extension import on_first_use
 from .base import BaseLock as BaseLock
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
@@ -8,9 +10,6 @@ from .hold import Renewals as Renewals
 from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
 from .lock import unwinding as unwinding
-from .multi_lock import AsyncMultiLock as AsyncMultiLock
-from .multi_lock import MultiLock as MultiLock
-from .multi_lock import check_names as check_names
 from .operations import LockOperations as LockOperations
 from .records import Event as Event
 from .records import last_heartbeats as last_heartbeats
@@ -19,5 +18,10 @@ from .records import note_vanished as note_vanished
 from .records import read_events as read_events
 from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
 from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
-from .waiting import TaskWaiter as TaskWaiter
 from .waiting import ThreadWaiter as ThreadWaiter
+
+if TYPE_CHECKING:
+    from .aio import AsyncLock as AsyncLock
+    from .waiting import TaskWaiter as TaskWaiter
+
+__getattr__ = on_first_use(__name__, {"locking.aio": "AsyncLock", "locking.waiting": "TaskWaiter"})

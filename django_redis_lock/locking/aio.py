@@ -23,12 +23,7 @@ from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, 
 from ..transport import Answer, aconnect, adrive, arun, in_background
 from .hold import Hold
 from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
-from .operations import (
-    REPLY_MARGIN_SECONDS,
-    Confirmed,
-    LockOperations,
-    question_to_replicas,
-)
+from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
 from .records import log_failed
 from .waiting import Refusal, TaskWaiter
 

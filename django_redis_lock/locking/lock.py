@@ -15,12 +15,7 @@ from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, 
 from ..transport import Answer, drive, run, server_of
 from .hold import Hold
 from .local_state import enter_again, note_entry
-from .operations import (
-    REPLY_MARGIN_SECONDS,
-    Confirmed,
-    LockOperations,
-    question_to_replicas,
-)
+from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
 from .records import log_failed
 from .waiting import Refusal, ThreadWaiter
 

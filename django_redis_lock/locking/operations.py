@@ -16,11 +16,10 @@ from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
 from ..exceptions import LockError, LockNotAcquired, LockNotOwnedError, TooFewReplicas
+from ..extension import part
 from ..protocol import (
     EXTEND,
     HELD,
-    HOLDERS,
-    PLACE_EXTEND,
     AcquireRequest,
     Acquisition,
     Call,
@@ -218,7 +217,7 @@ class LockOperations(BaseLock):
         keys, limit = (self.keys, self.limit) if hold is None else (hold.keys, hold.limit)
         if limit == 1:
             return Call(EXTEND, keys, (token, amount, *how))
-        return Call(PLACE_EXTEND, keys, (token, amount, *how, limit))
+        return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
 
     def _not_owned(self, verb: str) -> NoReturn:
         raise LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", self._shown)
@@ -236,7 +235,7 @@ class LockOperations(BaseLock):
         if self.limit == 1:
             reply = (yield self._run(self._held_call())).value
             return [] if reply is None else [HolderInfo(reply)]
-        replies = (yield self._run(Call(HOLDERS, self.keys, (self.limit,)))).value
+        replies = (yield self._run(Call(part("limit").HOLDERS, self.keys, (self.limit,)))).value
         found = [HolderInfo(reply, self.limit) for reply in replies]
         return sorted(found, key=lambda holder: holder.ttl)
 

@@ -23,7 +23,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from .. import events
 from ..clock import time
-from ..keeper import Job, SentOnce, Subscription, keeper
+from ..keeper import Job, SentOnce, keeper
 from ..protocol import (
     HEARTBEAT,
     HEARTBEAT_EVERY,
@@ -69,7 +69,7 @@ class Heartbeat(Job):
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
         #: When the next heartbeat is due; ``due`` may be earlier, to stop listening.
         self._beat_at = self.due
-        self._subscription: Subscription | None = None
+        self._subscription: Any = None
 
     @classmethod
     def join(cls, renewal: Renewal) -> None:

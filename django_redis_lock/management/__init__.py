@@ -16,9 +16,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from ..formatting import DurationFormat
-from ..held_locks import HeldLock
-from ..inventory import FLIGHT, LockInfo
+from ..ops.formatting import DurationFormat
+from ..ops.held_locks import HeldLock
+from ..ops.inventory import FLIGHT, LockInfo
 from ..protocol import check_seconds, printable
 
 

@@ -16,8 +16,8 @@ from django.core.management.base import BaseCommand
 from redis.exceptions import RedisError
 
 from ..cache import lock_cache
-from ..held_locks import HeldLock, held_locks, look_closely, release
-from ..inventory import LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
+from ..ops.held_locks import HeldLock, held_locks, look_closely, release
+from ..ops.inventory import LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
 from . import (
     Exit,

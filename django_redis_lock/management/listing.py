@@ -13,9 +13,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from ..held_locks import UNAVAILABLE, HeldLock, HeldLocks, held_locks, number_of_waiters
-from ..inventory import FLIGHT, LOCK
-from ..metrics import BOUNDS, Distribution, Summary, site_of, summaries
+from ..contrib.metrics import BOUNDS, Distribution, Summary, site_of, summaries
+from ..ops.held_locks import UNAVAILABLE, HeldLock, HeldLocks, held_locks, number_of_waiters
+from ..ops.inventory import FLIGHT, LOCK
 from . import (
     COMPACT,
     Column,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction
 from django import VERSION
@@ -20,8 +20,11 @@ from django.utils.encoding import escape_uri_path
 from django.utils.functional import LazyObject, empty
 
 from ..conf import Conf
+from ..extension import on_first_use
 from ..protocol import activity
-from .pages import CachedPageMiddleware
+
+if TYPE_CHECKING:
+    from ..contrib.pages import CachedPageMiddleware
 
 __all__ = [
     "CachedPageMiddleware",
@@ -173,3 +176,6 @@ def _end(id: str) -> None:
     current = activity.get()
     if isinstance(current, TaskActivity) and current.id == str(id):
         activity.set(current.before)
+
+
+__getattr__ = on_first_use(__name__, {"contrib.pages": "CachedPageMiddleware"})

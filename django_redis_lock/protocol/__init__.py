@@ -15,14 +15,11 @@ from .acquisition import parse_grant as parse_grant
 from .acquisition import release_call as release_call
 from .acquisition import reset_call as reset_call
 from .acquisition import waiter_id as waiter_id
-from .inventory_scripts import DESCRIBE as DESCRIBE
-from .inventory_scripts import DESCRIBE_FLIGHTS as DESCRIBE_FLIGHTS
-from .inventory_scripts import HEARTBEAT as HEARTBEAT
-from .inventory_scripts import HEARTBEATS as HEARTBEATS
-from .inventory_scripts import LIST as LIST
-from .inventory_scripts import LIST_FLIGHTS as LIST_FLIGHTS
-from .inventory_scripts import RECORD_EVENT as RECORD_EVENT
-from .inventory_scripts import WAITING as WAITING
+from .holder_scripts import CLOCK as CLOCK
+from .holder_scripts import HEARTBEAT as HEARTBEAT
+from .holder_scripts import HEARTBEATS as HEARTBEATS
+from .holder_scripts import HELD as HELD
+from .holder_scripts import RECORD_EVENT as RECORD_EVENT
 from .keys import FIGURES as FIGURES
 from .keys import FLIGHTS as FLIGHTS
 from .keys import INDEX as INDEX
@@ -48,7 +45,6 @@ from .keys import refuse_reserved as refuse_reserved
 from .keys import slot_of as slot_of
 from .keys import slot_tag as slot_tag
 from .keys import wake_key as wake_key
-from .lock_scripts import CLOCK as CLOCK
 from .lock_scripts import EXTEND as EXTEND
 from .lock_scripts import LEAVE as LEAVE
 from .lock_scripts import RELEASE as RELEASE
@@ -71,11 +67,6 @@ from .owner import fingerprint as fingerprint
 from .owner import hostname as hostname
 from .owner import process_id as process_id
 from .owner import seconds_to_retry as seconds_to_retry
-from .place_scripts import HELD as HELD
-from .place_scripts import HOLDERS as HOLDERS
-from .place_scripts import PLACE_EXTEND as PLACE_EXTEND
-from .place_scripts import PLACE_LEAVE as PLACE_LEAVE
-from .place_scripts import PLACE_RELEASE as PLACE_RELEASE
 from .script import Call as Call
 from .script import Script as Script
 from .script import script as script
@@ -87,6 +78,7 @@ from .validation import check_count as check_count
 from .validation import check_limit as check_limit
 from .validation import check_name as check_name
 from .validation import check_name_in_cache as check_name_in_cache
+from .validation import check_names as check_names
 from .validation import check_policy as check_policy
 from .validation import check_seconds as check_seconds
 from .validation import check_share as check_share

@@ -19,18 +19,12 @@ from typing import Any, NamedTuple, Protocol
 
 from ..clock import time
 from ..events import Subject
+from ..extension import part
 from ..threads import after_fork
+from .holder_scripts import RESET
 from .keys import LockKeys, wake_key
-from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RESET, TAKE_GRANT, WATCH
+from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH
 from .owner import MAX_FENCE, HolderInfo, hostname
-from .place_scripts import (
-    PLACE_ACQUIRE,
-    PLACE_LEAVE,
-    PLACE_RELEASE,
-    PLACE_RESET,
-    PLACE_TAKE_GRANT,
-    PLACE_WATCH,
-)
 from .script import Call
 from .validation import milliseconds
 
@@ -196,7 +190,7 @@ class AcquireRequest(NamedTuple):
         mine = (self.token, milliseconds(self.lifetime), self.attempt)
         args = (*mine, waiter, milliseconds(WAITER_LIFETIME_SECONDS))
         if self.limit > 1:
-            return Call(PLACE_ACQUIRE, self.keys, (*args, self.limit))
+            return Call(part("limit").PLACE_ACQUIRE, self.keys, (*args, self.limit))
         return Call(ACQUIRE, self.keys, args)
 
     @property
@@ -208,7 +202,7 @@ class AcquireRequest(NamedTuple):
         token = self.token if try_again else b""
         args = (token, milliseconds(self.lifetime), self.attempt, waiter)
         if self.limit > 1:
-            return Call(PLACE_LEAVE, (*self.keys, self.wake), (*args, self.limit))
+            return Call(part("limit").PLACE_LEAVE, (*self.keys, self.wake), (*args, self.limit))
         return Call(LEAVE, (*self.keys, self.wake), args)
 
     def take(self, grant: Grant, waiter: bytes) -> Call:
@@ -216,7 +210,7 @@ class AcquireRequest(NamedTuple):
         own = (self.token, self.attempt, grant.fence) if self.chosen else (b"", b"", 0)
         args = (grant.token, milliseconds(self.lifetime), waiter, *own)
         if self.limit > 1 or grant.place > 1:
-            return Call(PLACE_TAKE_GRANT, self.keys, (*args, grant.place))
+            return Call(part("limit").PLACE_TAKE_GRANT, self.keys, (*args, grant.place))
         return Call(TAKE_GRANT, self.keys, args)
 
     def unregister(self, waiter: bytes) -> Call:
@@ -228,7 +222,7 @@ class AcquireRequest(NamedTuple):
         grant = (new_token(), milliseconds(self.grant_timeout))
         args = (waiter, milliseconds(WAITER_LIFETIME_SECONDS), *grant)
         if self.limit > 1:
-            return Call(PLACE_WATCH, self.keys, (*args, members, self.limit))
+            return Call(part("limit").PLACE_WATCH, self.keys, (*args, members, self.limit))
         return Call(WATCH, self.keys, args)
 
     def give_back(self, token: bytes, attempt: bytes = b"", place: int = 1) -> Call:
@@ -286,7 +280,7 @@ def release_call(
     args = (token, successor, grant, rest, since, attempt)
     if limit == 1:
         return Call(RELEASE, keys, args)
-    return Call(PLACE_RELEASE, keys, (*args, limit))
+    return Call(part("limit").PLACE_RELEASE, keys, (*args, limit))
 
 
 def reset_call(
@@ -295,13 +289,16 @@ def reset_call(
     grant_timeout: float,
     limit: int = 1,
     fence: int | None = None,
+    only_locks: bool | None = None,
 ) -> Call:
-    """End the lock of the holder that HELD named; ``fence``: known from before."""
+    """End the lock of the holder that HELD named. ``fence``: known from before; ``only_locks``:
+    whether only locks are stored under such keys, None if the caller knows that this is one."""
     last = (held.fence or MAX_FENCE) if fence is None else fence
-    args = (new_token(), milliseconds(grant_timeout), held.token, last)
+    proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
+    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof)
     if limit == 1:
         return Call(RESET, keys, args)
-    return Call(PLACE_RESET, keys.at_place(held.place), (*args, limit))
+    return Call(part("limit").PLACE_RESET, keys.at_place(held.place), (*args, limit))
 
 
 def parse_grant(element: bytes) -> Grant:

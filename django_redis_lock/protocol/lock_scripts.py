@@ -319,7 +319,7 @@ redis.call('PEXPIRE', KEYS[6], 2000)
 if fence then return {number, fence, now(), gone} end
 return {0, earliest_end(), now()}
 """
-LEAVE = script(LEAVE_BODY)
+LEAVE = script(LEAVE_BODY, urgent=True)
 
 #: A granted waiter gives the lock its full lifetime and, if it was its process's last waiter,
 #: stops being registered.
@@ -386,30 +386,7 @@ end
 
 if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end
 """
-RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]")
-
-#: End the lock of the holder that HELD named, so that it is safe to send twice; the first live
-#: waiter gets it.
-#:
-#: KEYS  lock keys
-#: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
-#:       in turn may have one chosen token)
-#: returns 1 ended, 0 it was free or held by another than the named one
-#: atomic for the same reason as RELEASE. The holder's process is told which lock it was.
-RESET_BODY = """
-local holder = redis.call('GET', KEYS[1])
-if not holder then redis.pcall('ZREM', KEYS[5], KEYS[1]) end
-if holder ~= ARGV[3] or untaken(holder) then return 0 end
-local fence = tonumber(redis.pcall('HGET', KEYS[4], 'fence')) or 0
-if fence > tonumber(ARGV[4]) and fence < 2^53 then return 0 end
-local process = redis.pcall('HGET', KEYS[4], 'process')
-pass_on(ARGV[1], ARGV[2])
-if type(process) == 'string' then
-  redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
-end
-return 1
-"""
-RESET = script(RESET_BODY)
+RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]", urgent=True)
 
 #: What the keeper does for a held lock, or one place of it: push its end out (never pull it in),
 #: say who holds it, and when its keeper was last seen.
@@ -421,7 +398,8 @@ RESET = script(RESET_BODY)
 #: A lock that was renewed a moment ago stays as it is: a report of a change must not lead to the
 #: next.
 #: atomic because both must apply to this token's lock and to no other.
-RENEW = script("""
+RENEW = script(
+    """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
@@ -436,7 +414,9 @@ redis.call('EXISTS', KEYS[1])  -- What comes last is a read: see ``Listener``.
 describe(left, 'seen', string.format('%d', now()), unpack(ARGV, 4))
 note(left < 0 and '0' or left)
 return left
-""")
+""",
+    urgent=True,
+)
 
 #: Change the lifetime at the holder's wish.
 #:
@@ -460,7 +440,7 @@ if ARGV[3] == '0' then describe(wanted, 'extension', ARGV[5]) else describe_unti
 note(wanted)
 return 1
 """
-EXTEND = script(EXTEND_BODY)
+EXTEND = script(EXTEND_BODY, urgent=True)
 
 #: What the keeper does for a process that waits: stay registered and look whether the holder has
 #: vanished; if so, make the grant on its behalf.
@@ -482,9 +462,3 @@ if not holder then
 end
 return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
 """)
-
-#: The server's time in microseconds. A script, so that it is sent as the calls of a lock are: on
-#: the same connections, and once more if the reply is lost.
-#:
-#: KEYS  none        ARGV  none        returns microseconds
-CLOCK = script("return now()")

@@ -4,26 +4,71 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import cached_property
 from typing import NamedTuple
 
+#: The text of some functions that scripts share, by a pattern that matches a call of one of them.
+Library = list[tuple[re.Pattern[str], str]]
+shared_functions: Library = []
 
-class Script(NamedTuple):
-    """``body``: without the shared functions, and for one lock."""
 
-    source: str
-    sha: str
-    body: str = ""
+class Script:
+    """A Lua script, which is put together when it is first sent.
+
+    Args:
+        body: the script without the shared functions.
+        library: the functions that it may call.
+        first: parts that answer most calls, with a blank line between two. Each comes before the
+            functions that only what follows calls: to make a dozen of them takes a quarter of the
+            time of a script.
+        before: a text before all of this.
+        urgent: whether the script keeps or ends a lock that is held, or leaves a queue: no
+            circuit breaker refuses it.
+    """
+
+    def __init__(
+        self,
+        body: str,
+        library: Library = shared_functions,
+        *,
+        first: str = "",
+        before: str = "",
+        urgent: bool = False,
+    ) -> None:
+        self.body = first + body
+        self.urgent = urgent
+        self._parts = (*first.split("\n\n"), body)
+        self._before = before
+        self._library = library  # It is complete when the first script is sent.
+
+    @cached_property
+    def source(self) -> str:
+        """The text that Redis runs."""
+        source = ""
+        for part in self._parts:
+            source += self._with_functions(part, known=source)
+        return self._before + source
+
+    @cached_property
+    def sha(self) -> str:
+        """The name by which Redis knows the script."""
+        return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    def _with_functions(self, source: str, known: str) -> str:
+        for calls, functions in reversed(self._library):
+            if functions not in known and calls.search(source):
+                source = f"{functions}\n{source}"
+        return source
+
+
+#: Defines a script, under its contract: KEYS, ARGV, what it returns, why it is atomic.
+script = Script
 
 
 class Call(NamedTuple):
     script: Script
     keys: tuple[bytes, ...]
     args: tuple[bytes | str | int, ...]
-
-
-#: What finds a call of one of the functions that scripts share, and their text.
-Library = list[tuple[re.Pattern[str], str]]
-shared_functions: Library = []
 
 
 def shared(functions: str, library: Library = shared_functions) -> str:
@@ -33,21 +78,3 @@ def shared(functions: str, library: Library = shared_functions) -> str:
         names = "|".join(re.findall(r"local function (\w+)", part))
         library.append((re.compile(rf"(?<![.\w])({names})\("), part))
     return functions
-
-
-def script(body: str, library: Library = shared_functions, *, first: str = "") -> Script:
-    """A script of a body and the shared functions that it calls. Each part of ``first``, which
-    answers most calls, comes before the functions that only what follows calls: to make a dozen of
-    them takes a quarter of the time of a script. A blank line ends a part."""
-    source = ""
-    for part in (*first.split("\n\n"), body):
-        source += _with_functions(part, library, known=source)
-    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return Script(source, sha, first + body)
-
-
-def _with_functions(source: str, library: Library, known: str) -> str:
-    for calls, functions in reversed(library):
-        if calls.search(source) and functions not in known:
-            source = f"{functions}\n{source}"
-    return source

@@ -14,6 +14,9 @@ with ``ThreadRunner`` the result, with ``AsyncRunner`` an awaitable. This packag
 Django.
 """
 
+from typing import TYPE_CHECKING
+
+from ..extension import on_first_use
 from .flight import TOO_LATE as TOO_LATE
 from .flight import CoordinationError as CoordinationError
 from .flight import MultiFlight as MultiFlight
@@ -22,7 +25,6 @@ from .in_process import DeferredCall as DeferredCall
 from .in_process import in_flight as in_flight
 from .leader import FlightRenewal as FlightRenewal
 from .leader import Producer as Producer
-from .runners import AsyncRunner as AsyncRunner
 from .runners import Runner as Runner
 from .runners import Steps as Steps
 from .runners import ThreadRunner as ThreadRunner
@@ -33,3 +35,8 @@ from .scripts import LET_GO as LET_GO
 from .scripts import LETTING_GO as LETTING_GO
 from .scripts import MARK_STALE as MARK_STALE
 from .scripts import WRITE as WRITE
+
+if TYPE_CHECKING:
+    from .tasks import AsyncRunner as AsyncRunner
+
+__getattr__ = on_first_use(__name__, {"singleflight.tasks": "AsyncRunner"})

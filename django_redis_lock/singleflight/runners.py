@@ -1,17 +1,15 @@
-"""What executes the steps of flights: in threads, and in tasks of an event loop."""
+"""What executes the steps of flights in threads, and what tasks need as well."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 import os
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
@@ -19,22 +17,7 @@ from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
 from ..threads import ThreadEvent, ThreadPool, Work
-from ..transport import (
-    Topology,
-    aconnect,
-    adrive,
-    aread_value,
-    arun_all,
-    cancellable,
-    drive,
-    in_background,
-    is_observed,
-    is_outage,
-    pack_words,
-    read_value,
-    run_all,
-    server_of,
-)
+from ..transport import drive, is_observed, is_outage, pack_words, read_value, run_all, server_of
 from .scripts import READ
 
 #: The longest message of a failed computation that other callers get.
@@ -119,10 +102,10 @@ class ThreadRunner:
         observes that."""
         call = Call(READ, (key,), ())
         if not self.server.breaker.failing:
-            with suppress(*_SENT_AGAIN):
+            with suppress(*SENT_AGAIN):
                 if self.is_observed:
-                    return self._client.evalsha(*_arguments(call))
-                if not isinstance(self.server, Topology):
+                    return self._client.evalsha(*arguments_of(call))
+                if not self.server.is_topology:
                     return read_value(self._client, key, lifetime=True)
         return self.run(call)[0]
 
@@ -171,7 +154,7 @@ class ThreadRunner:
         try:
             server = self.server.at(streams)
             connection = server.checkout()
-            connection.send_packed_command([_reading(streams, until)])
+            connection.send_packed_command([reading(streams, until)])
             # Redis checks the timeouts of blocked clients only ten times a second.
             if connection.can_read(max(0.0, until - time.monotonic())):
                 reply = connection.read_response()
@@ -182,126 +165,30 @@ class ThreadRunner:
             self.server.on_error(error)
             if not is_outage(error):
                 raise
-            time.sleep(_pause(until))
+            time.sleep(pause_before(until))
         finally:
             if connection is not None:
                 connection.disconnect()
-        return _trace_in(reply)
+        return trace_in(reply)
 
 
-class AsyncRunner:
-    """Executes the steps of a flight in the calling task.
+if TYPE_CHECKING:
+    from .tasks import AsyncRunner
 
-    Args:
-        client: redis.asyncio client of the primary.
-        thread: stands for the thread that waits for the task; None if none does. It may be the one
-            that a computation of this loop needs, so that must not be waited for.
-
-    Attributes: as of ``ThreadRunner``.
-    """
-
-    new_event = asyncio.Event
-
-    def __init__(self, client: Any, thread: Any = None) -> None:
-        self._client = client
-        self.server = server_of(client)
-        self.in_thread = thread is not None
-        self._loop = asyncio.get_running_loop()
-        self.group = thread if self.in_thread else self._loop
-
-    @property
-    def is_observed(self) -> bool:
-        # In front of a cluster and behind sentinels, the client is one for threads.
-        return isinstance(self._client, AsyncRedis) and is_observed(self._client)
-
-    async def do(self, steps: Steps) -> Any:
-        try:
-            return await adrive(steps)
-        except ProducerFailed as failed:
-            error = failed.error
-        raise error
-
-    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        with suppress(RuntimeError):  # The loop has ended.
-            self._loop.call_soon_threadsafe(function, *args)
-
-    # -- the steps, as those of ``ThreadRunner`` ---------------------------------------------
-
-    async def run(self, *calls: Call, done: bool = False) -> Any:
-        if done:
-            return await asyncio.shield(in_background(arun_all(self._client, calls)))
-        return await arun_all(self._client, calls)
-
-    async def read(self, key: bytes) -> Any:
-        call = Call(READ, (key,), ())
-        if not self.server.breaker.failing:
-            with suppress(*_SENT_AGAIN):
-                if self.is_observed:
-                    return await cancellable(self._client.evalsha(*_arguments(call)))
-                if not isinstance(self.server, Topology):
-                    return await aread_value(self._client, key)
-        return (await self.run(call))[0]
-
-    async def compute(self, function: Callable[[], Any]) -> Any:
-        try:
-            value = function()
-            while inspect.isawaitable(value):  # A plain function may return a coroutine.
-                value = await value
-            return value
-        except GeneratorExit:  # The coroutine is closed: its loop has ended.
-            raise
-        except BaseException as error:
-            raise ProducerFailed(error) from error
-
-    async def wait_for_event(self, event: Any, until: float) -> Any:
-        return await _within(event.wait(), until)
-
-    async def pause(self, seconds: float) -> Any:
-        await time.asleep(seconds)
-
-    async def run_in_background(self, steps: Steps, renewal: Job) -> Any:
-        in_background(self.do(steps))
-        return True
-
-    async def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:
-        streams, reply = self.server.in_one_call(streams), None
-        try:
-            connection = await aconnect(self._client, streams, timeout=5.0)
-            try:
-                reply = await _within(connection.ask(_reading(streams, until)), until)
-            finally:
-                connection.disconnect()
-        except (RedisError, OSError) as error:
-            self.server.on_error(error)
-            if not is_outage(error):
-                raise
-            await time.asleep(_pause(until))
-        return _trace_in(reply)
-
-
-Runner = ThreadRunner | AsyncRunner
+#: Tasks have theirs in a module that is imported when it is used.
+Runner: TypeAlias = "ThreadRunner | AsyncRunner"
 
 #: Errors of a read after which a call does better: it sends the script, waits for a server that is
 #: busy, and has connections of our own.
-_SENT_AGAIN = (ResponseError, RedisConnectionError)
+SENT_AGAIN = (ResponseError, RedisConnectionError)
 
 
-def _arguments(call: Call) -> tuple[Any, ...]:
+def arguments_of(call: Call) -> tuple[Any, ...]:
     return call.script.sha, len(call.keys), *call.keys, *call.args
 
 
-async def _within(work: Awaitable[Any], until: float) -> Any:
-    """The result of ``work``; None if it is not done by ``until`` (monotonic seconds)."""
-    task = asyncio.ensure_future(work)
-    try:
-        await time.wait({task}, max(0.0, until - time.monotonic()))
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-
-
-def _trace_in(reply: Any) -> str:
-    """The trace of a computation in the reply to ``_reading``, empty if it is not there."""
+def trace_in(reply: Any) -> str:
+    """The trace of a computation in the reply to ``reading``, empty if it is not there."""
     streams = reply.values() if isinstance(reply, dict) else (of for _, of in reply or ())
     for entries in streams:
         for _, fields in entries:
@@ -311,11 +198,11 @@ def _trace_in(reply: Any) -> str:
     return ""
 
 
-def _reading(streams: Sequence[bytes], until: float) -> bytes:
+def reading(streams: Sequence[bytes], until: float) -> bytes:
     # Not earlier than the caller, who would only ask again; 0 would be for ever.
     pause = b"%d" % max(1, math.ceil((until - time.monotonic()) * 1000))
     return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0" for _ in streams))
 
 
-def _pause(until: float) -> float:
+def pause_before(until: float) -> float:
     return max(0.0, min(RETRY_PAUSE_SECONDS, until - time.monotonic()))

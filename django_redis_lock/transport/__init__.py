@@ -1,23 +1,18 @@
-"""How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py."""
+"""How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py.
 
+What tasks use is imported when it is used.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..extension import on_first_use
 from .address import RawConnection as RawConnection
 from .address import is_cluster as is_cluster
 from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
 from .address import own_settings as own_settings
-from .aio_client import aconnect as aconnect
-from .aio_client import aread_value as aread_value
-from .aio_client import arun as arun
-from .aio_client import arun_all as arun_all
-from .aio_client import asyncio_client as asyncio_client
-from .aio_client import cancellable as cancellable
-from .aio_connection import AsyncRawConnection as AsyncRawConnection
-from .aio_connection import in_background as in_background
-from .aio_connection import wait_awake as wait_awake
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
-from .discovery import Cluster as Cluster
-from .discovery import Topology as Topology
 from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
@@ -30,6 +25,9 @@ from .execute import run as run
 from .execute import run_all as run_all
 from .execute import run_at as run_at
 from .execute import send as send
+from .polling import readable as readable
+from .registry import server_of as server_of
+from .registry import standing_in as standing_in
 from .retry import OUTAGE as OUTAGE
 from .retry import Answer as Answer
 from .retry import ServerBusy as ServerBusy
@@ -38,7 +36,25 @@ from .retry import is_busy as is_busy
 from .retry import is_outage as is_outage
 from .retry import is_pool_exhausted as is_pool_exhausted
 from .server import Server as Server
-from .server import server_of as server_of
-from .server import standing_in as standing_in
-from .spare import readable as readable
-from .spare import spare_of_a_loop as spare_of_a_loop
+from .server import shut as shut
+
+if TYPE_CHECKING:
+    from .aio_client import aconnect as aconnect
+    from .aio_client import aread_value as aread_value
+    from .aio_client import arun as arun
+    from .aio_client import arun_all as arun_all
+    from .aio_client import asyncio_client as asyncio_client
+    from .aio_client import cancellable as cancellable
+    from .aio_connection import AsyncRawConnection as AsyncRawConnection
+    from .aio_connection import in_background as in_background
+    from .aio_connection import wait_awake as wait_awake
+    from .over_a_loop import spare_of_a_loop as spare_of_a_loop
+
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "transport.aio_client": "aconnect aread_value arun arun_all asyncio_client cancellable",
+        "transport.aio_connection": "AsyncRawConnection in_background wait_awake",
+        "transport.over_a_loop": "spare_of_a_loop",
+    },
+)

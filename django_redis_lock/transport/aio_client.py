@@ -17,14 +17,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..protocol import Call
 from .address import TWINS, common_settings, may_have_run, note_sent, timeout_of
 from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake
-from .discovery import ASYNC_PARSER, Node, Primary, Topology, expect_primary
 from .execute import (
     ASKING,
     admitted,
@@ -35,8 +34,9 @@ from .execute import (
     pack_words,
     value_with_lifetime,
 )
+from .registry import server_of
 from .retry import REPORTED, Answer, run_again, run_all_steps
-from .server import Server, server_of
+from .server import Server
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def asyncio_client(client: Any) -> Any:
         TypeError: its connections are of a class without an asyncio twin.
     """
     server = server_of(client)
-    if isinstance(server, Topology):
+    if server.is_topology:
         asyncio.get_running_loop()
         return client
     return _client_of(server, server.address if server.stands_in else client.connection_pool)
@@ -122,10 +122,7 @@ def _client_of(server: Server, address: Any) -> Any:
     if found is None:
         of_loop.forget_retired()
         pool = _pool_like(address)
-        if isinstance(server, Primary):
-            pool.connection_kwargs["redis_connect_func"] = _meet_primary
-        elif isinstance(server, Node) and ASYNC_PARSER is not None:
-            pool.connection_kwargs["parser_class"] = ASYNC_PARSER
+        server.for_tasks(pool.connection_kwargs)
         found = of_loop.clients[server] = cast(Any, Redis(connection_pool=pool))
         found.execute_command = partial(_execute, found)
     return found
@@ -177,16 +174,6 @@ async def _connect(client: Any, node: Server) -> AsyncRawConnection:
     of_loop.forget_retired()
     of_loop.connections[node] = connection
     return connection
-
-
-async def _meet_primary(connection: Any) -> None:
-    """Check on a new connection that its server is a primary."""
-    await connection.on_connect()
-    try:
-        await connection.send_command("ROLE")
-        expect_primary(await connection.read_response(), f"{connection.host}:{connection.port}")
-    except NoPermissionError:
-        pass  # This user may not know. A replica will not let us write, at least.
 
 
 def _pool_like(pool: Any) -> ConnectionPool:

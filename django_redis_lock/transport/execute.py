@@ -15,34 +15,14 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from ..clock import real_time as time
 from ..memo import MAX_CACHED, MAX_CACHED_LENGTH
-from ..protocol import (
-    EXTEND,
-    LEAVE,
-    PLACE_EXTEND,
-    PLACE_LEAVE,
-    PLACE_RELEASE,
-    RELEASE,
-    RENEW,
-    Call,
-    Script,
-)
+from ..protocol import Call, Script
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
+from .registry import server_of
 from .retry import REPORTED, Answer, Steps, run_again, run_all_steps
-from .server import Server, server_of
+from .server import Server
 
 R = TypeVar("R")
-
-#: Calls that keep or end a lock that is held, or leave a queue: no circuit breaker refuses them,
-#: for one lock or several.
-NEVER_HELD_BACK = frozenset(
-    script.body
-    for script in (
-        *(RELEASE, EXTEND, RENEW, LEAVE),
-        *(PLACE_RELEASE, PLACE_EXTEND, PLACE_LEAVE),
-    )
-)
-
 
 # -- drivers -------------------------------------------------------------------------------------
 
@@ -277,7 +257,7 @@ def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
 def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | None:
     """How many seconds ``calls`` may wait; raises CircuitOpen if the breaker does not let them
     through."""
-    if any(call.script.body in NEVER_HELD_BACK for call in calls):
+    if any(call.script.urgent for call in calls):
         return breaker.insist(patience)
     try:
         return breaker.admit(patience)

@@ -1,14 +1,11 @@
-"""One Redis server as this process sees it: its address, and the connections of our own to it; and
-the registry, one ``Server`` for each place where locks are kept.
-"""
+"""One Redis server as this process sees it: its address, and the connections of our own to it."""
 
 from __future__ import annotations
 
 import select
 import socket
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.connection import Connection, UnixDomainSocketConnection
@@ -18,13 +15,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..protocol import PendingLifetime
-from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
 from .address import (
     HAS_HIREDIS,
     INCOMPLETE,
     RawConnection,
     for_threads,
-    is_cluster,
     note_sent,
     own_settings,
     reader_for,
@@ -51,6 +46,9 @@ class Server:
     retired = False  #: Whether it has left its cluster or service.
     #: Seconds within which a failover replaces a server that has failed.
     FAILOVER_SECONDS = 0.0
+    #: Whether its clients lead to several servers, of which now one and now another has a key; and
+    #: whether each has some of the slots.
+    is_topology = is_cluster = False
 
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
@@ -97,6 +95,9 @@ class Server:
         """As ``at``, without asking any server; None if it is not known."""
         return self
 
+    def for_tasks(self, settings: dict[str, Any]) -> None:
+        """Complete the ``settings`` of a pool of an event loop that leads here."""
+
     def in_one_call(self, keys: Sequence[bytes]) -> Sequence[bytes]:
         """As many of ``keys`` as one command can take, the first among them."""
         return keys
@@ -107,6 +108,13 @@ class Server:
 
     def nodes(self) -> Sequence[Server]:
         return (self,)
+
+    def primaries(self) -> dict[Server, list[int]]:
+        """All servers that have keys, each with its slots."""
+        return {self: []}
+
+    def is_moving_slots(self) -> bool:
+        return False
 
     def must_discover(self) -> bool:
         """Whether ``at`` would ask other servers, which takes time."""
@@ -346,6 +354,14 @@ def direct(connection: Any) -> RawConnection:
     return DirectConnection(connection)
 
 
+def shut(connection: RawConnection | None) -> None:
+    """End the calls on ``connection``, in whichever thread they are."""
+    sock: socket.socket | None = getattr(connection, "_sock", None)
+    if sock is not None:
+        with suppress(OSError):  # It had broken.
+            sock.shutdown(socket.SHUT_RDWR)
+
+
 def allow(connection: Any, timeout: float) -> None:
     """From now on a reply on ``connection`` may take so many seconds."""
     if isinstance(connection, DirectConnection):
@@ -354,71 +370,3 @@ def allow(connection: Any, timeout: float) -> None:
         connection.socket_timeout = timeout
         connection._sock.settimeout(timeout)
         connection._parser.on_connect(connection)  # It knows the timeout, too.
-
-
-# -- the registry --------------------------------------------------------------------------------
-
-#: The kinds of servers that lead to several, and how the pools of their clients are recognised;
-#: see ``discovery``.
-topologies: list[tuple[Callable[[Any], bool], type[Server]]] = []
-
-_servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
-_by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
-#: Makes what takes the place of a server, while something does.
-_make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
-_registry = free_after_fork(Mutex())
-
-
-def server_of(client: Any) -> Server:
-    """The one ``Server`` of this process for the address that ``client`` talks to.
-
-    Raises:
-        TypeError: ``client`` is no redis-py client with a connection pool.
-    """
-    if FORKS_UNNOTICED:
-        notice_fork()
-    try:
-        pool = client.connection_pool
-    except AttributeError:
-        if not is_cluster(client):
-            raise TypeError(
-                f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}"
-            ) from None
-        pool = client  # It has a pool for each of its nodes.
-    found = _by_pool.get(pool)
-    if found is not None:
-        return found
-    with _registry:
-        kind = next((kind for leads_there, kind in topologies if leads_there(pool)), Server)
-        database = (kind, *kind.identity(pool))
-        # One that waits for less, or checks no certificate, must not decide that for others.
-        settings = getattr(pool, "nodes_manager", pool).connection_kwargs
-        tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
-        place = (*database, kind.patience(settings), *tls)
-        server = _servers.get(place)
-        if server is None:
-            stand_in = None if _make_stand_in is None else _make_stand_in(database)
-            server = _servers[place] = stand_in or kind(pool)
-            server.database = database
-        _by_pool[pool] = server
-        return server
-
-
-@contextmanager
-def standing_in(make: Callable[[tuple[Any, ...]], Server | None]) -> Iterator[None]:
-    """In the block, ``make(server.database)`` takes the place of each server, unless it is None."""
-    global _servers, _by_pool, _make_stand_in
-    before = _servers, _by_pool, _make_stand_in
-    _servers, _by_pool = weakref.WeakValueDictionary(), weakref.WeakKeyDictionary()
-    _make_stand_in = make
-    try:
-        yield
-    finally:
-        _servers, _by_pool, _make_stand_in = before
-
-
-@after_fork
-def _forget_servers() -> None:
-    """Their connections and locks are the parent's."""
-    _servers.clear()
-    _by_pool.clear()

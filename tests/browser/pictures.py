@@ -21,7 +21,8 @@ from django.core.cache import caches
 from rich.console import Console
 from rich.text import Text
 
-from django_redis_lock import Lock, metrics
+from django_redis_lock import Lock
+from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.execute import run

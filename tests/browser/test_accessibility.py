@@ -12,7 +12,7 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import metrics
+from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport.execute import run

@@ -15,9 +15,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.cache import caches
 
-from django_redis_lock import Lock, held_locks
-from django_redis_lock.admin import listing
-from django_redis_lock.inventory.listing import inspect
+from django_redis_lock import Lock
+from django_redis_lock.ops import held_locks
+from django_redis_lock.ops.admin import listing
+from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
 from tests.browser.site import POLICY

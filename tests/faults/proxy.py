@@ -14,7 +14,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock.protocol import lock_scripts, place_scripts
+from django_redis_lock.contrib import limit
+from django_redis_lock.protocol import holder_scripts, lock_scripts
 from django_redis_lock.protocol.script import Script
 from tests.redis_server import RedisServer
 
@@ -48,7 +49,8 @@ class Proxy:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         with server.client() as client:
-            for script in (*vars(lock_scripts).values(), *vars(place_scripts).values()):
+            modules = (limit, lock_scripts, holder_scripts)
+            for script in (each for module in modules for each in vars(module).values()):
                 if isinstance(script, Script):
                     # Else the first reply to be lost would be the news that it is not known.
                     client.script_load(script.source)

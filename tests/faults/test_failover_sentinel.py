@@ -16,8 +16,8 @@ from redis.sentinel import Sentinel
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock, TooFewReplicas, events
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.events import ServerDown, ServerUp
-from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import Server, aio_client, server_of
 from tests.integration.locks.test_lock import places

@@ -16,10 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import Lock
-from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
-from django_redis_lock.protocol import INDEX, RENEW, lock_keys
-from django_redis_lock.protocol.keys import LAST_FENCE
-from django_redis_lock.protocol.place_scripts import (
+from django_redis_lock.contrib.limit import (
     PLACE_ACQUIRE,
     PLACE_EXTEND,
     PLACE_LEAVE,
@@ -28,6 +25,9 @@ from django_redis_lock.protocol.place_scripts import (
     PLACE_TAKE_GRANT,
     PLACE_WATCH,
 )
+from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
+from django_redis_lock.protocol import INDEX, RENEW, lock_keys
+from django_redis_lock.protocol.keys import LAST_FENCE
 from tests.faults.proxy import Proxy
 from tests.faults.test_processes import NAME, blocked, hold, in_a_child, until_blocked, wait
 from tests.integration.locks.test_lock import places as waiting

@@ -21,12 +21,13 @@ from redis.exceptions import ResponseError
 from django_redis_lock import AsyncLock, Lock, LockError, LockNotOwnedError
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.clock import time as clock
-from django_redis_lock.fallback import FallbackLock
+from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
-from django_redis_lock.protocol import HolderInfo
+from django_redis_lock.protocol import HELD, HolderInfo
+from django_redis_lock.protocol.holder_scripts import RESET
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
@@ -34,13 +35,11 @@ from django_redis_lock.protocol.lock_scripts import (
     LEAVE,
     RELEASE,
     RENEW,
-    RESET,
     TAKE_GRANT,
 )
-from django_redis_lock.protocol.place_scripts import HELD
 from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_client, execute
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
 from tests.holding import Renewals
 from tests.integration.locks.test_lock_waiting import blocked

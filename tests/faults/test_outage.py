@@ -16,7 +16,7 @@ from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.holding import outages
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background

@@ -25,9 +25,9 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.clock import time
+from django_redis_lock.contrib.fallback import AsyncFallbackLock, FallbackLock
+from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.events import FellBack
-from django_redis_lock.fallback import AsyncFallbackLock, FallbackLock
-from django_redis_lock.fallback.file_lock import held_locally
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.holding import outages
 from tests.integration.locks.test_lock import OnRedis

@@ -17,9 +17,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
+from django_redis_lock.contrib.redlock import _FanOut
 from django_redis_lock.keeper import DeferredRelease, keeper
-from django_redis_lock.redlock import _FanOut
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.holding import settle
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background

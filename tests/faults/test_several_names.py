@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from django_redis_lock import Lock
+from django_redis_lock.contrib.several_names.members import ACQUIRE_ALL
 from django_redis_lock.locking import MultiLock
-from django_redis_lock.locking.members import ACQUIRE_ALL
 from tests.faults.proxy import Proxy
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background

@@ -37,6 +37,6 @@ def test_every_function_is_in_its_file() -> None:
 
 def test_every_package_has_its_place() -> None:
     tree = TEXT.partition("## The tree")[2].partition("\n## ")[0]
-    named = {name.rstrip("/") for name in re.findall(r"`([a-z_/]+)`", tree)}
+    named = {name.rstrip("/") for name in re.findall(r"`([a-z_/.]+)`", tree)}
     packages = {name for floor in FLOORS for name in floor} - {"", "migrations", "apps"}
     assert not packages - named

@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
+from django_redis_lock.contrib.metrics import (
+    BOUNDS,
+    Distribution,
+    figures,
+    histogram_svg,
+    sparkline_svg,
+)
+from django_redis_lock.contrib.metrics.collecting import observe
 from django_redis_lock.events import group_of
-from django_redis_lock.formatting import ENGLISH
-from django_redis_lock.metrics import BOUNDS, Distribution, figures, histogram_svg, sparkline_svg
-from django_redis_lock.metrics.collecting import observe
+from django_redis_lock.ops.formatting import ENGLISH
 
 SVG = "{http://www.w3.org/2000/svg}"
 

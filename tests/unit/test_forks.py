@@ -18,20 +18,20 @@ MUTEXES = {"Mutex", *(f"threading.{kind}" for kind in KINDS)}
 #: Mutexes that no child uses: of one call or one acquisition, which is its parent's, or of
 #: something that begins anew in the child; or held only while that begins.
 OF_THE_PARENT = {
-    "memory/__init__.py": 1,
-    "locking/members.py": 1,
+    "contrib/locmem/memory/__init__.py": 1,
+    "contrib/several_names/members.py": 1,
     "locking/waiting/threads.py": 2,
-    "keeper/subscription.py": 1,
+    "contrib/instant_loss.py": 1,
     "keeper/__init__.py": 2,
     "threads.py": 4,  # One only for its type.
     "singleflight/in_process.py": 1,
     "singleflight/runners.py": 1,
     "cache/reading.py": 1,
-    "metrics/collecting.py": 1,
-    "debug_toolbar/__init__.py": 1,
+    "contrib/metrics/collecting.py": 1,
+    "contrib/debug_toolbar/__init__.py": 1,
     "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,
-    "testing/__init__.py": 1,
+    "contrib/testing/__init__.py": 1,
 }
 
 
@@ -61,8 +61,8 @@ def test_only_a_mutex_is_entered_by_with() -> None:
         if name in ("threading.Lock", "threading.RLock")
     ]
     # These are not entered by ``with``; ``threads`` has the type of ``Mutex`` from one.
-    others = ["cache/reading.py", "locking/waiting/threads.py", "singleflight/runners.py"]
-    assert made == [*others, "threads.py", "transport/discovery.py"]
+    others = ["locking/waiting/threads.py", "singleflight/runners.py", "threads.py"]
+    assert made == ["cache/reading.py", "contrib/topology/__init__.py", *others]
 
 
 def test_there_is_one_list_of_what_is_done_after_a_fork() -> None:

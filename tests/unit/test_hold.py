@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from django_redis_lock.clock import Clock, time
+from django_redis_lock.contrib.several_names.members import MultiHold
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.hold import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Hold, Renewal
 from django_redis_lock.locking.local_state import Entry
-from django_redis_lock.locking.members import MultiHold
 from django_redis_lock.protocol import Acquisition, printable
 from django_redis_lock.protocol.keys import lock_keys
 from tests.lock_contract import Background

@@ -16,12 +16,14 @@ import pytest
 import redis
 
 from django_redis_lock import keeper as keeper_module
-from django_redis_lock.keeper import Job, Keeper, Subscription, exchange
+from django_redis_lock.contrib.instant_loss import Subscription
+from django_redis_lock.keeper import Job, Keeper, exchange
 from django_redis_lock.locking.hold import Hold, Renewal
 from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.protocol import Acquisition
+from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import lock_keys
-from django_redis_lock.protocol.lock_scripts import CLOCK, RENEW
+from django_redis_lock.protocol.lock_scripts import RENEW
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.processes import PATIENCE, until
@@ -32,7 +34,7 @@ ASK = Call(CLOCK, (), ())
 class FakeServer:
     """Answers every command with ``answer``, raises it, or is silent (None)."""
 
-    retired = False
+    retired = is_topology = False
 
     def __init__(self, answer: Any = 1) -> None:
         self.answer = answer

@@ -14,8 +14,13 @@ from pathlib import Path
 import pytest
 
 from django_redis_lock import LockError
-from django_redis_lock.fallback import file_lock
-from django_redis_lock.fallback.file_lock import LocalLock, held_locally, local_folder, pauses
+from django_redis_lock.contrib.fallback import file_lock
+from django_redis_lock.contrib.fallback.file_lock import (
+    LocalLock,
+    held_locally,
+    local_folder,
+    pauses,
+)
 from django_redis_lock.protocol.owner import Owner
 from tests.processes import in_threads
 

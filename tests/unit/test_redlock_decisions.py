@@ -16,10 +16,10 @@ import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock import Redlock
+from django_redis_lock.contrib.redlock import base, votes
+from django_redis_lock.contrib.redlock.votes import VOTE
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.script import Call
-from django_redis_lock.redlock import base, votes
-from django_redis_lock.redlock.votes import VOTE
 
 SERVERS = 5
 LIFETIME = 1.0

@@ -13,9 +13,10 @@ import redis
 import redis.sentinel
 from redis.exceptions import AskError, MovedError
 
-from django_redis_lock.clients import LazyCluster
-from django_redis_lock.transport.discovery import SentinelService
-from django_redis_lock.transport.server import Server, server_of
+from django_redis_lock.contrib.topology import SentinelService
+from django_redis_lock.contrib.topology.client import LazyCluster
+from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import Server
 from tests.processes import in_threads
 
 

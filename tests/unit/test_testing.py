@@ -35,13 +35,13 @@ from django_redis_lock import (
     Redlock,
     TooFewServers,
     events,
-    metrics,
 )
+from django_redis_lock.contrib import metrics
+from django_redis_lock.contrib.fallback import FallbackLock
+from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.contrib.testing import MemoryServer, RedisLocksMixin, VirtualClock, override
 from django_redis_lock.decorators import cached, locked
-from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.keeper import Keeper, keeper
-from django_redis_lock.memory import Database, client_of
-from django_redis_lock.testing import MemoryServer, RedisLocksMixin, VirtualClock, override
 from tests.processes import PATIENCE, in_threads
 
 #: Nothing listens there: whoever asks Redis fails, and at once.
@@ -224,8 +224,8 @@ def test_override_stays_away_from_the_locks_of_other_processes(tmp_path: Path) -
     """Else the processes of pytest-xdist would take each other's."""
     code = f"""
 import redis
-from django_redis_lock.fallback import FallbackLock
-from django_redis_lock.testing import override
+from django_redis_lock.contrib.fallback import FallbackLock
+from django_redis_lock.contrib.testing import override
 
 with override() as server:
     server.away = True

@@ -11,10 +11,10 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
-from ...keeper import SentOnce, keeper, shut
+from ...keeper import SentOnce, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call
 from ...threads import Mutex
-from ...transport import RawConnection, Server, drive, pack, run, server_of
+from ...transport import RawConnection, Server, drive, pack, run, server_of, shut
 from .queue import WaitQueue
 from .steps import Refusal, Waiter
 

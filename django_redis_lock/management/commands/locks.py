@@ -17,11 +17,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
+from ...apps import CHECKS_TAG
 from ...cache import BACKEND, lock_cache, lock_caches
-from ...checks import TAG
+from ...contrib.metrics import PERIODS
 from ...decorators import outages_not_logged
-from ...doctor import Finding, Level, Target, examine
-from ...metrics import PERIODS
+from ...ops.doctor import Finding, Level, Target, examine
 from .. import Exit, count, one_line, seconds, seconds_or_none, usage_error, width_of
 from ..by_name import release_lock, reset_locks, show_lock
 from ..listing import KINDS, list_locks, show_figures
@@ -37,7 +37,7 @@ def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
         findings, answered = _examined(alias)
         caches[alias] = findings
         away = away or not answered
-    settings = [_from_check(message) for message in run_checks(tags=[TAG])]
+    settings = [_from_check(message) for message in run_checks(tags=[CHECKS_TAG])]
     everything = itertools.chain(settings, *caches.values())
     worst = max((finding.level for finding in everything), default=Level.OK)
     if options["json"]:

@@ -26,13 +26,14 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from django_redis_lock import Lock
-from django_redis_lock.admin import listing, sections
-from django_redis_lock.admin.rows import Choice, Ref, duration
-from django_redis_lock.inventory import listing as inventory
-from django_redis_lock.inventory.listing import LOCK
 from django_redis_lock.locking.records import Heartbeat, note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.models import HeldLock
+from django_redis_lock.ops.admin import listing, sections
+from django_redis_lock.ops.admin.rows import Choice, Ref, duration
+from django_redis_lock.ops.held_locks import shown_id
+from django_redis_lock.ops.inventory import listing as inventory
+from django_redis_lock.ops.inventory.listing import LOCK
 from django_redis_lock.protocol.keys import events_key, lock_keys
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.execute import run
@@ -134,7 +135,7 @@ def test_a_lock_without_an_end_and_without_a_known_holder(admin_client: Client) 
     assert holder is not None
     assert (row["left"], row["holder"], row["held"]) == (
         "never expires",
-        f"unknown ({holder.id})",
+        f"unknown ({shown_id(holder.id)})",
         "-",
     )
 
@@ -389,7 +390,7 @@ def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     text = text_of(response := admin_client.get(page_of(admin_client)))
     assert text.index("the nightly report") < text.index("web-1, process 8, thread First")
     assert text.index("thread First") < text.index("web-2, process 7, thread Second")
-    assert "lost held for 1 min 15 s by unknown (x) it expired" in text
+    assert f"lost held for 1 min 15 s by unknown ({shown_id('x')}) it expired" in text
     assert "(one is due every 10 s)" in text
     assert "Key in Redis :1:lock:report" in text
     assert re.search(r"since \d\d:\d\d:\d\d UTC", text)
@@ -552,8 +553,8 @@ def test_not_even_a_superuser_may_do_more_than_look(rf: RequestFactory, admin_us
     assert page.get_model_perms(request) == allowed
 
 
-@pytest.mark.parametrize("page", ["add/", "1/change/", "1/delete/", "1/history/", "1/"])
-def test_there_is_nothing_to_add_to_change_or_to_delete(admin_client: Client, page: str) -> None:
+@pytest.mark.parametrize("page", ["1/change/", "1/history/", "a/b/change/"])
+def test_a_page_of_no_lock(admin_client: Client, page: str) -> None:
     assert admin_client.get(f"{PAGE}{page}").status_code == 404
 
 

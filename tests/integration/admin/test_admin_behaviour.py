@@ -12,11 +12,12 @@ from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import Client
 
-from django_redis_lock import Lock, events, locked, metrics
-from django_redis_lock.admin import sections
-from django_redis_lock.admin.rows import Ref
-from django_redis_lock.inventory.listing import LOCK
+from django_redis_lock import Lock, events, locked
+from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import CrashRecord
+from django_redis_lock.ops.admin import sections
+from django_redis_lock.ops.admin.rows import Ref
+from django_redis_lock.ops.inventory.listing import LOCK
 from tests.holding import hurry
 from tests.integration.admin.test_admin import OURS, PAGE, hold, state_of
 from tests.processes import until

@@ -5,24 +5,29 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Iterator
 from functools import partial
 from io import StringIO
 from typing import Any
 
 import pytest
 import redis
-from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
 from django.core.cache import caches
 from django.core.management import call_command
-from django.db import OperationalError
+from django.db import OperationalError, connection, transaction
+from django.db.models.signals import pre_save
 from django.http import HttpResponse
 from django.test import Client
 
-from django_redis_lock import Lock, held_locks
-from django_redis_lock.admin import releasing
-from django_redis_lock.inventory.listing import inspect
+from django_redis_lock import Lock
+from django_redis_lock.admin import HeldLockAdmin
+from django_redis_lock.ops import held_locks
+from django_redis_lock.ops.admin import releasing
+from django_redis_lock.ops.held_locks import shown_id
+from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.holding import hurry, silence
 from tests.integration.admin.test_admin import OURS, PAGE, hold, rows_of, state_of, text_of
@@ -188,7 +193,7 @@ def test_it_is_released_and_kept_in_the_log(
     holder = f"{owner.host}, process {owner.pid}, thread {owner.thread}, the nightly report"
     (entry,) = LogEntry.objects.all()
     assert (entry.user, entry.object_repr) == (admin_user, "report")
-    by_force = f"Released by force. The holder was {holder} ({owner.id})."
+    by_force = f"Released by force. The holder was {holder} ({shown_id(owner.id)})."
     assert entry.change_message == f"{by_force} Reason: it hangs"
     for page in (f"{PAGE}history/", response["Location"].replace("/change/", "/history/")):
         history = text_of(admin_client.get(page))
@@ -200,23 +205,106 @@ def test_it_is_released_and_kept_in_the_log(
     assert entry.get_admin_url() == response["Location"]
     assert lock.local.token.decode() not in entry.change_message
     assert "Lock :1:lock:report released by force by admin (admin): it hangs" in caplog.text
-    assert owner.id in caplog.text
+    assert shown_id(owner.id) in caplog.text
     (event,) = (e for e in inspect(client, lock.keys.lock).events if e.what == "reset")
     assert (event.owner.id, event.note) == (owner.id, "admin (admin): it hangs")
 
 
-def test_a_release_is_logged_although_the_database_takes_no_entry(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def read_only(*args: Any) -> None:
-        raise OperationalError("attempt to write a readonly database")
+class NoLog:
+    """A database router that does not let this site write to the admin's log."""
 
-    monkeypatch.setattr(ModelAdmin, "log_change", read_only)
-    lock = hold("report")
-    with pytest.raises(OperationalError):
-        confirm(admin_client, *choices(admin_client))
+    def db_for_write(self, model: Any, **hints: Any) -> None:
+        fails_to_save(model)
+
+
+def fails(*args: Any, **options: Any) -> None:
+    raise OperationalError("attempt to write a readonly database")
+
+
+def fails_to_save(sender: Any, **given: Any) -> None:
+    if sender is LogEntry:
+        fails()
+
+
+@pytest.fixture(params=["log_change", "a receiver", "a router", "the user is gone", "messages"])
+def failing(request: pytest.FixtureRequest, settings: Any, admin_user: User) -> Iterator[str]:
+    """What a project has put in the way of the admin's log, or of what the user is told."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "log_change":
+            patch.setattr(HeldLockAdmin, "log_change", fails)
+        elif request.param == "messages":
+            patch.setattr(HeldLockAdmin, "message_user", fails)
+        elif request.param == "a receiver":
+            pre_save.connect(fails_to_save)
+        elif request.param == "the user is gone":
+            # While the request is under way; SQLite looks only at the end of a transaction.
+            logged = partial(fails_for, admin_user.pk + 1)
+            patch.setattr(LogEntry, "save", logged)
+            patch.setattr(LogEntry.objects, "bulk_create", logged)
+        else:
+            settings.DATABASE_ROUTERS = [NoLog()]
+        yield request.param
+        pre_save.disconnect(fails_to_save)
+
+
+def fails_for(user_id: int, *args: Any, **options: Any) -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("INSERT INTO django_admin_log (user_id) VALUES (%s)", [user_id])
+
+
+def test_all_chosen_locks_are_released_whatever_a_projects_hooks_do(
+    failing: str, admin_client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    locks = [hold(name) for name in "abc"]
+    selected = choices(admin_client)
+    response = confirm(admin_client, *selected, address="")
+    assert response.status_code == 302
+    assert not any(lock.locked() for lock in locks)
+    for name in "abc":
+        assert f"Lock :1:lock:{name} released by force by admin" in caplog.text
+    assert "Traceback" in caplog.text
+    if failing == "messages":
+        assert LogEntry.objects.count() == 3
+        return
+    told = text_messages(response)
+    assert sum("is released. The holder was" in text for text in told) == 3
+    assert "The admin's log could not be written for “a”, “b”, “c”; the site's log has it." in told
+
+
+def test_an_error_with_one_lock_leaves_the_others_to_be_released(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of a project's own key function."""
+    first, second = hold("a"), hold("b")
+    name_of = releasing.name_of
+
+    def failing(alias: str, key: bytes, kind: str) -> str:
+        if key == first.keys.lock:
+            raise KeyError("tenant")
+        return name_of(alias, key, kind)
+
+    selected = choices(admin_client)
+    monkeypatch.setattr(releasing, "name_of", failing)
+    told = text_messages(confirm(admin_client, *selected, address=""))
+    assert any("may not have been released" in text for text in told)
+    assert any("“b” is released" in text for text in told)
+    assert (first.locked(), second.locked()) == (True, False)
+
+
+def test_a_failed_entry_does_not_break_the_requests_own_transaction(
+    admin_client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DATABASES["default"]["ATOMIC_REQUESTS"] = True
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    monkeypatch.setattr(HeldLockAdmin, "log_change", partial(fails_for, 0))
+    lock = hold("a")
+    assert confirm(admin_client, *choices(admin_client)).status_code == 302
     assert not lock.locked()
-    assert "Lock :1:lock:report released by force by admin" in caplog.text
+    assert User.objects.count() == 1
+
+
+def text_messages(response: HttpResponse) -> list[str]:
+    return [message.message for message in get_messages(response.wsgi_request)]
 
 
 @pytest.mark.parametrize("name", ["joão", "b?", "ab?", "abc?"])

@@ -19,7 +19,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import in_process, runners
+from django_redis_lock.singleflight import in_process, tasks
 from django_redis_lock.singleflight.in_process import in_flight
 from django_redis_lock.singleflight.scripts import END_FLIGHT
 from tests.integration.cache.test_get_or_set import (
@@ -556,11 +556,11 @@ def test_who_is_cancelled_again_and_again_ends_its_flight_all_the_same(
                 await asyncio.sleep(0)
             return await before(client, calls)
 
-        before = runners.arun_all
+        before = tasks.arun_all
         slow = TaskProducer()
         leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
         await slow.begun.wait()
-        monkeypatch.setattr(runners, "arun_all", run_all)
+        monkeypatch.setattr(tasks, "arun_all", run_all)
         leader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leader

@@ -12,7 +12,7 @@ import redis
 from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import Conf
-from django_redis_lock.inventory import KEYS_PER_SCRIPT
+from django_redis_lock.ops.inventory import KEYS_PER_SCRIPT
 from django_redis_lock.protocol.keys import (
     FIGURES,
     INDEX,

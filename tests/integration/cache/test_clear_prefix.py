@@ -15,7 +15,7 @@ from django_redis.client import DefaultClient
 from django_redis.util import CacheKey
 
 from django_redis_lock.cache import LocMemCache, RedisCache
-from django_redis_lock.inventory import KEYS_PER_SCRIPT
+from django_redis_lock.ops.inventory import KEYS_PER_SCRIPT
 from django_redis_lock.protocol.keys import FIGURES, flight_key
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer

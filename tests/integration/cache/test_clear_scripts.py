@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock.inventory import CLEAR, DELETE_UNHELD
-from django_redis_lock.inventory.listing import EXISTING
+from django_redis_lock.ops.inventory import CLEAR, DELETE_UNHELD
+from django_redis_lock.ops.inventory.listing import EXISTING
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE, index_key, lock_keys, slot_tag
 from django_redis_lock.protocol.lock_scripts import ACQUIRE
 from django_redis_lock.protocol.script import Script, script

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock.memory import Database, client_of
+from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.protocol.keys import FLIGHTS, flight_key, flight_leader, flight_stream
 from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.singleflight.scripts import (

@@ -12,8 +12,8 @@ from django.core.cache import caches
 
 from django_redis_lock import cached
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.testing import MemoryServer, VirtualClock, override
 from tests.integration.cache.test_get_or_set import Asking, Producer
 from tests.processes import PATIENCE, until, waiting_in
 from tests.redis_server import RedisServer

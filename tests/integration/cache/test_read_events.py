@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import events, metrics
+from django_redis_lock import events
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.contrib import metrics
 from tests.events import RecordedEvents, recording_events
 from tests.integration.cache.test_get_or_set import (
     Asking,

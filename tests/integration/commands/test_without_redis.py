@@ -51,7 +51,7 @@ import time
 from django.contrib.auth.models import User
 from django.core.cache import cache
 from django.test import TestCase
-from django_redis_lock.testing import RedisLocksMixin, override
+from django_redis_lock.contrib.testing import RedisLocksMixin, override
 
 class LockTest(TestCase):
     def test_a_second_request_is_refused(self):

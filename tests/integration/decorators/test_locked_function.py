@@ -27,7 +27,7 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
-from django_redis_lock.testing import override
+from django_redis_lock.contrib.testing import override
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 

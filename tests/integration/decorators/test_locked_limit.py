@@ -16,7 +16,7 @@ from django.test import RequestFactory
 
 from django_redis_lock import LockNotAcquired, current_lock, locked
 from django_redis_lock.contention import Conflict, skip
-from django_redis_lock.testing import override
+from django_redis_lock.contrib.testing import override
 
 
 @pytest.fixture(params=["default", "memory"])

@@ -18,9 +18,10 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_redis_lock import events, locked, metrics
+from django_redis_lock import events, locked
 from django_redis_lock.cache import BackendCannotLock
 from django_redis_lock.contention import Conflict, raise_error, skip
+from django_redis_lock.contrib import metrics
 from tests.holding import hold
 from tests.processes import Link, processes
 from tests.redis_server import RedisServer

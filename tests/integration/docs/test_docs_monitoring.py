@@ -16,10 +16,11 @@ from django.test import RequestFactory
 from prometheus_client import CollectorRegistry
 
 import django_redis_lock
-from django_redis_lock import events, metrics, signals
+from django_redis_lock import events, signals
 from django_redis_lock.conf import Conf
-from django_redis_lock.exporters import opentelemetry, prometheus
-from django_redis_lock.metrics import EXPORTED_BOUNDS
+from django_redis_lock.contrib import metrics
+from django_redis_lock.contrib.exporters import opentelemetry, prometheus
+from django_redis_lock.contrib.metrics import EXPORTED_BOUNDS
 from tests.integration.metrics.test_exporters import Exported, live_a_little
 from tests.processes import until
 

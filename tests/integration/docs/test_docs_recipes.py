@@ -16,7 +16,7 @@ from django.test import RequestFactory
 from django.urls import path
 
 from django_redis_lock import LockNotAcquired
-from django_redis_lock.testing import MemoryServer
+from django_redis_lock.contrib.testing import MemoryServer
 
 TEXT = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
 

@@ -13,7 +13,7 @@ from django.core.cache import caches
 
 from django_redis_lock import locked
 from django_redis_lock.cache import LocMemCache, RedisCache
-from django_redis_lock.testing import MemoryServer
+from django_redis_lock.contrib.testing import MemoryServer
 from tests.redis_server import RedisServer
 
 TEXT = (Path(__file__).parents[3] / "docs" / "without_redis.md").read_text()

@@ -12,13 +12,13 @@ import pytest
 import redis
 
 from django_redis_lock import AsyncLock, Lock, Redlock
-from django_redis_lock.inventory.listing import LockInfo, list_held
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import records
+from django_redis_lock.ops.inventory.listing import LockInfo, list_held
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.protocol.owner import Owner, process_id
 from django_redis_lock.transport.aio_client import asyncio_client
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.holding import settle, silence
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer

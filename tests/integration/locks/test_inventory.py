@@ -21,10 +21,13 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock import Lock
-from django_redis_lock.admin.rows import event_rows, row, waiter_rows
-from django_redis_lock.held_locks import HeldLock
-from django_redis_lock.inventory import Outcome, listing, release
-from django_redis_lock.inventory.listing import (
+from django_redis_lock.keeper import keeper
+from django_redis_lock.locking.records import CrashRecord, note_call
+from django_redis_lock.management import as_json, note
+from django_redis_lock.ops.admin.rows import event_rows, row, waiter_rows
+from django_redis_lock.ops.held_locks import HeldLock
+from django_redis_lock.ops.inventory import Outcome, listing, release
+from django_redis_lock.ops.inventory.listing import (
     FLIGHT,
     Inspection,
     Inventory,
@@ -32,10 +35,8 @@ from django_redis_lock.inventory.listing import (
     inspect,
     list_held,
 )
-from django_redis_lock.keeper import keeper
-from django_redis_lock.locking.records import CrashRecord, note_call
-from django_redis_lock.management import as_json, note
 from django_redis_lock.protocol.acquisition import AcquireRequest, new_token, parse_acquire
+from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import (
     FLIGHTS,
     INDEX,
@@ -46,14 +47,13 @@ from django_redis_lock.protocol.keys import (
     lock_keys,
     process_key,
 )
-from django_redis_lock.protocol.lock_scripts import CLOCK
 from django_redis_lock.protocol.owner import Owner, fingerprint, process_id
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
 from django_redis_lock.singleflight.in_process import InProcessFlight
 from django_redis_lock.singleflight.leader import FlightRenewal, Leader
 from django_redis_lock.transport.execute import run
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.holding import Renewals, hurry, settle
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -273,7 +273,7 @@ def test_a_former_holder_is_not_taken_for_the_present_one(client: redis.Redis) -
     hold(client, "a", label="the first")
     described(client, "a")
     # As redis-py's own lock does it.
-    client.set("a", "a token of somebody else")
+    client.set("a", "0123456789abcdef" * 2)
     (listed,) = list_held(client, b"").locks
     assert not listed.owner.label
     assert listed.held_for is None
@@ -383,7 +383,7 @@ def test_a_lock_that_rests_until_its_min_hold_is_over(client: redis.Redis) -> No
     assert listed.resting
     assert listed.ttl == pytest.approx(20, abs=5)
     # As redis-py's own lock takes it, without tidying up.
-    client.set("a", "a token of somebody else")
+    client.set("a", "0123456789abcdef" * 2)
     assert not list_held(client, b"").locks[0].resting
 
 
@@ -766,7 +766,7 @@ def test_one_broken_lock_is_one_row(client: redis.Redis, damage: str) -> None:
 
 def test_a_broken_computation_is_one_row(client: redis.Redis) -> None:
     for key in (b"broken", b"whole"):
-        client.set(flight_key(key), "token", px=60_000)
+        client.set(flight_key(key), "0123456789abcdef" * 2, px=60_000)
         client.zadd(FLIGHTS, {key: (time.time() + 60) * 1000})
     client.set(flight_leader(b"broken"), "x")
     found = {flight.name: flight.broken for flight in list_held(client, b"", kind=FLIGHT).locks}
@@ -863,12 +863,18 @@ def test_a_lock_that_rests_can_be_released(client: redis.Redis) -> None:
 
 
 def test_a_lock_of_redis_py(client: redis.Redis) -> None:
-    other = redis.lock.Lock(client, "a", timeout=30)
+    """Where only locks are stored, its token's form is enough; elsewhere it may be anything."""
+    other = redis.lock.Lock(client, "site:a", timeout=30)
     assert other.acquire()
-    lock = inspect(client, b"a").lock
+    assert inspect(client, b"site:a").lock is None
+    assert inspect(client, b"site:a").other == "string"
+    lock = inspect(client, b"site:a", only_locks=(b"site:",)).lock
     assert lock is not None
     assert lock.silent is None
-    assert release(client, b"a", lock.owner.id) is Outcome.RELEASED
+    assert release(client, b"site:a", lock.owner.id) is Outcome.FREE
+    assert other.owned()
+    only = partial(release, client, b"site:a", lock.owner.id, only_locks=(b"site:",))
+    assert only() is Outcome.RELEASED
     assert not other.owned()
 
 

@@ -7,21 +7,19 @@ from typing import Any
 import pytest
 import redis
 
+from django_redis_lock.contrib.metrics import READ_FIGURES
+from django_redis_lock.contrib.metrics.collecting import ADD_FIGURES
 from django_redis_lock.locking import note_call
-from django_redis_lock.metrics import READ_FIGURES
-from django_redis_lock.metrics.collecting import ADD_FIGURES
-from django_redis_lock.protocol.inventory_scripts import (
+from django_redis_lock.ops.inventory.scripts import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,
-    HEARTBEAT,
-    HEARTBEATS,
     LIST,
     LIST_FLIGHTS,
-    RECORD_EVENT,
     WAITING,
 )
+from django_redis_lock.protocol import HEARTBEAT, HEARTBEATS, RECORD_EVENT
+from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
-from django_redis_lock.protocol.lock_scripts import CLOCK
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.transport import execute

@@ -12,7 +12,9 @@ import pytest
 import redis
 
 from django_redis_lock import AsyncLock, Lock, LockNotAcquired, LockNotOwnedError, Redlock
-from django_redis_lock.inventory import (
+from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
+from django_redis_lock.ops.inventory import (
     Outcome,
     delete_matching,
     empty,
@@ -20,8 +22,6 @@ from django_redis_lock.inventory import (
     list_held,
     release,
 )
-from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
-from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol import INDEX, lock_keys, parse_grant
 from django_redis_lock.protocol.keys import LAST_FENCE
 from tests.faults.test_companions import FORMS

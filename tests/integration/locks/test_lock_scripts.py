@@ -11,23 +11,22 @@ import pytest
 import redis
 
 from django_redis_lock import Lock
+from django_redis_lock.contrib.redlock.votes import VOTE
 from django_redis_lock.locking.operations import MARK
+from django_redis_lock.protocol import HELD
 from django_redis_lock.protocol.acquisition import parse_acquire
+from django_redis_lock.protocol.holder_scripts import CLOCK, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, process_key, quorum_fence_key
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
-    CLOCK,
     EXTEND,
     LEAVE,
     RELEASE,
     RENEW,
-    RESET,
     TAKE_GRANT,
     WATCH,
 )
-from django_redis_lock.protocol.place_scripts import HELD
 from django_redis_lock.protocol.script import Call, Script
-from django_redis_lock.redlock.votes import VOTE
 from django_redis_lock.transport import execute, server_of
 from tests.redis_server import RedisServer
 

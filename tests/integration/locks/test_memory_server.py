@@ -14,8 +14,8 @@ import redis
 
 import django_redis_lock
 from django_redis_lock import Lock, clock
-from django_redis_lock.memory import Database, client_of
-from django_redis_lock.memory.lua import compile_script
+from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.contrib.locmem.memory.lua import compile_script
 from django_redis_lock.protocol import Script
 
 

@@ -29,10 +29,11 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.contention import Conflict
-from django_redis_lock.fallback import FallbackLock
-from django_redis_lock.inventory import inspect
-from django_redis_lock.locking import AsyncMultiLock, Hold, MultiLock, lock, multi_lock
-from django_redis_lock.memory import Database, client_of
+from django_redis_lock.contrib import several_names as multi_lock
+from django_redis_lock.contrib.fallback import FallbackLock
+from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.locking import AsyncMultiLock, Hold, MultiLock, lock
+from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
 from django_redis_lock.transport import run
 from tests.integration.locks.test_async_lock import ForThreads, InTasks, Tasks, in_this_loop

@@ -20,7 +20,7 @@ import redis
 
 import django_redis_lock
 from django_redis_lock import Lock, events, threads
-from django_redis_lock.inventory.listing import inspect
+from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.threads import ThreadPool
 from tests.holding import Renewals
 from tests.processes import PATIENCE, WHOLE_END, until

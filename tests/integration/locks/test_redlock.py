@@ -14,8 +14,8 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncRedlock, LockNotAcquired, Redlock
-from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.locking.records import CrashRecord
+from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol import hostname
 from tests.holding import hurry
 from tests.integration.locks.test_async_lock import ForThreads, Tasks

@@ -27,7 +27,7 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.cache import LocMemCache
-from django_redis_lock.fallback import FallbackLock
+from django_redis_lock.contrib.fallback import FallbackLock
 from tests.events import recording_events
 from tests.integration.locks.test_async_lock import (
     ForThreads,

@@ -24,12 +24,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redis_lock.memory import Database, client_of
-from django_redis_lock.protocol import acquisition
+from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.protocol import HELD, acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, new_token, parse_acquire
+from django_redis_lock.protocol.holder_scripts import RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
-from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET
-from django_redis_lock.protocol.place_scripts import HELD
+from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import execute
 from tests.model.lock_reference import DAY, LockReference

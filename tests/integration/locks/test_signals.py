@@ -17,7 +17,7 @@ from django.dispatch import Signal
 
 from django_redis_lock import Lock, LockNotOwnedError, signals
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.testing import override
+from django_redis_lock.contrib.testing import override
 from tests.holding import Renewals
 from tests.integration.cache.test_get_or_set import Broken, Producer
 from tests.integration.cache.test_stale import TERMS, age

@@ -22,11 +22,11 @@ from django.core.management import call_command
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import reset_all
-from django_redis_lock.inventory import Outcome, list_held, release
+from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.keeper import keeper, subscription
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
-from django_redis_lock.memory import Database, client_of
+from django_redis_lock.ops.inventory import Outcome, list_held, release
 from django_redis_lock.protocol.keys import process_key
 from django_redis_lock.protocol.owner import process_id
 from django_redis_lock.transport import server_of

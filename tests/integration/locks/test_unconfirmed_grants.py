@@ -12,11 +12,11 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
+from django_redis_lock.contrib.limit import PLACE_TAKE_GRANT
 from django_redis_lock.locking import hold
 from django_redis_lock.locking.waiting import tasks
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
-from django_redis_lock.protocol.place_scripts import PLACE_TAKE_GRANT
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import Server
 from tests.lock_contract import Background

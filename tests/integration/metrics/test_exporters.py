@@ -26,11 +26,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from django_redis_lock import events, exporters
+from django_redis_lock import events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import EXPORTERS
+from django_redis_lock.contrib import exporters
+from django_redis_lock.contrib.exporters import opentelemetry, prometheus
 from django_redis_lock.events import Computed, Crashed, FellBack, ServerDown, ServerUp, Subject
-from django_redis_lock.exporters import opentelemetry, prometheus
 from tests.integration.cache.test_get_or_set import (
     Asking,
     Broken,

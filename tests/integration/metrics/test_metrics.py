@@ -16,16 +16,17 @@ from celery.signals import worker_process_shutdown
 from django.core.cache import caches
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
-from django_redis_lock import Lock, Redlock, locked, metrics
+from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.contrib import metrics
+from django_redis_lock.contrib.metrics import collecting, figures, read
+from django_redis_lock.contrib.metrics.figures import Summary
 from django_redis_lock.decorators import declarations
-from django_redis_lock.inventory.listing import FLIGHT, list_held
 from django_redis_lock.keeper import keeper
-from django_redis_lock.metrics import collecting, figures, read
-from django_redis_lock.metrics.figures import Summary
+from django_redis_lock.ops.inventory.listing import FLIGHT, list_held
 from django_redis_lock.protocol.keys import FIGURES
 from django_redis_lock.transport.execute import run
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.transport.registry import server_of
 from tests.holding import hurry, outages
 from tests.integration.cache.test_get_or_set import (
     Asking,

@@ -10,7 +10,8 @@ import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_redis_lock.transport import discovery, server_of
+from django_redis_lock.contrib import topology as discovery
+from django_redis_lock.transport import server_of
 from tests.redis_topologies import ClusterServers
 
 

@@ -1,0 +1,113 @@
+"""The page "Held locks" in Django's admin: there is no table behind it, so it uses only the style
+of Django's change list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import URLPattern, path, reverse
+from django.views.decorators.http import require_http_methods, require_safe
+from django.views.generic import RedirectView
+
+from . import models
+from .extension import part
+
+if TYPE_CHECKING:
+    from .ops.admin.pages import Pages
+
+    ModelAdmin = admin.ModelAdmin[models.HeldLock]
+else:
+    ModelAdmin = admin.ModelAdmin
+
+__all__ = ["HeldLockAdmin"]
+
+
+@admin.register(models.HeldLock)
+class HeldLockAdmin(ModelAdmin):
+    """The list of held locks. ``refresh_every``: seconds between two refreshes of a page."""
+
+    refresh_every = 5
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    has_change_permission = has_delete_permission = has_add_permission
+
+    def has_release_permission(self, request: HttpRequest) -> bool:
+        user: Any = request.user
+        return bool(user.has_perm(f"{self.opts.app_label}.release_heldlock"))
+
+    def _protected(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+        def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            if not self.has_view_permission(request):
+                raise PermissionDenied
+            return view(request, *args, **kwargs)
+
+        wrapped: Callable[..., HttpResponseBase] = self.admin_site.admin_view(protected)
+        return wrapped
+
+    def get_urls(self) -> list[URLPattern]:
+        reads, asks = require_safe, require_http_methods(["GET", "HEAD", "POST"])
+        views: dict[str, tuple[str, Callable[..., HttpResponse]]] = {
+            "changelist": ("", reads(self.changelist_view)),
+            "processes": ("processes/", reads(self.processes_view)),
+            "releases": ("history/", reads(self.releases_view)),
+            "release": ("release/", asks(self.release_view)),
+            "add": ("add/", _refuse),
+            "change": ("<path:object_id>/change/", reads(self.lock_view)),
+            "history": ("<path:object_id>/history/", reads(self.releases_view)),
+            "delete": ("<path:object_id>/delete/", _refuse),
+        }
+        change = RedirectView.as_view(
+            pattern_name=f"{self.admin_site.name}:{self._url_name('change')}"
+        )
+        return [
+            *(
+                path(route, self._protected(view), name=self._url_name(name))
+                for name, (route, view) in views.items()
+            ),
+            path("<path:object_id>/", self._protected(change)),  # As ModelAdmin has it.
+        ]
+
+    def _url_name(self, name: str) -> str:
+        return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
+
+    def url_of_page(self, name: str, *args: str) -> str:
+        """The address of the page ``name``, such as ``"change"``."""
+        site = self.admin_site.name
+        return reverse(f"admin:{self._url_name(name)}", args=args, current_app=site)
+
+    def _pages(self, request: HttpRequest) -> Pages:
+        pages: Pages = part("admin").Pages(self, request)
+        return pages
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        return self._pages(request).changelist(extra_context)
+
+    def processes_view(self, request: HttpRequest) -> HttpResponse:
+        """Which locks each process holds, and what it waits for."""
+        return self._pages(request).processes()
+
+    def releases_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
+        """The log of all releases, or of those of one lock."""
+        return self._pages(request).releases(object_id)
+
+    def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        return self._pages(request).lock(object_id)
+
+    def release_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_release_permission(request):
+            raise PermissionDenied
+        return self._pages(request).release()
+
+
+def _refuse(request: HttpRequest, object_id: str = "") -> HttpResponse:
+    """No user may add or delete a lock here: the answer of other read-only pages."""
+    raise PermissionDenied

@@ -1,0 +1,1 @@
+"""The optional parts. Nothing of the core imports them; see ``extension``."""

@@ -1,0 +1,277 @@
+"""Metrics and traces for Prometheus, OpenTelemetry and Sentry: each exporter is a listener, started
+by the setting ``EXPORTERS`` or by its ``start()``."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+
+from ... import events
+from ...clock import time
+from ...conf import Conf
+from ...events import Subject
+from ..metrics import OTHER
+
+__all__ = ["load", "start_configured"]
+
+logger = logging.getLogger("django_redis_lock.metrics")
+
+#: The most groups of an exporter; further groups are "other".
+MAX_GROUPS = 100
+
+#: How much an event adds; None: nothing.
+Amount = Callable[[Any], float | None]
+
+
+class Instrument(NamedTuple):
+    """A counter or histogram. ``labels``: attributes of the event that become labels;
+    ``has_group``: whether the group of the lock or value is another."""
+
+    name: str
+    description: str
+    amounts: Mapping[type, Amount]
+    labels: tuple[str, ...] = ()
+    has_group: bool = True
+
+
+def once(event: Any) -> float:
+    return 1
+
+
+COUNTERS = (
+    Instrument("rejected", "Single attempts that found the lock taken", {events.Rejected: once}),
+    Instrument("timeouts", "Waits that ended without the lock", {events.TimedOut: once}),
+    Instrument("lost", "Locks that ended before they were released", {events.Lost: once}),
+    Instrument(
+        "crashed",
+        "Holders that crashed or were cut off, and never released",
+        {events.Crashed: once},
+    ),
+    Instrument(
+        "values_computed",
+        "Values computed by get_or_set",
+        {events.Computed: lambda event: None if event.error else event.values},
+    ),
+    Instrument(
+        "values_computed_without_redis",
+        "Values computed without Redis",
+        {events.Computed: lambda e: e.values if e.without_redis and not e.error else None},
+    ),
+    Instrument(
+        "computations_saved",
+        "Computations saved: the caller got another's result, or the stale value",
+        {events.Shared: lambda event: event.values},
+        ("stale",),
+    ),
+    Instrument(
+        "reads",
+        "Values that get_or_set looked for, by whether it found them",
+        {events.Read: lambda event: event.values},
+        ("result",),
+    ),
+    Instrument(
+        "refreshes_failed", "Stale values whose refresh failed", {events.RefreshFailed: once}
+    ),
+    Instrument(
+        "outages",
+        "Times a Redis server stopped answering",
+        {events.ServerDown: once},
+        ("server",),
+        has_group=False,
+    ),
+    Instrument("fallbacks", "Locks taken without Redis", {events.FellBack: once}, ("how",)),
+)
+
+#: In seconds.
+HISTOGRAMS = (
+    Instrument("wait", "How long acquisitions waited", {events.Acquired: lambda e: e.waited}),
+    Instrument(
+        "hold",
+        "How long locks were held",
+        {events.Released: lambda e: e.held, events.Lost: lambda e: e.held},
+    ),
+    Instrument("computation", "How long computations took", {events.Computed: lambda e: e.seconds}),
+)
+
+
+class Exporter:
+    def __init__(self, metrics: Sequence[tuple[Instrument, Any]]) -> None:
+        self._groups: set[str] = set()
+        self._by_event: dict[type, list[tuple[Instrument, Any]]] = {}
+        for instrument, metric in metrics:
+            for event in instrument.amounts:
+                self._by_event.setdefault(event, []).append((instrument, metric))
+
+    def __call__(self, event: Any) -> None:
+        for instrument, metric in self._by_event.get(type(event), ()):
+            amount = instrument.amounts[type(event)](event)
+            if amount is not None:
+                labels = {name: getattr(event, name) for name in instrument.labels}
+                if instrument.has_group:
+                    labels["group"] = self._group(event.subject.group)
+                self._add(metric, amount, labels, event)
+
+    def _group(self, group: str) -> str:
+        if group not in self._groups:
+            if len(self._groups) >= MAX_GROUPS:
+                return OTHER
+            self._groups.add(group)
+        return group
+
+    def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: Any) -> None:
+        raise NotImplementedError
+
+
+Value = str | int | float | bool
+Attributes = Mapping[str, Value]
+
+
+class Span(NamedTuple):
+    """Something that has ended.
+
+    Attributes:
+        operation: ``"cache get"``, ``"cache put"``, ``"cache wait"``, ``"lock wait"`` or
+            ``"lock acquire"``.
+        began, ended: Unix times in seconds.
+        leader: the trace to which the span refers, as a ``traceparent``; or empty.
+    """
+
+    operation: str
+    subject: Subject
+    began: float
+    ended: float
+    about: Attributes
+    leader: str
+
+
+class Spans:
+    def __init__(self) -> None:
+        #: The open spans of computations, by the ids of their subjects, which live as long.
+        self._open: dict[int, Any] = {}
+
+    def record(self, span: Span) -> None:
+        raise NotImplementedError
+
+    def begin(self, subject: Subject) -> Any:
+        """Begin a span around a computation; returns what ``end`` needs."""
+        raise NotImplementedError
+
+    def end(self, begun: Any, error: BaseException | None) -> None:
+        raise NotImplementedError
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, events.Read):
+            ago = time.monotonic() - event.began - event.seconds
+            found = event.result != "miss"
+            about: Attributes = {"cache.hit": found, "cache.result": event.result}
+            self._record("cache get", event.subject, event.seconds, about, event.values, ago)
+        elif isinstance(event, events.Stored):
+            self._record("cache put", event.subject, event.seconds, {}, event.values)
+        elif isinstance(event, events.Shared):
+            if not event.stale:
+                self._record(
+                    *("cache wait", event.subject, event.waited, {}, event.values),
+                    leader=event.leader,
+                )
+        elif isinstance(event, events.Acquired):
+            if event.contended or event.waited > _slow(event.subject):
+                about = {"lock.acquired": True, "lock.fence": event.fence}
+                operation = "lock wait" if event.contended else "lock acquire"
+                self._record(operation, event.subject, event.waited, about)
+        elif isinstance(event, events.TimedOut):
+            self._record("lock wait", event.subject, event.waited, {"lock.acquired": False})
+        elif isinstance(event, events.Computing):
+            self._open[id(event.subject)] = self.begin(event.subject)
+        elif isinstance(event, events.Computed):
+            begun = self._open.pop(id(event.subject), None)
+            if begun is not None:
+                self.end(begun, event.error)
+
+    def _record(
+        self,
+        operation: str,
+        subject: Subject,
+        seconds: float,
+        about: Attributes,
+        values: int = 1,
+        ago: float = 0.0,
+        leader: str = "",
+    ) -> None:
+        """Record what took ``seconds`` and ended ``ago`` seconds before now."""
+        ended = time.time() - ago
+        about = {**about, **_server(subject)}
+        if values > 1:
+            about["cache.values"] = values
+        self.record(Span(operation, subject, ended - seconds, ended, about, leader))
+
+
+def _slow(subject: Subject) -> float:
+    conf: Conf = Conf() if subject.cache is None else subject.cache.conf
+    return conf.SLOW_ACQUISITION
+
+
+def _server(subject: Subject) -> dict[str, Value]:
+    """By OpenTelemetry's conventions for databases; none in memory."""
+    if subject.server is None or getattr(subject.cache, "in_memory", False):
+        return {}
+    settings = subject.server.address.connection_kwargs
+    known = {
+        "db.namespace": str(settings.get("db") or 0),
+        "server.address": settings.get("host") or settings.get("path"),
+        "server.port": settings.get("port"),
+    }
+    return {"db.system.name": "redis", **{name: value for name, value in known.items() if value}}
+
+
+def subscribe_instead(exporter: Callable[[Any], None]) -> None:
+    """Have ``exporter`` listen, instead of one of its class that was started before."""
+    for listener in events.listeners:
+        # By name: a reloaded module has another class.
+        if type(listener).__qualname__ == type(exporter).__qualname__:
+            events.unsubscribe(listener)
+    events.subscribe(exporter, reads=True)
+
+
+#: The package that each needs, and the extra that installs it.
+_NEEDS = {
+    "prometheus": ("prometheus_client", "prometheus"),
+    "opentelemetry": ("opentelemetry", "otel"),
+    "sentry": ("sentry_sdk", "sentry"),
+}
+
+
+def start_configured() -> None:
+    """An error in the setting EXPORTERS is logged, and reported by a system check, but does not
+    keep the site from starting."""
+    try:
+        names = Conf().EXPORTERS
+    except ImproperlyConfigured as error:
+        logger.error("No exporter is started: %s", error)
+        return
+    for name in names:
+        try:
+            load(name).start()
+        except ImproperlyConfigured as error:
+            logger.error("The exporter is not started: %s", error)
+
+
+def load(name: str) -> Any:
+    """The module of the exporter with this name.
+
+    Raises:
+        ImproperlyConfigured: its package is not installed.
+    """
+    package, extra = _NEEDS[name]
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise ImproperlyConfigured(
+            f"DJANGO_REDIS_LOCK: EXPORTERS has {name!r}, which needs the package {package}: "
+            f"pip install django-redis-lock[{extra}]"
+        ) from error

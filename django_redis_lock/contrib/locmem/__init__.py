@@ -1,0 +1,68 @@
+"""``LocMemCache``: the cache backend on a server in the memory of this process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings
+from django_redis.client import DefaultClient
+
+from ...cache import RedisCache
+from ...extension import part
+from ...locking import Lock
+from ...protocol import check_name_in_cache
+from .memory import Database as Database
+from .memory import client_of as client_of
+from .memory import databases as databases
+
+
+class MemoryClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
+    """django-redis's client of a server in memory, one for each LOCATION. Values are pickled."""
+
+    def __init__(self, location: str, params: dict[str, Any], backend: Any) -> None:
+        # Its other options are about a server elsewhere, and Django's may have another factory.
+        options = {"CONNECTION_FACTORY": "django_redis.pool.ConnectionFactory"}
+        super().__init__([location], {**params, "OPTIONS": options}, backend)
+
+    def connect(self, index: int = 0) -> Any:
+        database = databases.setdefault(self._server[index], Database("this process's memory"))
+        database.max_values = self._backend._max_entries
+        database.cull_frequency = self._backend._cull_frequency
+        return client_of(database)
+
+
+@lru_cache(maxsize=1)
+def _host() -> Any:
+    """A client of no server, so that this host's lock is taken instead."""
+    project = getattr(settings, "BASE_DIR", None) or settings.SETTINGS_MODULE
+    nowhere = Database(f"this host, for {project}")
+    nowhere.away = True
+    return client_of(nowhere)
+
+
+class LocMemCache(RedisCache):
+    """``RedisCache`` on a server in the memory of this process. Caches with the same LOCATION share
+    values and locks, also between threads and event loops."""
+
+    in_memory = True
+
+    def __init__(self, location: str, params: dict[str, Any]) -> None:
+        super().__init__(location, params)
+        self._client_cls = MemoryClient
+
+    def _check_client(self, client: Any) -> None:
+        if client is not None:
+            raise ValueError("client needs Redis: leave it out, this cache's locks are in memory")
+
+    def command_lock(self, key: str, **options: Any) -> Lock:
+        """A lock of this host: a file, as with ``ON_REDIS_DOWN = "local"``. Other processes cannot
+        see this one's memory."""
+        timeout = options.pop("timeout", self.conf.TIMEOUT)
+        del options["replicas"]
+        folder = self.conf.LOCAL_LOCK_FOLDER
+        name = self._lock_name(check_name_in_cache(key), None)
+        lock: Lock = part("fallback").FallbackLock(
+            _host(), name, timeout, on_redis_down="local", local_folder=folder, **options
+        )
+        return self._configured(lock, key)

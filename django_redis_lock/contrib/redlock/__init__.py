@@ -1,0 +1,273 @@
+"""One lock over several independent servers, for threads and for asyncio.
+
+All requests are sent before any reply is read. Where there is no idle connection to a server, a
+thread connects and sends, because connecting may take long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ...clock import real_time, time
+from ...locking import AsyncLock, Lock
+from ...protocol import Call
+from ...threads import ThreadEvent, start
+from ...transport import (
+    Answer,
+    RawConnection,
+    Server,
+    admitted,
+    arun,
+    note_sent,
+    pack,
+    readable,
+    receive,
+    send,
+    server_of,
+    wait_awake,
+)
+from .base import Quorum
+
+__all__ = ["AsyncRedlock", "Redlock"]
+
+
+class Redlock(Lock, Quorum):
+    """A lock held on a majority of several independent servers, with the methods of ``Lock`` and
+    the arguments of ``Quorum``::
+
+        servers = [redis.Redis(host) for host in ("lock1", "lock2", "lock3")]
+        with Redlock(servers, "import", timeout=30, renew=True, blocking_timeout=10) as lock:
+            import_prices(fence=lock.fence)
+
+    A minority of servers that are down or hang delays a call by ``server_timeout`` at most, and not
+    at all once the circuit breaker knows. ``TooFewServers`` means that no majority can be reached,
+    not that the lock is taken. A timeline, with three servers and ``timeout=30``:
+
+    ====  =======================================================================================
+    0 s   A acquires on all three; B waits, in the queue of the first.
+    5 s   The first server dies. B waits on at the second; A holds two of three.
+    9 s   A releases, and B has the second and the third.
+    12 s  The second server dies: B holds one of three, and loses the lock 30 s after the last
+          renewal that two servers confirmed. ``on_lost`` is called shortly before that.
+    ====  =======================================================================================
+
+    Raises:
+        TooFewServers: from every method that sends requests to the servers.
+    """
+
+    def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
+        return ask(self._servers, calls, patience)
+
+    def _run(self, call: Call) -> Answer:
+        sent_at = time.monotonic()
+        answers = self._ask_servers(self._calls(call), self.server_timeout)
+        return Answer(self._merge(call, answers, sent_at), sent_twice=False)
+
+
+class AsyncRedlock(AsyncLock, Quorum):
+    """``Redlock`` for asyncio, over clients of redis.asyncio."""
+
+    async def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
+        return await _aask(self.redis, calls, patience)
+
+    async def _run(self, call: Call) -> Answer:
+        sent_at = time.monotonic()
+        answers = await self._ask_servers(self._calls(call), self.server_timeout)
+        return Answer(self._merge(call, answers, sent_at), sent_twice=False)
+
+
+async def _aask(
+    clients: Sequence[Any], calls: Mapping[int, Call], patience: float
+) -> dict[int, Any]:
+    servers = [server_of(client) for client in clients]
+    away = spared(servers, calls)
+    asking = {
+        place: asyncio.ensure_future(arun(clients[place], call, patience=patience))
+        for place, call in calls.items()
+        if place not in away
+    }
+    try:
+        await wait_awake(asking.values(), patience)
+    finally:
+        for task in asking.values():
+            task.cancel()
+    if asking:
+        await asyncio.wait(asking.values())
+    return away | {p: _outcome(task, clients[p], patience) for p, task in asking.items()}
+
+
+def _outcome(task: asyncio.Task[Answer], client: Any, patience: float) -> Any:
+    if not task.cancelled():  # ``arun`` has told the breaker.
+        return task.exception() or task.result().value
+    error = RedisTimeoutError("Redis did not answer in time")
+    server_of(client).breaker.failed(error, patience, patience)
+    return error
+
+
+#: Of the time to wait. A standstill of this process counts as one part.
+PARTS = 10
+
+
+def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
+    """The replies to ``calls``, or their errors, by place, which come within ``patience`` seconds
+    in all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
+    asking = _FanOut(servers, calls)
+    asking.answers.update(spared(servers, calls))
+    try:
+        for place in calls:
+            if place not in asking.answers:
+                asking.send(place)
+        asking.collect(patience)
+    finally:
+        asking.close()
+    for place, answer in asking.answers.items():
+        if isinstance(answer, RedisTimeoutError):
+            servers[place].breaker.failed(answer, patience, patience)
+        elif not isinstance(answer, Exception):
+            servers[place].answered()
+    return asking.answers
+
+
+def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, Any]:
+    """A minority of servers that get no request because their circuit breaker is open: by place,
+    with its error. The keeper releases a lock there."""
+    away: dict[int, Any] = {}
+    held_back = [place for place in calls if servers[place].breaker.held_back]
+    if 2 * len(held_back) >= len(servers):
+        return away
+    for place in held_back:
+        try:
+            admitted(servers[place].breaker, None)
+        except RedisError as error:
+            away[place] = error
+    return away
+
+
+class _Connecting:
+    """A request that waits for a connection, which another thread makes, and its reply or error.
+    Without a mutex: an exception from a signal handler would leave one taken."""
+
+    outcome: Any = None
+
+    def __init__(self) -> None:
+        self._claimed = threading.Lock()
+
+    def claim(self) -> bool:
+        """Whether the caller comes first: the one who sends the request, or who gives it up."""
+        return self._claimed.acquire(blocking=False)
+
+
+class _FanOut:
+    def __init__(self, servers: Sequence[Server], calls: Mapping[int, Call]) -> None:
+        self._servers = servers
+        self._calls = calls
+        self._connections: dict[int, RawConnection] = {}
+        self._connecting: dict[int, _Connecting] = {}
+        self._came = ThreadEvent()
+        self.answers: dict[int, Any] = {}
+
+    def send(self, place: int) -> None:
+        server, call = self._servers[place], self._calls[place]
+        if server.breaker.failing:
+            try:
+                admitted(server.breaker, None, call)
+            except RedisError as error:
+                self.answers[place] = error
+                return
+        while (connection := server.checkout_idle()) is not None:
+            try:
+                send(connection, call)
+            except (RedisError, OSError):
+                connection.disconnect()  # The server has closed it; try the next.
+            else:
+                self._connections[place] = connection
+                return
+        attempt = self._connecting[place] = _Connecting()
+        name = "django_redis_lock connect"
+        connect = threading.Thread(target=self._ask, args=(place, attempt), name=name, daemon=True)
+        start(connect, partial(self._finish, attempt))
+
+    def _ask(self, place: int, attempt: _Connecting) -> None:
+        """Connect, then send the call unless the caller has stopped waiting."""
+        server, call = self._servers[place], self._calls[place]
+        try:
+            connection = server.connect()
+        except Exception as error:
+            note_sent(error, False)
+            self._finish(attempt, error)
+            return
+        if not attempt.claim():
+            server.checkin(connection)  # For the next call.
+            return
+        try:
+            send(connection, call)
+            answer = receive(connection, call)
+        except Exception as error:
+            connection.disconnect()
+            answer = error
+        else:
+            server.checkin(connection)
+        self._finish(attempt, answer)
+
+    def _finish(self, attempt: _Connecting, outcome: Any) -> None:
+        if isinstance(outcome, RuntimeError):  # There are too many threads.
+            outcome = RedisConnectionError(f"Could not connect in another thread: {outcome}")
+            note_sent(outcome, False)
+        attempt.outcome = (outcome,)
+        self._came.set()
+
+    def collect(self, patience: float) -> None:
+        left, part = patience, patience / PARTS
+        while self._connections or self._connecting:
+            began = real_time.monotonic()
+            came = self._came = ThreadEvent()
+            self._take_outcomes()
+            if self._connections:
+                waiting = {connection: p for p, connection in self._connections.items()}
+                for connection in readable(list(waiting), min(left, part)):
+                    self._read(waiting[connection], connection)
+            elif self._connecting:
+                came.wait(min(left, part))
+            self._take_outcomes()
+            if not left:
+                break
+            left = max(0.0, left - min(real_time.monotonic() - began, part))
+        for place in (*self._connections, *self._connecting):
+            self.answers[place] = RedisTimeoutError("Redis did not answer in time")
+            if place in self._connecting and self._connecting[place].claim():
+                note_sent(self.answers[place], False)
+
+    def _read(self, place: int, connection: RawConnection) -> None:
+        try:
+            self.answers[place] = connection.read_response()
+        except NoScriptError:
+            connection.send_packed_command([pack(self._calls[place], known=False)])
+            return
+        except ResponseError as error:
+            self.answers[place] = error
+        except (RedisError, OSError) as error:
+            self.answers[place] = error
+            self._connections.pop(place).disconnect()
+            return
+        self._servers[place].checkin(self._connections.pop(place))
+
+    def _take_outcomes(self) -> None:
+        for place, attempt in tuple(self._connecting.items()):
+            if attempt.outcome is not None:
+                del self._connecting[place]
+                [self.answers[place]] = attempt.outcome
+
+    def close(self) -> None:
+        """A connection on which a reply may still arrive cannot be used again."""
+        for attempt in self._connecting.values():
+            attempt.claim()
+        for connection in self._connections.values():
+            connection.disconnect()

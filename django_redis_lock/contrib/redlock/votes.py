@@ -1,0 +1,237 @@
+"""Votes: how each of several servers gives and keeps its part of a lock, and what their replies
+mean together.
+
+The holder has the lock on more than half of the servers, until the deadline that more than half of
+them have confirmed. A server's clock may run faster than ours, so each lifetime is shortened by a
+hundredth and two milliseconds (Salvatore Sanfilippo, "Distributed Locks with Redis").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...clock import time
+from ...exceptions import TooFewServers
+from ...keeper import keeper
+from ...locking import Hold, Renewal
+from ...protocol import (
+    EXTEND,
+    HEARTBEATS,
+    HELD,
+    MAX_FENCE,
+    Acquisition,
+    Call,
+    LockKeys,
+    as_bytes,
+    bounded,
+    fingerprint,
+    quorum_fence_key,
+    script,
+)
+from ...threads import get_logger
+from ...transport import Server
+
+logger = get_logger("django_redis_lock.keeper")
+
+#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. Redis
+#: out of memory does not refuse it: only one server grants the lock to a waiter, who takes the
+#: other servers with this script.
+#:
+#: KEYS  lock keys, then the quorum's fence
+#: ARGV  token, lifetime, attempt, floor
+#: returns {1, fence, server time in microseconds, vanished()}
+#:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
+#: atomic for the same reason as ACQUIRE.
+VOTE = script("""
+redis.call('PEXPIRE', KEYS[6], '86400000')  -- Never refused, so the rest is not either.
+local holder = redis.call('GET', KEYS[1])
+if not may_take(holder, ARGV[1], ARGV[3]) then return {0, redis.call('PTTL', KEYS[1]), now()} end
+local fence = math.max(fence_after(redis.pcall('GET', KEYS[6])), tonumber(ARGV[4]))
+redis.call('SET', KEYS[6], string.format('%d', fence), 'PX', '86400000')
+local gone = set_lock(ARGV[1], ARGV[2], holder)
+if ARGV[3] ~= '' then describe_taken(ARGV[2], 'attempt', ARGV[3]) end
+return {1, fence, now(), gone}
+""")
+
+
+def vote_call(keys: LockKeys, token: bytes, lifetime: int, attempt: bytes, floor: int) -> Call:
+    return Call(VOTE, (*keys, quorum_fence_key(keys.lock)), (token, lifetime, attempt, floor))
+
+
+def majority(servers: int) -> int:
+    return servers // 2 + 1
+
+
+def drift(lifetime: float) -> float:
+    """Seconds by which clocks may differ at the end of ``lifetime`` seconds."""
+    return 0.0 if math.isinf(lifetime) else lifetime * 0.01 + 0.002
+
+
+class QuorumAcquisition(Acquisition):
+    """A lock on several servers. ``votes``: until when each holds it for this caller (monotonic;
+    -inf: not at all)."""
+
+    votes: tuple[float, ...] = ()
+
+
+class Ballot:
+    """The replies to one round of VOTE, or errors, by place. ``order``: of the places, in which all
+    callers wait for them."""
+
+    def __init__(
+        self,
+        servers: int,
+        order: Sequence[int],
+        answers: Mapping[int, Any],
+        sent_at: float,
+        lifetime: float | None,
+    ) -> None:
+        replies = {p: answers[p] for p in order if not isinstance(answers[p], Exception)}
+        #: Of the servers that granted the lock.
+        self.fences = {p: int(reply[1]) for p, reply in replies.items() if reply[0]}
+        self.refused = [p for p, reply in replies.items() if not reply[0]]
+        self.errors = {p: e for p, e in answers.items() if isinstance(e, Exception)}
+        self._needed = majority(servers)
+        self._first = next(iter(replies), None)
+        whole = math.inf if lifetime is None else lifetime
+        self.sent_at = sent_at
+        self.deadline = sent_at + whole - drift(whole)
+        self.votes = tuple(self.deadline if p in self.fences else -math.inf for p in range(servers))
+
+    @property
+    def too_few(self) -> bool:
+        return len(self.fences) + len(self.refused) < self._needed
+
+    @property
+    def won(self) -> bool:
+        """In time, on a majority, and on the first server in order that can be reached, which keeps
+        a new caller from overtaking waiters there."""
+        in_time = time.monotonic() < self.deadline
+        return in_time and len(self.fences) >= self._needed and self._first in self.fences
+
+    @property
+    def fence(self) -> int:
+        """Greater than every earlier one, because a majority stores it, and majorities overlap."""
+        return max(self.fences.values())
+
+    @property
+    def stored(self) -> bool:
+        """Whether no later fence can be smaller."""
+        return sum(fence >= self.fence for fence in self.fences.values()) >= self._needed
+
+
+class QuorumHold(Hold):
+    """One acquisition of a lock on several servers."""
+
+    def begin(self, granted: Acquisition, keys: LockKeys, limit: int = 1) -> None:
+        super().begin(granted, keys, limit)
+        assert isinstance(granted, QuorumAcquisition)
+        self.votes = list(granted.votes)
+        self._answered_at = [-math.inf] * len(self.votes)
+
+    def vote(self, place: int, deadline: float, asked_at: float) -> None:
+        """The server at ``place`` has replied to a request sent at ``asked_at`` that it holds the
+        lock for this caller until ``deadline`` (both monotonic; -inf: it does not). Of two
+        concurrent requests the shorter lifetime counts, as in ``held_until``."""
+        with self._mutex:
+            if asked_at < self._answered_at[place]:
+                deadline = min(deadline, self.votes[place])
+            self.votes[place], self._answered_at[place] = deadline, time.monotonic()
+            if not self.ended:
+                self.deadline = sorted(self.votes)[-majority(len(self.votes))]
+
+
+class VotedRenewal(Renewal):
+    """Renews a hold on the server at ``place``. To one that does not have the lock, VOTE is sent
+    again, so that the servers can be restarted one after the other while a lock is held; but not at
+    once, because a forced release ends the lock on one server after the other."""
+
+    hold: QuorumHold
+
+    def __init__(self, server: Server, hold: QuorumHold, place: int) -> None:
+        self._place = place
+        self._requesting_vote = False
+        self._votes_again_at = -math.inf
+        super().__init__(server, hold)
+
+    def call(self, now: float) -> Call | None:
+        renewal, hold = super().call(now), self.hold
+        self._requesting_vote = False
+        wanted = self._wanted(now)
+        has_vote = hold.votes[self._place] > -math.inf
+        if renewal is None or not wanted or has_vote or now < self._votes_again_at:
+            return renewal
+        self._requesting_vote = True
+        return vote_call(hold.keys, hold.token, max(wanted, 0), hold.attempt, hold.fence)
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        hold = self.hold
+        if self._requesting_vote:
+            left = (hold.lifetime or math.inf) * 1000 if int(value[0]) else -2.0
+        else:
+            left = math.inf if int(value) == -1 else float(value)
+        if left < 0:
+            self.named = False
+            if self._requesting_vote or hold.votes[self._place] > -math.inf:
+                self._votes_again_at = sent_at + self._third
+            hold.vote(self._place, -math.inf, sent_at)
+            if hold.deadline == -math.inf:
+                self._lose("most of its servers no longer hold it")
+                return
+        else:
+            hold.vote(self._place, sent_at + left / 1000 - drift(left / 1000), sent_at)
+            if hold.ended and self._requesting_vote:
+                # The vote has arrived after the release.
+                keeper().add(hold.deferred_release(self.server, 2.0))
+            elif not self._requesting_vote:
+                self._described()
+        self.schedule(sent_at)
+
+    def failed(self, error: Exception, now: float) -> None:
+        # Not a warning: the lock is held as long as a majority replies.
+        words = "Could not renew the lock %(lock)s: %(error)s"
+        logger.info(words, self.hold.log_fields(error=error))
+        self._try_again(now)
+
+    def schedule(self, last: float) -> None:
+        super().schedule(last)
+        if self.due <= last:
+            self.due = last + self._third
+
+
+def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | bytes) -> Any:
+    """The reply to ``call`` of a majority of servers; or TooFewServers is raised."""
+    needed = majority(servers)
+    replies = [a for a in answers.values() if not isinstance(a, Exception)]
+    if len(replies) < needed:
+        raise too_few(answers, servers, name)
+    if call.script is HELD:
+        return _held(replies, needed)
+    if call.script is HEARTBEATS:
+        return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) or 0))
+    if call.script is EXTEND:
+        return next((n for n in (1, -1) if sum(int(r) == n for r in replies) >= needed), 0)
+    # A release: a server that is down has not refused it.
+    return int(sum(not int(reply) for reply in replies) < needed)
+
+
+def _held(replies: Sequence[Any], needed: int) -> Any:
+    """The reply to HELD about the holder that a majority names."""
+    by_token: dict[bytes, list[Any]] = {}
+    for reply in replies:
+        if reply is not None:
+            by_token.setdefault(as_bytes(reply[0]), []).append(reply)
+    for token, of_it in by_token.items():
+        if len(of_it) >= needed:
+            lives = sorted(math.inf if int(r[1]) < 0 else int(r[1]) for r in of_it)[-needed]
+            id = fingerprint(token).encode()
+            described = next((r for r in of_it if id in map(as_bytes, r[2])), of_it[0])
+            return [token, -1 if math.isinf(lives) else lives, described[2], described[3]]
+    return None
+
+
+def too_few(answers: Mapping[int, Any], servers: int, name: str | bytes) -> TooFewServers:
+    errors = [e for e in answers.values() if isinstance(e, Exception)]
+    return TooFewServers(servers - len(errors), servers, errors, name)

@@ -1,0 +1,323 @@
+"""Several names held as one: all of them or none.
+
+A caller asks for all names in one request. If one of them is taken, it keeps none and waits, in
+the queue of that one. Granted it, the caller asks for the rest, and from then on keeps what comes
+before the first that is taken, in the order of their keys, while it waits for that one. So no two
+wait for each other, and each caller waits in each queue twice at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, Literal
+
+from redis.exceptions import RedisError
+
+from ...clock import time
+from ...exceptions import LockError
+from ...locking import AsyncLock, Lock, LockOperations, note_vanished
+from ...protocol import (
+    AcquireRequest,
+    Acquisition,
+    Call,
+    HolderInfo,
+    check_names,
+    named_token,
+    slot_of,
+)
+from ...transport import ServerBusy, Steps, arun, is_cluster, is_outage, run, server_of
+from .members import ACQUIRE_ALL, MultiHold, member_class, together
+
+#: Options of a lock with a fallback only; and those of the whole, which no single name has.
+OF_A_FALLBACK = ("on_redis_down", "local_folder")
+OF_THE_WHOLE = ("blocking", "blocking_timeout", "on_lost", "cancel_on_lost", "id", "reentrant")
+
+
+class SeveralNames(LockOperations):
+    """A lock for several ``names`` (str; duplicates count once), made of ``members``: a lock for
+    each, in the order of their keys."""
+
+    def __init__(
+        self,
+        redis: Any,
+        names: Iterable[str],
+        timeout: float | None = None,
+        *,
+        lock_class: Any = None,
+        **options: Any,
+    ) -> None:
+        found = check_names(names)
+        for option, usual in (("id", None), ("reentrant", False), ("limit", 1)):
+            if options.get(option, usual) != usual:
+                raise ValueError(f"{option} is for a lock with one name, not with several")
+        of_each = {name: options[name] for name in options if name not in OF_THE_WHOLE}
+        member = member_class(lock_class or (AsyncLock if self.asynchronous else Lock))
+        members = (member(redis, name, timeout, **of_each) for name in found)
+        self.members = tuple(sorted(members, key=lambda member: bytes(member.keys.lock)))
+        of_all = {name: options[name] for name in options if name not in OF_A_FALLBACK}
+        super().__init__(redis, self.members[0].name, timeout, **of_all)
+        self.name: Any = tuple(member.name for member in self.members)
+        self._in_one_place = True
+        if is_cluster(redis):
+            self._in_one_place = len({slot_of(member.keys.lock) for member in self.members}) == 1
+        self._at_once = self._in_one_place and not self.replicas and "on_redis_down" not in options
+
+    def _send(self, call: Call, patience: float | None) -> Any:
+        raise NotImplementedError
+
+    def _take_over(self, other: Any) -> None:
+        super()._take_over(other)
+        for mine, theirs in zip(self.members, other.members, strict=True):
+            mine._take_over(theirs)
+
+    @property
+    def _shown(self) -> str:
+        return ", ".join(member._shown for member in self.members)
+
+    @property
+    def fences(self) -> dict[str, int | None]:
+        """The fencing token of each name."""
+        return {member._shown: member.fence for member in self.members}
+
+    @property
+    def fence(self) -> int | None:
+        """The greatest of ``fences``. For what one name protects, use that name's."""
+        return None if None in self.fences.values() else super().fence
+
+    @property
+    def degraded(self) -> str | None:
+        return next(filter(None, (member.degraded for member in self.members)), None)
+
+    def _together(self, *all_steps: Steps[Any]) -> Steps[list[Any]]:
+        return together(self._run, self._in_one_place, all_steps)
+
+    # -- acquire -----------------------------------------------------------------------------
+
+    def _request(self, *args: Any) -> tuple[AcquireRequest, float | None]:
+        if args[-1] is not None:
+            raise ValueError("token must be left out: a lock with several names chooses its own")
+        request, wait = super()._request(*args)
+        request.may_hold.clear()  # What is asked for each name; see ``_note_request``.
+        return request, wait
+
+    def _note_request(self, member: Any, asked: AcquireRequest, to: AcquireRequest) -> None:
+        """For ``_abandon``: what is about to be asked for ``member``."""
+        to.may_hold.append((member, asked, member.local.hold))
+
+    def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
+        for member, asked, before in request.may_hold:
+            member._abandon(asked, error)
+            hold = member.local.hold
+            if hold is None or hold is before:
+                continue
+            # Else it is that of another task, which shares this handle.
+            if member.degraded or any(hold.token == token for token, *_ in asked.may_hold):
+                member._leave_to_keeper()
+
+    def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
+        take = self._take_at_once if self._at_once else self._take_in_order
+        while True:
+            held: list[Any] = []
+            acquired = yield from take(request, wait, held)
+            if acquired and (wait == 0 or (yield from self._are_held())):
+                break
+            yield from self._give_up(held)
+            if not acquired:
+                return False
+        holds = [member.local.hold for member in self.members]
+        on_lost = None if self.on_lost is None else self._for_keeper(self.on_lost)
+        hold: Any = MultiHold(holds, server_of(self.redis), self.grant_timeout, on_lost)
+        self.local.hold, self.local.token = hold, holds[0].token
+        return True
+
+    def _take_at_once(
+        self, request: AcquireRequest, wait: float | None, held: list[Any]
+    ) -> Steps[bool]:
+        """Take all, and add them to ``held``; False if the wait has ended."""
+        asked_at, contended = time.monotonic(), False
+        while len(held) < len(self.members):
+            waits = wait != 0 and (not contended or request.left() > 0)
+            waiter = self._new_waiter() if waits else b""
+            asked = request._replace(token=named_token(), waiter=waiter)
+            rest = [member for member in self.members if member not in held]
+            mine = [self._asked_for(member, asked, request) for member in rest]
+            sent_at = time.monotonic()
+            try:
+                call = _acquire_all(mine, keep=contended)
+                first, *replies = yield self._send(call, request.patience())
+            except Exception as error:
+                if not waits or not _passes(error, contended):
+                    raise
+                self._abandon(request._replace(may_hold=request.may_hold[-len(mine) :]), error)
+                # It waits for the first, through the outage.
+                mine[0] = self._asked_for(rest[0], request._replace(token=named_token()), request)
+                first, replies, refusal = 1, [], None
+            else:
+                refusal = (replies[-1], sent_at)
+            begin = first - 1 if first and not contended else 0
+            for place, reply in enumerate(replies, begin):
+                if reply[0]:
+                    acquired = self._acquired(mine[place], reply, sent_at)
+                    self._note(rest[place], acquired._replace(contended=contended), asked_at, held)
+            if not first:
+                break
+            gate = rest[first - 1]
+            gate._on_contended(waits)
+            behind = [member for member in held if member.keys.lock > gate.keys.lock]
+            yield from self._give_up(behind)
+            held[:] = [member for member in held if member not in behind]
+            granted = None
+            if waits:
+                granted = yield gate._wait(mine[first - 1].with_margin(sent_at), refusal)
+            if granted is None:
+                gate._emit_timed_out(asked_at, waits)
+                return False
+            self._note(gate, granted, asked_at, held)
+            contended = True
+        return True
+
+    def _asked_for(self, member: Any, asked: AcquireRequest, to: AcquireRequest) -> AcquireRequest:
+        mine = [(asked.token, b"")]
+        asked = asked._replace(keys=member.keys, subject=member.subject, may_hold=mine)
+        self._note_request(member, asked, to)
+        return asked
+
+    def _acquired(self, asked: AcquireRequest, reply: Any, sent_at: float) -> Acquisition:
+        if len(reply) > 3:
+            note_vanished(server_of(self.redis), asked.keys, reply[3], asked.subject)
+        return asked.acquired(reply, sent_at)
+
+    def _note(self, member: Any, acquired: Acquisition, asked_at: float, held: list[Any]) -> None:
+        hold = member._start_renewal(acquired, member._new_renewals())
+        held.append(member)
+        member._emit_acquired(hold, asked_at, acquired.contended)
+
+    def _take_in_order(
+        self, request: AcquireRequest, wait: float | None, held: list[Any]
+    ) -> Steps[bool]:
+        """The same, one after the other: they are on several servers, or each may fall back."""
+        for member in self.members:
+            left = None if request.deadline is None else request.left()
+            asked, wait_for_it = member._request(None, wait != 0, left, None)
+            self._note_request(member, asked, request)
+            (acquired,) = yield from self._together(member._acquire_steps(asked, wait_for_it))
+            if not acquired:
+                return False
+            held.append(member)
+        return True
+
+    def _are_held(self) -> Steps[bool]:
+        """Whether no name was lost while the caller waited. All have their full lifetime now."""
+        holds = [member.local.hold for member in self.members]
+        oldest = min(hold.began for hold in holds)
+        if not all(hold.is_valid for hold in holds):
+            return False
+        if self.timeout is None or self.renew or time.monotonic() < oldest + self.timeout / 10:
+            return True
+        try:
+            steps = (member._change_steps("extend", self.timeout, True) for member in self.members)
+            yield from self._together(*steps)
+        except LockError:
+            return False
+        return True
+
+    def _give_up(self, members: Sequence[Any]) -> Steps[None]:
+        try:
+            yield from self._together(*(member._release_steps() for member in members))
+        except (RedisError, OSError):
+            for member in members:
+                member._leave_to_keeper()
+
+    # -- release -----------------------------------------------------------------------------
+
+    def _release_steps(self) -> Steps[None]:
+        self._owned_token("release")
+        hold: Any = self.local.hold
+        hold.end()
+        # Those that an earlier call has released before it failed have no token.
+        members = [member for member in self.members if member.local.token is not None]
+        try:
+            yield from self._together(*(member._release_steps() for member in members))
+        except LockError:
+            for member in members:  # One that could not be reached still has its token.
+                member._leave_to_keeper()
+            self._forget(hold)
+            raise
+        self._forget(hold)
+
+    def _hand_to_keeper(self) -> None:
+        hold: Any = self.local.hold
+        if hold is None or hold.from_parent_process or self._is_anothers:
+            return
+        hold.end()
+        for member in self.members:
+            member._leave_to_keeper()
+        self.local.token = None
+
+    def _entered(self) -> None:
+        for member in self.members:
+            member._entered()
+        super()._entered()
+
+    # -- other methods -----------------------------------------------------------------------
+
+    def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
+        self._owned_token(verb)
+        steps = (member._change_steps(verb, seconds, replace) for member in self.members)
+        yield from self._together(*steps)
+        return True
+
+    def _owned_steps(self) -> Steps[bool]:
+        if self.local.token is None:
+            return False
+        return all((yield from self._together(*(member._owned_steps() for member in self.members))))
+
+    def _holders_steps(self) -> Steps[list[HolderInfo]]:
+        """The holder of the first name that another holds, or else of the first that is held."""
+        found = yield from self._together(*(member._held_steps() for member in self.members))
+        mine: HolderInfo | None = None
+        for member, held in zip(self.members, found, strict=True):
+            if held is not None:
+                held.name = member._shown
+                if held.token != member.local.token:
+                    mine = held
+                    break
+                mine = mine or held
+        return [] if mine is None else [mine]
+
+    def _reset_steps(self) -> Steps[bool]:
+        return any((yield from self._together(*(member._reset_steps() for member in self.members))))
+
+
+class MultiLock(SeveralNames, Lock):
+    """A lock for several names, all or none of which are held, as ``cache.lock(["a", "b"])`` makes
+    it. Without Django::
+
+        with MultiLock(client, ["account-1", "account-7"], timeout=30, renew=True) as lock:
+            move(amount, fences=lock.fences)
+
+    It has the methods of ``Lock`` and the arguments of ``BaseLock``, except for ``id``, ``limit``
+    and ``reentrant``. Two callers never wait for each other, in whatever order they name them.
+    """
+
+    def _send(self, call: Call, patience: float | None) -> Any:
+        return run(self.redis, call, patience=patience).value
+
+
+class AsyncMultiLock(SeveralNames, AsyncLock):
+    """``MultiLock`` for asyncio."""
+
+    async def _send(self, call: Call, patience: float | None) -> Any:
+        return (await arun(self.redis, call, patience=patience)).value
+
+
+def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:
+    _, _, args = asked[0].acquire(asked[0].waiter)
+    keys = tuple(chain(*(one.keys for one in asked)))
+    return Call(ACQUIRE_ALL, keys, (*args, len(asked), "1" if keep else ""))
+
+
+def _passes(error: Exception, contended: bool) -> bool:
+    """Whether a waiter waits through ``error``: an outage only if it has waited before."""
+    return isinstance(error, ServerBusy) or (contended and is_outage(error))

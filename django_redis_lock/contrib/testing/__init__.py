@@ -1,0 +1,404 @@
+"""Locks and caches without Redis, for the tests of projects: ``override()`` keeps those of this
+process in memory, on a clock that the tests move."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+import os
+import threading
+import time as real
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from typing import Any
+
+from asgiref.sync import AsyncToSync
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.test.utils import TestContextDecorator, override_settings
+from redis.exceptions import RedisError
+
+from ...cache import lock_cache, lock_caches
+from ...clock import Clock, time
+from ...keeper import Job, Keeper, keeper, use_keeper
+from ...locking import Renewal
+from ...ops.inventory import list_held
+from ...singleflight import FlightRenewal
+from ...threads import Mutex
+from ...transport import Server, server_of, standing_in
+from .. import metrics
+from ..instant_loss import Subscription
+from ..locmem import Database, client_of, databases
+
+__all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
+
+#: A wait moves the clock after so many pauses in real time in which nothing else has happened;
+#: fewer if no other thread or task has used the clock. Counted: the whole process may stop.
+QUIET_PAUSES, QUIET_PAUSES_ALONE, PAUSE_SECONDS = 25, 5, 0.002
+#: How often the keeper is asked in one move; a year of renewals, or a job that is due for ever.
+MAX_ROUNDS = 1_000_000
+#: An endless wait is one that has lasted for so many times so many seconds, and for nothing.
+LONG_WAIT_SECONDS, MAX_LONG_WAITS = 3600.0, 4
+#: More locks than a test holds.
+MAX_LOCKS = 100_000
+
+#: What else of a cache's settings holds in memory.
+_KEPT = ("KEY_PREFIX", "KEY_FUNCTION", "REVERSE_KEY_FUNCTION", "VERSION", "TIMEOUT", "OPTIONS")
+
+_ENDLESS = "this wait would never end: only the test moves a virtual clock"
+_numbers = itertools.count(1)
+
+
+def _caller() -> Any:
+    """The task that runs in this thread, else the thread."""
+    task = asyncio.current_task() if asyncio._get_running_loop() else None
+    return task or threading.current_thread()
+
+
+class SteppedKeeper(Keeper):
+    """Does its jobs in the thread that moves the clock."""
+
+    def add(self, job: Job) -> None:
+        job.added_by = _caller(), threading.current_thread(), Clock.monotonic()
+        super().add(job)
+
+    def _start(self) -> None:
+        """It needs no thread."""
+
+    def next_due(self) -> float:
+        """The monotonic time of the next job."""
+        with self._mutex:
+            while self._due and self._due[0][2] not in self._jobs:
+                heapq.heappop(self._due)
+            return self._due[0][0] if self._due else math.inf
+
+    def do_due(self, now: float) -> None:
+        with self._mutex:
+            batch = self._pop_due(now)
+        self._serve(batch)
+
+    def _newly_due(self) -> Sequence[Job]:
+        return ()  # ``do_due`` is called once more.
+
+    def hurry(self) -> None:
+        super().hurry()
+        self.do_due(time.monotonic())
+
+    def subscribe(
+        self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
+    ) -> Subscription:
+        """Its thread would wait for a message, and move the clock by that."""
+        return Subscription(server, channel, received)
+
+
+class VirtualClock(Clock):
+    """A clock that stands still unless it is moved. A wait moves it to the wait's end, or to what
+    ends the wait; renewals and the like happen as the time for them comes.
+
+    While another thread or task holds a lock, or computes a value, a wait takes real time.
+    """
+
+    #: The seconds of real time that each holder is given in this way.
+    real_wait = 2.0
+
+    def __init__(self) -> None:
+        #: Whole seconds; not far from the real time, by which locks from before the override end.
+        self._now = float(int(Clock.monotonic()))
+        self._unix_time = real.time() - self._now
+        self._moving = Mutex()
+        self._long_waits = 0
+        #: How often the time was asked for or moved, and the ids of those who asked.
+        self._looks = 0
+        self._lookers: set[int] = set()
+        #: When the waits end, by task, or by thread.
+        self._ends: dict[Any, float] = {}
+        self.keeper = SteppedKeeper()
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass."""
+        self._move_to(self._now + seconds)
+
+    def _move_to(self, end: float) -> None:
+        with self._moving:
+            self._looks += 1
+            for _ in range(MAX_ROUNDS):
+                if (due := self.keeper.next_due()) > end:
+                    break
+                self._now = max(due, self._now)
+                self.keeper.do_due(self._now)
+            self._now = max(end, self._now)
+
+    def _move_on(self, looks: int) -> None:
+        """Until something may have happened: a job of the keeper, or the end of a wait."""
+        with self._moving:
+            if self._looks != looks:
+                return
+            end = min((*self._ends.values(), self.keeper.next_due()))
+            if math.isinf(end):
+                raise AssertionError(_ENDLESS)
+            self._move_to(end)
+
+    def _others_work(self, me: Any) -> bool:
+        """Whether a holder goes on while ``me`` waits: a task, or a thread with its tasks."""
+        executor = getattr(AsyncToSync.executors, "current", None)  # Where a thread waits for me.
+        stopped = (me, threading.current_thread(), getattr(executor, "_work_thread", None))
+        waiting = {who for who, end in list(self._ends.items()) if end > self._now}
+        return any(
+            caller not in stopped
+            and thread is not me
+            and waiting.isdisjoint((caller, thread))
+            and (thread.is_alive() if caller is thread else not caller.done())
+            and Clock.monotonic() < since + self.real_wait
+            for job in self.keeper.jobs()
+            if isinstance(job, (Renewal, FlightRenewal))
+            for caller, thread, since in (job.added_by,)
+        )
+
+    def _pauses(self, seconds: float, me: Any) -> Generator[float]:
+        """The pauses of a wait, in real time; in between it moves the clock."""
+        end, began, quiet = self._now + seconds, Clock.monotonic(), 0
+        outer = self._ends.get(me)  # Of a wait that moves the clock, and a listener waits, too.
+        alone = self._lookers <= {id(me), id(threading.current_thread())}
+        wanted = QUIET_PAUSES_ALONE if alone else QUIET_PAUSES
+        self._ends[me] = end
+        try:
+            while True:
+                looks = self._looks
+                yield PAUSE_SECONDS if quiet < wanted else 0.0
+                if self._now >= end:
+                    return
+                seen, waited = self._looks, Clock.monotonic() - began
+                stirs = seen != looks or min(self._ends.values()) <= self._now
+                stirs = waited < self.real_wait and stirs
+                quiet = 0 if waited < seconds and (stirs or self._others_work(me)) else quiet + 1
+                if quiet >= wanted:
+                    self._move_on(seen)
+        finally:
+            del self._ends[me]
+            if outer is not None:
+                self._ends[me] = outer
+
+    def _waited(self, seconds: float, came: Any) -> None:
+        self._long_waits = self._long_waits + 1 if seconds >= LONG_WAIT_SECONDS and not came else 0
+        if self._long_waits >= MAX_LONG_WAITS:
+            self._long_waits = 0
+            raise AssertionError(_ENDLESS)
+
+    def monotonic(self) -> float:
+        self._looks += 1
+        self._lookers.add(id(_caller()))
+        return self._now
+
+    def time(self) -> float:
+        return self._unix_time + self.monotonic()
+
+    def parts(self, seconds: float) -> Iterator[float]:
+        yield min(seconds, threading.TIMEOUT_MAX)
+
+    def sleep(self, seconds: float) -> None:
+        for pause in self._pauses(seconds, threading.current_thread()):
+            real.sleep(pause)
+
+    async def asleep(self, seconds: float) -> None:
+        for pause in self._pauses(seconds, _caller()):
+            await asyncio.sleep(pause)
+
+    async def wait(self, tasks: Collection[Any], seconds: float) -> Any:
+        with closing(self._pauses(seconds, _caller())) as pauses:
+            for pause in pauses:
+                done, pending = await asyncio.wait(tasks, timeout=pause or 0.001)
+                if done:
+                    break
+        self._waited(seconds, done)
+        return done, pending
+
+    def wait_for(
+        self, condition: threading.Condition, ready: Callable[[], Any], seconds: float | None
+    ) -> bool:
+        seconds = math.inf if seconds is None else seconds
+        with closing(self._pauses(seconds, threading.current_thread())) as pauses:
+            while not ready():
+                condition.release()  # What the time brings may be for this wait.
+                try:
+                    pause = next(pauses, None)
+                finally:
+                    condition.acquire()
+                if pause is None:
+                    break
+                condition.wait_for(ready, pause)
+        self._waited(seconds, ready())
+        return bool(ready())
+
+
+class MemoryServer:
+    """What takes the place of all servers and caches.
+
+    Args:
+        clock: left out, the real one.
+    """
+
+    def __init__(self, clock: VirtualClock | None = None) -> None:
+        self.clock: Any = clock or Clock()
+        self._prefix = f"testing {os.getpid()}-{next(_numbers)} "
+        self._away = False
+        #: The LOCATION in memory of what takes the place of a server.
+        self._places: dict[tuple[Any, ...], str] = {}
+
+    @property
+    def away(self) -> bool:
+        """While true, every call that asks a server raises redis-py's ``ConnectionError``."""
+        return self._away
+
+    @away.setter
+    def away(self, away: bool) -> None:
+        self._away = away
+        for database in self._databases():
+            database.away = away
+            if away:
+                database.close_all()
+
+    def held(self) -> list[str]:
+        """The keys of all locks that are held, in alphabetical order."""
+        found = {
+            lock.key.decode(errors="surrogateescape")
+            for database in self._databases()
+            if not database.away
+            for lock in list_held(client_of(database), b"", MAX_LOCKS).locks
+        }
+        return sorted(found)
+
+    def lose(self, name: str | bytes) -> None:
+        """End the lock at the key ``name`` as a server that forgot it would; its holder is told.
+
+        Raises:
+            KeyError: no lock is held there.
+        """
+        key = name if isinstance(name, bytes) else name.encode(errors="surrogateescape")
+        if key.decode(errors="surrogateescape") not in (held := self.held()):
+            raise KeyError(f"no lock is held at the key {name!r}; held are: {held}")
+        for database in self._databases():
+            with database.mutex:
+                database.delete(key)
+        keeper().hurry()
+
+    def _databases(self) -> list[Database]:
+        return [found for name, found in databases.items() if name.startswith(self._prefix)]
+
+    def _find_places(self) -> None:
+        """Note which servers the caches lead to: a cache object that was made before the override
+        must share its locks with the alias."""
+        for alias in lock_caches():
+            with suppress(ImproperlyConfigured, RedisError):
+                place = server_of(lock_cache(alias)._lock_client()).database
+                self._places[place] = self._location(alias, settings.CACHES[alias])
+
+    def _location(self, alias: str, kept: dict[str, Any]) -> str:
+        return f"{self._prefix}{kept.get('LOCATION') or alias}"
+
+    def _server(self, place: tuple[Any, ...]) -> Server | None:
+        """What takes the place of the server at ``place``; None for one of these."""
+        if any(database in place for database in self._databases()):
+            return None
+        name = self._places.get(place, f"{self._prefix}{place}")
+        database = databases.setdefault(
+            name, Database(f"the memory of test server {self._prefix[8:-1]}")
+        )
+        database.away = self._away
+        found = Server(client_of(database).connection_pool)
+        found.stands_in = True
+        return found
+
+    def _caches(self) -> dict[str, dict[str, Any]]:
+        """CACHES with each in memory. Those with one LOCATION still share it."""
+        return {
+            alias: {
+                **{name: kept[name] for name in _KEPT if name in kept},
+                "BACKEND": "django_redis_lock.cache.LocMemCache",
+                "LOCATION": self._location(alias, kept),
+            }
+            for alias, kept in settings.CACHES.items()
+        }
+
+    def _has(self, server: Server) -> bool:
+        return server.address.connection_kwargs.get("database") in self._databases()
+
+    def _end(self) -> None:
+        metrics.forget(self._has)
+        if not isinstance(keeper(), SteppedKeeper):  # It has no thread, and may be used again.
+            for job in keeper().jobs():
+                keeper().discard(job)
+
+    def _forget(self) -> None:
+        for name in [name for name in databases if name.startswith(self._prefix)]:
+            del databases[name]
+
+
+class override(TestContextDecorator):
+    """Keep all locks and caches of this process in memory: those of each alias in CACHES, whatever
+    its BACKEND is, and the locks made by hand. Time passes only when the test says so, or waits.
+
+    A context manager, and a decorator of functions, coroutine functions and ``TestCase`` classes::
+
+        with override() as server:
+            nightly_report()                      # takes its lock in memory
+            server.lose(":1:lock:nightly")        # the holder is told, as by an expired lock
+            server.away = True                    # every call raises redis-py's ConnectionError
+            server.clock.advance(60)              # a minute later
+
+    Args:
+        server: left out, a new one with a ``VirtualClock``.
+    """
+
+    def __init__(self, server: MemoryServer | None = None) -> None:
+        super().__init__()
+        if not isinstance(server, (MemoryServer, type(None))):
+            raise TypeError(f"override() takes a MemoryServer, not {server!r}; write @override()")
+        self._given = server
+        self._undo = ExitStack()
+
+    def __enter__(self) -> MemoryServer:  # type: ignore[override]  # Django's gives anything
+        return self.enable()
+
+    def enable(self) -> MemoryServer:
+        server = self._given or MemoryServer(VirtualClock())
+        with ExitStack() as undo:
+            if self._given is None:
+                undo.callback(server._forget)
+            undo.callback(time.use, time.clock)
+            time.use(server.clock)
+            undo.callback(use_keeper, keeper())
+            metrics.forget(server._has)  # Its keeper gets what was counted before.
+            use_keeper(getattr(server.clock, "keeper", None) or Keeper())
+            undo.callback(server._end)
+            if settings.configured:
+                server._find_places()
+            undo.enter_context(standing_in(server._server))
+            if settings.configured:
+                undo.enter_context(override_settings(CACHES=server._caches()))
+                for alias in settings.CACHES:
+                    # Its server must be there before the first question.
+                    lock_cache(alias)._lock_client()
+                server.away = server.away
+            self._undo = undo.pop_all()
+        return server
+
+    def disable(self) -> None:
+        self._undo.close()
+
+
+class RedisLocksMixin:
+    """For ``unittest.TestCase``: each test runs in ``override()``; the server is
+    ``self.redis_locks``."""
+
+    redis_locks: MemoryServer
+
+    def setUp(self) -> None:
+        overriding = override()
+        self.redis_locks = overriding.enable()
+        self.addCleanup(overriding.disable)  # type: ignore[attr-defined]  # of the TestCase
+        super().setUp()  # type: ignore[misc]  # of the TestCase

@@ -1,0 +1,74 @@
+"""The one interface between the core and everything that is optional.
+
+* **Parts**: packages that the core does not need. It imports none of them; it calls ``part``
+  when an option, a setting or a kind of server needs one, and only then is it loaded.
+* **Names on first use**: a package's ``__init__`` offers names without importing their modules.
+* **Hooks**: what counts and traces plugs itself in here; the core calls a hook that is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+#: The optional parts: where each is, and what needs it.
+PARTS: Mapping[str, tuple[str, str]] = {
+    "admin": ("ops.admin.pages", "The admin's pages"),
+    "checks": ("ops.checks", "manage.py check"),
+    "exporters": ("contrib.exporters", "The setting EXPORTERS"),
+    "fallback": ("contrib.fallback", 'ON_REDIS_DOWN "local" or "run"'),
+    "instant_loss": ("contrib.instant_loss", "To learn of a loss at once"),
+    "inventory": ("ops.inventory", "A list of held locks"),
+    "limit": ("contrib.limit", "A lock with limit=N"),
+    "metrics": ("contrib.metrics", "The setting METRICS"),
+    "pages": ("contrib.pages", "cached_page()"),
+    "redlock": ("contrib.redlock", "Redlock, using=[…]"),
+    "several_names": ("contrib.several_names", "A lock with several names"),
+    "topology": ("contrib.topology", "A cluster, or a service of sentinels"),
+}
+#: Kinds of servers: the attribute by which a client's pool is recognized, and the class in the part
+#: ``topology``. Any other attribute of a cluster's client makes it connect.
+TOPOLOGIES = (("nodes_manager", "Cluster"), ("service_name", "SentinelService"))
+
+PACKAGE = __name__.rpartition(".")[0]
+
+
+class PartMissing(ImportError):
+    """An option needs a part of this package that was not installed with it."""
+
+
+@cache
+def part(name: str) -> Any:
+    """The module of the optional part ``name``, loaded at the first call.
+
+    Raises:
+        PartMissing: the part was removed from the installation.
+    """
+    path, needed_for = PARTS[name]
+    try:
+        return import_module(f"{PACKAGE}.{path}")
+    except ModuleNotFoundError as error:
+        if not f"{PACKAGE}.{path}.".startswith(f"{error.name}."):
+            raise
+        raise PartMissing(f"{needed_for}: needs {error.name}, which is not installed") from None
+
+
+def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """A ``__getattr__`` for the module ``package``: each name is imported when it is used.
+
+    Args:
+        package: its ``__name__``.
+        modules: by the module, within this package, the names in it, with spaces between them.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
+
+    def getattr_of_module(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{PACKAGE}.{module_of[name]}"), name)
+        setattr(import_module(package), name, value)  # The next use costs nothing.
+        return value
+
+    return getattr_of_module

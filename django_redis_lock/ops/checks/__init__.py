@@ -1,0 +1,140 @@
+"""System checks: mistakes in the settings and in uses of ``locked()`` that can be seen at start-up.
+
+``manage.py check --tag redis_lock`` runs these alone. Those that must ask Redis run with
+``--deploy`` only. Here are those of ``locked()``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from django.urls import get_resolver
+
+from ...cache import BACKEND, BackendCannotLock, lock_cache
+from ...conf import SETTING, Conf, given
+from ...decorators import LockedFunction, declarations
+from .settings import check, found
+from .settings import run as run
+
+
+def _declarations() -> list[LockedFunction]:
+    """All uses of ``locked()``, those of views too: this imports the URLconf."""
+    try:
+        _ = get_resolver().url_patterns
+    except Exception:  # Django's own checks report it.
+        pass
+    return declarations()
+
+
+def _without_cache() -> Iterator[tuple[str, str, ImproperlyConfigured]]:
+    """What names a cache that cannot lock: the number of its error, itself, and why."""
+    places = [
+        ("E005", f"locked() of {lock.target}", lock.options.using) for lock in _declarations()
+    ]
+    if "USING" in given():  # It is reported once, and not for each use.
+        places = [("E007", "DJANGO_REDIS_LOCK: USING", None), *(p for p in places if p[2])]
+    for number, where, alias in places:
+        try:
+            using = alias or Conf().USING
+        except ImproperlyConfigured:
+            continue  # E002 reports it.
+        try:
+            lock_cache(using)
+        except ImproperlyConfigured as error:
+            yield number, where, error
+
+
+@check()
+def check_caches() -> Iterator[CheckMessage]:
+    unsupported: dict[str, list[str]] = {}
+    for number, where, error in _without_cache():
+        if isinstance(error, BackendCannotLock):
+            unsupported.setdefault(str(error), []).append(where)
+        else:
+            yield found(number, f"{where}: {error}.", "Name another cache.")
+    for sentence, places in unsupported.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        hint = "Until then each call of what is locked there raises ImproperlyConfigured."
+        yield found("W012", f"{min(places)}{more}: {sentence}.", hint)
+
+
+@check(deploy=True)
+def check_caches_of_production() -> Iterator[CheckMessage]:
+    for number, where, error in _without_cache():
+        if isinstance(error, BackendCannotLock):
+            hint = f"Or name a cache whose BACKEND is {BACKEND!r}."
+            yield found(number, f"{where}: {error}.", hint)
+
+
+@check()
+def check_answers() -> Iterator[CheckMessage]:
+    for lock in _declarations():
+        answer = lock.options.on_conflict
+        if answer is not None and not _takes_an_argument(answer):
+            yield found(
+                "E006",
+                f"locked() of {lock.target}: on_conflict takes no arguments.",
+                "It is called with the conflict, and with the arguments of the call: "
+                "def answer(conflict, *args, **kwargs).",
+            )
+
+
+def _takes_an_argument(answer: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(answer).bind_partial(object())
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # A built-in function without a signature.
+    return True
+
+
+@check()
+def check_lifetimes_of_uses() -> Iterator[CheckMessage]:
+    for lock in _declarations():
+        timeout, min_hold = lock.options.timeout, lock.options.min_hold
+        if timeout is SETTING:
+            continue
+        if timeout is None:
+            yield found(
+                "W008",
+                f"locked() of {lock.target}: with timeout=None the lock never expires.",
+                "Remove timeout: then the lock is renewed while the code runs, and ends soon after "
+                "a crash.",
+            )
+        elif min_hold > timeout:
+            yield found(
+                "W009",
+                f"locked() of {lock.target}: min_hold, {min_hold:g} seconds, is longer than "
+                f"timeout, {timeout:g} seconds.",
+                "If the process is killed, the lock ends with its timeout: increase that.",
+            )
+
+
+@check()
+def check_names_of_uses() -> Iterator[CheckMessage]:
+    first: dict[str, LockedFunction] = {}
+    for lock in _declarations():
+        if lock.template is None:
+            continue  # A function makes its names.
+        other = first.setdefault(lock.template, lock)
+        for difference in _differences(other, lock):
+            yield found(
+                "W010",
+                f"locked() of {other.target} and of {lock.target} both name the lock "
+                f"{lock.template!r}, with different settings: {difference}.",
+                "Give both the same settings, or different names.",
+            )
+
+
+def _differences(one: LockedFunction, other: LockedFunction) -> Iterator[str]:
+    if one.using != other.using:
+        yield f"using is {one.using!r} and {other.using!r}, so they do not exclude each other"
+    for name in ("timeout", "min_hold", "max_hold"):
+        values = [lock.options.given().get(name, "left out") for lock in (one, other)]
+        if values[0] != values[1]:
+            yield f"{name} is {values[0]} and {values[1]}"

@@ -1,0 +1,313 @@
+"""The held locks and running computations of all caches, and the caches that failed.
+
+Several caches may share a database. A lock is listed under the cache whose key prefix it has, by
+its name in that cache. A lock without the prefix of any cache (a bare ``Lock(redis, "x")``, or one
+of another site or version) is listed by its whole key, under the first cache of its database.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.crypto import salted_hmac
+from redis.exceptions import RedisError
+
+from ..cache import lock_cache, lock_caches
+from ..contrib.fallback import held_locally
+from ..events import Outage, group_of
+from ..protocol import Owner, is_lock, keys_at, printable
+from ..transport import server_of
+from .inventory import (
+    FLIGHT,
+    LOCK,
+    MAX_DESCRIBED,
+    Inspection,
+    Inventory,
+    LockInfo,
+    Outcome,
+    inspect,
+    list_held,
+)
+from .inventory import release as release_forced
+
+logger = logging.getLogger("django_redis_lock.admin")
+
+#: The errors of a cache that is down or wrongly configured.
+UNAVAILABLE = (RedisError, OSError, ImproperlyConfigured)
+#: The most databases that are queried at once, so that one that is down does not delay others.
+AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """A held lock or a running computation, and its cache.
+
+    Attributes:
+        name: its name in the cache, or its whole key.
+        foreign: whether it has the prefix of no cache, so that ``name`` is the whole key.
+    """
+
+    alias: str
+    name: str
+    lock: LockInfo
+    foreign: bool = False
+
+    @property
+    def group(self) -> str:
+        group = self.lock.group
+        # The group may be derived from the whole key: then derive it from the name.
+        return group_of(self.name) if group == group_of(self.lock.name) else group
+
+
+class Failure(NamedTuple):
+    """A cache that failed, and what this process knows of its servers' outages."""
+
+    alias: str
+    error: str
+    outages: tuple[Outage, ...] = ()
+
+
+class Truncation(NamedTuple):
+    alias: str
+    kind: str
+    shown: int
+    total: int
+
+
+@dataclass(slots=True)
+class HeldLocks:
+    """The lists, longest held first.
+
+    Attributes:
+        truncations: databases whose list is incomplete.
+        in_memory: caches whose locks exclude the threads of one process only; the lists have those
+            of this process.
+        local: the local locks that are held on this host, name and holder, if a cache has
+            failed or is in memory: ``run_locked`` takes such locks then.
+    """
+
+    found: list[HeldLock] = field(default_factory=list)
+    truncations: list[Truncation] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    in_memory: list[str] = field(default_factory=list)
+    local: list[tuple[str, Owner]] = field(default_factory=list)
+
+
+class _Database(NamedTuple):
+    """A database, and for each cache in it the key prefixes of its locks and of its values.
+    ``only_locks``: prefixes of keys that no cache can write to."""
+
+    client: Any
+    prefixes: dict[str, dict[str, bytes]]
+    only_locks: set[bytes]
+
+
+def held_locks(
+    aliases: Iterable[str] | None = None,
+    *,
+    kinds: Sequence[str] = (LOCK, FLIGHT),
+    search: str = "",
+    limit: int = MAX_DESCRIBED,
+) -> HeldLocks:
+    """The held locks and running computations of the caches ``aliases``, or of all of them.
+
+    Args:
+        search: only those whose names contain this text; case is ignored.
+        limit: the largest number of each kind to list of each database.
+    """
+    wanted = list(lock_caches() if aliases is None else aliases)
+    result = HeldLocks()
+    databases, failed = _databases()
+    asked = [database for database in databases if not database.prefixes.keys().isdisjoint(wanted)]
+    result.failures = [_failure(alias, failed[alias]) for alias in failed if alias in wanted]
+
+    def ask(database: _Database) -> list[Inventory] | Exception:
+        try:
+            spaces = tuple(database.only_locks)
+            client = database.client
+            return [list_held(client, b"", limit, search, kind, spaces) for kind in kinds]
+        except UNAVAILABLE as error:
+            return error
+
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, len(asked)))) as threads:
+        for database, answer in zip(asked, threads.map(ask, asked), strict=True):
+            here = [alias for alias in database.prefixes if alias in wanted]
+            if isinstance(answer, Exception):
+                result.failures += [_failure(alias, answer) for alias in here]
+                continue
+            for kind, listed in zip(kinds, answer, strict=True):
+                held = [_place(database, lock) for lock in listed.locks]
+                result.found += [
+                    h for h in held if h.alias in wanted and search.lower() in h.name.lower()
+                ]
+                if not listed.complete:
+                    cut = Truncation(here[0], kind, len(listed.locks), listed.total)
+                    result.truncations.append(cut)
+    result.in_memory = [a for a in wanted if a not in failed and lock_cache(a).in_memory]
+    result.found.sort(key=lambda held: held.lock.held_for or 0.0, reverse=True)
+    without_redis = [failure.alias for failure in result.failures] + result.in_memory
+    result.local = _held_here(without_redis, search)
+    return result
+
+
+def number_of_waiters(found: Iterable[HeldLock]) -> int:
+    """Processes that wait for these locks. The holders of all places of a lock have the same."""
+    waiters = {(held.alias, held.lock.lock_key): held.lock.waiters or 0 for held in found}
+    return sum(waiters.values())
+
+
+def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | None, Inspection]:
+    """The lock at ``key`` in the database of the cache ``alias``; None if it is free.
+
+    Raises:
+        redis.exceptions.RedisError, ImproperlyConfigured: the request failed.
+    """
+    database = _database_of(alias)
+    found = inspect(database.client, key, kind, tuple(database.only_locks))
+    holding = None if found.lock is None else _place(database, found.lock)
+    return holding, replace(
+        found,
+        lock=None if holding is None else holding.lock,
+        holders=tuple(_place(database, lock).lock for lock in found.holders),
+        events=tuple(replace(event, owner=_shown(event.owner)) for event in found.events),
+    )
+
+
+def is_among_locks(alias: str, key: bytes) -> bool:
+    """Whether only locks are stored under such keys: no cache can write there."""
+    return key.startswith(tuple(_database_of(alias).only_locks))
+
+
+def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
+    """The name of the lock at ``key`` in the cache ``alias``, held or free."""
+    if kind == LOCK and is_lock(key):
+        key = keys_at(key).name
+    try:
+        _, prefix, _ = _cache_of(_database_of(alias), key, kind)
+    except UNAVAILABLE:
+        prefix = b""
+    return key[len(prefix) :].decode(errors="backslashreplace")
+
+
+def release(
+    alias: str, key: bytes, owner_id: str, *, fence: int | None, kind: str = LOCK, by: str = ""
+) -> Outcome:
+    """``inventory.release`` with the settings of the cache ``alias``."""
+    cache: Any = lock_cache(alias)
+    database = _database_of(alias)
+    return release_forced(
+        database.client,
+        key,
+        owner_id,
+        fence=fence,
+        kind=kind,
+        grant_timeout=cache.conf.GRANT_TIMEOUT,
+        by=by,
+        only_locks=tuple(database.only_locks),
+        id_of=shown_id,
+    )
+
+
+def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
+    """Also returns the caches that are wrongly configured, and why."""
+    found: dict[Any, _Database] = {}
+    failed: dict[str, Exception] = {}
+    for alias in lock_caches():
+        try:
+            cache: Any = lock_cache(alias)
+            client = cache._lock_client()
+            prefixes = {
+                LOCK: cache._encoded_key(cache.conf.LOCK_PREFIX, None),
+                FLIGHT: cache._encoded_key("", None),
+            }
+            new = _Database(client, {}, set())
+            database = found.setdefault(server_of(client).database, new)
+        except UNAVAILABLE as error:
+            failed[alias] = error
+        else:
+            database.prefixes[alias] = prefixes
+            if cache.conf.LOCK_PREFIX:
+                database.only_locks.add(prefixes[LOCK])
+    return found.values(), failed
+
+
+def _database_of(alias: str) -> _Database:
+    lock_cache(alias)  # Raises if it is no cache for locks.
+    databases, failed = _databases()
+    if alias in failed:
+        raise failed[alias]
+    return next(database for database in databases if alias in database.prefixes)
+
+
+def _cache_of(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool]:
+    """The cache under which ``key`` is listed, its prefix, and whether no prefix matches."""
+    found = [
+        (len(p[kind]), alias) for alias, p in database.prefixes.items() if key.startswith(p[kind])
+    ]
+    if not found:
+        return next(iter(database.prefixes)), b"", True
+    length, alias = max(found, key=lambda entry: entry[0])
+    return alias, key[:length], False
+
+
+def _place(database: _Database, lock: LockInfo) -> HeldLock:
+    alias, prefix, foreign = _cache_of(database, lock.lock_key, lock.kind)
+    name = lock.lock_key[len(prefix) :].decode(errors="backslashreplace")
+    return HeldLock(alias, name, replace(lock, owner=_shown(lock.owner)), foreign)
+
+
+def _shown(owner: Owner) -> Owner:
+    return replace(owner, id=shown_id(owner.id))
+
+
+def shown_id(id: str) -> str:
+    """An owner's id as people see it. The id itself is a hash of the token without a key, which
+    would confirm a guessed token, or value."""
+    return salted_hmac(_SALT, id, _secret(), algorithm="sha256").hexdigest()[:12] if id else ""
+
+
+_SALT = "django_redis_lock.held_locks"
+
+
+def _secret() -> str | bytes:
+    try:
+        secret: str | bytes = settings.SECRET_KEY
+        return secret
+    except ImproperlyConfigured:  # Some commands run without one.
+        return _secret_of_this_process()
+
+
+@lru_cache(maxsize=1)
+def _secret_of_this_process() -> bytes:
+    return secrets.token_bytes(32)
+
+
+def _failure(alias: str, error: Exception) -> Failure:
+    outages: tuple[Outage, ...] = ()
+    with suppress(*UNAVAILABLE):
+        cache: Any = lock_cache(alias)
+        known = [node.breaker.known_outage() for node in server_of(cache._lock_client()).nodes()]
+        outages = tuple(filter(None, known))
+    return Failure(alias, printable(str(error), limit=200), outages)
+
+
+def _held_here(aliases: Iterable[str], search: str) -> list[tuple[str, Owner]]:
+    folders: set[str | None] = set()
+    for alias in aliases:
+        with suppress(ImproperlyConfigured):  # It is one of the failures.
+            folders.add(lock_cache(alias).conf.LOCAL_LOCK_FOLDER)
+    try:
+        held = [found for folder in folders for found in held_locally(folder)]
+    except OSError as error:
+        logger.warning("The locks of this host cannot be listed: %s", error)
+        return []
+    return [(name, owner) for name, owner in held if search.lower() in name.lower()]

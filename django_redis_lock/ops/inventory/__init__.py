@@ -1,0 +1,298 @@
+"""Which locks are held in a database; forced release, if the acquisition that was shown is still
+there; and operations on all keys of a database: on a cluster, of all its primaries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ...locking import note_call
+from ...protocol import (
+    FIGURES,
+    INDEX,
+    MAX_LIMIT,
+    Call,
+    as_bytes,
+    flight_key,
+    flight_stream,
+    flights_pattern,
+    is_lock,
+    is_of_a_database,
+    key_of_companion,
+    keys_at,
+    quorum_fence_key,
+    reset_call,
+    script,
+    slot_tag,
+)
+from ...singleflight import END_FLIGHT, LET_GO
+from ...transport import is_cluster, run, run_all, run_at, server_of
+from .listing import FLIGHT as FLIGHT
+from .listing import LOCK as LOCK
+from .listing import MAX_DESCRIBED as MAX_DESCRIBED
+from .listing import MAX_ENTRIES as MAX_ENTRIES
+from .listing import REPLY_TIMEOUT_SECONDS, holders_at, indexes
+from .listing import Inspection as Inspection
+from .listing import Inventory as Inventory
+from .listing import LockInfo as LockInfo
+from .listing import Prefixes as Prefixes
+from .listing import WaiterInfo as WaiterInfo
+from .listing import inspect as inspect
+from .listing import list_held as list_held
+
+#: Milliseconds for which the followers of an ended computation can read its end.
+STREAM_LIFETIME = 10_000
+
+
+class Outcome(Enum):
+    #: The holder that was shown has lost it; the first waiter has it.
+    RELEASED = "released"
+    #: It was free.
+    FREE = "free"
+    #: Another holder has it, and keeps it.
+    NOT_OWNER = "changed hands"
+
+
+def release(
+    client: Any,
+    key: bytes,
+    owner_id: str,
+    *,
+    fence: int | None = None,
+    kind: str = LOCK,
+    grant_timeout: float = 2.0,
+    by: str = "",
+    only_locks: Prefixes = (),
+    id_of: Callable[[str], str] = str,
+) -> Outcome:
+    """End the lock at ``key`` if its holder has the id ``owner_id``; the first waiter gets it at
+    once. The holder's process is told at once, too, but is not stopped. Nothing else than a lock
+    ends: other data at ``key`` counts as free.
+
+    Args:
+        key: of the lock, or the cache key of a computation.
+        fence: ``LockInfo.fence``, which distinguishes two acquisitions with one chosen token.
+        kind: LOCK, or FLIGHT to end a computation: its result is not stored, and a follower leads.
+        grant_timeout: seconds that the first waiter has to take the grant.
+        by: the user, for the lock's list of events.
+        only_locks: see ``list_held``.
+        id_of: returns what users see as an owner's id.
+
+    Raises:
+        redis.exceptions.RedisError: the request failed; the lock may have been released.
+    """
+    holders, _ = holders_at(client, kind, [key], only_locks)
+    if key not in holders:
+        return Outcome.FREE
+    held, _ = holders[key]
+    if id_of(held.owner.id) != owner_id:
+        return Outcome.NOT_OWNER
+    if kind == FLIGHT:
+        return _end_flight(client, key, held.token)
+    send = partial(run, client, patience=REPLY_TIMEOUT_SECONDS)
+    keys = keys_at(key, is_cluster(client))
+    limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
+    only = keys.name.startswith(only_locks)
+    answer = send(reset_call(keys, held, grant_timeout, limit, fence, only))
+    if not answer.value and not answer.sent_twice:
+        is_held = key in holders_at(client, kind, [key], only_locks)[0]
+        return Outcome.NOT_OWNER if is_held else Outcome.FREE
+    with suppress(RedisError, OSError):  # It is released nevertheless.
+        send(note_call(keys.name, "reset", held.owner, by, held.held_for))
+    return Outcome.RELEASED
+
+
+def _end_flight(client: Any, key: bytes, token: bytes) -> Outcome:
+    keys = key, flight_key(key), flight_stream(key, token)
+    ended = run(client, Call(END_FLIGHT, keys, (token, STREAM_LIFETIME, "", 0))).value
+    return Outcome.RELEASED if ended else Outcome.FREE
+
+
+# -- all keys --------------------------------------------------------------------------------------
+
+#: One step through the keys of a server.
+#:
+#: KEYS  none        ARGV  cursor, pattern, how many keys to look at
+#: returns as SCAN
+SCAN = script("return redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])")
+
+#: Delete keys, except those of held locks.
+#:
+#: KEYS  the keys, then the index of held locks
+#: ARGV  for each key the key of its lock: the key itself, or the one whose companion it is
+#: returns the number of keys deleted
+#: atomic because a lock may be taken at any time before (invariant S6).
+DELETE_UNHELD = script("""
+local deleted, index = 0, KEYS[#KEYS]
+for i, lock in ipairs(ARGV) do
+  if not redis.call('ZSCORE', index, lock) then
+    deleted = deleted + redis.call('UNLINK', KEYS[i])
+  end
+end
+return deleted
+""")
+
+#: Empty the database but keep the locks (invariant S6), if they are few. The script reads the locks
+#: from the index, so that it misses none; the caller passes the companions of the locks that it saw
+#: there before. A lock without its companions still works, but its waiters get it only by WATCH.
+#:
+#: KEYS  index; on a cluster none: there is one for each slot, and a node has many
+#: ARGV  the most locks on each index; the most bytes to keep; 0; on a cluster the
+#:       number of this node's slots, what the indexes are called, and the tags of the slots; then
+#:       companion keys to keep where they exist
+#: returns 1, or 0 if there is more to keep and nothing was done
+#: atomic because no client may see a lock missing.
+CLEAR = script("""
+local most, room, slots, rest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), 4
+local indexes = {KEYS[1]}
+if slots > 0 then
+  for i = 5, slots + 4 do indexes[#indexes + 1] = ARGV[4] .. ':{' .. ARGV[i] .. '}' end
+  rest = slots + 5
+end
+local kept = {}
+local function keep(key)
+  local dump = redis.pcall('DUMP', key)
+  if not dump then return false end
+  if type(dump) == 'table' then
+    if not string.find(dump.err, 'non local') then error(dump.err) end
+    return false  -- Its slot has moved to another node.
+  end
+  local left = redis.call('PTTL', key)
+  if left == 0 then left = 1 elseif left < 0 then left = 0 end  -- RESTORE's 0 is for ever.
+  kept[#kept + 1] = {key, left, dump}
+  room = room - #dump
+  return true
+end
+for _, index in ipairs(indexes) do
+  local before = room
+  if keep(index) then
+    local locks = redis.call('ZRANGE', index, 0, most + 1)
+    local fence = redis.call('ZSCORE', index, 'django_redis_lock:fence')
+    if #locks == 1 and fence and tonumber(fence) < now() then  -- The time is greater.
+      kept[#kept], room = nil, before
+    elseif #locks > most + 1 or room < 0 then
+      return 0
+    end
+    for _, key in ipairs(locks) do keep(key) end
+  end
+end
+for i = rest, #ARGV do keep(ARGV[i]) end
+if room < 0 then return 0 end
+redis.call('FLUSHDB', 'ASYNC')
+for _, entry in ipairs(kept) do redis.call('RESTORE', entry[1], entry[2], entry[3], 'REPLACE') end
+return 1
+""")
+
+#: The most keys that one script scans or deletes: about a millisecond.
+KEYS_PER_SCRIPT = 500
+#: The most locks, and bytes of locks with their companions, that CLEAR restores: about three
+#: milliseconds. If there are more, the keys are deleted step by step.
+MAX_KEPT_LOCKS, MAX_KEPT_BYTES = 25, 50_000
+
+
+def indexed_locks(client: Any, most: int) -> list[bytes]:
+    """The keys of at most ``most`` locks on the index; some may no longer be held."""
+    found: list[bytes] = []
+    for index in indexes(client, INDEX):
+        if len(found) < most:
+            keys = client.zrange(index, 0, most - len(found))  # One more, for LAST_FENCE.
+            found += filter(is_lock, map(as_bytes, keys))
+    return found
+
+
+def delete_matching(client: Any, pattern: bytes, step: int | None = None) -> int:
+    """Delete the keys that match ``pattern``, as of SCAN, except those of held locks, and end the
+    computations of matching keys. Keys that are set during the call may remain.
+
+    Args:
+        step: how many keys one script scans; at most KEYS_PER_SCRIPT, the default.
+
+    Returns:
+        the number of keys deleted.
+
+    Raises:
+        redis.exceptions.RedisError: a request failed. Some keys may be deleted.
+    """
+    step = min(step or KEYS_PER_SCRIPT, KEYS_PER_SCRIPT)
+    # The flights first: a value from older data is then either there to be deleted, or will not be
+    # stored (invariant C2).
+    beginning = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
+    for page in _scan(client, flights_pattern(pattern), step):
+        if flights := [key for key in page if _is_flight(key, beginning)]:
+            run_all(client, [Call(LET_GO, (key,), ()) for key in flights])
+    index_of = server_of(client).index_of
+    deleted = 0
+    for page in _scan(client, pattern, step):
+        by_index: dict[bytes, list[bytes]] = {}
+        for key in page:
+            by_index.setdefault(index_of(INDEX, key), []).append(key)
+        calls = [
+            Call(DELETE_UNHELD, (*keys, index), tuple(map(_lock_of, keys)))
+            for index, keys in by_index.items()
+        ]
+        deleted += sum(map(int, run_all(client, calls)))
+    return deleted
+
+
+def _scan(client: Any, pattern: bytes, step: int) -> Iterator[list[bytes]]:
+    """In pages, without the keys of the whole database; on a cluster those of all primaries."""
+    server = server_of(client)
+    for node in server.primaries() if server.is_cluster else [None]:
+        cursor = b""
+        while cursor != b"0":
+            call = Call(SCAN, (), (cursor or b"0", pattern, step))
+            reply = run(client, call).value if node is None else run_at(server, node, call)
+            cursor = as_bytes(reply[0])
+            if page := [key for key in map(as_bytes, reply[1]) if not is_of_a_database(key)]:
+                yield page
+
+
+def _is_flight(key: bytes, beginning: bytes) -> bool:
+    """Whether ``key`` is the flight of a cache key that begins with ``beginning``."""
+    value = key_of_companion(key)
+    return value is not None and value.startswith(beginning) and flight_key(value) == key
+
+
+def _lock_of(key: bytes) -> bytes:
+    """The key of the lock that ``key`` is a part of, or ``key`` itself."""
+    if is_lock(key):
+        return key
+    place = key.removesuffix(b":owner")
+    if key_of_companion(place) and is_lock(place):
+        return place
+    return key_of_companion(key) or key
+
+
+def empty(client: Any) -> None:
+    """Delete everything except held locks and metrics.
+
+    Raises:
+        redis.exceptions.RedisError: a request failed. Some keys may be deleted.
+    """
+    if not _emptied_at_once(client):
+        delete_matching(client, b"*")
+
+
+def _emptied_at_once(client: Any) -> bool:
+    server, locks = server_of(client), indexed_locks(client, MAX_KEPT_LOCKS + 1)
+    # Of a slot that is being moved, CLEAR could not keep the locks.
+    if len(locks) > MAX_KEPT_LOCKS or (server.is_cluster and server.is_moving_slots()):
+        return False
+    kept = [*(part for key in locks for part in keys_at(key).own[1:]), *FIGURES.values()]
+    kept += (quorum_fence_key(key) for key in locks if key_of_companion(key) is None)
+    bounds = (MAX_KEPT_LOCKS, MAX_KEPT_BYTES)
+    if not server.is_cluster:
+        return bool(run(client, Call(CLEAR, (INDEX,), (*bounds, 0, *kept))).value)
+    done = True
+    for node, slots in server.primaries().items():
+        tags = [slot_tag(slot) for slot in slots]
+        here = [key for key in kept if server.seen_at((key,)) is node]
+        clearing = Call(CLEAR, (), (*bounds, len(tags), INDEX, *tags, *here))
+        done = bool(run_at(server, node, clearing)) and done
+    return done

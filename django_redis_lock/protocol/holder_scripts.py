@@ -1,0 +1,127 @@
+"""The Lua scripts about holders, in the manner of ``lock_scripts``: who holds a lock, how it is
+released by force, and what is recorded of holders and their processes."""
+
+from .script import script, shared
+
+#: The holder of a plain lock, or of one place. An untaken grant has none.
+#:
+#: KEYS  lock keys of the place
+#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
+#:         server time in microseconds} or nil
+HELD = script("""
+local holder = redis.call('GET', KEYS[1])
+if not holder then return nil end
+local grants = redis.pcall('LLEN', KEYS[2])
+if type(grants) ~= 'number' then grants = 0 end  -- A key of another kind has none.
+for i = 1, grants do
+  local grant = redis.call('LINDEX', KEYS[2], i - 1)
+  if string.sub(grant, 1, #holder + 1) == holder .. ':' then return nil end
+end
+local owner = redis.pcall('HGETALL', KEYS[4])
+return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
+""")
+
+# is_token(value): whether it has the form that this package and redis-py give to tokens.
+#
+# is_known(key, value, index, owner, only): whether `value` at `key` is the token of a lock, as far
+# as that is known without its id: the index has a lock there, and the value has the form, or was
+# chosen and is not described yet. `only`: '1' where the form alone is enough. A stale entry counts
+# for a token: redis-py does not know the index, and may have extended the lock.
+IS_KNOWN = shared("""
+local function is_token(value)
+  return #string.match(value, '^[0-9a-f]*') == 32
+    and string.find(' .', string.sub(value, 33, 33), 1, true) ~= nil
+end
+
+local function is_known(key, value, index, owner, only)
+  local ends = redis.pcall('ZSCORE', index, key)
+  if is_token(value) then return only == '1' or type(ends) == 'string' end
+  return type(ends) == 'string' and tonumber(ends) * 1000 >= now()
+    and type(redis.pcall('HGET', owner, 'attempt')) == 'string'
+    and type(redis.pcall('HGET', owner, 'id')) ~= 'string'
+end
+""")
+
+#: End the lock of the holder that HELD named, so that it is safe to send twice; the first live
+#: waiter gets it.
+#:
+#: KEYS  lock keys
+#: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
+#:       in turn may have one chosen token), '' or the id of the token's owner, '1' where only locks
+#:       are stored: without an id the caller knows that it is a lock
+#: returns 1 ended, 0 it was free, held by another than the named one, or other data
+#: atomic for the same reason as RELEASE. The holder's process is told which lock it was.
+RESET_BODY = """
+local holder = redis.call('GET', KEYS[1])
+if not holder then redis.pcall('ZREM', KEYS[5], KEYS[1]) end
+if holder ~= ARGV[3] or untaken(holder) then return 0 end
+local fence = tonumber(redis.pcall('HGET', KEYS[4], 'fence')) or 0
+if fence > tonumber(ARGV[4]) and fence < 2^53 then return 0 end
+if ARGV[5] ~= '' and redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
+  and not is_known(KEYS[1], holder, KEYS[5], KEYS[4], ARGV[6]) then
+  return 0
+end
+local process = redis.pcall('HGET', KEYS[4], 'process')
+pass_on(ARGV[1], ARGV[2])
+if type(process) == 'string' then
+  redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
+end
+return 1
+"""
+RESET = script(RESET_BODY)
+
+#: Note what has happened to a lock. Releases by its holders push out no other events, unless most
+#: are others. (A list would want commands that those who may lock need not have the right to.)
+#:
+#: KEYS  events: a line for each, the latest first
+#: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds; when it
+#:       was, in microseconds ('' for now); what must not be noted yet ('' for nothing)
+#: returns 1, or 0 if that was noted
+#: atomic because two that note at the same time must not write over each other.
+RECORD_EVENT = script("""
+local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
+local lines, most, releases, last = {at .. ' ' .. ARGV[1]}, tonumber(ARGV[2]), 0, 0
+local kept = redis.pcall('GET', KEYS[1])
+if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
+if ARGV[5] ~= '' and string.find(kept, ARGV[5], 1, true) then return 0 end
+for line in string.gmatch(kept, '[^\\n]+') do
+  lines[#lines + 1] = line
+  if string.find(line, '"what": "released"', 1, true) then releases, last = releases + 1, #lines end
+end
+local gone = releases > most / 2 and last or #lines
+if #lines > most then
+  for i = gone, #lines do lines[i] = lines[i + 1] end
+end
+local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
+redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
+return 1
+""")
+
+#: Note that a process is alive.
+#:
+#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it        returns 1
+#: atomic because it is the server's time that is kept.
+HEARTBEAT = script("""
+redis.call('SET', KEYS[1], string.format('%.0f', now()), 'PX', ARGV[1])
+return 1
+""")
+
+#: When processes gave their last heartbeats.
+#:
+#: KEYS  heartbeats        ARGV  none
+#: returns {server time in microseconds, then what HEARTBEAT keeps of each, '' if nothing}
+#: atomic because the ages are reckoned from one reading of the clock.
+HEARTBEATS = script("""
+local found = {now()}
+for i, key in ipairs(KEYS) do
+  local beat = redis.pcall('GET', key)
+  found[i + 1] = type(beat) == 'string' and beat or ''
+end
+return found
+""")
+
+#: The server's time in microseconds. A script, so that it is sent as the calls of a lock are: on
+#: the same connections, and once more if the reply is lost.
+#:
+#: KEYS  none        ARGV  none        returns microseconds
+CLOCK = script("return now()")

@@ -1,0 +1,137 @@
+"""What executes the steps of flights in tasks of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio import Redis as AsyncRedis
+from redis.exceptions import RedisError
+
+from ..clock import time
+from ..keeper import Job
+from ..protocol import Call
+from ..transport import (
+    aconnect,
+    adrive,
+    aread_value,
+    arun_all,
+    cancellable,
+    in_background,
+    is_observed,
+    is_outage,
+    server_of,
+)
+from .runners import (
+    SENT_AGAIN,
+    ProducerFailed,
+    Steps,
+    arguments_of,
+    pause_before,
+    reading,
+    trace_in,
+)
+from .scripts import READ
+
+
+class AsyncRunner:
+    """Executes the steps of a flight in the calling task.
+
+    Args:
+        client: redis.asyncio client of the primary.
+        thread: stands for the thread that waits for the task; None if none does. It may be the one
+            that a computation of this loop needs, so that must not be waited for.
+
+    Attributes: as of ``ThreadRunner``.
+    """
+
+    new_event = asyncio.Event
+
+    def __init__(self, client: Any, thread: Any = None) -> None:
+        self._client = client
+        self.server = server_of(client)
+        self.in_thread = thread is not None
+        self._loop = asyncio.get_running_loop()
+        self.group = thread if self.in_thread else self._loop
+
+    @property
+    def is_observed(self) -> bool:
+        # In front of a cluster and behind sentinels, the client is one for threads.
+        return isinstance(self._client, AsyncRedis) and is_observed(self._client)
+
+    async def do(self, steps: Steps) -> Any:
+        try:
+            return await adrive(steps)
+        except ProducerFailed as failed:
+            error = failed.error
+        raise error
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        with suppress(RuntimeError):  # The loop has ended.
+            self._loop.call_soon_threadsafe(function, *args)
+
+    # -- the steps, as those of ``ThreadRunner`` ---------------------------------------------
+
+    async def run(self, *calls: Call, done: bool = False) -> Any:
+        if done:
+            return await asyncio.shield(in_background(arun_all(self._client, calls)))
+        return await arun_all(self._client, calls)
+
+    async def read(self, key: bytes) -> Any:
+        call = Call(READ, (key,), ())
+        if not self.server.breaker.failing:
+            with suppress(*SENT_AGAIN):
+                if self.is_observed:
+                    return await cancellable(self._client.evalsha(*arguments_of(call)))
+                if not self.server.is_topology:
+                    return await aread_value(self._client, key)
+        return (await self.run(call))[0]
+
+    async def compute(self, function: Callable[[], Any]) -> Any:
+        try:
+            value = function()
+            while inspect.isawaitable(value):  # A plain function may return a coroutine.
+                value = await value
+            return value
+        except GeneratorExit:  # The coroutine is closed: its loop has ended.
+            raise
+        except BaseException as error:
+            raise ProducerFailed(error) from error
+
+    async def wait_for_event(self, event: Any, until: float) -> Any:
+        return await _within(event.wait(), until)
+
+    async def pause(self, seconds: float) -> Any:
+        await time.asleep(seconds)
+
+    async def run_in_background(self, steps: Steps, renewal: Job) -> Any:
+        in_background(self.do(steps))
+        return True
+
+    async def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:
+        streams, reply = self.server.in_one_call(streams), None
+        try:
+            connection = await aconnect(self._client, streams, timeout=5.0)
+            try:
+                reply = await _within(connection.ask(reading(streams, until)), until)
+            finally:
+                connection.disconnect()
+        except (RedisError, OSError) as error:
+            self.server.on_error(error)
+            if not is_outage(error):
+                raise
+            await time.asleep(pause_before(until))
+        return trace_in(reply)
+
+
+async def _within(work: Awaitable[Any], until: float) -> Any:
+    """The result of ``work``; None if it is not done by ``until`` (monotonic seconds)."""
+    task = asyncio.ensure_future(work)
+    try:
+        await time.wait({task}, max(0.0, until - time.monotonic()))
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()

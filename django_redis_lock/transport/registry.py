@@ -1,0 +1,82 @@
+"""The servers of this process: one ``Server`` for each place where locks are kept."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..extension import TOPOLOGIES, part
+from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
+from .address import is_cluster
+from .server import Server
+
+_servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
+_by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
+#: Makes what takes the place of a server, while something does.
+_make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
+_registry = free_after_fork(Mutex())
+
+
+def server_of(client: Any) -> Server:
+    """The one ``Server`` of this process for the address that ``client`` talks to.
+
+    Raises:
+        TypeError: ``client`` is no redis-py client with a connection pool.
+    """
+    if FORKS_UNNOTICED:
+        notice_fork()
+    try:
+        pool = client.connection_pool
+    except AttributeError:
+        if not is_cluster(client):
+            raise TypeError(
+                f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}"
+            ) from None
+        pool = client  # It has a pool for each of its nodes.
+    found = _by_pool.get(pool)
+    if found is not None:
+        return found
+    with _registry:
+        kind = _kind_of(pool)
+        database = (kind, *kind.identity(pool))
+        # One that waits for less, or checks no certificate, must not decide that for others.
+        settings = getattr(pool, "nodes_manager", pool).connection_kwargs
+        tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
+        place = (*database, kind.patience(settings), *tls)
+        server = _servers.get(place)
+        if server is None:
+            stand_in = None if _make_stand_in is None else _make_stand_in(database)
+            server = _servers[place] = stand_in or kind(pool)
+            server.database = database
+        _by_pool[pool] = server
+        return server
+
+
+def _kind_of(pool: Any) -> type[Server]:
+    for attribute, name in TOPOLOGIES:
+        if hasattr(pool, attribute):
+            kind: type[Server] = getattr(part("topology"), name)
+            return kind
+    return Server
+
+
+@contextmanager
+def standing_in(make: Callable[[tuple[Any, ...]], Server | None]) -> Iterator[None]:
+    """In the block, ``make(server.database)`` takes the place of each server, unless it is None."""
+    global _servers, _by_pool, _make_stand_in
+    before = _servers, _by_pool, _make_stand_in
+    _servers, _by_pool = weakref.WeakValueDictionary(), weakref.WeakKeyDictionary()
+    _make_stand_in = make
+    try:
+        yield
+    finally:
+        _servers, _by_pool, _make_stand_in = before
+
+
+@after_fork
+def _forget_servers() -> None:
+    """Their connections and locks are the parent's."""
+    _servers.clear()
+    _by_pool.clear()
