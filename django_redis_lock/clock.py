@@ -2,8 +2,7 @@
 clock in its place (``testing``).
 
 Its ``monotonic`` also counts the time for which the host sleeps (a laptop, a paused virtual
-machine), which ``time.monotonic`` does not everywhere: Redis goes on meanwhile, and another may get
-the lock.
+machine), which ``time.monotonic`` does not everywhere: Redis goes on, and another may get the lock.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from functools import partial
 from typing import Any
 
 #: The system lets a wait stand still while the host sleeps. So no wait is longer in one piece.
-LONGEST_WAIT_SECONDS = 2.0
+MAX_WAIT_SECONDS = 2.0
 
 
 def _monotonic() -> Callable[[], float]:
@@ -42,8 +41,8 @@ class Clock:
     def parts(self, seconds: float) -> Iterator[float]:
         """The pieces of a wait of so many seconds, at least one."""
         until = self.monotonic() + seconds
-        while seconds > LONGEST_WAIT_SECONDS:
-            yield LONGEST_WAIT_SECONDS
+        while seconds > MAX_WAIT_SECONDS:
+            yield MAX_WAIT_SECONDS
             seconds = until - self.monotonic()
         yield max(0.0, seconds)
 

@@ -22,7 +22,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..memo import MAX_CACHED, MAX_CACHED_LENGTH, remembered
+from ..events import MAX_CACHED, MAX_CACHED_LENGTH, remembered
 
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
 #: Emptying the database must restore the locks of every site. On a cluster, see ``index_key``.

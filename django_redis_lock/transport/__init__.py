@@ -25,7 +25,6 @@ from .execute import run as run
 from .execute import run_all as run_all
 from .execute import run_at as run_at
 from .execute import send as send
-from .polling import readable as readable
 from .registry import server_of as server_of
 from .registry import standing_in as standing_in
 from .retry import OUTAGE as OUTAGE
@@ -36,6 +35,7 @@ from .retry import is_busy as is_busy
 from .retry import is_outage as is_outage
 from .retry import is_pool_exhausted as is_pool_exhausted
 from .server import Server as Server
+from .server import readable as readable
 from .server import shut as shut
 
 if TYPE_CHECKING:

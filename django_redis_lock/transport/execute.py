@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from ..clock import real_time as time
-from ..memo import MAX_CACHED, MAX_CACHED_LENGTH
+from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..protocol import Call, Script
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker

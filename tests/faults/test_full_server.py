@@ -19,9 +19,8 @@ from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import AsyncLock, Lock, Redlock
+from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
 from django_redis_lock.keeper import DeferredRelease, keeper
-from django_redis_lock.locking import MultiLock
 from django_redis_lock.transport import server_of
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer

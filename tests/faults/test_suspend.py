@@ -43,7 +43,7 @@ django.setup()
 import redis, redis.asyncio
 from django.core.cache import caches
 from django_redis_lock import AsyncLock, AsyncRedlock, Lock, LockLost, LockNotAcquired, Redlock
-from django_redis_lock.locking import MultiLock
+from django_redis_lock import MultiLock
 
 client = redis.Redis.from_url(urls[0])
 clients = [redis.Redis.from_url(url) for url in urls]

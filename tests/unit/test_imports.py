@@ -33,7 +33,6 @@ FLOORS: tuple[dict[str, str], ...] = (
         "extension": "the optional parts, and when they are loaded",
         "clock": "the time, which tests can move",
         "exceptions": "the errors; each carries the lock's name and holder",
-        "memo": "caches of results for names and keys, with a bound in bytes",
         "events": "what happens to locks and computations, and who listens",
         "threads": "what a forked child begins anew; work that must not delay its caller",
     },
@@ -380,7 +379,7 @@ def test_no_folder_is_crowded() -> None:
 
 
 #: What waits for files and sockets only, whose time no test can move.
-BY_REAL_TIME = {"contrib.redlock"}
+BY_REAL_TIME: set[str] = set()
 
 
 def test_deadlines_are_kept_by_one_clock() -> None:

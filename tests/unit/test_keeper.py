@@ -499,7 +499,7 @@ class TestMany:
             for job in jobs:
                 keeper.add(job)
 
-    def test_each_reply_begins_the_time_anew(self, keeper: Keeper) -> None:
+    def test_each_reply_restarts_the_timeout(self, keeper: Keeper) -> None:
         """In all they take longer than one may."""
 
         class SlowLink(FakeLink):

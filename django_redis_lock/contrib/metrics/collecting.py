@@ -17,9 +17,8 @@ from redis.exceptions import RedisError, ResponseError
 from ... import events
 from ...clock import time
 from ...conf import Conf
-from ...events import Subject
+from ...events import MAX_CACHED_LENGTH, Subject
 from ...keeper import Job, finish, keeper
-from ...memo import MAX_CACHED_LENGTH
 from ...protocol import FIGURES, Call, printable, script
 from ...threads import Mutex, after_fork, get_logger
 from ...transport import Server, is_outage, own_settings

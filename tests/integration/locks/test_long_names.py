@@ -16,13 +16,11 @@ import redis.asyncio
 from django.core.cache import caches
 from django.test import override_settings
 
-from django_redis_lock import AsyncLock, Lock, Redlock, locked, metrics
+from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock, locked, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.decorators import cached
-from django_redis_lock.events import group_of
+from django_redis_lock.events import MAX_CACHED, MAX_CACHED_LENGTH, group_of
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking import MultiLock
-from django_redis_lock.memo import MAX_CACHED, MAX_CACHED_LENGTH
 from django_redis_lock.protocol import milliseconds
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.lock_scripts import RENEW
