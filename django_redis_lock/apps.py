@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django.apps import AppConfig
@@ -9,8 +10,10 @@ from django.utils.translation import gettext_lazy as _
 
 from . import events
 from .conf import Conf
-from .extension import part
+from .extension import PartMissing, part
 from .middleware import note_tasks
+
+logger = logging.getLogger("django_redis_lock.metrics")
 
 #: Of the system checks: ``manage.py check --tag redis_lock``.
 CHECKS_TAG = "redis_lock"
@@ -24,7 +27,7 @@ class RedisLockConfig(AppConfig):
     def ready(self) -> None:
         register(check, CHECKS_TAG)
         register(check_deployment, CHECKS_TAG, deploy=True)
-        events.subscribe_later(lambda: part("metrics").start())
+        events.subscribe_later(_start_metrics)
         if _exports():
             part("exporters").start_configured()
         note_tasks()
@@ -39,6 +42,19 @@ def check(**kwargs: Any) -> list[CheckMessage]:
 def check_deployment(**kwargs: Any) -> list[CheckMessage]:
     messages: list[CheckMessage] = part("checks").run(deploy=True)
     return messages
+
+
+def _start_metrics() -> events.Listener:
+    try:
+        listener: events.Listener = part("metrics").start()
+    except PartMissing as error:
+        logger.warning("Nothing is counted: %s", error)
+        return _ignore
+    return listener
+
+
+def _ignore(event: Any) -> None:
+    """Counts nothing."""
 
 
 def _exports() -> bool:

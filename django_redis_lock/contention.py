@@ -157,6 +157,8 @@ class Conflict:
         return response
 
     def _wants_json(self, request: HttpRequest, json: bool) -> bool:
+        sent = (request.content_type or "").lower()
+        json = json or sent == "application/json" or sent.endswith("+json")
         kinds = ["text/html", "application/json"]
         wanted = request.get_preferred_type(kinds[::-1] if json else kinds)
         return wanted == "application/json" or (json and wanted is None)
@@ -245,6 +247,7 @@ def respond(template: str = TEMPLATE, *, status: int = 409) -> OnConflict:
     def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
         return conflict.response(_request(args, kwargs), status, template)
 
+    answer.status_of_response = status  # type: ignore[attr-defined]  # Hooks refuse it.
     return answer
 
 
@@ -271,17 +274,20 @@ def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) ->
         response["Cache-Control"] = "no-store"
         return response
 
+    answer.status_of_response = 303  # type: ignore[attr-defined]  # Hooks refuse it.
     return answer
 
 
 def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
     """Let Celery retry the task when the lock may be free. Each retry counts towards
-    ``max_retries``."""
+    ``max_retries``. In eager mode, where Celery would retry at once, LockNotAcquired is raised."""
     task: Any = args[0] if args else None
     if not hasattr(task, "retry"):  # Without bind=True, or in a function that the task calls.
         task = getattr(sys.modules.get("celery"), "current_task", None)
     if not hasattr(task, "retry"):
         raise TypeError(RETRY_ONLY_CELERY)
+    if getattr(task.request, "is_eager", False):
+        raise conflict.error()
     raise task.retry(countdown=conflict.retry_after, exc=conflict.error())
 
 

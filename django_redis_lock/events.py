@@ -253,8 +253,10 @@ def subscribe_later(start: Callable[[], Listener]) -> None:
         start()(event)
 
     def first_read(*read: Any) -> None:
+        global count_read
+        count_read = None
         start()
-        if count_read not in (None, first_read):
+        if count_read is not None:
             count_read(*read)
 
     subscribe(first)

@@ -47,12 +47,17 @@ def part(name: str) -> Any:
         PartMissing: the part was removed from the installation.
     """
     path, needed_for = PARTS[name]
+    return _imported(path, needed_for)
+
+
+def _imported(path: str, needed_for: str) -> Any:
+    wanted = f"{PACKAGE}.{path}"
     try:
-        return import_module(f"{PACKAGE}.{path}")
+        return import_module(wanted)
     except ModuleNotFoundError as error:
-        if not f"{PACKAGE}.{path}.".startswith(f"{error.name}."):
+        if not f"{wanted}.".startswith(f"{error.name}."):
             raise
-        raise PartMissing(f"{needed_for}: needs {error.name}, which is not installed") from None
+        raise PartMissing(f"{needed_for} needs {wanted}, which is not installed") from None
 
 
 def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
@@ -67,7 +72,7 @@ def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], An
     def getattr_of_module(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{PACKAGE}.{module_of[name]}"), name)
+        value = getattr(_imported(module_of[name], f"{package}.{name}"), name)
         setattr(import_module(package), name, value)  # The next use costs nothing.
         return value
 

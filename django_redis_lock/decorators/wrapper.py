@@ -19,7 +19,14 @@ from django.views import View
 from redis.exceptions import RedisError
 
 from ..conf import Conf
-from ..contention import RETRY_ONLY_CELERY, Conflict, retry_task, service_unavailable, unavailable
+from ..contention import (
+    RETRY_ONLY_CELERY,
+    Conflict,
+    retry_task,
+    service_unavailable,
+    skip,
+    unavailable,
+)
 from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
@@ -28,6 +35,7 @@ from .key_template import bound_method, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
+from .views import is_api_view, is_dispatch, is_view, refuse_hook, refuse_object
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
@@ -44,7 +52,9 @@ class LockedFunction:
         template: the lock's name as written, or the dotted name; None if a callable makes it.
     """
 
-    def __init__(self, options: Options, function: Callable[..., Any], dotted: str) -> None:
+    def __init__(
+        self, options: Options, function: Callable[..., Any], dotted: str, is_handler: bool = False
+    ) -> None:
         if any(map(_is_generator, (function, type(function).__call__))):
             raise TypeError(
                 f"locked() cannot decorate {function!r}: a call returns a generator, which would "
@@ -52,7 +62,7 @@ class LockedFunction:
             )
         if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
-        if not (_is_async(function) or _is_dispatch(function) or _is_djangos_dummy(function)):
+        if not (_is_async(function) or is_dispatch(function) or _is_djangos_dummy(function)):
             for name in ("on_lost", "on_conflict"):
                 if iscoroutinefunction(getattr(options, name)):
                     raise TypeError(PLAIN_FUNCTION.format(name, dotted))
@@ -60,8 +70,10 @@ class LockedFunction:
                 raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
         if not _takes_arguments(function):
             options.refuse("a function without arguments", *EXIT_CODES, "status_code")
+        refuse_hook(options, function, dotted)
         self.options = options
         self.function = function
+        self._is_handler = is_handler  # Of a view of Django REST framework.
         self.target = dotted
         names = names_of(options.key, function, dotted)
         self.name_of = names if callable(names) else lambda args, kwargs: names
@@ -94,7 +106,7 @@ class LockedFunction:
         def call(*args: Any, **kwargs: Any) -> Any:
             return self.run(args, kwargs)
 
-        if _is_dispatch(function):
+        if is_dispatch(function):
 
             def dispatch(*args: Any, **kwargs: Any) -> Any:
                 # Django awaits the result if the view's methods are coroutine functions.
@@ -174,15 +186,24 @@ class LockedFunction:
         self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The request of a view that answers 503 because of ``error``, or None. With a default or
-        its own ``on_conflict``, what is called with a request need not be a view."""
+        its own ``on_conflict``, the error is raised."""
         chosen = self.options.on_conflict is not None or self.options.default is not MISSING
-        return None if chosen or not is_outage(error) else request_of(args, kwargs)
+        return None if chosen or not is_outage(error) else self._request_of_view(args, kwargs)
+
+    def _request_of_view(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The request, if this is a call of a view."""
+        request = request_of(args, kwargs)
+        if request is None or self._is_handler or is_view(self.function, args, kwargs):
+            return request
+        return None
 
     def _unavailable(self, request: Any, name: str, error: Exception) -> Any:
         return service_unavailable(request, name, error, self.options.retry_after, self.json)
 
     def _answer(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = self.options
+        if options.on_conflict is skip and self._request_of_view(args, kwargs) is None:
+            return None
         if options.on_conflict is not None:
             return options.on_conflict(conflict, *args, **kwargs)
         if options.default is not MISSING:
@@ -193,7 +214,7 @@ class LockedFunction:
             if kwargs.get("verbosity", 1):
                 args[0].stderr.write(conflict.line(), args[0].style.WARNING)
             return None
-        request = request_of(args, kwargs)
+        request = self._request_of_view(args, kwargs)
         if request is None:
             raise conflict.error()
         return conflict.response(request, options.status_code, json=self.json)
@@ -274,13 +295,6 @@ def _is_djangos_dummy(function: Any) -> bool:
     return getattr(function, "__module__", "") == "django.utils.decorators"
 
 
-def _is_dispatch(function: Any) -> bool:
-    method = bound_method(function)
-    if method is not None:
-        return method.__name__ == "dispatch" and isinstance(method.__self__, View)
-    return getattr(function, "__name__", "") == "dispatch" and inspect.isfunction(function)
-
-
 def _print_waiting(
     command: BaseCommand, kwargs: dict[str, Any]
 ) -> Callable[[Conflict], None] | None:
@@ -292,12 +306,6 @@ def _print_waiting(
         command.stderr.flush()
 
     return show
-
-
-def is_api_view(kind: Any) -> bool:
-    """Whether ``kind`` is a view class of Django REST framework."""
-    module = sys.modules.get("rest_framework.views")
-    return module is not None and isinstance(kind, type) and issubclass(kind, module.APIView)
 
 
 # -- kinds of targets ------------------------------------------------------------------------
@@ -323,6 +331,7 @@ def decorate(options: Options, target: Any) -> Any:
         return target
     if not callable(target):
         raise TypeError(f"locked() decorates callables, not {target!r}")
+    refuse_object(target)
     return LockedFunction(options, target, _dotted(options, target)).wrapper()
 
 
@@ -397,7 +406,7 @@ def _api_view(options: Options, target: Any, dotted: str) -> None:
     def handle(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         return self._without_lock[handle](request, *args, **kwargs)
 
-    locked_handler = LockedFunction(options, handle, dotted).wrapper()
+    locked_handler = LockedFunction(options, handle, dotted, is_handler=True).wrapper()
 
     @functools.wraps(initial)
     def then(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:

@@ -24,10 +24,11 @@ from ..extension import on_first_use
 from ..protocol import activity
 
 if TYPE_CHECKING:
-    from ..contrib.pages import CachedPageMiddleware
+    from ..contrib.pages import CachedPageMiddleware, Conditions
 
 __all__ = [
     "CachedPageMiddleware",
+    "Conditions",
     "RequestActivity",
     "doing",
     "note_request",
@@ -178,4 +179,4 @@ def _end(id: str) -> None:
         activity.set(current.before)
 
 
-__getattr__ = on_first_use(__name__, {"contrib.pages": "CachedPageMiddleware"})
+__getattr__ = on_first_use(__name__, {"contrib.pages": "CachedPageMiddleware Conditions"})

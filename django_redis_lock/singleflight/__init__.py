@@ -25,6 +25,7 @@ from .in_process import DeferredCall as DeferredCall
 from .in_process import in_flight as in_flight
 from .leader import FlightRenewal as FlightRenewal
 from .leader import Producer as Producer
+from .postponed import Postponed as Postponed
 from .runners import Runner as Runner
 from .runners import Steps as Steps
 from .runners import ThreadRunner as ThreadRunner

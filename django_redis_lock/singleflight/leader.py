@@ -36,6 +36,7 @@ from ..protocol import (
 from ..threads import get_logger, may_log
 from ..transport import Server, is_outage
 from .in_process import InProcessFlight, Overtaken, computing, leave, token_for
+from .postponed import Postponed
 from .runners import ProducerFailed, Runner, Steps
 from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
 
@@ -210,12 +211,21 @@ class Leader:
             if isinstance(failed.error, Overtaken):
                 yield from self.fail()
                 raise failed.error from None
+            if isinstance(failed.error, Postponed):
+                failed.error.leader = self
+                raise
             pause = self.producer.error_ttl if isinstance(failed.error, Exception) else 0
             yield from self.fail(failed.describe(), pause)
             raise
         finally:  # In every case: followers would wait for ever for a flight that is renewed.
             for renewal in self.renewals:
                 keeper().discard(renewal)
+
+    def resume(self, runner: Runner, compute: Callable[[], Any]) -> Steps:
+        """As ``lead`` and ``store``, after the computation was postponed."""
+        self._runner, self.producer = runner, self.producer._replace(compute=compute)
+        _, encoded = yield from self.lead()
+        yield from self.store(encoded)
 
     def lose(self) -> None:
         """The flight has ended before the computation: the callers of this process that wait for it
@@ -270,7 +280,7 @@ class Leader:
             yield
         except BaseException as failed:
             error = getattr(failed, "error", failed)  # As the producer raised it.
-            if isinstance(error, Overtaken):
+            if isinstance(error, (Overtaken, Postponed)):
                 error, values = None, 0
             raise
         finally:
@@ -332,6 +342,9 @@ class Leader:
             logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
                 self._end_later(calls)
+
+    def end_later(self) -> None:
+        self._end_later(self._endings())
 
     def _endings(self, message: str = "", pause: int = 0) -> tuple[Call, ...]:
         return tuple(self._ending(key, message, pause) for key in self.keys)

@@ -12,10 +12,16 @@ from django.template.base import FilterExpression, Node, NodeList, Parser, Token
 from django.template.context import Context
 from django.template.exceptions import TemplateSyntaxError
 
-from ..cache import lock_cache
+from ..cache import MISSING, lock_cache
+from ..middleware import Conditions
+from ..threads import get_logger
+
+logger = get_logger("django_redis_lock.pages")
 
 register = template.Library()
 
+#: Seconds for which the callers of a fragment with a CSRF token do not wait for each other.
+NOT_CACHEABLE_SECONDS = 5.0
 OPTIONS = ("using", "stale", "wait", "jitter")
 
 
@@ -38,8 +44,43 @@ class CachedNode(Node):
         # Never in another thread: the context is this one's, and goes on with the page.
         options.update(background=False, soft_timeout=None)
         key = make_template_fragment_key(self.name, [v.resolve(context) for v in self.vary_on])
-        fragment = cache.get_or_set(key, lambda: self.nodelist.render(context), timeout, **options)
-        return "" if fragment is None else fragment  # ON_WAIT_TIMEOUT is "default".
+        rendered: list[str] = []
+
+        def compute() -> str | None:
+            text, has_token = self._render(context)
+            rendered.append(text)
+            return None if has_token else text
+
+        def lifetime(fragment: str | None) -> Any:
+            return NOT_CACHEABLE_SECONDS if fragment is None else timeout
+
+        fragment = cache.get_or_set(key, compute, lifetime, **options)
+        if fragment is None and not rendered and cache.get(key, MISSING) is None:
+            compute()  # Otherwise ON_WAIT_TIMEOUT is "default".
+        return "".join(rendered) if fragment is None else fragment
+
+    def _render(self, context: Context) -> tuple[str, bool]:
+        """The text, and whether it has a CSRF token, which belongs to one visitor."""
+        request = getattr(context, "request", None) or context.get("request")
+        if request is None:
+            return self.nodelist.render(context), False
+        conditions = Conditions(request, ())
+        conditions.take_out()
+        try:
+            text = self.nodelist.render(context)
+        finally:
+            conditions.put_back()
+        if conditions.token_used and self.name not in _warned:
+            _warned.add(self.name)
+            words = (
+                "The fragment %s is not cached: it has a CSRF token. Move it out of {%% cached %%}"
+            )
+            logger.warning(words, self.name)
+        return text, conditions.token_used
+
+
+#: Names of fragments that have a CSRF token: each is logged once.
+_warned: set[str] = set()
 
 
 def _seconds(name: str, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -10,8 +11,10 @@ import redis
 from django.core.cache import cache
 from django.core.cache.utils import make_template_fragment_key
 from django.core.exceptions import ImproperlyConfigured
-from django.template import Context, Template, TemplateSyntaxError
-from django.test import override_settings
+from django.http import HttpResponse
+from django.middleware.csrf import CsrfViewMiddleware, _unmask_cipher_token
+from django.template import Context, Template, TemplateSyntaxError, engines
+from django.test import RequestFactory, override_settings
 
 from django_redis_lock.protocol.keys import flight_key
 from tests.integration.cache.test_get_or_set import Asking, blocked, waiting_in_memory
@@ -157,3 +160,30 @@ def test_the_cache_for_fragments_is_used_if_there_is_one(settings: Any) -> None:
     with override_settings(CACHES=both):
         render("{% cached 60 side %}x{% endcached %}")
         assert cache.keys("*side*") == []
+
+
+@pytest.mark.parametrize("source", ["{% csrf_token %}", "{% if a %}{{ csrf_token }}{% endif %}"])
+def test_a_token_is_never_shared(source: str, caplog: pytest.LogCaptureFixture) -> None:
+    name = f"form{len(source)}"
+    text = (
+        f"{{% load redis_lock cache %}}{{% cached 60 {name} %}}{{{{ n }}}}{source}{{% endcached %}}"
+    )
+    template, seen = engines["django"].from_string(text), []
+    for user in "abab":
+        request = RequestFactory().get("/", headers={"Cookie": f"csrftoken={user * 32}"})
+        CsrfViewMiddleware(HttpResponse).process_request(request)
+        n = len(seen)
+        seen.append(template.render({"n": n, "a": 1, "user": user}, request))
+        secret = _unmask_cipher_token(re.search(r"[a-zA-Z0-9]{64}", seen[-1][1:])[0])  # type: ignore[index]
+        assert (seen[-1][0], secret) == (str(n), user * 32)
+    said = [record for record in caplog.records if "CSRF" in record.getMessage()]
+    assert [record.getMessage() for record in said] == [
+        f"The fragment {name} is not cached: it has a CSRF token. Move it out of {{% cached %}}"
+    ]
+
+
+def test_a_form_outside_does_not_count(client: redis.Redis) -> None:
+    text = "{% load redis_lock %}{% csrf_token %}{% cached 60 side %}{{ n }}{% endcached %}"
+    template = engines["django"].from_string(text)
+    for n in range(2):
+        assert template.render({"n": n}, RequestFactory().get("/")).endswith("0")

@@ -166,9 +166,9 @@ class CallableObject:
         return pk
 
 
-@pytest.mark.parametrize("target", [CallableObject(), functools.partial(export)])
+@pytest.mark.parametrize("target", [CallableObject().__call__, functools.partial(export)])
 def test_other_things_that_are_awaited(target: Any) -> None:
-    work = locked("work-{pk}" if isinstance(target, CallableObject) else "x")(target)
+    work = locked("x" if isinstance(target, functools.partial) else "work-{pk}")(target)
     assert asyncio.run(work(7)) == 7
 
 

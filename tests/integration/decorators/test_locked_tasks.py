@@ -75,6 +75,25 @@ def test_a_task_whose_lock_is_taken_fails_with_attributes(task: Any) -> None:
         assert send_or_skip.apply(args=[7]).get() is None
 
 
+@app.task(bind=True, max_retries=None)
+@locked("send-{pk}", on_conflict=retry_task)
+def send_until_free(self: Any, pk: int) -> str:
+    return "sent"
+
+
+def test_in_eager_mode_the_conflict_is_raised() -> None:
+    """Celery would retry at once, and again."""
+    with caches["default"].lock("send-7"):
+        with pytest.raises(LockNotAcquired, match="send-7 is held by"):
+            send_until_free.apply(args=[7]).get()
+        app.conf.task_always_eager = True
+        try:
+            with pytest.raises(LockNotAcquired, match="send-7 is held by"):
+                send_until_free.delay(7).get()
+        finally:
+            app.conf.task_always_eager = False
+
+
 @locked("send-{pk}", on_conflict=retry_task, retry_after=5)
 @app.task(lazy=False)
 def send_outside_later(pk: int) -> str:

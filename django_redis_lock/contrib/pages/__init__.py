@@ -1,0 +1,112 @@
+"""Whole pages: Django's cache middleware, in which one caller computes a missing page.
+
+Django decides what is stored, at which key and for how long: its own code runs, with ``_Notes`` in
+place of the cache. A response that is rendered after its view has returned keeps its flight open
+until then (``responses``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.http import HttpRequest
+from django.middleware.cache import CacheMiddleware
+
+from ...cache import lock_cache
+from ...transport import adrive, drive
+from .responses import Conditions as Conditions
+from .visit import Visit
+
+if TYPE_CHECKING:
+    from ...conf import GetOrSetArguments
+
+#: Options that the names of headers do without.
+_OF_PAGES = {"stale", "soft_timeout", "background", "jitter"}
+
+
+class CachedPageMiddleware(CacheMiddleware):
+    """Caches the pages of the whole site by Django's rules. One caller computes a missing page, the
+    others wait for it.
+
+    The settings CACHE_MIDDLEWARE_ALIAS, CACHE_MIDDLEWARE_KEY_PREFIX and CACHE_MIDDLEWARE_SECONDS
+    apply, and those of ``get_or_set`` (STALE, …). In MIDDLEWARE it belongs before all that set
+    cookies or Vary (sessions, CSRF, messages), and after LocaleMiddleware.
+
+    Raises:
+        ImproperlyConfigured: the cache is not one of ours.
+    """
+
+    def __init__(
+        self,
+        get_response: Callable[..., Any],
+        cache_timeout: float | None = None,
+        page_timeout: Any = None,
+        options: GetOrSetArguments | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(get_response, cache_timeout, page_timeout, **kwargs)
+        self.page_timeout: Any = page_timeout
+        self.options: GetOrSetArguments = options or {}
+        self.header_options: Any = {
+            **{name: value for name, value in self.options.items() if name not in _OF_PAGES},
+            "stale": 0,
+        }
+        self._notes: _Notes | None = None
+        if options is None:  # The decorator is used before the settings are complete.
+            lock_cache(self.cache_alias)
+
+    @property
+    def cache(self) -> Any:
+        return self._notes or lock_cache(self.cache_alias)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.respond(request, self.get_response, asynchronous=self.async_mode)
+
+    def respond(
+        self, request: HttpRequest, view: Callable[[HttpRequest], Any], *, asynchronous: bool
+    ) -> Any:
+        """The response to ``request``: a page, or what ``view`` returns; or an awaitable of it."""
+        if request.method not in ("GET", "HEAD"):
+            request._cache_update_cache = False  # type: ignore[attr-defined]  # Django reads it
+            return view(request)
+        steps = Visit(self, request, view, asynchronous).steps()
+        return adrive(steps) if asynchronous else drive(steps)
+
+    def process_response(self, request: HttpRequest, response: Any) -> Any:
+        """As Django's. ``page_timeout`` may be a function of the response."""
+        if not callable(self.page_timeout):
+            return super().process_response(request, response)
+        rules = copy.copy(self)
+        rules.page_timeout = self.page_timeout(response)
+        return rules.process_response(request, response)
+
+    def storable(self, request: HttpRequest, response: Any) -> Storable | None:
+        """What Django would store of ``response``, whose headers it completes. A response with a
+        cookie is not stored, whatever it varies on: the cookie may be its first caller's."""
+        rules = copy.copy(self)
+        rules._notes = notes = _Notes()
+        rules.process_response(request, response)
+        if not notes.stored or response.cookies:
+            return None
+        (header_key, headers, _), (page_key, _, timeout) = notes.stored
+        return Storable(header_key, headers, page_key, timeout)
+
+
+class Storable(NamedTuple):
+    """A page that can be cached: ``headers``, at ``header_key``, are what the pages of its URL vary
+    on."""
+
+    header_key: str
+    headers: list[str]
+    page_key: str
+    timeout: float
+
+
+class _Notes:
+    def __init__(self) -> None:
+        self.stored: list[tuple[str, Any, float]] = []
+
+    def set(self, key: str, value: Any, timeout: float) -> None:
+        self.stored.append((key, value, timeout))

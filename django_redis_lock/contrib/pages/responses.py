@@ -1,0 +1,180 @@
+"""What one request or one moment says about a page, and what is said of a response that is rendered
+after its view has returned."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+from django.http import HttpResponse, HttpResponseBase
+from django.utils.cache import get_conditional_response
+from django.utils.http import parse_http_date_safe
+
+from ...singleflight import Postponed
+
+#: What a client makes its request depend on. A page that others get is computed without it.
+_CONDITIONS = (
+    *("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE", "HTTP_IF_UNMODIFIED_SINCE"),
+    *("HTTP_RANGE", "HTTP_IF_RANGE"),
+)
+#: Django's CSRF protection sets it when a token for this request's client is made.
+_TOKEN_USED = "CSRF_COOKIE_NEEDS_UPDATE"
+#: Its value if a decorator around the page has used a token, true as well.
+_BY_ANOTHER = 1
+#: Partial Content, Not Modified, Precondition Failed, Range Not Satisfiable.
+_ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
+#: Request Timeout, Too Early, Too Many Requests; and all from 500 on.
+_TEMPORARY = {408, 425, 429}
+
+
+class PageFailed(Exception):
+    """The view answered with a temporary error, which says nothing about the page."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(f"status {response.status_code}")
+        self.response = response
+
+
+class NotThePage(BaseException):
+    """The view answered to a condition of the request, which says nothing about the page."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__()
+        self.response = response
+
+
+def raise_unless_about_the_page(response: Any, mine: bool = True) -> None:
+    """
+    Args:
+        mine: whether the client of the request gets this response.
+
+    Raises:
+        PageFailed, NotThePage: the status depends on the moment, or on the request.
+    """
+    status = getattr(response, "status_code", 200)
+    if status in _ANSWERS_TO_CONDITIONS and mine:
+        raise NotThePage(response)
+    if status >= 500 or status in _TEMPORARY | _ANSWERS_TO_CONDITIONS:
+        raise PageFailed(response)
+
+
+class Conditions:
+    """The conditions of a request: taken out of it while a page is computed, and put back
+    afterwards.
+
+    Attributes:
+        token_used: whether a CSRF token was made while they were taken out.
+    """
+
+    def __init__(self, request: Any, names: tuple[str, ...] = _CONDITIONS) -> None:
+        self.token_used = False
+        self._request = getattr(request, "_request", request)
+        self._names = names
+        self._taken: dict[str, Any] | None = None
+        self._flag: Any = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._request.META or name in (self._taken or ())
+
+    def take_out(self) -> None:
+        meta = self._request.META
+        self._taken = {name: meta.pop(name) for name in self._names if name in meta}
+        vars(self._request).pop("headers", None)  # Django computes it from META once.
+        self._flag = meta.get(_TOKEN_USED)
+        if self._flag is True and not self.token_used:
+            meta[_TOKEN_USED] = _BY_ANOTHER
+
+    def put_back(self) -> None:
+        if self._taken is None:
+            return
+        meta = self._request.META
+        if meta.get(_TOKEN_USED) is True:
+            self.token_used = True
+        elif self._flag is True and _TOKEN_USED in meta:
+            meta[_TOKEN_USED] = meta[_TOKEN_USED] == _BY_ANOTHER
+        meta.update(self._taken)
+        vars(self._request).pop("headers", None)
+        self._taken = None
+
+
+def conditional(request: Any, response: Any) -> Any:
+    """``response``, or what Django answers instead to the conditions of ``request``: that its
+    client has this page."""
+    if not isinstance(response, HttpResponseBase) or response.status_code != 200:
+        return response
+    etag, modified = response.get("ETag"), response.get("Last-Modified")
+    date = parse_http_date_safe(modified) if modified else None
+    if not etag and date is None:
+        return response
+    return get_conditional_response(request, etag, date, cast(HttpResponse, response))
+
+
+def is_unrendered(response: Any) -> bool:
+    return not getattr(response, "is_rendered", True)
+
+
+class Rendering:
+    """A response that is rendered after its view has returned. By then the decorators around the
+    view have set their headers, so Django decides after the rendering what is stored.
+
+    Args:
+        conditions: of the request; the rendering does not see them.
+        rendered: called with the rendered response; returns the response to send.
+        failed: called with the exception that the rendering raised; returns a response to send
+            instead, or None.
+    """
+
+    def __init__(
+        self,
+        response: Any,
+        conditions: Conditions,
+        rendered: Callable[[Any, Postponed], Any],
+        failed: Callable[[BaseException, Postponed], Any],
+    ) -> None:
+        self.postponed = Postponed()
+        self._conditions = conditions
+        self._rendered, self._failed = rendered, failed
+        #: That of a page within this one.
+        self.inner = vars(response).get("_rendering")
+        if self.inner is None:
+            kind: Any = type(response)
+            response.__class__ = _with_rendering(kind)
+        response._rendering = self
+        response.add_post_render_callback(self._decide)
+        # This refers to no response, so one that is not rendered is freed at once.
+        weakref.finalize(response, self.postponed.drop).atexit = False
+
+    def render(self, response: Any) -> Any:
+        self._conditions.take_out()
+        self.postponed.renew()
+        try:
+            return response.render()
+        except BaseException as error:
+            self._conditions.put_back()
+            instead = self._failed(error, self.postponed)
+            if instead is None:
+                raise
+            return instead
+        finally:
+            self._conditions.put_back()
+
+    def _decide(self, response: Any) -> Any:
+        self._conditions.put_back()
+        return self._rendered(response, self.postponed)
+
+
+@cache
+def _with_rendering(kind: Any) -> Any:
+    """A class of responses whose ``render`` begins with that of a ``Rendering``."""
+
+    def render(response: Any) -> Any:
+        rendering = vars(response).pop("_rendering")
+        if rendering.inner is None:
+            response.__class__ = kind
+        else:
+            response._rendering = rendering.inner
+        return rendering.render(response)
+
+    return type(kind.__name__, (kind,), {"render": render, "__module__": kind.__module__})

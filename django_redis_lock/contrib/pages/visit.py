@@ -1,0 +1,380 @@
+"""One request for a page: it reads the page, computes it, or waits for who computes it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.utils import cache as django_cache
+from django.utils.cache import get_max_age, patch_vary_headers
+from django.utils.http import parse_http_date_safe
+from django_redis.exceptions import ConnectionInterrupted
+from redis.exceptions import RedisError
+
+from ...cache import MISSING, lock_cache
+from ...conf import GetOrSetOptions
+from ...events import RefreshFailed
+from ...singleflight import Postponed
+from ...threads import get_logger
+from ...transport import Steps, adrive, drive
+from .responses import (
+    Conditions,
+    NotThePage,
+    PageFailed,
+    Rendering,
+    conditional,
+    is_unrendered,
+    raise_unless_about_the_page,
+)
+
+if TYPE_CHECKING:
+    from . import CachedPageMiddleware, Storable
+
+logger = get_logger("django_redis_lock.pages")
+
+#: Seconds after a response that cannot be cached in which the callers for its page do not wait for
+#: each other.
+NOT_CACHEABLE_SECONDS = 5.0
+#: ``clear()`` deletes this key; a page whose computation began before that is not stored. Its name
+#: matches the patterns that match all pages.
+GENERATION = "views.decorators.cache.cache_page.{}.generation"
+
+#: Where Django makes the keys. Its public function makes both keys in one call, and reads between
+#: them, which must not block an event loop.
+_KEYS: Any = django_cache
+_NOTHING: Any = object()
+_FAILED = (ConnectionInterrupted, RedisError, OSError)
+#: What Django answers with 4xx when a view raises it.
+_REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
+#: By caller, cache alias and key: flights that are open until a response is rendered. Their callers
+#: must not wait for them.
+_open: weakref.WeakValueDictionary[tuple[Any, str, str], Postponed] = weakref.WeakValueDictionary()
+
+
+class Visit:
+    """One request for a page. A flight is at the key of the page or, as long as it is unknown what
+    the pages of the URL vary on, at that of the headers. None there means that the page cannot be
+    cached: callers do not wait for each other. (For Django that is nothing.)"""
+
+    def __init__(
+        self,
+        middleware: CachedPageMiddleware,
+        request: HttpRequest,
+        view: Callable[[HttpRequest], Any],
+        asynchronous: bool,
+    ) -> None:
+        self.middleware = middleware
+        self.request: Any = request
+        self.view = view
+        self.asynchronous = asynchronous
+        self.cache: Any = lock_cache(middleware.cache_alias)
+        self.caller = self._here()
+        self.timeout = 0.0
+        #: The response, or an exception instead, if this caller has computed it.
+        self.computed = _NOTHING
+
+    def _here(self) -> Any:
+        return asyncio.current_task() if self.asynchronous else threading.get_ident()
+
+    def _do(self, name: str, *args: Any, **options: Any) -> Any:
+        return getattr(self.cache, f"a{name}" if self.asynchronous else name)(*args, **options)
+
+    def steps(self) -> Steps[Any]:
+        request, middleware = self.request, self.middleware
+        scopes = getattr(request, "_cached_pages", ())
+        scope = middleware.cache_alias, middleware.key_prefix
+        request._cache_update_cache = True
+        if scope in scopes:  # Another cached_page() around this one stores the page.
+            response = yield from self._respond(request)
+            if is_unrendered(response):
+                response.add_post_render_callback(self._complete_headers)
+            else:
+                middleware.storable(request, response)
+            return response
+        self.scopes = request._cached_pages = (*scopes, scope)
+        try:
+            page = yield from self._find()
+            if page is None and self.computed is _NOTHING:
+                yield from self._compute()
+        except (PageFailed, NotThePage) as failed:
+            self.computed = failed.response
+        except Postponed as postponed:
+            postponed.__traceback__ = None  # It refers to the response.
+        finally:
+            request._cached_pages = scopes
+        computed, self.computed = self.computed, _NOTHING  # Only its caller refers to it.
+        if isinstance(computed, Exception):
+            raise computed
+        if computed is not _NOTHING:
+            return self._marked(computed, "miss")
+        request._cache_update_cache = False
+        return self._hit(page)
+
+    def _complete_headers(self, response: Any) -> None:
+        self.middleware.storable(self.request, response)
+
+    def _find(self) -> Steps[Any]:
+        """A stored page. None if there is none, or this caller has computed it."""
+        tried: set[str] = set()
+        middleware, request = self.middleware, self.request
+        prefix = middleware.key_prefix
+        header_key = _KEYS._generate_cache_header_key(prefix, request)
+        while True:
+            headers = yield from self._read(header_key)
+            if headers is MISSING:
+                headers = yield from self._get_or_compute(
+                    header_key, self._headers_lifetime, middleware.header_options
+                )
+            if headers is None or self.computed is not _NOTHING:
+                return None
+            key = _KEYS._generate_cache_key(request, "GET", headers, prefix)
+            if request.method == "HEAD":
+                with suppress(*_FAILED):
+                    page = yield self._do("get", key)
+                    if page is not None:
+                        return page
+                key = _KEYS._generate_cache_key(request, "HEAD", headers, prefix)
+            if key in tried:
+                return None
+            tried.add(key)
+            page = yield from self._get_or_compute(key, self._page_lifetime, middleware.options)
+            if page is not None or self.computed is not _NOTHING:
+                return page
+            # Its response cannot be cached, or varies on other headers by now.
+
+    def _read(self, key: str) -> Steps[Any]:
+        """What is at ``key``, or MISSING. Unlike ``get_or_set`` it is not counted as a read."""
+        with suppress(*_FAILED):
+            if self.asynchronous:
+                return (yield self.cache.aget(key, MISSING))
+            return self.cache._read_or_join(key, None)
+        return MISSING
+
+    def _get_or_compute(
+        self, key: str, timeout: Callable[[Any], float], options: Any
+    ) -> Steps[Any]:
+        postponed = _open.pop(self._open_flight(key), None)
+        if postponed is not None:  # The response to this caller's last request is not rendered.
+            yield from postponed.fail()
+        if self.asynchronous:
+            compute = partial(self._acompute, key)
+            return (yield self.cache.aget_or_set(key, compute, timeout, **options))
+        compute_here = partial(self._compute_here, key)
+        return self.cache.get_or_set(key, compute_here, timeout, **options)
+
+    def _open_flight(self, key: str) -> tuple[Any, str, str]:
+        return self.caller, self.middleware.cache_alias, key
+
+    def _compute_here(self, key: str) -> Any:
+        return drive(self._compute(key))
+
+    async def _acompute(self, key: str) -> Any:
+        return await adrive(self._compute(key))
+
+    def _hit(self, page: Any) -> Any:
+        """``page`` with its Age, by Django's rule."""
+        expires = parse_http_date_safe(page.get("Expires", ""))
+        max_age, now = get_max_age(page), time.time()
+        if max_age is not None and expires is not None:
+            page["Age"] = max(0, max_age - (expires - int(now)))
+        status = "stale" if now > getattr(page, "_fresh_until", now) else "hit"
+        return self._marked(conditional(self.request, page), status)
+
+    def _marked(self, response: Any, status: str) -> Any:
+        header = self.cache.conf.PAGE_STATUS_HEADER
+        if header and is_unrendered(response):  # The header is not stored.
+            response.add_post_render_callback(partial(self._marked, status=status))
+        elif header and isinstance(response, HttpResponseBase):
+            response.headers[header] = status
+        return response
+
+    def _compute(self, key: str = "") -> Steps[Any]:
+        """The value to store at ``key``: the flight that this caller leads; empty without one."""
+        mine = self._here() == self.caller
+        request = self.request
+        if not mine:
+            request = _copied(request)
+            request._cached_pages = self.scopes  # The request's own have ended with its response.
+        generation = yield from self._generation()
+        conditions = Conditions(request) if key else Conditions(request, ())
+        ranged = "HTTP_RANGE" in conditions
+        conditions.take_out()
+        try:
+            response = yield from self._respond(request)
+            if not mine and is_unrendered(response):
+                response = yield from self._render_as_before(key, response)
+        except _REFUSALS as refusal:
+            if mine:
+                self.computed = refusal
+            return None
+        finally:
+            conditions.put_back()
+        unrendered = is_unrendered(response)
+        page = None if unrendered else self._storable(request, response, conditions)
+        if key:
+            raise_unless_about_the_page(response, mine)
+        if unrendered:
+            self.computed = response
+            about = (key, request, conditions, generation)
+            rendering = Rendering(
+                response,
+                conditions,
+                partial(self._rendered, *about),
+                partial(self._rendering_failed, key),
+            )
+            if not key:
+                return None
+            _open[self._open_flight(key)] = rendering.postponed
+            raise rendering.postponed
+        if page is None and key and ranged and mine and getattr(response, "streaming", False):
+            response.close()
+            response = yield from self._respond(request)  # For whom it seeks in a video.
+        value = yield from self._store(key, page, response, generation)
+        if mine:
+            self.computed = conditional(request, response) if key else response
+        return value
+
+    def _respond(self, request: Any) -> Steps[Any]:
+        response = self.view(request)
+        return (yield response) if self.asynchronous else response
+
+    def _render_as_before(self, key: str, response: Any) -> Steps[Any]:
+        """Render in the background, where no decorator around the view sets headers: those that
+        decide what is stored are taken from the old page."""
+        old = yield self._do("get", key)
+        if not isinstance(old, HttpResponseBase):
+            raise PageFailed(response)
+        varies_on = map(str.strip, old.get("Vary", "").split(","))
+        patch_vary_headers(response, list(filter(None, varies_on)))
+        if self.middleware.page_timeout is None and "Cache-Control" in old:
+            response.headers.setdefault("Cache-Control", old["Cache-Control"])
+        render = sync_to_async(response.render) if self.asynchronous else response.render
+        return (yield render())
+
+    def _rendered(
+        self,
+        key: str,
+        request: Any,
+        conditions: Conditions,
+        generation: str,
+        response: Any,
+        postponed: Postponed,
+    ) -> Any:
+        """End the flight of ``key`` after the rendering, which is synchronous."""
+        self.asynchronous = False
+        page = self._storable(request, response, conditions)
+        if key and postponed.leader is None:  # Redis is down, or the flight ended before.
+            return conditional(request, response)
+        try:
+            if key:
+                raise_unless_about_the_page(response)
+            value = drive(self._store(key, page, response, generation))
+        except (PageFailed, NotThePage) as failed:
+            self._resume(postponed, failed)
+        else:
+            self._resume(postponed, value)
+        return conditional(request, response) if key else response
+
+    def _rendering_failed(self, key: str, error: BaseException, postponed: Postponed) -> Any:
+        """The old page, if there is one."""
+        self.asynchronous, leader = False, postponed.leader
+        if isinstance(error, _REFUSALS):
+            return self._resume(postponed, None)
+        self._resume(postponed, error)
+        if leader is not None and isinstance(error, Exception):
+            with suppress(*_FAILED):
+                old = self.cache.get(key)
+                if isinstance(old, HttpResponseBase):
+                    words = "The refresh of %s failed; the stale value is served"
+                    logger.warning(words, leader, exc_info=error)
+                    leader.producer.emit(leader.server, RefreshFailed, error)
+                    return self._hit(old)
+        return None
+
+    def _resume(self, postponed: Postponed, outcome: Any) -> None:
+        """End the flight with the value ``outcome``, or as a failure with this exception."""
+
+        def compute() -> Any:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+        runner = self.cache._thread_runner()
+        try:
+            runner.do(postponed.resumed(runner, compute))
+        except BaseException as error:
+            if error is not outcome:
+                raise
+
+    def _storable(self, request: Any, response: Any, conditions: Conditions) -> Storable | None:
+        if not isinstance(response, HttpResponseBase):
+            return None
+        page = self.middleware.storable(request, response)
+        return None if conditions.token_used else page
+
+    def _store(self, key: str, page: Storable | None, response: Any, generation: str) -> Steps[Any]:
+        """Store what the flight of ``key`` does not store; returns the value for ``key``."""
+        if page is None:
+            return None
+        self.timeout = page.timeout
+        response._fresh_until = time.time() + page.timeout
+        if (yield from self._is_of(generation)):  # Redis answers, too.
+            with suppress(*_FAILED):
+                yield from self._store_aside(key, page, response, generation)
+        return {page.page_key: response, page.header_key: page.headers}.get(key)
+
+    def _store_aside(self, key: str, page: Storable, response: Any, generation: str) -> Steps[None]:
+        """What the flight of ``key`` does not store: the page, or the names of its headers. Their
+        keys have other flights, or none, which ``clear()`` would end."""
+        if key != page.page_key:
+            options = GetOrSetOptions.of(self.cache.conf, page.timeout, **self.middleware.options)
+            lifetime = options.lifetime(page.timeout)(response) / 1000
+            yield self._do("set", page.page_key, response, lifetime)
+            if not (yield from self._is_of(generation)):
+                yield self._do("delete", page.page_key)
+        if key != page.header_key:
+            lifetime = self._headers_lifetime(page.headers)
+            yield self._do("set", page.header_key, page.headers, lifetime)
+
+    def _generation(self) -> Steps[Any]:
+        """A random value that is there until ``clear()``; another one while Redis is down."""
+        key = GENERATION.format(self.middleware.key_prefix)
+        found = yield from self._read(key)
+        if found is not MISSING:
+            return found
+        return (yield self._do("get_or_set", key, uuid4().hex, None, group="page generation"))
+
+    def _is_of(self, generation: str) -> Steps[bool]:
+        now = yield from self._read(GENERATION.format(self.middleware.key_prefix))
+        return bool(now == generation)
+
+    def _page_lifetime(self, page: Any) -> float:
+        return NOT_CACHEABLE_SECONDS if page is None else self.timeout
+
+    def _headers_lifetime(self, headers: list[str] | None) -> float:
+        """When that of a page is over, the key of each next one is known."""
+        if headers is None:
+            return NOT_CACHEABLE_SECONDS
+        options = GetOrSetOptions.of(self.cache.conf, self.timeout, **self.middleware.options)
+        return 2 * (self.timeout + options.stale)
+
+
+def _copied(request: Any) -> Any:
+    """A copy for the background: what a view changes is not seen by the request's middleware."""
+    copied: Any = object.__new__(type(request))
+    vars(copied).update(vars(request))
+    copied.META = dict(request.META)
+    if hasattr(request, "_request"):  # Django REST framework wraps Django's.
+        copied._request = _copied(request._request)
+    copied._cache_update_cache = True
+    return copied

@@ -1,0 +1,153 @@
+"""Which calls of a locked function are those of a view: only then the caller sends a response on.
+Elsewhere a response would be a value, and true."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from django.views import View
+
+from ..middleware import request_of
+from .key_template import bound_method
+from .options import MISSING, Options
+
+#: Methods that Django and Django REST framework call with a request, and whose result they take for
+#: true or false, for a user, or for nothing.
+HOOKS = frozenset(
+    (
+        *("has_permission", "has_object_permission", "allow_request"),
+        *("authenticate", "aauthenticate"),
+        *("has_add_permission", "has_change_permission", "has_delete_permission"),
+        *("has_view_permission", "has_module_permission"),
+        *("save_model", "delete_model", "delete_queryset"),
+        *("save_form", "save_formset", "save_related"),
+        *("log_addition", "log_change", "log_deletion", "log_deletions", "get_queryset"),
+        *("process_request", "process_response", "process_view", "process_exception"),
+        "process_template_response",
+    )
+)
+#: What task queues add to a function that they decorate.
+_OF_TASKS = ("delay", "apply_async", "enqueue", "send", "defer", "schedule")
+
+
+def refuse_hook(options: Options, function: Any, dotted: str) -> None:
+    """
+    Raises:
+        TypeError: ``function`` is a known hook, and the options do not say what it returns if the
+            lock is taken.
+    """
+    name = getattr(function, "__name__", "") or ""
+    if name not in HOOKS or not _takes_request(function):
+        return
+    if options.default is not MISSING:
+        return
+    if options.on_conflict is None or hasattr(options.on_conflict, "status_of_response"):
+        raise TypeError(
+            f"Django does not send on what {dotted} returns, so a response would count as true, or "
+            "be lost: give default=, or an on_conflict= that returns what the method may return, "
+            "such as django_redis_lock.contention.raise_error"
+        )
+
+
+def refuse_object(target: Any) -> None:
+    """
+    Raises:
+        TypeError: ``target`` is what another decorator made of a function, so a lock around it
+            would not be held while the function runs.
+    """
+    if isinstance(target, functools.partial):
+        return refuse_object(target.func)
+    kinds = (inspect.isroutine, lambda made: isinstance(made, type(functools.cache(_is_handler))))
+    by_queue = [name for name in _OF_TASKS if callable(getattr(target, name, None))]
+    if by_queue or hasattr(target, "_ninja_operation") or not any(is_(target) for is_ in kinds):
+        raise TypeError(
+            f"{target!r} is what another decorator made of a function, and the lock would not be "
+            "held while that runs: put @locked directly above the function, below the other "
+            "decorators. For an object that runs its code when called: locked(...)(it.__call__)"
+        )
+
+
+def is_view(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the caller of ``function`` with these arguments, among them a request, sends on a
+    response: it is the handler of a class of views, an action of the admin, or what the request's
+    URL leads to. Without a URL, as in a test: a function that takes the request first."""
+    method = bound_method(function)
+    name = getattr(function if method is None else method, "__name__", "")
+    first = next(iter(args), None) if method is None else method.__self__
+    if isinstance(first, View):
+        return _is_handler(first, name)
+    request = request_of(args, kwargs)
+    admin = sys.modules.get("django.contrib.admin.options")
+    if (
+        admin is not None
+        and isinstance(first, admin.BaseModelAdmin)
+        and (name.endswith("_view") or request.POST.get("action") == name)
+    ):
+        return True
+    match = getattr(request, "resolver_match", None)
+    if match is None:
+        return (
+            method is None
+            and (first is request or (first is None and "sender" not in kwargs))
+            and name not in HOOKS
+        )
+    plain = getattr(function, "__func__", function)
+    if any(each is plain for each in _unwrapped(match.func)):
+        return True
+    view = (getattr(request, "parser_context", None) or {}).get("view")  # Of @api_view.
+    made = type(view)
+    return view is not None and (made.__module__, made.__name__) == (plain.__module__, name)
+
+
+def is_api_view(kind: Any) -> bool:
+    """Whether ``kind`` is a view class of Django REST framework."""
+    module = sys.modules.get("rest_framework.views")
+    return module is not None and isinstance(kind, type) and issubclass(kind, module.APIView)
+
+
+def is_dispatch(function: Any) -> bool:
+    method = bound_method(function)
+    if method is not None:
+        return method.__name__ == "dispatch" and isinstance(method.__self__, View)
+    return getattr(function, "__name__", "") == "dispatch" and inspect.isfunction(function)
+
+
+def _is_handler(view: Any, name: str) -> bool:
+    handlers = {"dispatch", getattr(view, "action", None), *view.http_method_names}
+    return name in handlers or name in (getattr(view, "action_map", None) or {}).values()
+
+
+def _takes_request(function: Callable[..., Any]) -> bool:
+    """Whether this is a method with a request as its first argument."""
+    names = [*inspect.signature(bound_method(function) or function).parameters]
+    return "request" in (names[:1] if bound_method(function) else names[1:2])
+
+
+def _unwrapped(callback: Any) -> Iterator[Any]:
+    """``callback`` and what it calls, as far as decorators say so."""
+    seen: list[Any] = []
+    left = [callback]
+    while left and len(seen) < 100:
+        each = left.pop()
+        if each is None or any(each is other for other in seen):
+            continue
+        seen.append(each)
+        yield each
+        left += [getattr(each, name, None) for name in ("__wrapped__", "__func__")]
+        if isinstance(each, functools.partial):
+            left.append(each.func)
+        if not inspect.isroutine(each) and not isinstance(each, type):
+            left.append(type(each).__call__)
+        if getattr(each, "__module__", "") == "ninja.operation":
+            left += _operations(each)
+
+
+def _operations(view: Any) -> Iterator[Any]:
+    """The functions of a path of Django Ninja, whose view refers to them in its closure."""
+    for cell in getattr(view, "__closure__", None) or ():
+        for operation in getattr(cell.cell_contents, "operations", ()):
+            yield operation.view_func

@@ -1,0 +1,246 @@
+"""What depends on one request (a condition, a range) or on one moment (a temporary error) says
+nothing about a page: it ends no protection, and a stale page stays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import Client, RequestFactory, override_settings
+from django.urls import path
+from django.views.decorators.http import condition
+
+from django_redis_lock import cached_page
+from django_redis_lock.exceptions import ComputationFailed
+from tests.integration.decorators.test_cached_page import followers
+from tests.processes import in_threads, until
+
+pytestmark = pytest.mark.usefixtures("client")
+TEMPORARY = [408, 425, 429, 500, 503]
+OLD, NEW = "Mon, 01 Jan 2024 00:00:00 GMT", "Tue, 02 Jan 2024 00:00:00 GMT"
+#: Headers of a request, and what a client with them gets of a page with the ETag and the date.
+CONDITIONS: dict[str, tuple[dict[str, str], int]] = {
+    "same": ({"If-None-Match": '"e"'}, 304),
+    "other": ({"If-None-Match": '"x"'}, 200),
+    "unmodified": ({"If-Modified-Since": NEW}, 304),
+    "modified": ({"If-Modified-Since": OLD}, 200),
+    "match": ({"If-Match": '"x"'}, 412),
+    "unmodified since": ({"If-Unmodified-Since": OLD}, 412),
+    "range": ({"Range": "bytes=0-1", "If-Range": '"e"'}, 200),
+}
+
+
+def ask(**headers: str) -> HttpRequest:
+    return RequestFactory().get("/page/", headers=headers)
+
+
+class Page:
+    """A view that answers to conditions itself, as ``kind`` says, and counts."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.calls = 0
+        self.waiting = 0
+        self.seen: list[Any] = []
+
+    def __call__(self, request: HttpRequest) -> Any:
+        self.calls += 1
+        if self.calls == 1 and self.waiting:
+            until(lambda: followers() >= self.waiting)
+        self.seen.append([name for name in request.headers if name.startswith(("If-", "Range"))])
+        if "Range" in request.headers:
+            return HttpResponse("pa", status=206)
+        if self.kind == "template":
+            response: Any = TemplateResponse(request, engines["django"].from_string("page"))
+        else:
+            response = HttpResponse("page")
+        response["ETag"], response["Last-Modified"] = '"e"', NEW
+        return response
+
+    def view(self) -> Any:
+        view = self.__call__
+        if self.kind == "condition":
+            view = condition(etag_func=lambda request: '"e"')(view)
+        if self.kind == "async":
+
+            async def aview(request: HttpRequest) -> Any:
+                return view(request)
+
+            page = cached_page(60, stale=1000)(aview)
+            return lambda request: asyncio.run(page(request))
+        page = cached_page(60, stale=1000)(view)
+
+        def rendered(request: HttpRequest) -> Any:
+            response = page(request)
+            return response.render() if hasattr(response, "render") else response
+
+        return rendered
+
+
+@pytest.mark.parametrize("kind", ["plain", "condition", "template", "async"])
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_condition_is_not_seen_by_the_view_and_answered_afterwards(kind: str, name: str) -> None:
+    headers, status = CONDITIONS[name]
+    page = Page(kind)
+    view = page.view()
+    request = ask(**headers)
+    assert [view(request).status_code, view(ask(**headers)).status_code] == [status] * 2
+    assert dict(request.headers) == dict(ask(**headers).headers)
+    assert (view(ask()).content, page.calls, page.seen) == (b"page", 1, [[]])
+
+
+@pytest.mark.parametrize("name", ["same", "range", "match"])
+def test_a_herd_behind_a_condition_computes_once(name: str) -> None:
+    page = Page("plain")
+    page.waiting = 6
+    view, left = page.view(), [ask(**CONDITIONS[name][0]) for _ in range(8)]
+    found = in_threads(8, lambda: view(left.pop()).status_code)
+    assert (found, page.calls) == ([CONDITIONS[name][1]] * 8, 1)
+
+
+def test_a_condition_leaves_a_stale_page() -> None:
+    page = Page("plain")
+    view = page.view()
+    view(ask())
+    expire()
+    assert view(ask(**CONDITIONS["same"][0])).status_code == 304
+    assert [view(ask()).status_code for _ in range(3)] == [200] * 3
+    assert page.calls == 2
+
+
+def expire() -> None:
+    for key in cache.keys("*cache_page.*.GET.*"):
+        assert cache.expire(key, 999)
+
+
+def test_a_view_that_answers_to_another_condition_leaves_a_stale_page() -> None:
+    calls: list[int] = []
+
+    @cached_page(60, stale=1000)
+    def page(request: HttpRequest) -> HttpResponse:
+        calls.append(1)
+        return HttpResponse("page", status=304 if "X-If" in request.headers else 200)
+
+    page(ask())
+    expire()
+    assert page(ask(**{"X-If": "1"})).status_code == 304
+    assert [page(ask()).status_code for _ in range(2)] == [200] * 2
+    assert len(calls) == 3
+
+
+def test_whoever_seeks_in_a_stream_gets_the_part() -> None:
+    @cached_page(60)
+    def video(request: HttpRequest) -> StreamingHttpResponse:
+        part = "Range" in request.headers
+        return StreamingHttpResponse(["pa" if part else "page"], status=206 if part else 200)
+
+    for _ in range(2):
+        response = video(ask(Range="bytes=0-1"))
+        assert (response.status_code, b"".join(response)) == (206, b"pa")
+
+
+# -- temporary errors ----------------------------------------------------------------------------
+
+
+def failing(status: int, errors: int, kind: str) -> Any:
+    """A view whose first answers have this status, and the number of its calls."""
+    calls: list[int] = []
+    together: list[int] = []
+    now = threading.Lock()
+
+    def view(request: HttpRequest) -> Any:
+        calls.append(1)
+        together.append(now.acquire(blocking=False))
+        if len(calls) == 1:
+            until(lambda: followers() >= 6)
+        answer = status if len(calls) <= errors else 200
+        if kind == "template":
+            response: Any = TemplateResponse(
+                request, engines["django"].from_string("page"), status=answer
+            )
+        else:
+            response = HttpResponse("page", status=answer)
+        now.release()
+        return response
+
+    return view, calls, together
+
+
+@pytest.mark.parametrize("kind", ["plain", "template"])
+@pytest.mark.parametrize("status", TEMPORARY)
+def test_one_follower_at_a_time_takes_over(status: int, kind: str) -> None:
+    view, calls, together = failing(status, 3, kind)
+    page = cached_page(60)(view)
+
+    def visit() -> int:
+        response = page(ask())
+        response = response.render() if hasattr(response, "render") else response
+        return int(response.status_code)
+
+    assert sorted(in_threads(10, visit)) == [200] * 7 + [status] * 3
+    assert len(calls) == 4
+    assert all(together)
+
+
+@pytest.mark.parametrize("kind", ["plain", "template", "async"])
+@pytest.mark.parametrize("status", TEMPORARY)
+def test_a_stale_page_stays(status: int, kind: str) -> None:
+    page = Page(kind)
+    view = page.view()
+    view(ask())
+    expire()
+    ended = page.__class__.__call__
+
+    def busy(self: Page, request: HttpRequest) -> HttpResponse:
+        self.calls += 1
+        return HttpResponse("busy", status=status)
+
+    try:
+        Page.__call__ = busy  # type: ignore[method-assign]
+        page.kind = kind
+        view_again = page.view()
+        assert view_again(ask()).content == b"page"
+    finally:
+        Page.__call__ = ended  # type: ignore[method-assign]
+    assert view(ask()).content == b"page"
+    assert page.calls == 3
+
+
+def test_error_ttl_counts_for_temporary_errors() -> None:
+    calls: list[int] = []
+
+    @cached_page(60, error_ttl=60)
+    def page(request: HttpRequest) -> HttpResponse:
+        calls.append(1)
+        return HttpResponse("busy", status=503)
+
+    assert page(ask()).status_code == 503
+    with pytest.raises(ComputationFailed, match="status 503"):
+        page(ask())
+    assert len(calls) == 1
+
+
+# -- the middleware ------------------------------------------------------------------------------
+
+site = Page("plain")
+urlpatterns = [path("page/", site)]
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_the_middleware(outside: bool) -> None:
+    ours = "django_redis_lock.middleware.CachedPageMiddleware"
+    conditional = "django.middleware.http.ConditionalGetMiddleware"
+    middleware = [conditional, ours] if outside else [ours, conditional]
+    site.calls = 0
+    with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=middleware):
+        for name in ("same", "unmodified", "range", "other"):
+            headers, status = CONDITIONS[name]
+            assert Client().get("/page/", headers=headers).status_code == status
+        assert Client().get("/page/").content == b"page"
+        assert site.calls == 1

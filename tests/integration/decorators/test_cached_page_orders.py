@@ -1,0 +1,512 @@
+"""``cached_page()`` among other decorators and middleware: two users, in all orders, beside
+Django's. One user must never get the other's page where Django would not serve it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import sync_to_async
+from django.contrib.auth.decorators import login_required
+from django.core.cache import cache, caches
+from django.http import HttpResponse, StreamingHttpResponse
+from django.middleware.csrf import get_token
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.urls import path
+from django.utils.cache import patch_vary_headers
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import cache_control, cache_page, never_cache
+from django.views.decorators.csrf import csrf_protect, ensure_csrf_cookie
+from django.views.decorators.gzip import gzip_page
+from django.views.decorators.vary import vary_on_cookie, vary_on_headers
+from django.views.generic import TemplateView
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_redis_lock import cached_page
+from tests.integration.decorators.test_cached_page import MEMORY, PLAIN, followers
+from tests.processes import PATIENCE, in_threads, until
+
+COUNT = "{{ who }}"
+
+
+@pytest.fixture(autouse=True, params=["redis", "memory"])
+def _caches(request: pytest.FixtureRequest, client: redis.Redis, settings: Any) -> None:
+    ours = MEMORY if request.param == "memory" else settings.CACHES["default"]
+    settings.CACHES = {"default": ours, "plain": PLAIN}
+    cache.clear()
+    caches["plain"].clear()
+
+
+def who(request: Any) -> str:
+    return str(request.COOKIES.get("user", "-")) + str(request.headers.get("X-Kind", ""))
+
+
+class User:
+    is_authenticated = True
+    is_active = False  # For Django REST framework.
+
+    def __init__(self, pk: str) -> None:
+        self.pk = pk
+
+
+def ask(user: str = "", kind: str = "", method: str = "get", **headers: str) -> Any:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    if kind:
+        given["X-Kind"] = kind
+    if user:
+        given["Cookie"] = f"user={user}; csrftoken={user * 32}"
+    request: Any = getattr(RequestFactory(), method)("/page/", headers=given)
+    request.user = User(user)
+    return request
+
+
+def respond_as_django(view: Any, request: Any) -> Any:
+    """As Django's handler does, of what concerns pages."""
+    response = view(request)
+    return response.render() if hasattr(response, "render") else response
+
+
+def seen_by(response: Any) -> tuple[Any, ...]:
+    content = b"".join(response) if response.streaming else response.content
+    headers = {
+        name: value
+        for name, value in response.headers.items()
+        if name not in ("Age", "Expires", "Date", "Content-Length")
+    }
+    return response.status_code, content, sorted(headers.items())
+
+
+# -- the views -----------------------------------------------------------------------------------
+
+
+def template(request: Any) -> TemplateResponse:
+    return TemplateResponse(request, engines["django"].from_string(COUNT), {"who": who(request)})
+
+
+def plain(request: Any) -> HttpResponse:
+    return HttpResponse(who(request))
+
+
+def stream(request: Any) -> StreamingHttpResponse:
+    return StreamingHttpResponse([who(request)])
+
+
+def sets_a_cookie(request: Any) -> TemplateResponse:
+    response = template(request)
+    response.set_cookie("visited", who(request))
+    return response
+
+
+def control(value: str) -> Callable[[Any], Any]:
+    def view(request: Any) -> TemplateResponse:
+        response = template(request)
+        response["Cache-Control"] = value
+        return response
+
+    return view
+
+
+def no_update(request: Any) -> TemplateResponse:
+    request._cache_update_cache = False
+    return template(request)
+
+
+class Generic(TemplateView):
+    def get(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        return template(request)
+
+
+VIEWS: dict[str, Any] = {
+    "template": template,
+    "plain": plain,
+    "stream": stream,
+    "generic": Generic.as_view(),
+    "cookie": sets_a_cookie,
+    "no update": no_update,
+    **{value: control(value) for value in ("private", "max-age=0", "no-store", "s-maxage=0")},
+}
+#: What Django's own decorators and middleware say of a response.
+DECORATORS: dict[str, Any] = {
+    "vary_on_cookie": vary_on_cookie,
+    "vary_on_headers": vary_on_headers("X-Kind"),
+    "never_cache": never_cache,
+    "private": cache_control(private=True),
+    "max_age": cache_control(max_age=30),
+    "csrf_protect": csrf_protect,
+    "ensure_csrf_cookie": ensure_csrf_cookie,
+    "login_required": login_required,
+    "gzip_page": gzip_page,
+}
+
+
+def orders(most: int) -> Iterator[tuple[str, ...]]:
+    """All orders of up to so many other decorators."""
+    for number in range(most + 1):
+        for names in itertools.combinations(DECORATORS, number):
+            yield from itertools.permutations((*names, "page"))
+
+
+#: Two users, with and without cookies and credentials.
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"user": "a"},
+    {"user": "b"},
+    {"user": "a", "kind": "k"},
+    {},
+    {"user": "b", "authorization": "Bearer b"},
+    {"user": "a", "authorization": "Bearer a"},
+    {"user": "b", "method": "head"},
+)
+
+
+def decorated(view: Any, order: tuple[str, ...], page: Any) -> Any:
+    for name in reversed(order):
+        view = page(view) if name == "page" else DECORATORS[name](view)
+    return view
+
+
+@pytest.mark.parametrize("_caches", ["redis"], indirect=True)
+@pytest.mark.parametrize("name", VIEWS)
+def test_all_orders_of_decorators(name: str) -> None:
+    wrong = []
+    for order in orders(2 if name in ("template", "plain") else 1):
+        answers = []
+        for page in (cached_page(60, stale=5), cache_page(60, cache="plain")):
+            view = decorated(VIEWS[name], order, page)
+            answers.append([seen_by(respond_as_django(view, ask(**of))) for of in REQUESTS])
+        cache.clear()
+        caches["plain"].clear()
+        ours, theirs = answers
+        for of, mine, expected in zip(REQUESTS, ours, theirs, strict=True):
+            # Ours does not store a response with a cookie, as it is the first visitor's.
+            own = who(ask(**of)).encode()
+            if mine != expected and not (name == "cookie" or mine[1] == own != expected[1]):
+                wrong.append((order, of, mine, expected))
+    assert not wrong, wrong[:3]
+
+
+@pytest.mark.parametrize("order", [("vary_on_cookie", "page"), ("private", "page")])
+def test_class_based_views_and_method_decorator(order: tuple[str, ...]) -> None:
+    def answers(page: Any) -> list[bytes]:
+        decorators = [page if name == "page" else DECORATORS[name] for name in order]
+        view = method_decorator(decorators, name="dispatch")(type("V", (Generic,), {})).as_view()
+        return [respond_as_django(view, ask(user)).content for user in "abab"]
+
+    assert answers(cached_page(60)) == answers(cache_page(60, cache="plain")) == [b"a", b"b"] * 2
+
+
+@pytest.mark.parametrize("name", ["dispatch", "get"])
+def test_rest_views(name: str) -> None:
+    calls: list[str] = []
+
+    class Report(APIView):
+        def get(self, request: Any) -> Response:
+            calls.append(who(request))
+            return Response({"who": who(request)})
+
+    def answers(page: Any) -> list[Any]:
+        decorate = method_decorator([vary_on_cookie, page], name=name)
+        view = decorate(type("V", (Report,), {"get": Report.get})).as_view()
+        return [respond_as_django(view, ask(user)).content for user in "abab"]
+
+    assert answers(cached_page(60)) == answers(cache_page(60, cache="plain"))
+    assert calls == ["a", "b"] * 2
+
+
+async def aview(request: Any) -> TemplateResponse:
+    return template(request)
+
+
+@pytest.mark.parametrize("render", ["in the loop", "in a thread"])
+def test_async_views(render: str) -> None:
+    async def answers(page: Any) -> list[bytes]:
+        found = []
+        for user in "abab":
+            response = await vary_on_cookie(page(aview))(ask(user))
+            if render == "in the loop":
+                response = response.render()
+            else:
+                response = await sync_to_async(response.render)()
+            found.append(response.content)
+        return found
+
+    assert asyncio.run(answers(cached_page(60))) == [b"a", b"b"] * 2
+
+
+def test_an_async_view_under_wsgi_renders_after_its_loop_has_ended() -> None:
+    calls: list[Any] = []
+
+    @cached_page(60)
+    async def page(request: Any) -> TemplateResponse:
+        calls.append(request)
+        return template(request)
+
+    for _ in range(3):
+        assert asyncio.run(page(ask("a"))).render().content == b"a"
+    assert len(calls) == 1
+
+
+# -- the middleware ------------------------------------------------------------------------------
+
+
+def late(get_response: Any) -> Any:
+    """Sets headers after the view, as sessions do."""
+
+    def call(request: Any) -> Any:
+        response = get_response(request)
+        patch_vary_headers(response, request.GET.get("vary", "").split(","))
+        return response
+
+    return call
+
+
+def form(request: Any) -> TemplateResponse:
+    text = "{{ who }}{% csrf_token %}" if "token" in request.GET else COUNT
+    source = engines["django"].from_string(text)
+    return TemplateResponse(request, source, {"who": who(request)})
+
+
+urlpatterns = [
+    path("template/", form),
+    path("cookie/", sets_a_cookie),
+    path("private/", vary_on_cookie(cached_page(60)(template))),
+    path("theirs/", vary_on_cookie(cache_page(60, cache="plain")(template))),
+    path("apage/", vary_on_cookie(cached_page(60)(aview))),
+]
+OURS = ["django_redis_lock.middleware.CachedPageMiddleware"]
+BETWEEN = [f"{__name__}.late", "django.middleware.csrf.CsrfViewMiddleware"]
+THEIRS = "django.middleware.cache.{}FromCacheMiddleware", "django.middleware.cache.Update{}"
+SITES = {
+    "ours": [*OURS, *BETWEEN],
+    "theirs": [
+        "django.middleware.cache.UpdateCacheMiddleware",
+        *BETWEEN,
+        "django.middleware.cache.FetchFromCacheMiddleware",
+    ],
+}
+URLS = ("/template/", "/template/?vary=Cookie", "/template/?vary=X-Kind", "/template/?vary=*")
+
+
+@pytest.mark.parametrize("url", [*URLS, "/template/?token=1", "/cookie/?vary=Cookie"])
+def test_the_middleware(url: str) -> None:
+    def answers(site: str) -> list[bytes]:
+        alias = "default" if site == "ours" else "plain"
+        changes = {"MIDDLEWARE": SITES[site], "CACHE_MIDDLEWARE_ALIAS": alias}
+        with override_settings(ROOT_URLCONF=__name__, **changes):
+            found = []
+            for user, kind in (("a", ""), ("b", ""), ("a", "k"), ("b", ""), ("", ""), ("", "")):
+                browser = Client(headers={"X-Kind": kind} if kind else {})
+                browser.cookies.load({"user": user} if user else {})
+                found.append(browser.get(url).content.split(b"<")[0])
+            return found
+
+    assert answers("ours") == answers("theirs")
+
+
+def test_in_djangos_handler() -> None:
+    async def asynchronous(url: str) -> list[bytes]:
+        found = []
+        for user in "abab":
+            browser = AsyncClient()
+            browser.cookies.load({"user": user})
+            found.append((await browser.get(url)).content)
+        return found
+
+    with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[]):
+        for url in ("/private/", "/theirs/", "/apage/"):
+            found = []
+            for user in "abab":
+                browser = Client()
+                browser.cookies.load({"user": user})
+                found.append(browser.get(url).content)
+            assert found == asyncio.run(asynchronous(url)) == [b"a", b"b"] * 2
+
+
+# -- tokens --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["in the view", "in the template"])
+@pytest.mark.parametrize("outside", [None, csrf_protect, ensure_csrf_cookie])
+def test_a_page_with_a_token_is_never_stored(when: str, outside: Any) -> None:
+    def view(request: Any) -> Any:
+        if when == "in the view":
+            return HttpResponse(get_token(request))
+        return TemplateResponse(request, engines["django"].from_string("{{ csrf_token }}"))
+
+    page = cached_page(60)(view)
+    page = page if outside is None else outside(page)
+    found = {respond_as_django(page, ask(user)).content for user in "ab"}
+    assert len(found) == 2
+    # Another decorator's token is not in the page.
+    if outside is ensure_csrf_cookie:
+        page = outside(cached_page(60, key_prefix="no token")(plain))
+        assert [respond_as_django(page, ask(user)).content for user in "ab"] == [b"a", b"a"]
+
+
+# -- the flight is open until the rendering ------------------------------------------------------
+
+
+class Slow:
+    """In a template: renders when ``going`` is set, and counts."""
+
+    def __init__(self) -> None:
+        self.going = threading.Event()
+        self.begun = threading.Event()
+        self.rendered: list[str] = []
+        self.error: Exception | None = None
+
+    def view(self, request: Any) -> TemplateResponse:
+        source = engines["django"].from_string("{{ slow }}")
+        return TemplateResponse(request, source, {"slow": lambda: self.render(who(request))})
+
+    def render(self, text: str) -> str:
+        self.rendered.append(text)
+        self.begun.set()
+        assert self.going.wait(PATIENCE)
+        if self.error is not None and len(self.rendered) == 1:
+            raise self.error
+        return text
+
+
+def crowd(page: Any, slow: Slow, users: str, waiting: int) -> list[bytes]:
+    """``waiting``: how many wait in memory; one more waits in Redis for all of them."""
+
+    def release() -> None:
+        until(lambda: followers() >= waiting)
+        slow.going.set()
+
+    left = list(users)
+    threading.Thread(target=release, daemon=True).start()
+    return sorted(in_threads(len(users), lambda: respond_as_django(page, ask(left.pop())).content))
+
+
+def test_a_crowd_waits_for_the_rendering() -> None:
+    slow = Slow()
+    assert crowd(cached_page(60)(slow.view), slow, "a" * 8, 6) == [b"a"] * 8
+    assert slow.rendered == ["a"]
+
+
+def test_a_follower_never_gets_a_page_that_turned_out_to_vary() -> None:
+    slow = Slow()
+    page = vary_on_cookie(cached_page(60)(slow.view))
+    assert crowd(page, slow, "aaaabbbb", 6) == [b"a"] * 4 + [b"b"] * 4
+    assert sorted(slow.rendered) == ["a", "b"]
+
+
+def test_a_page_that_turned_out_to_be_private_frees_all_followers_at_once() -> None:
+    slow = Slow()
+    page = cache_control(private=True)(cached_page(60)(slow.view))
+    assert crowd(page, slow, "abcdefgh", 6) == [letter.encode() for letter in "abcdefgh"]
+    assert len(slow.rendered) == 8
+
+
+def test_a_rendering_that_fails_lets_one_follower_take_over() -> None:
+    slow = Slow()
+    slow.error = KeyError("no data")
+    page = cached_page(60)(slow.view)
+
+    def visit(request: Any) -> HttpResponse:
+        try:
+            response: HttpResponse = respond_as_django(page, request)
+            return response
+        except KeyError:
+            return HttpResponse("error")
+
+    assert crowd(visit, slow, "a" * 8, 6) == [b"a"] * 7 + [b"error"]
+    assert slow.rendered == ["a", "a"]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_stale_page_is_served_if_the_rendering_fails(background: bool) -> None:
+    slow = Slow()
+    slow.going.set()
+    page = vary_on_cookie(cached_page(60, stale=1000, background=background)(slow.view))
+    first = respond_as_django(page, ask("a"))
+    assert first.content == b"a"
+    expire()
+    slow.rendered.clear()
+    slow.error = KeyError("no data")
+    assert respond_as_django(page, ask("a")).content == b"a"
+    until(lambda: slow.rendered == ["a"])
+
+
+def expire() -> None:
+    for key in cache.keys("*cache_page.*.GET.*"):
+        assert cache.expire(key, 999)
+
+
+def test_in_the_background_a_page_varies_as_before() -> None:
+    """No decorator around the view speaks there."""
+    calls: list[str] = []
+
+    def view(request: Any) -> TemplateResponse:
+        calls.append(who(request))
+        response = template(request)
+        response.context_data["who"] += f" {len(calls)}"
+        return response
+
+    page = vary_on_cookie(cached_page(60, stale=1000, background=True)(view))
+    for user in "ab":
+        respond_as_django(page, ask(user))
+    expire()
+    assert respond_as_django(page, ask("a")).content == b"a 1"
+    until(lambda: respond_as_django(page, ask("a")).content == b"a 3")
+    assert respond_as_django(page, ask("b")).content in (b"b 2", b"b 4")
+    assert respond_as_django(page, ask("c")).content.startswith(b"c")
+
+
+def replaced(view: Any) -> Any:
+    return lambda request: (view(request), HttpResponse("another"))[1]
+
+
+def test_a_response_that_is_never_rendered_frees_its_followers() -> None:
+    gc.disable()
+    try:
+        page = cached_page(60)(template)
+        responses = [weakref.ref(page(ask("a"))) for _ in range(1)]
+        assert responses[0]() is None
+        answers: list[bytes] = []
+
+        def visit() -> None:
+            answers.append(respond_as_django(page, ask("b")).content)
+
+        thread = threading.Thread(target=visit)
+        thread.start()
+        thread.join(PATIENCE)
+        assert answers == [b"b"]
+    finally:
+        gc.enable()
+
+
+def test_a_caller_does_not_wait_for_its_own_response() -> None:
+    page = cached_page(60, wait=1000)(template)
+    first = page(ask("a"))
+    second = page(ask("b"))
+    assert second.render().content == b"b"
+    assert first.render().content == b"a"
+    assert respond_as_django(page, ask("c")).content == b"b"
+
+    async def main() -> None:
+        other = cached_page(60, wait=1000, key_prefix="async")(aview)
+        await other(ask("a"))
+        assert (await other(ask("b"))).render().content == b"b"
+
+    asyncio.run(main())
+
+
+def test_a_response_can_be_rendered_without_a_name() -> None:
+    page = cached_page(60)(cached_page(60, key_prefix="inner")(template))
+    response = page(ask("a"))
+    assert isinstance(response, TemplateResponse)
+    assert response.render().content == b"a"
+    assert type(response) is TemplateResponse
+    assert page(ask("b")).render().content == b"a"

@@ -1,0 +1,326 @@
+"""``locked()``: who gets a response if the lock is taken or Redis is down, and who gets an
+exception; and what is refused because the lock would not protect it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.admin import ModelAdmin, site
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory, override_settings
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.decorators import action, api_view
+from rest_framework.permissions import BasePermission
+from rest_framework.throttling import BaseThrottle
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from django_redis_lock import LockNotAcquired, locked
+from django_redis_lock.contention import raise_error, redirect_to, respond, skip
+from tests.holding import hold
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.usefixtures("client")
+NAME = "work"
+
+
+def ok(*args: Any, **kwargs: Any) -> Any:
+    return HttpResponse("ran")
+
+
+@locked(NAME)
+def plain(request: HttpRequest, pk: int = 0) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+@locked(NAME)
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+@locked(NAME, on_conflict=skip)
+def skipping(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+def outer(request: HttpRequest) -> HttpResponse:
+    """A view whose helper has a lock, and which takes the result for true or false."""
+    return HttpResponse("allowed" if plain(request) else "denied")
+
+
+def outer_skipping(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("allowed" if skipping(request) else "denied")
+
+
+class Handlers(View):
+    @method_decorator(locked(NAME))
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ran")
+
+    @locked(NAME)
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+class Hook(View):
+    @locked(NAME)
+    def check(self, request: HttpRequest) -> bool:
+        return True
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("allowed" if self.check(request) else "denied")
+
+
+@locked(NAME)
+class Decorated(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+@api_view(["GET"])
+@locked(NAME)
+def rest_function(request: Any) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+class Actions(ViewSet):
+    @action(detail=False)
+    @locked(NAME)
+    def report(self, request: Any) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+class Permission(BasePermission):
+    @locked(NAME, on_conflict=raise_error)
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return True
+
+
+class Skipping(BasePermission):
+    @locked(NAME, on_conflict=skip)
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return True
+
+
+class Throttle(BaseThrottle):
+    @locked(NAME, default=False)
+    def allow_request(self, request: Any, view: Any) -> bool:
+        return True
+
+
+class Checked(APIView):
+    authentication_classes = ()
+
+    def get(self, request: Any) -> HttpResponse:
+        return HttpResponse("allowed")
+
+
+class Users(ModelAdmin):  # type: ignore[type-arg]
+    @locked(NAME)
+    def look(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+users = Users(User, site)
+
+urlpatterns = [
+    path("plain/", plain),
+    path("async/", asynchronous),
+    path("partial/", functools.partial(plain, pk=3)),
+    path("exempt/", csrf_exempt(plain)),
+    path("skip/", skipping),
+    path("handlers/", Handlers.as_view()),
+    path("outside/", locked(NAME)(Checked.as_view())),
+    path("decorated/", Decorated.as_view()),
+    path("rest/", rest_function),
+    path("action/", Actions.as_view({"get": "report"})),
+    path("look/", functools.wraps(users.look)(functools.partial(users.look))),
+    path("outer/", outer),
+    path("outer_skip/", outer_skipping),
+    path("hook/", Hook.as_view()),
+    path("permission/", Checked.as_view(permission_classes=[Permission])),
+    path("skipping/", Checked.as_view(permission_classes=[Skipping])),
+    path("throttle/", Checked.as_view(throttle_classes=[Throttle], permission_classes=[])),
+]
+VIEWS = [
+    *("plain", "async", "partial", "exempt", "handlers", "outside", "decorated", "rest"),
+    *("action", "look"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _site() -> Any:
+    with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[]):
+        yield
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_answers(name: str) -> None:
+    assert Client().get(f"/{name}/").status_code == 200
+    with hold(NAME):
+        assert Client().get(f"/{name}/").status_code == 409
+        if name == "handlers":
+            assert Client().post(f"/{name}/").status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("outer", LockNotAcquired),
+        ("hook", LockNotAcquired),
+        ("permission", LockNotAcquired),
+        ("outer_skip", b"denied"),
+        ("skip", 204),
+        ("skipping", 403),
+        ("throttle", 429),
+    ],
+)
+def test_who_does_not_send_a_response_on_gets_none(name: str, answer: Any) -> None:
+    with hold(NAME):
+        if isinstance(answer, type):
+            with pytest.raises(answer, match="work is held by"):
+                Client().get(f"/{name}/")
+        else:
+            response = Client().get(f"/{name}/")
+            assert answer in (response.content, response.status_code)
+
+
+def test_nor_while_redis_is_down(own_server: RedisServer, settings: Any) -> None:
+    backend = "django_redis_lock.cache.RedisCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": own_server.url}}
+    own_server.kill()
+    for name in ("plain", "handlers", "rest"):
+        assert Client().get(f"/{name}/").status_code == 503
+    for name in ("outer", "hook"):
+        with pytest.raises(redis.ConnectionError):
+            Client().get(f"/{name}/")
+
+
+def ask(**options: Any) -> HttpRequest:
+    return RequestFactory().get("/", **options)
+
+
+class Backend:
+    @locked(NAME)
+    def check(self, request: HttpRequest) -> bool:
+        return True
+
+    by_method_decorator = method_decorator(locked(NAME))(lambda self, request: True)
+
+
+@locked(NAME)
+def receiver(sender: Any, request: Any = None, **kwargs: Any) -> None: ...
+
+
+#: Calls with a request that leads to no URL, as in a test.
+CALLS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "function": (lambda: plain(ask()), 409),
+    "by keyword": (lambda: plain(request=ask()), 409),
+    "class of views": (lambda: Handlers.as_view()(ask()), 409),
+    "method": (lambda: Backend().check(ask()), LockNotAcquired),
+    "method_decorator": (lambda: Backend().by_method_decorator(ask()), LockNotAcquired),
+    "receiver": (lambda: receiver(sender=User, request=ask(), signal=None), LockNotAcquired),
+    "admin": (lambda: users.look(ask()), LockNotAcquired),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_without_a_url(name: str) -> None:
+    call, answer = CALLS[name]
+    with hold(NAME):
+        if answer == 409:
+            assert call().status_code == 409
+        else:
+            with pytest.raises(answer):
+                call()
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+TWO = ["has_permission", "has_object_permission", "allow_request", "process_view", "authenticate"]
+HOOKS = [*TWO, "save_model", "delete_model", "save_related", "process_request", "get_queryset"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"on_conflict": respond()}, {"on_conflict": redirect_to("/")}]
+)
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_needs_an_answer_of_its_own(name: str, options: Any) -> None:
+    def hook(self: Any, request: Any, *args: Any) -> Any: ...
+
+    hook.__name__ = name
+    with pytest.raises(TypeError, match="give default="):
+        locked(NAME, **options)(hook)
+    for good in ({"on_conflict": raise_error}, {"on_conflict": skip}, {"default": False}):
+        assert locked(NAME, **good)(hook)
+
+
+def test_other_methods_of_that_name() -> None:
+    class Gateway:
+        @locked(NAME)
+        def authenticate(self, password: str) -> bool:
+            return True
+
+    assert Gateway().authenticate("x")
+
+
+class Queued:
+    """As a task queue makes of a function: a call only sends it."""
+
+    def __call__(self, pk: int) -> None: ...
+
+
+def delayed(pk: int) -> None: ...
+
+
+delayed.delay = delayed  # type: ignore[attr-defined]
+
+
+def operation(request: Any) -> None: ...
+
+
+operation._ninja_operation = object()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("target", [Queued(), delayed, operation, functools.partial(Queued(), 3)])
+def test_what_another_decorator_made_is_refused(target: Any) -> None:
+    with pytest.raises(TypeError, match="directly above the function"):
+        locked(NAME)(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [functools.partial(delayed.__call__, 3), Queued().__call__, functools.lru_cache(ok), len],
+)
+def test_what_runs_its_code_when_it_is_called_is_not(target: Any) -> None:
+    assert callable(locked(NAME)(target))
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "accepted", "answered"),
+    [
+        ("application/json", "*/*", "application/json"),
+        ("application/json; charset=utf-8", "", "application/json"),
+        ("application/vnd.api+json", "*/*", "application/json"),
+        ("application/json", "text/html", "text/html; charset=utf-8"),
+        ("application/x-www-form-urlencoded", "*/*", "text/html; charset=utf-8"),
+    ],
+)
+def test_who_sends_json_gets_json(sent: str, accepted: str, answered: str) -> None:
+    headers = {"Accept": accepted} if accepted else {}
+    data = json.dumps({})
+    request = RequestFactory().post("/", data, content_type=sent, headers=headers)
+    with hold(NAME):
+        assert plain(request)["Content-Type"] == answered
