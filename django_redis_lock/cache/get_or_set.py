@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django.utils import timezone, translation
 from django_redis.client import HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
@@ -29,8 +30,9 @@ from ..singleflight import (
     SingleFlight,
     Steps,
     ThreadRunner,
+    Undecodable,
 )
-from ..threads import Work
+from .lock_factory import on_first_use
 from .reading import MISSING, CacheReader
 
 if TYPE_CHECKING:
@@ -104,6 +106,9 @@ class GetOrSet(CacheReader):
                     return value
             except ConnectionInterrupted as error:
                 outage = self._without_redis(error.__cause__ or error)
+            except Exception as error:
+                runner = self._thread_runner()
+                runner.do(self._check_decoding(runner, error, key, version))
         runner, what = self._thread_runner(), (key, default, timeout, version)
         tried = None if may_be_stale else (began, time.monotonic() - began)
         return runner.do(self._value(runner, *what, options, outage, tried))
@@ -183,35 +188,6 @@ class GetOrSet(CacheReader):
         values: dict[str, Any] = await runner.do(self._values(runner, *what, options))
         return values
 
-    def locked_get_or_set(
-        self,
-        key: str,
-        value_creator: Callable[[], Any],
-        version: int | None = None,
-        expire: float | None = None,
-        id: str | bytes | None = None,
-        lock_key: str | None = None,
-        timeout: Timeout = DEFAULT_TIMEOUT,
-    ) -> Any:
-        """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
-
-        Args:
-            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
-                ``lock_key`` are computed one after another. Not needed to compute a value once.
-            expire: timeout of that lock in seconds. Default: the setting TIMEOUT, renewed. No
-                effect without ``lock_key``.
-            id: the token of that lock.
-        """
-
-        def create() -> Any:
-            if lock_key is None:
-                return value_creator()
-            lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
-            with self.lock(lock_key, id=id, **lifetime):
-                return value_creator()
-
-        return self.get_or_set(key, create, timeout, version)
-
     # -- the steps -----------------------------------------------------------------------------
 
     def _computed(
@@ -224,7 +200,7 @@ class GetOrSet(CacheReader):
         options: GetOrSetArguments,
     ) -> Steps:
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        nkey = self._encoded_key(key, version)
+        [nkey] = yield from self._keys(runner, [key], version)
         producer = self._producer(key, default, timeout, chosen)
         flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer)
         return (yield from flight.compute_anyway([nkey], replace=True))[nkey]
@@ -244,7 +220,8 @@ class GetOrSet(CacheReader):
         began, and took seconds (``read_at``); None if there was none."""
         began = time.monotonic()
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        stale, nkey = int(chosen.stale * 1000), self._encoded_key(key, version)
+        stale = int(chosen.stale * 1000)
+        [nkey] = yield from self._keys(runner, [key], version)
         stored: Any = None
         is_stale = False
         if read_at is None:
@@ -258,16 +235,31 @@ class GetOrSet(CacheReader):
                     stored = yield from steps
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
+            except Exception as error:
+                yield from self._check_decoding(runner, error, key, version)
             read_at = began, time.monotonic() - began
             is_stale = stored is not None and 0 <= int(stored[1]) <= stale
             if not is_stale and (stored is not None or value is not MISSING):
-                self._record_read(key, chosen.group, "hit", *read_at)
-                return self.client.decode(stored[0]) if value is MISSING else value
+                with suppress(Undecodable):
+                    if value is MISSING:
+                        value = self._decoded(key, chosen.group, stored[0])
+                    self._record_read(key, chosen.group, "hit", *read_at)
+                    return value
         producer = self._producer(key, default, timeout, chosen)
-        flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
+        flight_timeout = self.conf.FLIGHT_TIMEOUT
         if is_stale:
-            self._record_read(key, chosen.group, "stale", *read_at)
-            return (yield from flight.refresh(stored[0], chosen.refresh_wait))
+            with suppress(Undecodable):
+                old = self._decoded(key, chosen.group, stored[0])
+                self._record_read(key, chosen.group, "stale", *read_at)
+                if (wait := chosen.refresh_wait) is not None:
+                    refresh = on_first_use("Refresh")(self, key, version, nkey)
+                    if refresh.was_refused():
+                        wait = None
+                    else:
+                        producer = yield from refresh.prepare(runner, producer)
+                flight = SingleFlight(runner, flight_timeout, producer, nkey)
+                return (yield from flight.refresh(old, wait))
+        flight = SingleFlight(runner, flight_timeout, producer, nkey)
         deadline = began + chosen.wait
         try:
             try:
@@ -311,7 +303,9 @@ class GetOrSet(CacheReader):
         began = time.monotonic()
         found, outage = self._read_many(names, version) if read else ({}, None)
         read_at, hits = (began, time.monotonic() - began), len(found)
-        missing = {self._encoded_key(name, version): name for name in names if name not in found}
+        names_missing = [name for name in names if name not in found]
+        nkeys = yield from self._keys(runner, names_missing, version)
+        missing = dict(zip(nkeys, names_missing, strict=True))
         if missing:
             producer = self._producer(names[0], default_many, timeout, chosen)
             flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, missing)
@@ -355,7 +349,7 @@ class GetOrSet(CacheReader):
         return Producer(
             default if callable(default) else lambda: default,
             self._encoded,
-            self.client.decode,
+            partial(self._decoded, key, chosen.group),
             chosen.lifetime(self._timeout(timeout)),
             int(chosen.stale * 1000),
             int(chosen.error_ttl * 1000),
@@ -372,32 +366,29 @@ class GetOrSet(CacheReader):
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
             )
         encoded = self.client.encode(value)
-        return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
+        if isinstance(encoded, int):
+            return int(encoded)  # A subclass may have another ``str()``.
+        return encoded if isinstance(encoded, bytes) else bytes(encoded)
 
     def _timeout(self, timeout: Any) -> Any:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
 
+    def _keys(self, runner: Runner, names: Iterable[str], version: int | None) -> Steps:
+        """The keys of ``names`` in Redis. A task may have to make them in Django's thread."""
+
+        def make() -> list[bytes]:
+            return [self._encoded_key(name, version) for name in names]
+
+        if self._has_plain_keys or isinstance(runner, ThreadRunner):
+            return make()
+        return (yield sync_to_async(make)())
+
     def _thread_runner(self) -> ThreadRunner:
-        return ThreadRunner(self._lock_client(), _with_language)
+        return ThreadRunner(self._lock_client(), connections.close_all)
 
     def _async_runner(self) -> singleflight.AsyncRunner:
         client = transport.asyncio_client(self._lock_client())
         return singleflight.AsyncRunner(client, waiting_thread())
-
-
-def _with_language(work: Work) -> Work:
-    """``work`` with the caller's language and time zone, and without database connections
-    afterwards."""
-    language, time_zone = translation.get_language(), timezone.get_current_timezone()
-
-    def run() -> None:
-        try:
-            with translation.override(language), timezone.override(time_zone):
-                work()
-        finally:
-            connections.close_all()
-
-    return run
 
 
 def waiting_thread() -> Any:

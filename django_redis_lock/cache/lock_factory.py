@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.cache.backends.base import BaseCache, default_key_func
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache, default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
@@ -18,12 +20,10 @@ from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
 from ..extension import part
 from ..protocol import (
-    RESERVED,
     check_name_in_cache,
     check_names,
     check_policy,
     longest_hold,
-    refuse_reserved,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +56,39 @@ URL_HINT = (
 )
 
 
+def on_first_use(name: str) -> Any:
+    """What ``context`` has under ``name``: few sites need it."""
+    return getattr(import_module(".context", __package__), name)
+
+
+class NamedKey(str):
+    """A key that a function of the user has made, which can make it again."""
+
+    #: The function, and a call of it.
+    maker: Callable[..., str]
+    make: Callable[[], str]
+
+    @classmethod
+    def of(cls, maker: Callable[..., str], *args: Any) -> NamedKey:
+        make = partial(maker, *args)
+        key = cls(make())
+        key.maker, key.make = maker, make
+        return key
+
+
+def has_plain_keys(cache: BaseCache) -> bool:
+    """Whether every thread makes the same keys: only Django's and django-redis's code makes them,
+    of a fixed KEY_PREFIX and VERSION."""
+    own, client = vars(cache), type(cache.client)  # type: ignore[attr-defined]  # django-redis's
+    return (
+        cache.key_func is default_key_func
+        and type(cache).make_key is BaseCache.make_key
+        and client.make_key is DefaultClient.make_key
+        and type(own.get("key_prefix")) is str
+        and type(own.get("version")) in (int, str)
+    )
+
+
 class LockCache(BaseCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that makes locks."""
 
@@ -66,9 +99,6 @@ class LockCache(BaseCache):
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)  # type: ignore[call-arg,arg-type]  # of a real backend
         self.conf = Conf(params.get("OPTIONS"))
-        # Django's own keys begin with the prefix: only with others need each be looked at.
-        if self.key_func is not default_key_func or str(self.key_prefix).startswith(RESERVED):
-            self.key_func = _refusing_reserved(self.key_func)
 
     def _lock_client(self) -> Any:
         """That of the primary: whatever decides must be asked there. Raises ImproperlyConfigured if
@@ -82,6 +112,10 @@ class LockCache(BaseCache):
             return self.client.get_client(write=True)
         except ValueError:  # redis-py's, perhaps with a part of the password.
             raise ImproperlyConfigured(f"the LOCATION of the cache is no URL: {URL_HINT}") from None
+
+    @cached_property
+    def _has_plain_keys(self) -> bool:
+        return has_plain_keys(self)
 
     @cached_property
     def _has_primary(self) -> bool:
@@ -120,7 +154,11 @@ class LockCache(BaseCache):
         """
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
         options["thread_local"] = thread_local
-        lock: Lock = self._make(key, version, timeout, client, options, asynchronous=False)
+
+        def name_of(name: str) -> str:
+            return self._lock_name(name, version)
+
+        lock: Lock = self._make(key, timeout, client, options, name_of, asynchronous=False)
         return lock
 
     def alock(
@@ -141,16 +179,26 @@ class LockCache(BaseCache):
         Raises:
             RuntimeError: no event loop is running.
         """
-        lock: AsyncLock = self._make(key, version, timeout, client, options, asynchronous=True)
-        return lock
+
+        def make(made: Callable[[str], str]) -> Any:
+            return self._make(key, timeout, client, {**options}, made, asynchronous=True)
+
+        def name_of(name: str) -> str:
+            return self._lock_name(name, version)
+
+        if self._has_plain_keys:
+            lock: AsyncLock = make(name_of)
+            return lock
+        later: AsyncLock = on_first_use("named_later")(make, name_of)
+        return later
 
     def _make(
         self,
         key: str | Collection[str],
-        version: int | None,
         timeout: float | None,
         client: Any,
         options: dict[str, Any],
+        name_of: Callable[[str], str],
         *,
         asynchronous: bool,
     ) -> Any:
@@ -179,11 +227,11 @@ class LockCache(BaseCache):
         kind = _lock_class(asynchronous, bool(aliases), bool(fallback))
         if several:
             options.update(fallback, lock_class=kind)
-            return self._several(key, version, timeout, client or client_of(self), options)
+            return self._several(key, timeout, client or client_of(self), options, name_of)
         name = check_name_in_cache(key)
         lock = kind(
             client or client_of(self),
-            self._lock_name(name, version),
+            name_of(name),
             timeout,
             **fallback,
             **options,
@@ -193,12 +241,12 @@ class LockCache(BaseCache):
     def _several(
         self,
         keys: Collection[str],
-        version: int | None,
         timeout: float | None,
         client: Any,
         options: dict[str, Any],
+        name_of: Callable[[str], str],
     ) -> Any:
-        names = {self._lock_name(check_name_in_cache(k), version): k for k in check_names(keys)}
+        names = {name_of(check_name_in_cache(key)): key for key in check_names(keys)}
         name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"
         kind = getattr(part("several_names"), name)
         lock = kind(client, names, timeout, **options)
@@ -231,7 +279,8 @@ class LockCache(BaseCache):
 
     def held_locks(self, limit: int = 500) -> Inventory:
         """The locks of ``lock()`` and ``locked()`` that are held in this cache and its default
-        version, at most ``limit`` of them."""
+        version, at most ``limit`` of them. Raises as ``reset_all``."""
+        self._check_keys_show_whose_they_are()
         inventory: Inventory = part("inventory").list_held(
             self._lock_client(), self._prefix(), limit
         )
@@ -239,11 +288,57 @@ class LockCache(BaseCache):
 
     def reset_all(self) -> int:
         """Release all locks of this cache and its default version; ``on_lost`` of their holders is
-        called. Returns how many. Does not touch values or locks with another key prefix."""
+        called. Returns how many. Does not touch values or locks with another key prefix.
+
+        Raises:
+            ImproperlyConfigured: KEY_FUNCTION makes keys that do not show which cache they are of.
+        """
+        self._check_keys_show_whose_they_are()
         return reset_all(self._lock_client(), self._prefix())
 
+    def locked_get_or_set(
+        self,
+        key: str,
+        value_creator: Callable[[], Any],
+        version: int | None = None,
+        expire: float | None = None,
+        id: str | bytes | None = None,
+        lock_key: str | None = None,
+        timeout: Any = DEFAULT_TIMEOUT,
+    ) -> Any:
+        """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
+
+        Args:
+            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
+                ``lock_key`` are computed one after another. Not needed to compute a value once.
+            expire: timeout of that lock in seconds. Default: the setting TIMEOUT, renewed. No
+                effect without ``lock_key``.
+            id: the token of that lock.
+        """
+
+        def create() -> Any:
+            if lock_key is None:
+                return value_creator()
+            lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
+            with self.lock(lock_key, id=id, **lifetime):
+                return value_creator()
+
+        return self.get_or_set(key, create, timeout, version)
+
+    def _check_keys_show_whose_they_are(self) -> None:
+        start, lock = self._lock_name("", None), self._lock_name("c7e25a", None)
+        if start == lock or not lock.startswith(start):
+            raise ImproperlyConfigured(
+                "KEY_FUNCTION makes keys that do not show which locks are this cache's. For all "
+                "locks of a database there are django_redis_lock.cache.reset_all(client) and the "
+                "admin's list, for one cache.lock(name).reset()"
+            )
+
     def _prefix(self) -> bytes:
-        return bytes(self._lock_client().get_encoder().encode(self._lock_name("", None)))
+        return self._lock_key("")
+
+    def _lock_key(self, name: str) -> bytes:
+        return bytes(self._lock_client().get_encoder().encode(self._lock_name(name, None)))
 
 
 def _lock_class(asynchronous: bool, on_several_servers: bool, falls_back: bool) -> Any:
@@ -252,16 +347,6 @@ def _lock_class(asynchronous: bool, on_several_servers: bool, falls_back: bool) 
     if falls_back:
         return getattr(part("fallback"), name)
     return getattr(part("redlock") if on_several_servers else locking, name)
-
-
-def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
-
-    def make_key(key: str, prefix: str, version: Any) -> Any:
-        made = key_func(key, prefix, version)
-        refuse_reserved(str(made).encode(errors="surrogatepass"))
-        return made
-
-    return make_key
 
 
 def check_using(value: Any) -> tuple[str, ...]:

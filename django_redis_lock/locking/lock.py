@@ -6,12 +6,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from redis.exceptions import RedisError
 
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
+from ..threads import in_context
 from ..transport import Answer, drive, run, server_of
 from . import waiting
 from .hold import Hold
@@ -208,9 +210,11 @@ def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: 
 
 
 def in_a_thread(on_lost: Callable[[], Any], name: bytes) -> Callable[[], None]:
+    context = copy_context()
+
     def run() -> None:
         try:
-            on_lost()
+            in_context(context, on_lost)
         except BaseException:  # Also sys.exit(), which Python would ignore.
             log_failed(on_lost, name)
 

@@ -164,7 +164,8 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        common = ArgumentParser(add_help=False, parents=[parser])  # The options of all commands.
+        # The options of all commands; without prog, argparse would need sys.argv.
+        common = ArgumentParser(parser.prog, add_help=False, parents=[parser])
         actions = parser.add_subparsers(
             dest="action", metavar="ACTION", help="default: list; ACTION --help: its options"
         )
