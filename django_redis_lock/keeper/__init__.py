@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -133,8 +134,6 @@ class DeferredRelease(Job):
 class Keeper:
     """The thread and its jobs. All methods may be called from any thread and signal handler."""
 
-    _exchanges: Exchanges  #: Made before the first thread, which nothing may end.
-
     def __init__(self) -> None:
         # The methods enter the mutex and not the condition, because entering a condition is not
         # atomic: an exception from a signal handler could leave the mutex locked for ever.
@@ -147,6 +146,11 @@ class Keeper:
         self._under_way: dict[Job, float] = {}
         self._thread: threading.Thread | None = None
         self._wakes_at = -math.inf
+
+    @cached_property
+    def _exchanges(self) -> Exchanges:
+        exchanges: Exchanges = import_module(f"{__name__}.exchange").Exchanges()
+        return exchanges
 
     def add(self, job: Job) -> None:
         with self._mutex:
@@ -226,8 +230,7 @@ class Keeper:
                 )
 
         try:
-            if not hasattr(self, "_exchanges"):
-                self._exchanges = import_module(f"{__name__}.exchange").Exchanges()
+            _ = self._exchanges  # Made before the first thread, which nothing may end.
             threads.start(thread, failed)
         except BaseException:
             self._thread = None  # It may run after all.
