@@ -127,7 +127,7 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
     arguments = inspect.signature(function).parameters
     if key is None and arguments:
         raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
-    name = namer(key, function, dotted)
+    name = namer(key, function, dotted, typed=True)
     if isinstance(name, str) and arguments.keys() - {"self", "cls"}:
         raise ValueError(
             f"{key!r} names no argument of {dotted}, so all calls would get the same value: name "

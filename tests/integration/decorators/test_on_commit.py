@@ -76,21 +76,21 @@ WAYS: dict[str, Way] = {
         lambda c, db: c.on_commit(db).mark_stale_many(["key"], stale=60), left="stale"
     ),
     "version": Way(lambda c, db: c.on_commit(db).delete("key", version=1)),
-    "invalidate": Way(lambda c, db: account.on_commit(db).invalidate(7), "account-7"),
+    "invalidate": Way(lambda c, db: account.on_commit(db).invalidate(7), "account-%(int)7"),
     "mark_stale of a function": Way(
-        lambda c, db: account.on_commit(db).mark_stale(number=7), "account-7", "stale"
+        lambda c, db: account.on_commit(db).mark_stale(number=7), "account-%(int)7", "stale"
     ),
-    "refresh": Way(lambda c, db: account.on_commit(db).refresh(7), "account-7", 1),
+    "refresh": Way(lambda c, db: account.on_commit(db).refresh(7), "account-%(int)7", 1),
     "adelete": Way(lambda c, db: async_to_sync(c.on_commit(db).adelete)("key")),
     "adelete_many": Way(lambda c, db: async_to_sync(c.on_commit(db).adelete_many)(["key"])),
     "amark_stale": Way(
         lambda c, db: async_to_sync(c.on_commit(db).amark_stale)("key", stale=60), left="stale"
     ),
     "ainvalidate": Way(
-        lambda c, db: async_to_sync(aaccount.on_commit(db).invalidate)(7), "aaccount-7"
+        lambda c, db: async_to_sync(aaccount.on_commit(db).invalidate)(7), "aaccount-%(int)7"
     ),
     "arefresh": Way(
-        lambda c, db: async_to_sync(aaccount.on_commit(db).refresh)(7), "aaccount-7", 1
+        lambda c, db: async_to_sync(aaccount.on_commit(db).refresh)(7), "aaccount-%(int)7", 1
     ),
 }
 each_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
@@ -175,7 +175,7 @@ def test_in_tests(cache: Any) -> None:
                 cache.on_commit("shop").delete("key")
                 account.on_commit("shop").refresh(3)
                 seen.append(cache.get("key"))
-            seen.extend([cache.get("key"), cache.get("account-3"), len(callbacks)])
+            seen.extend([cache.get("key"), cache.get("account-%(int)3"), len(callbacks)])
 
     result = unittest.TestResult()
     Tests.setUpClass()
@@ -194,7 +194,7 @@ def test_a_task(cache: Any) -> None:
         cache.set("key", "old")
         await cache.on_commit("shop").adelete("key")
         assert await aaccount.on_commit("shop").refresh(7) is None
-        assert cache.get("aaccount-7") == 0
+        assert cache.get("aaccount-%(int)7") == 0
 
     asyncio.run(invalidate())
     assert cache.get("key") is None
