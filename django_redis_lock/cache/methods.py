@@ -239,7 +239,7 @@ class Writes(GetOrSet):
     def _marked_stale(
         self, runner: Runner, keys: Iterable[str], version: int | None, stale: float
     ) -> Steps:
-        seconds = self.stale_seconds(stale)
+        seconds = self._stale_seconds(stale)
         names = yield from self._keys(runner, keys, version)
         args: tuple[bytes | str | int, ...] = (int(seconds * 1000), *own_flights(names).values())
         calls = [Call(MARK_STALE, (name, flight_key(name)), args) for name in names]
@@ -252,7 +252,7 @@ class Writes(GetOrSet):
                 self.logger.exception("Exception ignored")
             return 0
 
-    def stale_seconds(self, stale: float) -> float:
+    def _stale_seconds(self, stale: float) -> float:
         """``stale`` as ``mark_stale`` needs it, by default the setting. Raises as that."""
         seconds: float = GetOrSetOptions.check(stale=stale).get("stale", self.conf.STALE)
         if not seconds:

@@ -155,16 +155,6 @@ def innermost_flight() -> tuple[bytes, bytes] | None:
     return None
 
 
-class OwnWrites:
-    """Notes what the code in a block of ``computing(None, keys, …)`` does itself to ``keys``, which
-    have no flights."""
-
-    token = b""
-
-    def __init__(self) -> None:
-        self.own_writes: dict[bytes, str] = {}
-
-
 def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> dict[bytes, bytes]:
     """The keys among ``keys`` (None: all) that the caller is part of the computation of, each with
     the token of its flight. A write to them by the caller is older than the computation's result,

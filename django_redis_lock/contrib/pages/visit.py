@@ -25,12 +25,13 @@ from ...cache import MISSING, lock_cache
 from ...conf import GetOrSetOptions
 from ...events import RefreshFailed
 from ...protocol import Call, as_bytes, flight_key, script
-from ...singleflight import OwnWrites, Postponed, computing, innermost_flight
+from ...singleflight import Postponed, computing, innermost_flight
 from ...threads import get_logger
 from ...transport import Steps, adrive, drive
 from .responses import (
     Conditions,
     NotThePage,
+    OwnWrites,
     PageFailed,
     Rendering,
     conditional,
@@ -374,8 +375,8 @@ class Visit:
         return (yield self._do("get_or_set", key, uuid4().hex, None, group="page generation"))
 
     def _is_of(self, generation: str) -> Steps[bool]:
-        """Whether nobody has emptied the cache since; except for the view itself, while the flight
-        is as it was. Its page is newer than that."""
+        """Whether the cache has not been emptied since, except by the view itself while its flight
+        is under way: its page is newer than that."""
         now = yield from self._read(GENERATION.format(self.middleware.key_prefix))
         if now == generation or not self.own.own_writes or self.flight is None:
             return bool(now == generation)
