@@ -181,10 +181,10 @@ class Hold:
     def warn(self) -> None:
         self.warns_at = math.inf
         who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
-        words = (
-            "The lock %(lock)s has been held for %(held).1f s (fence %(fence)d, thread %(holder)s)"
+        held_logger.warning(
+            "The lock %(lock)s has been held for %(held).1f s (fence %(fence)d, thread %(holder)s)",
+            self.log_fields(holder=printable(who, 300)),
         )
-        held_logger.warning(words, self.log_fields(holder=printable(who, 300)))
 
     def log_fields(self, **more: Any) -> dict[str, Any]:
         held = time.monotonic() - self.began
@@ -197,11 +197,11 @@ class Hold:
                 return False
             self._lost = self.ended = True
         try:
-            about = self.log_fields(reason=reason)
-            words = "Lost the lock %(lock)s (fence %(fence)d, held for %(held).3f s): %(reason)s"
-            lost_logger.error(words, about)
+            fields = self.log_fields(reason=reason)
+            message = "Lost the lock %(lock)s (fence %(fence)d, held for %(held).3f s): %(reason)s"
+            lost_logger.error(message, fields)
             if events.listeners and self.subject is not None:
-                events.emit(Lost(self.subject, about["held"], reason, self.fence))
+                events.emit(Lost(self.subject, fields["held"], reason, self.fence))
         finally:
             self._tell_holder()
         return True
@@ -287,8 +287,10 @@ class Renewal(Job):
             hold.warn()
         if self._renewing(now) and self.kept_by() is None:
             hold.renews_until = -math.inf
-            words = "Lock %(lock)s was garbage-collected without release(); renewal stopped"
-            logger.warning(words, hold.log_fields())
+            logger.warning(
+                "Lock %(lock)s was garbage-collected without release(); renewal stopped",
+                hold.log_fields(),
+            )
         self._naming = True
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
         wanted = self._wanted(now)
@@ -297,8 +299,10 @@ class Renewal(Job):
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold
         if not hold.ended:
-            words = "Lock %(lock)s was garbage-collected inside its with block: released"
-            logger.warning(words, hold.log_fields())
+            logger.warning(
+                "Lock %(lock)s was garbage-collected inside its with block: released",
+                hold.log_fields(),
+            )
             hold.end()
         self.stop()
         keeper().add(hold.deferred_release(self.server, grant_timeout, min_hold))
@@ -335,7 +339,7 @@ class Renewal(Job):
         return self.hold.renews_until > now
 
     def _wanted(self, now: float) -> int:
-        """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 is for ever."""
+        """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 removes the lifetime."""
         hold = self.hold
         # What gave a grant its full lifetime may have been lost on the way.
         full = hold.began + self.deadline_scale if hold.pending is not None else -math.inf
@@ -356,8 +360,8 @@ class Renewal(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         level = logging.WARNING if self._renewing(now) else logging.INFO
-        words = "Could not renew the lock %(lock)s: %(error)s"
-        logger.log(level, words, self.hold.log_fields(error=error))
+        fields = self.hold.log_fields(error=error)
+        logger.log(level, "Could not renew the lock %(lock)s: %(error)s", fields)
         self._try_again(now)
 
     def _try_again(self, now: float) -> None:

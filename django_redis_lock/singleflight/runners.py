@@ -186,7 +186,7 @@ class ThreadRunner:
         streams, reply = self.server.in_one_call(streams), None
         server, connection = self.server, None
         try:
-            server = self.server.at(streams)
+            server = self.server.locate(streams)
             connection = server.checkout()
             connection.send_packed_command([reading(streams, until)])
             # Redis checks the timeouts of blocked clients only ten times a second.

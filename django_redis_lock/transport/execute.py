@@ -38,9 +38,9 @@ def drive(steps: Steps[R]) -> R:
     interrupt must undo is undone by the caller of ``drive``.
     """
     try:
-        came = next(steps)
+        result_of_step = next(steps)
         while True:
-            came = steps.send(came)
+            result_of_step = steps.send(result_of_step)
     except StopIteration as end:
         result: R = end.value
         return result
@@ -52,11 +52,11 @@ async def adrive(steps: Steps[R]) -> R:
         step = next(steps)
         while True:
             try:
-                came = await step
-            except BaseException as trouble:
-                step = steps.throw(trouble)
+                result_of_step = await step
+            except BaseException as error:
+                step = steps.throw(error)
             else:
-                step = steps.send(came)
+                step = steps.send(result_of_step)
     except StopIteration as end:
         result: R = end.value
         return result
@@ -67,14 +67,14 @@ async def adrive(steps: Steps[R]) -> R:
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
-def pack_words(*words: bytes) -> bytes:
+def pack_words(*parts: bytes) -> bytes:
     """A command as Redis reads it. Only bytes: hiredis 3.5, with which redis-py packs, crashes the
     process if a signal handler raises while it converts an int."""
-    return b"*%d\r\n%b" % (len(words), _bulks(words))
+    return b"*%d\r\n%b" % (len(parts), _bulks(parts))
 
 
-def _bulks(words: Sequence[bytes]) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+def _bulks(parts: Sequence[bytes]) -> bytes:
+    return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
 def pack(call: Call, *, known: bool = True) -> bytes:
@@ -126,8 +126,8 @@ def pack_all(calls: Sequence[Call]) -> bytes:
 @lru_cache(maxsize=MAX_CACHED)
 def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
     verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
-    words = (verb, body.encode(), b"%d" % len(keys), *keys)
-    return b"*%d\r\n%b" % (len(words) + args, _bulks(words))
+    parts = (verb, body.encode(), b"%d" % len(keys), *keys)
+    return b"*%d\r\n%b" % (len(parts) + args, _bulks(parts))
 
 
 # -- running -------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     server = server_of(client)
     node = None
     try:
-        node = server.at(call.keys)
+        node = server.locate(call.keys)
         return Answer(_run(node, call, patience), False)
     except REPORTED as error:
         return drive(run_again(_Blocking(server), call, patience, node, error))
@@ -224,7 +224,7 @@ class _Blocking(NamedTuple):
         return _run_all(node, calls)
 
     def locate(self, keys: Sequence[bytes]) -> Server:
-        return self.server.at(keys)
+        return self.server.locate(keys)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -113,17 +113,17 @@ class TestDiscovery:
 
         service._discovering = Interrupted()
         with pytest.raises(KeyboardInterrupt):
-            service.at((b"key",))
+            service.locate((b"key",))
         assert in_threads(1, lambda: mutex.acquire(timeout=0)) == [True]
 
     def test_one_that_another_thread_does_is_waited_for(self, service: Any) -> None:
         assert in_threads(1, service._discovering.acquire) == [True]
         with pytest.raises(redis.ConnectionError, match="'nowhere': no answer in time"):
-            service.at((b"key",), 0.01)
+            service.locate((b"key",), 0.01)
 
     def test_the_error_gives_the_cause(self, service: Any) -> None:
         with pytest.raises(redis.ConnectionError, match="'nowhere': there are no sentinels"):
-            service.at((b"key",))
+            service.locate((b"key",))
 
     @pytest.mark.parametrize("kind", [MovedError, AskError])
     def test_a_refusal_is_put_into_words(self, kind: Any) -> None:

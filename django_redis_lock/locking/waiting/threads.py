@@ -92,7 +92,7 @@ class ThreadQueue(WaitQueue):
 
     def connect(self, client: Any) -> None:
         if self.connection is None:
-            self.node = self.server.at(self.request.keys)
+            self.node = self.server.locate(self.request.keys)
             self.connection = self.node.checkout()
             if not has_socket(self.connection):
                 self.disconnect()

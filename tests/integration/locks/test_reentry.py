@@ -159,7 +159,7 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         for kind, name in (
-            (Lock, "_ask"),
+            (Lock, "_send_acquire"),
             (Lock, "_run"),
             (Redlock, "_run"),
             (Redlock, "_ask_servers"),
