@@ -1,8 +1,8 @@
 """One acquisition, and what the keeper does for its holder.
 
-The deadline is on this machine's monotonic clock, and starts *before* the command that set the
-lifetime was sent, so it is never later than the server's. After it the hold is lost, whatever the
-server says (invariant S5).
+A lifetime is judged here, by ``Hold.lost``: the deadline is on this machine's monotonic clock, and
+starts *before* the command that set the lifetime was sent, so it is never later than the server's.
+After it the hold is lost, whatever the server says (invariant S5).
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ class Hold:
 
     @property
     def from_parent_process(self) -> bool:
+        """Whether this process is a fork of the holder, which may not use or release the lock."""
         return self.pid != os.getpid()
 
     @property
@@ -233,7 +234,7 @@ class Renewal(Job):
         self.deadline_scale = hold.lifetime or math.inf
 
     @property
-    def _third(self) -> float:
+    def _interval(self) -> float:
         lifetime = self.hold.lifetime
         return CHECK_INTERVAL_SECONDS if lifetime is None else lifetime / 3
 
@@ -260,7 +261,7 @@ class Renewal(Job):
         at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
         describes_at = math.inf if self.named else hold.began + DESCRIBE_AFTER
-        due = min(hold.deadline, last + self._third, hold.warns_at, describes_at)
+        due = min(hold.deadline, last + self._interval, hold.warns_at, describes_at)
         if hold.pending is not None:  # Perhaps only a renewal outlasts the grant.
             due = min(due, (hold.began + hold.deadline) / 2)
         self.due = due
@@ -292,7 +293,7 @@ class Renewal(Job):
                 hold.log_fields(),
             )
         self._naming = True
-        fields = () if self.named else (*hold.owner().fields(), *self._terms())
+        fields = () if self.named else (*hold.owner().fields(), *self._lock_fields())
         wanted = self._wanted(now)
         return Call(RENEW, hold.keys.renewed, (hold.token, wanted, hold.attempt, *fields))
 
@@ -307,7 +308,7 @@ class Renewal(Job):
         self.stop()
         keeper().add(hold.deferred_release(self.server, grant_timeout, min_hold))
 
-    def _terms(self) -> list[str]:
+    def _lock_fields(self) -> list[str]:
         """Of the description, what is not about the holder."""
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
@@ -366,7 +367,7 @@ class Renewal(Job):
 
     def _try_again(self, now: float) -> None:
         hold = self.hold
-        pause = min(max(self._third / 4, 0.02), 1.0)
+        pause = min(max(self._interval / 4, 0.02), 1.0)
         # Look once more just before the deadline, to tell the holder in time.
         last_call = hold.deadline - self._margin
         self.due = now + pause if now >= last_call else min(now + pause, last_call)

@@ -58,7 +58,7 @@ class Lock(LockOperations):
 
         Raises:
             TypeError, ValueError: an argument makes no sense.
-            LockError: this handle holds the lock and would wait for itself for ever.
+            LockError: this handle holds the lock and would wait for itself forever.
             redis.exceptions.RedisError: Redis could not be asked; the lock is not held.
         """
         request, wait = self._request(sleep, blocking, blocking_timeout, token)

@@ -1,5 +1,9 @@
 """What the methods of a lock do, written once for threads and for tasks, as generators of steps;
-see ``transport.drive``."""
+see ``transport.drive``.
+
+``base`` has a lock's options and its state (``_owned_token``, ``_start_renewal``, ``_forget``);
+``lock`` and ``aio`` do the steps for threads and for tasks, and start the generators.
+"""
 
 from __future__ import annotations
 
@@ -140,11 +144,11 @@ class LockOperations(BaseLock):
     def _release_steps(self) -> Steps[None]:
         call = self._release_call(self._owned_token("release"))
         hold, renewal = self.local.hold, self.local.renewal
-        # A release of this acquisition may have failed before, and perhaps only in the reply.
+        # A release of this acquisition may have failed before, and perhaps only in the reply. Then
+        # Redis has carried it out, and "not yours" is the reply to the second.
         again = hold is not None and hold.released
         self._stop_renewal()
         answer = yield self._run(call)
-        # After a lost reply "not yours" means that an earlier sending has done it.
         released = bool(answer.value or answer.sent_twice or again)
         self._forget(hold)
         if not released:

@@ -361,7 +361,7 @@ async def _run(
 
 
 async def aconnect(client: Any, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:
-    """A connection to where ``keys`` are for one task alone, on which a reply may take for ever.
+    """A connection to where ``keys`` are for one task alone, on which a reply may take forever.
 
     Args:
         timeout: seconds that connecting may take.

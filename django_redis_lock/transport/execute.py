@@ -1,6 +1,7 @@
 """How a call reaches a server: in one round trip, without redis-py's retries. With a retry hidden
 in the client, an acquire would find its own key taken, and a release its own work done. Here a call
-whose reply was lost is sent once more, and the answer says so.
+whose reply was lost is sent once more, and the answer says so (``Answer.sent_twice``): Redis may
+have carried out the first. ``retry`` decides on it.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _bulk(arg: Any) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-#: Lifetimes, modes and the like come again and again. Only of exact types: True equals 1.
+#: Lifetimes, modes and the like repeat. Only of exact types: True equals 1.
 _short = lru_cache(maxsize=256)(_bulk)
 
 

@@ -124,7 +124,7 @@ def test_each_call_has_its_time_and_no_other_ones_late_reply(over: Any) -> None:
     over(test, 0.01)
 
 
-def test_without_a_timeout_a_reply_may_take_for_ever(over: Any) -> None:
+def test_without_a_timeout_a_reply_may_take_forever(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
         call = connection.request(b"one")
         await asyncio.sleep(0.05)

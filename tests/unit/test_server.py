@@ -83,7 +83,7 @@ def test_threads_may_borrow_and_close_at_once() -> None:
     assert in_threads(8, work) == [None] * 8
 
 
-def test_a_pool_is_not_kept_for_ever() -> None:
+def test_a_pool_is_not_kept_forever() -> None:
     client = redis.Redis()
     kept = weakref.ref(client.connection_pool)
     server = server_of(client)

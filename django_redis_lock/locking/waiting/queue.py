@@ -231,7 +231,8 @@ class WaitQueue:
     def confirmed(
         self, request: AcquireRequest, received: ReceivedGrant, until: float
     ) -> Acquisition | None:
-        """The answer about a grant that was not believed: the lock, or None."""
+        """The reply about a grant that was not believed: the lock, or None. Then the grant expired
+        while this process was frozen, and the wait goes on."""
         if until > -math.inf:
             return request.taken(received.grant, received.arrived_at, until)
         self.registered = False  # Or perhaps not; asking again makes sure.

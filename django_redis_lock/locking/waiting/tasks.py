@@ -192,8 +192,8 @@ class TaskWaiter(Waiter):
                 release = request.give_back(grant.token, place=grant.place)
                 await arun(self._client, release)
         except (RedisError, OSError, asyncio.TimeoutError) as error:
-            about = {"lock": printable(request.keys.lock), "error": error}
-            logger.info("Left the wait for %(lock)s without Redis: %(error)s", about)
+            fields = {"lock": printable(request.keys.lock), "error": error}
+            logger.info("Left the wait for %(lock)s without Redis: %(error)s", fields)
         finally:
             connection.disconnect()
 

@@ -208,7 +208,7 @@ class AbandonedPop(SentOnce):
 
 class ThreadWakeEvent:
     """``threading.Event`` without its innards: an exception from a signal handler that came in the
-    middle of them would leave it locked, and its thread waiting for ever."""
+    middle of them would leave it locked, and its thread waiting forever."""
 
     def __init__(self) -> None:
         self._gate = threading.Lock()
