@@ -195,7 +195,7 @@ def test_the_figures_of_several_processes_add_up(client: redis.Redis) -> None:
     assert found.acquisitions == found.holds.count == 150
 
 
-def hold_for_ever(link: Link) -> None:
+def hold_forever(link: Link) -> None:
     lock_often(link, 10)
     metrics.flush()
     caches["default"].lock("import").acquire()
@@ -204,7 +204,7 @@ def hold_for_ever(link: Link) -> None:
 
 
 def test_a_killed_process_costs_only_what_it_had_not_written(client: redis.Redis) -> None:
-    with processes(hold_for_ever) as crew:
+    with processes(hold_forever) as crew:
         crew.go()
         assert crew[0].hear() == "held"
         crew[0].kill()
