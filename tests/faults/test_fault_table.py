@@ -49,6 +49,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 TIMEOUT, SOON, AGAIN = 0.5, 6.0, 8.0
 #: A call that failed: redis-py's, or what django-redis makes of it.
 FAILED = (redis.RedisError, ConnectionInterrupted)
+#: Where no server is.
+AWAY = "127.0.0.2:"
 USER, PASSWORD = "app", "secret"
 
 
@@ -78,7 +80,7 @@ class World:
 
     def direct(self, db: int = 0) -> redis.Redis:
         """A client that the fault does not concern, unless the server itself refuses."""
-        return self.server.client(db=db)
+        return redis.Redis(port=self.server.port, db=db)
 
     def holder(self) -> Lock:
         """Of ``name``, in another process as it were."""
@@ -118,6 +120,7 @@ class World:
     def _left(self) -> list[Any]:
         jobs = (DeferredRelease, Renewal, WaiterHeartbeat)
         left: list[Any] = [job for job in keeper().jobs() if isinstance(job, jobs)]
+        left = [job for job in left if AWAY not in str(job.server)]
         names = (b"name", b"one", b"two", b"held")
         for db in range(3):
             with self.direct(db) as client:
@@ -137,14 +140,14 @@ class Fault(NamedTuple):
 
     Attributes:
         errors: those of a call without a wait, or None if all goes on; then the server is well.
-        but: what callers of some columns meet instead, a column to a text.
+        refuses: whether the server answers, or its proxy does.
     """
 
     name: str
     happens: Callable[[World], AbstractContextManager[Any]]
     errors: tuple[type[BaseException], ...] | None = None
+    refuses: bool = False
     tls: bool = False
-    goes_on: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -200,13 +203,17 @@ FAULTS = [
     Fault("`max number of clients`, with a connection", no_more_clients),
     Fault("accepted, never answered", lambda w: w.proxy.unanswered(), NO_ANSWER),
     Fault("reset in the handshake", lambda w: w.proxy.no_handshake(), (redis.ConnectionError,)),
-    Fault("TLS handshake cut", lambda w: w.proxy.no_handshake(), (redis.ConnectionError,), True),
+    Fault(
+        "TLS handshake cut", lambda w: w.proxy.no_handshake(), (redis.ConnectionError,), tls=True
+    ),
     Fault("`WRONGPASS`", credentials_refused, (AuthenticationError,)),
     Fault("`NOAUTH`", refused(b"NOAUTH Authentication required."), (AuthenticationError,)),
-    Fault("`LOADING`", restarted, (BusyLoadingError,)),
-    Fault("`BUSY`", refused(b"BUSY Redis is busy running a script."), (redis.ConnectionError,)),
-    Fault("`CLUSTERDOWN`", refused(b"CLUSTERDOWN The cluster is down"), (ClusterDownError,)),
-    Fault("`TRYAGAIN`", refused(b"TRYAGAIN Multiple keys request"), (TryAgainError,)),
+    Fault("`LOADING`", restarted, (BusyLoadingError,), True),
+    Fault(
+        "`BUSY`", refused(b"BUSY Redis is busy running a script."), (redis.ConnectionError,), True
+    ),
+    Fault("`CLUSTERDOWN`", refused(b"CLUSTERDOWN The cluster is down"), (ClusterDownError,), True),
+    Fault("`TRYAGAIN`", refused(b"TRYAGAIN Multiple keys request"), (TryAgainError,), True),
 ]
 
 
@@ -214,10 +221,11 @@ FAULTS = [
 
 Caller = Callable[[World], Iterator[None]]
 
-#: The columns: what callers do while all goes on, and while the fault lasts.
+#: The columns: what callers do while all goes on, while the server refuses, and, if that is
+#: another thing, while it cannot be reached.
 COLUMNS = {
     "call without a wait": ("works", "error"),
-    "with a `blocking_timeout`": ("works", "waits"),
+    "with a `blocking_timeout`": ("works", "waits", "error"),
     "waiter": ("waits on", "waits on"),
     "Redlock's member": ("works", "counts as away"),
     "renewal": ("still held", "later"),
@@ -301,12 +309,14 @@ def newcomer(name: str, acquire: Callable[[World, Any], Callable[[], Any]], **op
         yield
         with refusals.attempts() as tried:
             result = acquire(world, options.get("names", "name"))
-            if world.lasts:
+            if world.fault.refuses:
                 until(lambda: tried.errors)
             else:
-                assert result()
+                world.meets(result)
         yield
-        assert result()
+        if world.fault.refuses:
+            assert result()
+        world.again(lambda: take(world))
 
 
 def thread_of(world: World, name: Any) -> Callable[[], Any]:
@@ -356,7 +366,7 @@ waiter("waiting task", task_of)
 def redlock(world: World) -> Iterator[None]:
     member = world.cache._lock_client()
     others = [world.direct(1), world.direct(2)]
-    away = redis.Redis(port=1, socket_timeout=TIMEOUT)
+    away = redis.Redis(host=AWAY[:-1], port=1, socket_timeout=TIMEOUT)
 
     def take_with(clients: list[redis.Redis]) -> None:
         with Redlock(clients, "name", timeout=30, server_timeout=TIMEOUT, blocking_timeout=SOON):
@@ -385,11 +395,11 @@ def renewal(world: World) -> Iterator[None]:
         lock.ensure_held()
 
 
-def end_of_a_block(name: str, options: dict[str, Any]) -> None:
+def end_of_a_block(name: str, locks: Any, **options: Any) -> None:
     @caller("release", name)
     def steps(world: World) -> Iterator[None]:
         """Of a lock that never expires."""
-        lock = world.cache.lock(timeout=None, **options)
+        lock = world.cache.lock(locks, timeout=None, **options)
         lock.acquire()
         yield
         with suppress(*FAILED if world.lasts else ()):
@@ -397,15 +407,19 @@ def end_of_a_block(name: str, options: dict[str, Any]) -> None:
         yield
 
 
-end_of_a_block("end of a block", {"name": "name"})
-end_of_a_block("end of a block with a limit", {"name": "name", "limit": 2})
-end_of_a_block("end of a block with several names", {"name": ["one", "two"]})
+end_of_a_block("end of a block", "name")
+end_of_a_block("end of a block with a limit", "name", limit=2)
+end_of_a_block("end of a block with several names", ["one", "two"])
 
 
 @caller("release")
 def end_of_a_block_of_a_task(world: World) -> Iterator[None]:
-    lock = world.cache.alock("name", timeout=None, thread_local=False)
-    world.do(lock.acquire())
+    async def acquire() -> Any:
+        lock = world.cache.alock("name", timeout=None, thread_local=False)
+        await lock.acquire()
+        return lock
+
+    lock = world.do(acquire())
     yield
     with suppress(*FAILED if world.lasts else ()):
         world.do(lock.__aexit__(None, None, None))
@@ -618,6 +632,6 @@ def test_the_page_has_this_table() -> None:
 def table() -> str:
     rows: list[tuple[str, ...]] = [("fault", *COLUMNS), ("---",) * (len(COLUMNS) + 1)]
     for fault in FAULTS:
-        which = 0 if fault.errors is None else 1
+        which = 0 if fault.errors is None else 1 if fault.refuses else -1
         rows.append((fault.name, *(cells[which] for cells in COLUMNS.values())))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
