@@ -9,6 +9,7 @@ behind, no reply is taken for that to another call, and soon after the fault all
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -625,8 +626,24 @@ def test_a_fault_and_a_caller(world: World, name: str) -> None:
     world.expect_nothing_left()
 
 
-def test_the_page_has_this_table() -> None:
-    assert table() in PAGE.read_text()
+#: The rows of the page that ``test_moved_address`` and ``test_refusals`` run.
+REFUSED_WRITES = {
+    "address moves to the promoted replica": None,
+    "`NOREPLICAS`": refusals.too_few_replicas,
+    "`MISCONF`": refusals.failed_save,
+    "`OOM`": refusals.no_memory,
+    "`READONLY`, no other server": refusals.replica,
+    "`MASTERDOWN`": refusals.replica_without_link,
+    "`max number of clients`, without a connection": refusals.no_connections_left,
+}
+
+
+def test_the_page_has_these_tables() -> None:
+    text = PAGE.read_text()
+    assert table() in text
+    assert {*REFUSED_WRITES.values()} == {None, *refusals.REFUSALS}
+    rows = re.findall(r"^\| (.*?) \|", text.partition(table())[2], re.MULTILINE)
+    assert rows[: len(REFUSED_WRITES) + 1] == ["fault", *REFUSED_WRITES]
 
 
 def table() -> str:
