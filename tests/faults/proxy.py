@@ -61,6 +61,8 @@ class Proxy:
         self._greets: Callable[[socket.socket], object] | None = None
         #: What the server is to answer to all calls, but for those that introduce a client.
         self.refusal = b""
+        #: How many calls were refused.
+        self.refused = 0
         #: Seconds without traffic after which a connection is forgotten.
         self.forgets_after = math.inf
         #: Connections made before this moment are forgotten.
@@ -245,6 +247,7 @@ class Proxy:
                             continue
                         data, requests = requests, b""
                         if names[0] not in INTRODUCING:
+                            self.refused += 1
                             here.sendall(self.refusal * len(names))
                             continue
                     rule = next((each for each in list(self._rules) if each.matches(data)), None)

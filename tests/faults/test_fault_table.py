@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
+from django.conf import settings
 from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
@@ -29,6 +30,7 @@ from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import instant_loss, metrics
 from django_redis_lock.decorators import cached_page
+from django_redis_lock.exceptions import TooFewServers
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
@@ -45,11 +47,11 @@ from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-#: Seconds: the time-out of a socket; within which a call ends, whatever it does; and within which
-#: all works again after a fault. Both are generous, for a busy machine.
-TIMEOUT, SOON, AGAIN = 0.5, 6.0, 8.0
-#: A call that failed: redis-py's, or what django-redis makes of it.
-FAILED = (redis.RedisError, ConnectionInterrupted)
+#: Seconds: the time-out of a socket, and of one with TLS; within which a call ends, whatever it
+#: does; and within which all works again after a fault. The latter are generous.
+TIMEOUT, TLS_TIMEOUT, SOON, AGAIN = 0.5, 3.0, 6.0, 8.0
+#: Errors: redis-py's, what django-redis makes of them, and a Redlock's.
+FAILED = (redis.RedisError, ConnectionInterrupted, TooFewServers)
 #: Where no server is.
 AWAY = "127.0.0.2:"
 USER, PASSWORD = "app", "secret"
@@ -58,9 +60,8 @@ USER, PASSWORD = "app", "secret"
 class World:
     """A server, its proxy, and what leads there, during one fault."""
 
-    def __init__(self, server: RedisServer, proxy: Proxy, port: int, fault: Fault) -> None:
+    def __init__(self, server: RedisServer, proxy: Proxy, fault: Fault) -> None:
         self.server, self.proxy, self.fault = server, proxy, fault
-        self.port = port
         self.cache: Any = caches["default"]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -89,6 +90,12 @@ class World:
         lock = Lock(self.direct(), key, timeout=60, thread_local=False)
         assert lock.acquire(blocking=False)
         return lock
+
+    @property
+    def another_cache(self) -> tuple[str, dict[str, Any]]:
+        """The same server, as if it were another."""
+        alias = settings.CACHES["default"]
+        return alias["LOCATION"].replace("127.0.0.1", "localhost"), {"OPTIONS": alias["OPTIONS"]}
 
     @property
     def lasts(self) -> bool:
@@ -308,12 +315,12 @@ def newcomer(name: str, acquire: Callable[[World, Any], Callable[[], Any]], **op
         take(world)
         world.do(atake(world))
         yield
-        with refusals.attempts() as tried:
-            result = acquire(world, options.get("names", "name"))
-            if world.fault.refuses:
-                until(lambda: tried.errors)
-            else:
-                world.meets(result)
+        before = world.proxy.refused
+        result = acquire(world, options.get("names", "name"))
+        if world.fault.refuses:
+            until(lambda: world.proxy.refused > before + 2)
+        else:
+            world.meets(result)
         yield
         if world.fault.refuses:
             assert result()
@@ -369,15 +376,15 @@ def redlock(world: World) -> Iterator[None]:
     others = [world.direct(1), world.direct(2)]
     away = redis.Redis(host=AWAY[:-1], port=1, socket_timeout=TIMEOUT)
 
-    def take_with(clients: list[redis.Redis]) -> None:
+    def take_with(*clients: redis.Redis) -> None:
         with Redlock(clients, "name", timeout=30, server_timeout=TIMEOUT, blocking_timeout=SOON):
             pass
 
-    take_with([member, *others])
+    take_with(member, *others)
     yield
-    take_with([member, *others])
+    take_with(member, *others)
     yield
-    take_with([member, others[0], away])
+    world.again(lambda: take_with(member, others[0], away))
 
 
 @caller("renewal")
@@ -501,7 +508,7 @@ def computation(world: World) -> Iterator[None]:
 
     leader = Background(lambda: world.cache.get_or_set("led", compute, 300))
     assert began.wait(PATIENCE)
-    other = RedisCache(url(world.port, "localhost"), {})  # As another process.
+    other = RedisCache(*world.another_cache)  # As another process.
     follower = Background(lambda: other.get_or_set("led", lambda: "other's", 300, wait=PATIENCE))
     until(lambda: blocked(world))
     yield
@@ -601,13 +608,13 @@ def world(
         if fault.tls:
             scheme, front = "rediss", request.getfixturevalue("tls")
             proxy.lead_to(front)
-            pool = {"ssl_ca_certs": front.certificate}
-            options["CONNECTION_POOL_KWARGS"] = pool
+            pool = {"ssl_ca_certs": front.certificate, "ssl_check_hostname": False}
+            options |= {"SOCKET_TIMEOUT": TLS_TIMEOUT, "CONNECTION_POOL_KWARGS": pool}
         backend = "django_redis_lock.cache.RedisCache"
         location = url(proxy.port, scheme=scheme)
         alias = {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
         with override_settings(CACHES={"default": alias}):
-            world = World(server, proxy, proxy.port, fault)
+            world = World(server, proxy, fault)
             yield world
             world.close()
         for job in keeper().jobs():
