@@ -36,7 +36,7 @@ from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.ops.held_locks import held_locks
-from django_redis_lock.ops.inventory import list_held
+from django_redis_lock.ops.inventory import list_held, listing
 from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.faults import test_refusals as refusals
 from tests.faults.proxy import Proxy
@@ -601,6 +601,9 @@ def world(
     server.flush()
     add_user(server)
     monkeypatch.setattr(instant_loss, "CHECK_AFTER_SECONDS", 0.3)
+    # So long they bear a server that is busy; else the test would take longer, too.
+    monkeypatch.setattr(metrics, "REPLY_TIMEOUT", 2.0)
+    monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 2.0)
     monkeypatch.setattr(Breaker, "limits", staticmethod(lambda: (2, 0.3)))
     options: dict[str, Any] = {"SOCKET_TIMEOUT": TIMEOUT, "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
     scheme = "redis"
