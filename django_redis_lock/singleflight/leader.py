@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -128,6 +129,9 @@ class Leader:
         self.trace = ""
         self._shared = shared
         self._names = names
+        plain = getattr(producer.cache, "_has_plain_keys", True)
+        #: By key, for people, where the key may not show it.
+        self.stored_names = {} if plain else names or {keys[0]: producer.name}
         self._replaced: Mapping[bytes, Seen] = {}
         self._lifetimes: Mapping[bytes, int] = {}
         self._runner = runner
@@ -252,8 +256,9 @@ class Leader:
         Args:
             outage: why Redis is unavailable.
         """
-        if outage:
-            self._log_without_redis(outage)
+        if outage and may_log(self.server, _logged_at):  # Once a minute for each server.
+            text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
+            outage_logger.warning(text, {"key": printable(self.keys[0]), "error": outage})
         with computing(self.server, self.keys, self), self._computation_events(outage is not None):
             compute, names = self.producer.compute, self._names
             if names is None:
@@ -300,12 +305,6 @@ class Leader:
         finally:
             seconds = time.monotonic() - began
             events.emit(Computed(subject, seconds, error, values, without_redis))
-
-    def _log_without_redis(self, error: BaseException) -> None:
-        """Once a minute for each server."""
-        if may_log(self.server, _logged_at):
-            text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
-            outage_logger.warning(text, {"key": printable(self.keys[0]), "error": error})
 
     # -- to end ------------------------------------------------------------------------------
 
@@ -384,12 +383,13 @@ class FlightRenewal(Job):
     def __init__(self, leader: Leader, key: bytes) -> None:
         server, token, lifetime = leader.server, leader.token, leader.timeout
         self._leader_of_it = weakref.ref(leader)
-        self._group = leader.producer.group
+        about = {"group": leader.producer.group, "name": leader.stored_names.get(key, "")}
         self._lifetime = self.deadline_scale = lifetime
         self._began = time.monotonic()
         self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))
         self.key, self.token = key, token
         self._args = (token, milliseconds(lifetime), key)
+        self._about = {"lifetime": str(self._args[1]), "renews": "1", **about}
         self._thread = threading.current_thread().name
         self._named = False
         super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
@@ -403,12 +403,9 @@ class FlightRenewal(Job):
 
     def _leader(self, now: float) -> tuple[str, ...]:
         """The milliseconds since the computation began, and the description of the leader."""
-        lifetime = self._args[1]
         leader = Owner(fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread))
-        facts: tuple[str, ...] = ("lifetime", str(lifetime), "renews", "1")
-        if self._group:
-            facts = (*facts, "group", self._group)
-        return (f"{(now - self._began) * 1000:.0f}", *leader.fields(), *facts)
+        known = {name: encodable(text) for name, text in self._about.items() if text}
+        return (f"{(now - self._began) * 1000:.0f}", *leader.fields(), *chain(*known.items()))
 
     def answered(self, value: Any, sent_at: float) -> None:
         self._named = True
