@@ -21,7 +21,7 @@ from ..protocol import Call, Script
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .registry import server_of
-from .retry import REPORTED, Answer, Steps, run_again, run_all_steps
+from .retry import REPORTED, Answer, Steps, first_patience, run_again, run_all_steps
 from .server import Server
 
 R = TypeVar("R")
@@ -152,14 +152,15 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     if the connection broke before the reply. After an error, redis-py's, the outcome is unknown.
 
     Args:
-        patience: seconds to wait for the reply, and no second try if it does not come; None
-            leaves the wait to the pool's socket timeout.
+        patience: seconds to wait for the reply, and no second try if they are few; None leaves
+            the wait to the pool's socket timeout.
     """
     server = server_of(client)
     node = None
     try:
         node = server.locate(call.keys)
-        return Answer(_run(node, call, patience), False)
+        first = None if patience is None else first_patience(patience, server.timeout)
+        return Answer(_run(node, call, first), False)
     except REPORTED as error:
         return drive(run_again(_Blocking(server), call, patience, node, error))
 
