@@ -196,6 +196,8 @@ class Conf:
     USING = Setting("default", _alias)
     #: Of a lock's name in its key.
     LOCK_PREFIX = Setting("lock:", _text)
+    #: Whether cache keys with that prefix are refused.
+    PROTECT_LOCKS = Setting(True, check_bool)
     #: What a lock does.
     ON_REDIS_DOWN = Setting("raise", _one_of(ON_REDIS_DOWN))
     #: How many must confirm a lock.

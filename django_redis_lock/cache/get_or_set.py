@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
@@ -29,6 +31,7 @@ from ..singleflight import (
     SingleFlight,
     Steps,
     ThreadRunner,
+    Undecodable,
 )
 from ..threads import Work
 from .reading import MISSING, CacheReader
@@ -104,6 +107,9 @@ class GetOrSet(CacheReader):
                     return value
             except ConnectionInterrupted as error:
                 outage = self._without_redis(error.__cause__ or error)
+            except Exception as error:
+                runner = self._thread_runner()
+                runner.do(self._check_decoding(runner, error, key, version))
         runner, what = self._thread_runner(), (key, default, timeout, version)
         tried = None if may_be_stale else (began, time.monotonic() - began)
         return runner.do(self._value(runner, *what, options, outage, tried))
@@ -183,35 +189,6 @@ class GetOrSet(CacheReader):
         values: dict[str, Any] = await runner.do(self._values(runner, *what, options))
         return values
 
-    def locked_get_or_set(
-        self,
-        key: str,
-        value_creator: Callable[[], Any],
-        version: int | None = None,
-        expire: float | None = None,
-        id: str | bytes | None = None,
-        lock_key: str | None = None,
-        timeout: Timeout = DEFAULT_TIMEOUT,
-    ) -> Any:
-        """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
-
-        Args:
-            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
-                ``lock_key`` are computed one after another. Not needed to compute a value once.
-            expire: timeout of that lock in seconds. Default: the setting TIMEOUT, renewed. No
-                effect without ``lock_key``.
-            id: the token of that lock.
-        """
-
-        def create() -> Any:
-            if lock_key is None:
-                return value_creator()
-            lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
-            with self.lock(lock_key, id=id, **lifetime):
-                return value_creator()
-
-        return self.get_or_set(key, create, timeout, version)
-
     # -- the steps -----------------------------------------------------------------------------
 
     def _computed(
@@ -258,16 +235,23 @@ class GetOrSet(CacheReader):
                     stored = yield from steps
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
+            except Exception as error:
+                yield from self._check_decoding(runner, error, key, version)
             read_at = began, time.monotonic() - began
             is_stale = stored is not None and 0 <= int(stored[1]) <= stale
             if not is_stale and (stored is not None or value is not MISSING):
-                self._record_read(key, chosen.group, "hit", *read_at)
-                return self.client.decode(stored[0]) if value is MISSING else value
+                with suppress(Undecodable):
+                    if value is MISSING:
+                        value = self._decoded(key, chosen.group, stored[0])
+                    self._record_read(key, chosen.group, "hit", *read_at)
+                    return value
         producer = self._producer(key, default, timeout, chosen)
         flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
         if is_stale:
-            self._record_read(key, chosen.group, "stale", *read_at)
-            return (yield from flight.refresh(stored[0], chosen.refresh_wait))
+            with suppress(Undecodable):
+                old = self._decoded(key, chosen.group, stored[0])
+                self._record_read(key, chosen.group, "stale", *read_at)
+                return (yield from flight.refresh(old, chosen.refresh_wait))
         deadline = began + chosen.wait
         try:
             try:
@@ -355,7 +339,7 @@ class GetOrSet(CacheReader):
         return Producer(
             default if callable(default) else lambda: default,
             self._encoded,
-            self.client.decode,
+            partial(self._decoded, key, chosen.group),
             chosen.lifetime(self._timeout(timeout)),
             int(chosen.stale * 1000),
             int(chosen.error_ttl * 1000),
@@ -372,7 +356,9 @@ class GetOrSet(CacheReader):
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
             )
         encoded = self.client.encode(value)
-        return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
+        if isinstance(encoded, int):
+            return int(encoded)  # A subclass may have another ``str()``.
+        return encoded if isinstance(encoded, bytes) else bytes(encoded)
 
     def _timeout(self, timeout: Any) -> Any:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout

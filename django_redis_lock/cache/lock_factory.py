@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.cache.backends.base import BaseCache, default_key_func
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
@@ -18,12 +18,10 @@ from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
 from ..extension import part
 from ..protocol import (
-    RESERVED,
     check_name_in_cache,
     check_names,
     check_policy,
     longest_hold,
-    refuse_reserved,
 )
 
 if TYPE_CHECKING:
@@ -66,9 +64,6 @@ class LockCache(BaseCache):
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)  # type: ignore[call-arg,arg-type]  # of a real backend
         self.conf = Conf(params.get("OPTIONS"))
-        # Django's own keys begin with the prefix: only with others need each be looked at.
-        if self.key_func is not default_key_func or str(self.key_prefix).startswith(RESERVED):
-            self.key_func = _refusing_reserved(self.key_func)
 
     def _lock_client(self) -> Any:
         """That of the primary: whatever decides must be asked there. Raises ImproperlyConfigured if
@@ -231,7 +226,8 @@ class LockCache(BaseCache):
 
     def held_locks(self, limit: int = 500) -> Inventory:
         """The locks of ``lock()`` and ``locked()`` that are held in this cache and its default
-        version, at most ``limit`` of them."""
+        version, at most ``limit`` of them. Raises as ``reset_all``."""
+        self._check_keys_show_whose_they_are()
         inventory: Inventory = part("inventory").list_held(
             self._lock_client(), self._prefix(), limit
         )
@@ -239,11 +235,57 @@ class LockCache(BaseCache):
 
     def reset_all(self) -> int:
         """Release all locks of this cache and its default version; ``on_lost`` of their holders is
-        called. Returns how many. Does not touch values or locks with another key prefix."""
+        called. Returns how many. Does not touch values or locks with another key prefix.
+
+        Raises:
+            ImproperlyConfigured: KEY_FUNCTION makes keys that do not show which cache they are of.
+        """
+        self._check_keys_show_whose_they_are()
         return reset_all(self._lock_client(), self._prefix())
 
+    def locked_get_or_set(
+        self,
+        key: str,
+        value_creator: Callable[[], Any],
+        version: int | None = None,
+        expire: float | None = None,
+        id: str | bytes | None = None,
+        lock_key: str | None = None,
+        timeout: Any = DEFAULT_TIMEOUT,
+    ) -> Any:
+        """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
+
+        Args:
+            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
+                ``lock_key`` are computed one after another. Not needed to compute a value once.
+            expire: timeout of that lock in seconds. Default: the setting TIMEOUT, renewed. No
+                effect without ``lock_key``.
+            id: the token of that lock.
+        """
+
+        def create() -> Any:
+            if lock_key is None:
+                return value_creator()
+            lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
+            with self.lock(lock_key, id=id, **lifetime):
+                return value_creator()
+
+        return self.get_or_set(key, create, timeout, version)
+
+    def _check_keys_show_whose_they_are(self) -> None:
+        start, lock = self._lock_name("", None), self._lock_name("c7e25a", None)
+        if start == lock or not lock.startswith(start):
+            raise ImproperlyConfigured(
+                "KEY_FUNCTION makes keys that do not show which locks are this cache's. For all "
+                "locks of a database there are django_redis_lock.cache.reset_all(client) and the "
+                "admin's list, for one cache.lock(name).reset()"
+            )
+
     def _prefix(self) -> bytes:
-        return bytes(self._lock_client().get_encoder().encode(self._lock_name("", None)))
+        return self._lock_key("")
+
+    def _lock_key(self, name: str) -> bytes:
+        return bytes(self._lock_client().get_encoder().encode(self._lock_name(name, None)))
 
 
 def _lock_class(asynchronous: bool, on_several_servers: bool, falls_back: bool) -> Any:
@@ -252,16 +294,6 @@ def _lock_class(asynchronous: bool, on_several_servers: bool, falls_back: bool) 
     if falls_back:
         return getattr(part("fallback"), name)
     return getattr(part("redlock") if on_several_servers else locking, name)
-
-
-def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
-
-    def make_key(key: str, prefix: str, version: Any) -> Any:
-        made = key_func(key, prefix, version)
-        refuse_reserved(str(made).encode(errors="surrogatepass"))
-        return made
-
-    return make_key
 
 
 def check_using(value: Any) -> tuple[str, ...]:

@@ -25,7 +25,16 @@ from redis.exceptions import DataError, NoScriptError, RedisError
 from .. import transport
 from ..conf import SETTING, GetOrSetOptions
 from ..protocol import Call, Script, flight_key
-from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, MARK_STALE, WRITE, Runner, Steps
+from ..singleflight import (
+    DELETE,
+    EXPIRE_AT,
+    LETTING_GO,
+    MARK_STALE,
+    WRITE,
+    Runner,
+    Steps,
+    own_flights,
+)
 from ..transport import is_cluster, run_all
 from .get_or_set import GetOrSet, waiting_thread
 
@@ -49,18 +58,29 @@ class FlightEnding:
             raise DataError("nx and xx are mutually exclusive")
         key = self._key(name)
         mode = "NX" if nx else "XX" if xx else ""
-        args = (value, "" if px is None else px, mode)
+        if isinstance(value, int):
+            value = int(value)  # A subclass may have another ``str()``.
+        args = (value, "" if px is None else px, mode, *own_flights((key,)).values())
         return self._run(Call(WRITE, (key, flight_key(key)), args))
 
     def delete(self, *names: str) -> Any:
-        keys = tuple(map(self._key, names))
-        return self._run(Call(DELETE, (*keys, *map(flight_key, keys)), ()))
+        return self._run(_deletion(*map(self._key, names)))
 
     def expire(self, name: str, time: int | timedelta) -> Any:
-        return bool(self.delete(name)) if _is_over(time) else self._client.expire(name, time)
+        if _is_over(time):
+            return bool(self.delete(name))
+        own_flights((self._key(name),))
+        return self._client.expire(name, time)
 
     def pexpire(self, name: str, time: int | timedelta) -> Any:
-        return self.delete(name) if _is_over(time) else self._client.pexpire(name, time)
+        if _is_over(time):
+            return self.delete(name)
+        own_flights((self._key(name),))
+        return self._client.pexpire(name, time)
+
+    def persist(self, name: str) -> Any:
+        own_flights((self._key(name),))
+        return self._client.persist(name)
 
     def expireat(self, name: str, when: int | datetime) -> Any:
         at = when.timestamp() if isinstance(when, datetime) else when
@@ -72,7 +92,8 @@ class FlightEnding:
 
     def _expire_at(self, name: str, command: str, at: int) -> Any:
         key = self._key(name)
-        return bool(self._run(Call(EXPIRE_AT, (key, flight_key(key)), (command, at))))
+        args: tuple[bytes | str | int, ...] = (command, at, *own_flights((key,)).values())
+        return bool(self._run(Call(EXPIRE_AT, (key, flight_key(key)), args)))
 
     def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
         """django-redis increments by a script, which returns nothing if there is no number."""
@@ -81,10 +102,11 @@ class FlightEnding:
 {LETTING_GO}
 local function count() {script} end
 local number = count()
-if number then let_go(KEYS[2]) end
+if number then let_go(KEYS[2], {len(args) + 1}) end
 return number
 """
-        return self._client.eval(counting, 2, key, flight_key(key), *args)
+        own = own_flights((key,)).values()
+        return self._client.eval(counting, 2, key, flight_key(key), *args, *own)
 
     def pipeline(self, *args: Any, **kwargs: Any) -> FlightEnding:
         return FlightEnding(self._client.pipeline(*args, **kwargs))
@@ -114,6 +136,11 @@ return number
             return evaluate(call.script.source, *words)
 
 
+def _deletion(*keys: bytes) -> Call:
+    own = own_flights(keys, "deleted").values()
+    return Call(DELETE, (*keys, *map(flight_key, keys)), tuple(own))
+
+
 def _is_over(time: Any) -> bool:
     """Whether a value that is to be kept for ``time`` ends at once; False for no number."""
     length = time.total_seconds() if isinstance(time, timedelta) else time
@@ -124,7 +151,7 @@ class ClusterFlightEnding(FlightEnding):
     """For a cluster: a command with several keys goes to the node of each."""
 
     def delete(self, *names: str) -> Any:
-        calls = [Call(DELETE, (key, flight_key(key)), ()) for key in map(self._key, names)]
+        calls = [_deletion(key) for key in map(self._key, names)]
         return sum(map(int, run_all(self._client, calls))) if calls else 0
 
     def pipeline(self, *args: Any, **kwargs: Any) -> Batch:
@@ -140,7 +167,7 @@ class Batch(ClusterFlightEnding):
 
     def delete(self, *names: str) -> Any:
         for key in map(self._key, names):
-            self._run(Call(DELETE, (key, flight_key(key)), ()))
+            self._run(_deletion(key))
 
     def _run(self, call: Call) -> Any:
         self._calls.append(call)
@@ -165,6 +192,7 @@ class Writes(GetOrSet):
     _ignore_exceptions: bool
     _log_ignored_exceptions: bool
     logger: Any
+    _guard: Any
 
     def mark_stale(self, key: str, version: int | None = None, *, stale: float = SETTING) -> bool:
         """Let the value of ``key`` be stale from now on: the next ``get_or_set`` computes it again,
@@ -214,7 +242,7 @@ class Writes(GetOrSet):
                 "in get_or_set. To have it computed again at once, use delete"
             )
         names = [self._encoded_key(key, version) for key in keys]
-        args = (int(seconds * 1000),)
+        args: tuple[bytes | str | int, ...] = (int(seconds * 1000), *own_flights(names).values())
         calls = [Call(MARK_STALE, (name, flight_key(name)), args) for name in names]
         try:
             return sum(map(int, (yield runner.run(*calls)))) if calls else 0
@@ -227,7 +255,7 @@ class Writes(GetOrSet):
 
     def own_pattern(self) -> str:
         """What matches all keys of this cache's KEY_PREFIX and VERSION in Redis."""
-        made = [self.client.make_key(probe) for probe in _PROBES]
+        made = [self._guard.unchecked(probe) for probe in _PROBES]
         start, _, end = made[0].partition(_PROBES[0])
         if not start + end or made != [start + probe + end for probe in _PROBES]:
             raise ImproperlyConfigured(

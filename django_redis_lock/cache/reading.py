@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
+from pickle import PickleError
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,8 +20,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .. import events
 from ..clock import time
 from ..events import Read, Subject
-from ..singleflight import Runner, Steps, ThreadRunner, in_flight
-from ..threads import after_fork
+from ..protocol import printable
+from ..singleflight import Runner, Steps, ThreadRunner, Undecodable, in_flight
+from ..threads import after_fork, get_logger, may_log
 from ..transport import (
     OUTAGE,
     Breaker,
@@ -47,6 +49,17 @@ COLD_READ_TIMEOUT_SECONDS = 1.0
 _cold_reads: WeakKeyDictionary[Server, threading.Lock] = WeakKeyDictionary()
 after_fork(_cold_reads.clear)
 
+
+logger = get_logger("django_redis_lock.flights")
+_undecodable_logged_at: dict[str, float] = {}
+#: After so many it begins anew.
+MAX_LOGGED_GROUPS = 1000
+
+#: The usual errors of decoding; any other may be a signal handler's, such as a time limit.
+_OF_DECODING = (
+    *(ArithmeticError, AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError),
+    PickleError,
+)
 
 #: The errors of an outage, or of a command that Redis refuses.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
@@ -280,6 +293,66 @@ class CacheReader(LockCache):
             breaker.answered()
         return found
 
+    # -- values that cannot be decoded -----------------------------------------------------------
+
+    def _decode(self, stored: Any) -> Any:
+        """The value that is ``stored``. Raises Undecodable if it cannot be decoded: a class was
+        renamed, or it is from another serializer or compressor."""
+        try:
+            return self.client.decode(stored)
+        except Exception as error:
+            try:
+                self.client.decode(stored)
+            except Exception as again:
+                if type(again) is type(error):
+                    raise Undecodable(f"{type(error).__name__}: {error}") from error
+            raise  # An exception of a signal handler, such as a time limit.
+
+    def _decoded(self, key: str, group: str | None, stored: Any) -> Any:
+        """As ``_decode``, and logs a failure."""
+        try:
+            return self._decode(stored)
+        except Undecodable as error:
+            self._log_undecodable(key, group, error)
+            raise
+
+    def _log_undecodable(self, key: str, group: str | None, error: Exception) -> None:
+        """Once a minute for each group."""
+        group = group or events.group_of(str(key))
+        if len(_undecodable_logged_at) > MAX_LOGGED_GROUPS:
+            _undecodable_logged_at.clear()
+        if may_log(group, _undecodable_logged_at):
+            text = "A stored value of %(group)s cannot be decoded, so it counts as missing: "
+            about = {"group": group, "key": str(key), "error": str(error)}
+            logger.warning(
+                text + "%(key)s (%(error)s)", {name: printable(about[name]) for name in about}
+            )
+
+    def _check_decoding(self, runner: Runner, error: Exception, key: str, version: Any) -> Steps:
+        """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
+        stored = yield runner.read(self._encoded_key(key, version))
+        try:
+            if stored is not None:
+                self._decode(stored[0])
+        except Undecodable:
+            return
+        if not isinstance(error, _OF_DECODING):  # Else another caller has stored the value again.
+            raise error
+
+    def _decodable(self, names: list[str], version: int | None) -> tuple[dict[str, Any], bool]:
+        """As ``_client_get_many``, without the values that cannot be decoded; and whether there are
+        such."""
+        redis, found, failed = self.client.get_client(write=False), {}, False
+        mget = getattr(redis, "mget_nonatomic", redis.mget)
+        values = mget([self.client.make_key(name, version=version) for name in names])
+        for name, stored in zip(names, values, strict=True):
+            try:
+                if stored is not None:
+                    found[name] = self._decode(stored)
+            except Undecodable:
+                failed = True
+        return found, failed
+
     def _read_many(
         self, names: list[str], version: int | None
     ) -> tuple[dict[str, Any], BaseException | None]:
@@ -287,9 +360,19 @@ class CacheReader(LockCache):
         # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
         try:
             return self._with_breaker(self._client_get_many, names, version), None
-        except ConnectionInterrupted as error:
-            cause = error.__cause__ or error
-            return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
+        except Exception as error:
+            cause = error
+            if isinstance(error, ConnectionInterrupted):
+                cause = error.__cause__ or error
+            if isinstance(cause, (RedisError, ConnectionInterrupted)):
+                return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
+            try:
+                found, failed = self._decodable(names, version)
+            except (RedisError, OSError) as outage:
+                return {}, self._without_redis(outage)
+            if not failed and not isinstance(cause, _OF_DECODING):
+                raise cause from None
+            return found, None
 
     def _without_redis(self, error: BaseException) -> BaseException:
         """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""

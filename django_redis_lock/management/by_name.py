@@ -110,8 +110,7 @@ def _look(alias: str, key: bytes, kind: str) -> Found:
 
 
 def _key(alias: str, name: str) -> bytes:
-    cache: Any = lock_cache(alias)
-    return bytes(cache._encoded_key(f"{cache.conf.LOCK_PREFIX}{name}", None))
+    return lock_cache(alias)._lock_key(name)
 
 
 def _name_in_cache(name: str, aliases: Iterable[str]) -> str:

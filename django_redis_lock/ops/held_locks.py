@@ -226,7 +226,7 @@ def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
             cache: Any = lock_cache(alias)
             client = cache._lock_client()
             prefixes = {
-                LOCK: cache._encoded_key(cache.conf.LOCK_PREFIX, None),
+                LOCK: cache._prefix(),
                 FLIGHT: cache._encoded_key("", None),
             }
             new = _Database(client, {}, set())

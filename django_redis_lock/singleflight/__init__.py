@@ -23,8 +23,10 @@ from .flight import MultiFlight as MultiFlight
 from .flight import SingleFlight as SingleFlight
 from .in_process import DeferredCall as DeferredCall
 from .in_process import in_flight as in_flight
+from .in_process import own_flights as own_flights
 from .leader import FlightRenewal as FlightRenewal
 from .leader import Producer as Producer
+from .leader import Undecodable as Undecodable
 from .postponed import Postponed as Postponed
 from .runners import Runner as Runner
 from .runners import Steps as Steps

@@ -3,9 +3,10 @@ takes one round trip for all values."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -16,7 +17,7 @@ from ..exceptions import ComputationFailed, LockError
 from ..protocol import as_bytes, flight_stream, printable
 from ..threads import get_logger
 from .in_process import InProcessFlight, LeaderRef, Overtaken, being_computed, join, leave, overtake
-from .leader import Leader, Producer, Seen
+from .leader import Leader, Producer, Seen, Undecodable
 from .runners import ProducerFailed, Runner, Steps
 
 logger = get_logger("django_redis_lock.flights")
@@ -66,6 +67,8 @@ class MultiFlight:
         self._shared = InProcessFlight(runner, b"")
         #: How many values were there at the first request.
         self.were_there = 0
+        #: The SHA-1 of values that cannot be decoded, by key: they count as missing.
+        self._unreadable: dict[bytes, str] = {}
         #: The values so far: they count also if a request fails later.
         self.found: dict[bytes, Any] = {}
 
@@ -92,11 +95,12 @@ class MultiFlight:
             leader = self.leader(keys)
             mine.asked += 1
             with self._coordination():
-                replies = yield from leader.take(followed)
+                replies = yield from leader.take(followed, self._unreadable)
             led: dict[bytes, Seen] = {}
             overtaken: dict[bytes, bytes] = {}
             failed, streams, next_check = None, {}, time.monotonic() + FOLLOWER_CHECK_SECONDS
             there: dict[bytes, Any] = {}
+            unreadable = False
             for key, (status, *news) in zip(keys, replies, strict=True):
                 if status == 1:
                     led[key] = news
@@ -117,8 +121,6 @@ class MultiFlight:
                         led[key] = seen
                     else:  # The flight has ended, or another caller overtook it.
                         streams[key] = b""
-            if not followed:
-                self.were_there += len(there)
             shared = len(keys) - len(led) - len(streams)
             if followed and shared and failed is None:
                 waited = time.monotonic() - began
@@ -131,11 +133,18 @@ class MultiFlight:
                     in_thread = False
                     streams.update(dict.fromkeys(led, b""))
             # Decoding may fail, so first compute the values for which others wait.
-            found.update((key, self._producer.decode(value)) for key, value in there.items())
+            for key, value in there.items():
+                try:
+                    found[key] = self._producer.decode(value)
+                    self.were_there += not followed
+                except Undecodable:
+                    self._unreadable[key] = hashlib.sha1(as_bytes(value)).hexdigest()
+                    unreadable = True
+                    streams[key], mine.found = b"", None
             if failed is not None:
                 raise failed
             keys = list(streams)
-            if keys and time.monotonic() >= deadline:
+            if keys and time.monotonic() >= deadline and not unreadable:
                 break
             if keys and all(streams.values()):
                 followed, mine.computed = streams, True
@@ -238,7 +247,8 @@ class SingleFlight(MultiFlight):
             if not (yield self._runner.wait_for_event(shared.ended, deadline)):
                 return TOO_LATE if outage else (yield from self._final_read())
             if shared.found is not None and asked < shared.asked:
-                return self._found_by(shared)
+                with suppress(Undecodable):  # Then this caller asks Redis.
+                    return self._found_by(shared)
             if shared.outage is not None and not outage:
                 raise CoordinationError from shared.outage
 
@@ -253,7 +263,7 @@ class SingleFlight(MultiFlight):
         """Compute a stale value again; if another caller is doing so, return the old one.
 
         Args:
-            old: the value as Redis stores it.
+            old: the value.
             wait: compute in the background, and return the old value if that takes more seconds;
                 None: compute here.
         """
@@ -262,12 +272,12 @@ class SingleFlight(MultiFlight):
             [(status, *news)] = yield from leader.take()
         except (RedisError, OSError) as error:
             logger.warning("Could not refresh %s: %s", leader, error)
-            return producer.decode(old)
+            return old
         if status == 2:
             return producer.decode(news[0])
         if status != 1:
             producer.emit(self._server, Shared, True, 1)
-            return producer.decode(old)
+            return old
         leader.begin({self._key: news})
         refreshing = self._lead_or_return_old(leader, old)
         if wait is None:
@@ -285,30 +295,30 @@ class SingleFlight(MultiFlight):
             yield from leader.fail()
         elif wait:
             yield self._runner.wait_for_event(ended, time.monotonic() + wait)
-        return results[0] if results else producer.decode(old)
+        return results[0] if results else old
 
     def _lead_or_return_old(self, leader: Leader, old: Any) -> Steps:
-        producer = self._producer
         try:
             return (yield from self.lead(leader))[self._key]
         except Overtaken:
-            return producer.decode(old)
+            return old
         except ProducerFailed as failed:
             if not isinstance(failed.error, Exception):
                 raise
             logger.warning(
                 "The refresh of %s failed; the stale value is served", leader, exc_info=failed.error
             )
-            producer.emit(self._server, RefreshFailed, failed.error)
-            return producer.decode(old)
+            self._producer.emit(self._server, RefreshFailed, failed.error)
+            return old
 
     def _found_by(self, shared: InProcessFlight) -> Any:
         """The value that another caller of this process got."""
+        value = self._producer.decode(shared.found)
         self.were_there = int(not shared.computed)
         if shared.computed:
             waited = time.monotonic() - self._began
             self._producer.emit(self._server, Shared, False, 1, waited, shared.trace)
-        return self._producer.decode(shared.found)
+        return value
 
     def _ask_redis(self, deadline: float, outage: BaseException | None) -> Steps:
         """The value, or TOO_LATE. What the other callers of this process get is in ``_shared``."""
@@ -328,4 +338,6 @@ class SingleFlight(MultiFlight):
             stored = yield self._runner.read(self._key)
         except (RedisError, OSError):
             return TOO_LATE
-        return TOO_LATE if stored is None else self._producer.decode(stored[0])
+        with suppress(Undecodable):
+            return TOO_LATE if stored is None else self._producer.decode(stored[0])
+        return TOO_LATE

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 from ..protocol import new_token
 from ..threads import Mutex, after_fork
@@ -63,8 +63,18 @@ def leave(shared: InProcessFlight) -> None:
 
 # -- what is being computed ------------------------------------------------------------------------
 
-#: What this thread or task is computing.
-_computing: ContextVar[tuple[set[tuple[Server, bytes]], ...]] = ContextVar("computing", default=())
+#: What this thread or task is computing, each with what has its token.
+_computing: ContextVar[tuple[dict[tuple[Server, bytes], Computation], ...]] = ContextVar(
+    "computing", default=()
+)
+
+
+class Computation(Protocol):
+    """A computation, as the writes that it makes itself see it."""
+
+    token: bytes
+    #: What it has done itself to the values: see STORE.
+    own_writes: dict[bytes, str]
 
 
 class Overtaken(Exception):
@@ -132,10 +142,28 @@ def being_computed() -> set[tuple[Server, bytes]]:
     return set().union(*_computing.get())
 
 
+def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> dict[bytes, bytes]:
+    """The keys among ``keys`` (None: all) that the caller is part of the computation of, each with
+    the token of its flight. A write to them by the caller is older than the computation's result,
+    so it must not end the flight, and STORE must expect it: the caller is about to have ``did`` it.
+    """
+    computations = _computing.get()
+    if not computations:  # As in almost every write.
+        return {}
+    wanted, found = None if keys is None else set(keys), {}
+    for here in computations:
+        for (_, key), computation in [*here.items()]:
+            if wanted is None or key in wanted:
+                found[key] = computation.token
+                if computation.own_writes.get(key) != "written":
+                    computation.own_writes[key] = did
+    return found
+
+
 @contextmanager
-def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
+def computing(server: Server, keys: Iterable[bytes], computation: Computation) -> Iterator[None]:
     """In this block, ``being_computed`` contains ``keys``."""
-    here = {(server, key) for key in keys}
+    here = {(server, key): computation for key in keys}
     mark = _computing.set((*_computing.get(), here))
     try:
         yield

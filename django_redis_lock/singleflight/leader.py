@@ -58,13 +58,18 @@ DESCRIBE_AFTER_SECONDS = 0.5
 _logged_at: WeakKeyDictionary[Server, float] = WeakKeyDictionary()
 
 
+class Undecodable(Exception):
+    """A stored value cannot be decoded, so it counts as missing: it is from another version of the
+    project, or from another serializer."""
+
+
 class Producer(NamedTuple):
     """What to compute and how to store it.
 
     Attributes:
         compute: returns the value; or, given a list of names, those of several, as a dict.
         encode: turns the value into what Redis stores.
-        decode: turns that into the value.
+        decode: turns that into the value, or raises Undecodable.
         lifetime: returns the milliseconds to store a value; 0 without end, negative not at all.
         stale: at the end of its lifetime, the milliseconds for which it is stale.
         error_ttl: milliseconds after a failure in which others do not try again; 0 for none.
@@ -118,6 +123,7 @@ class Leader:
         self.producer = producer
         self.token = token_for(producer.compute)
         self.renewals: list[FlightRenewal] = []
+        self.own_writes: dict[bytes, str] = {}
         #: The trace of the computation; see ``events.trace_parent``.
         self.trace = ""
         self._shared = shared
@@ -133,18 +139,26 @@ class Leader:
 
     # -- to begin ----------------------------------------------------------------------------
 
-    def take(self, followed: Mapping[bytes, bytes] = MappingProxyType({})) -> Steps:
+    def take(
+        self,
+        followed: Mapping[bytes, bytes] = MappingProxyType({}),
+        unreadable: Mapping[bytes, str] = MappingProxyType({}),
+    ) -> Steps:
         """Run TAKE_FLIGHT for each key; returns the replies.
 
         Args:
             followed: the streams of the flights that this caller has waited for, by key. Then it
                 wants the value and not an error, so an outage is retried until a failover would be
                 complete.
+            unreadable: the SHA-1 of what is at a key and cannot be decoded.
         """
         args = (self.token, milliseconds(self.timeout), self.producer.stale)
         streams = {key: (followed[key],) if key in followed else () for key in self.keys}
         calls = tuple(
-            Call(TAKE_FLIGHT, (key, flight_key(key), *streams[key]), args) for key in self.keys
+            Call(
+                TAKE_FLIGHT, (key, flight_key(key), *streams[key]), (*args, unreadable.get(key, ""))
+            )
+            for key in self.keys
         )
         until = time.monotonic() + (self.server.FAILOVER_SECONDS if followed else 0.0)
         while True:
@@ -240,7 +254,7 @@ class Leader:
         """
         if outage:
             self._log_without_redis(outage)
-        with computing(self.server, self.keys), self._computation_events(outage is not None):
+        with computing(self.server, self.keys, self), self._computation_events(outage is not None):
             compute, names = self.producer.compute, self._names
             if names is None:
                 return {self.keys[0]: (yield self._runner.compute(compute))}
@@ -329,7 +343,7 @@ class Leader:
         token = as_bytes(with_another[0]) if with_another else self.token
         stream = SHARED_LIFETIME_MILLISECONDS if lifetime < 0 else STREAM_LIFETIME_MILLISECONDS
         trace = (self.trace,) if self.trace else ()
-        args = (token, value, lifetime, stream, digest, at, *trace)
+        args = (token, value, lifetime, stream, digest, at, self.own_writes.get(key, ""), *trace)
         return Call(STORE, self._keys(key, token), args)
 
     def fail(self, message: str = "", pause: int = 0) -> Steps:

@@ -6,13 +6,17 @@ stream. Times are milliseconds.
 
 from ..protocol import script, shared
 
-# let_go(flight): a write ends the computation, if one is under way, and its followers look again at
-# once. Their stream's name begins as the flight's does. A user who may write but not do this is
-# let be.
+# let_go(flight, first): a write ends the computation, if one is under way, and its followers look
+# again at once. Their stream's name begins as the flight's does. A user who may write but not do
+# this is let be. ARGV, from `first` on, has the tokens of the computations that the writer is part
+# of: a write by the computation itself is older than its result.
 LETTING_GO = shared("""
-local function let_go(flight)
+local function let_go(flight, first)
   local token = redis.call('GET', flight)
   if not token then return end
+  for i = first, #ARGV do
+    if ARGV[i] == token then return end
+  end
   redis.call('DEL', flight)
   if string.sub(token, 1, 1) == '!' then return end
   local stream = string.sub(flight, 1, #flight - 6) .. 'done:' .. token
@@ -58,7 +62,8 @@ end
 #:
 #: KEYS  the value's key, its flight; the stream of the flight that this caller has waited for
 #: ARGV  token, lifetime of the flight, the value's remaining lifetime up to which it is stale (0:
-#:       it never is)
+#:       it never is); the SHA-1 of a value that this caller cannot decode, so that it counts as
+#:       missing ('' for none)
 #: returns {2, value} it is there after all, or the leader has not stored it, {1} this caller leads,
 #:         {1, digest, expiry} it leads, and there is a stale value: see seen,
 #:         {0, the leader's token, remaining lifetime of its flight}, or
@@ -66,14 +71,15 @@ end
 #: atomic because of two callers that both find nothing only one may lead (invariant C1).
 TAKE_FLIGHT = script("""
 local value = redis.call('GET', KEYS[1])
-if value then
+local function is_readable(found) return ARGV[4] == '' or redis.sha1hex(found) ~= ARGV[4] end
+if value and is_readable(value) then
   local left = redis.call('PTTL', KEYS[1])
   if left < 0 or left > tonumber(ARGV[3]) then return {2, value} end
 end
 local ended = KEYS[3] and redis.pcall('XREAD', 'STREAMS', KEYS[3], '0')
 if ended and ended[1] then
   local fields = ended[1][2][1][2]
-  if fields[3] == 'value' then return {2, fields[4]} end
+  if fields[3] == 'value' and is_readable(fields[4]) then return {2, fields[4]} end
 end
 local leader = redis.call('GET', KEYS[2])
 if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
@@ -89,14 +95,16 @@ return {1}
 #: KEYS  the value's key, its flight, the stream of this flight
 #: ARGV  token, value, the value's lifetime (0 none, negative: it is not stored, and the followers
 #:       get it with the stream), lifetime of the stream, digest and expiry of the value that was
-#:       there when the flight began (see seen), the trace of the computation for the followers
-#:       (left out: none)
+#:       there when the flight began (see seen), what the computation itself did to the value
+#:       ('deleted', 'written', ''), the trace of the computation for the followers (left out: none)
 #: returns 1 stored, 0 not this leader's flight any more, or another client changed the value
 #: atomic because a write between the check and the store would be overwritten (invariant C2).
 STORE = script("""
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
 local done = {'XADD', KEYS[3], '*', 'outcome', 'ended'}
-if mine and not unchanged(KEYS[1], ARGV[5], ARGV[6]) then
+local expected = ARGV[7] == 'written' or unchanged(KEYS[1], ARGV[5], ARGV[6])
+  or (ARGV[7] == 'deleted' and redis.call('EXISTS', KEYS[1]) == 0)
+if mine and not expected then
   redis.call('DEL', KEYS[2])
   mine = false
 end
@@ -107,13 +115,13 @@ if mine then
   elseif lifetime == 0 then
     redis.call('SET', KEYS[1], ARGV[2])
   else
-    redis.call('DEL', KEYS[1])
+    if ARGV[7] ~= 'written' then redis.call('DEL', KEYS[1]) end
     done[6] = 'value'; done[7] = ARGV[2]
   end
   redis.call('DEL', KEYS[2])
   done[5] = 'stored'
 end
-if ARGV[7] then done[#done + 1] = 'trace'; done[#done + 1] = ARGV[7] end
+if ARGV[8] then done[#done + 1] = 'trace'; done[#done + 1] = ARGV[8] end
 redis.pcall(unpack(done))  -- Out of memory, it is refused to one who does not lead any more.
 redis.pcall('PEXPIRE', KEYS[3], ARGV[4])
 return mine and 1 or 0
@@ -194,7 +202,7 @@ return 1
 #: SET, and end the flight of what it writes: an older computation must not overwrite it.
 #:
 #: KEYS  the value's key, its flight
-#: ARGV  value, lifetime ('' none), 'NX', 'XX' or ''
+#: ARGV  value, lifetime ('' none), 'NX', 'XX' or '', then tokens for let_go
 #: returns 1, or 0 if NX or XX kept it from writing; then the flight goes on
 #: atomic because between the two a computation could begin that the write should have ended.
 WRITE = script("""
@@ -202,20 +210,21 @@ local set = {'SET', KEYS[1], ARGV[1]}
 if ARGV[2] ~= '' then set[4] = 'PX'; set[5] = ARGV[2] end
 if ARGV[3] ~= '' then set[#set + 1] = ARGV[3] end
 if not redis.call(unpack(set)) then return 0 end
-let_go(KEYS[2])
+let_go(KEYS[2], 4)
 return 1
 """)
 
 #: DEL, and end the flights of what it deletes.
 #:
 #: KEYS  the values' keys, then the flight of each
+#: ARGV  tokens for let_go
 #: returns the number of values deleted
 #: atomic for the same reason as WRITE.
 DELETE = script("""
 local deleted, half = 0, #KEYS / 2
 for i = 1, half do
   deleted = deleted + redis.call('DEL', KEYS[i])
-  let_go(KEYS[half + i])
+  let_go(KEYS[half + i], 1)
 end
 return deleted
 """)
@@ -223,13 +232,14 @@ return deleted
 #: Let a value be stale from now on, and end its flight: what that computes may be older.
 #:
 #: KEYS  the value's key, its flight
-#: ARGV  milliseconds for which the value is stale; it is gone after that, or earlier as before
+#: ARGV  milliseconds for which the value is stale (it is gone after that, or earlier as before),
+#:       then tokens for let_go
 #: returns 1, or 0 if there is no value
 #: atomic for the same reason as WRITE.
 MARK_STALE = script("""
 local left = redis.call('PTTL', KEYS[1])
 if left == -1 or left > tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
-let_go(KEYS[2])
+let_go(KEYS[2], 2)
 return left == -2 and 0 or 1
 """)
 
@@ -237,18 +247,18 @@ return left == -2 and 0 or 1
 #: if there is no value yet.
 #:
 #: KEYS  the value's key, its flight
-#: ARGV  'EXPIREAT' or 'PEXPIREAT', the time
+#: ARGV  'EXPIREAT' or 'PEXPIREAT', the time, then tokens for let_go
 #: returns 1, or 0 if there is no such value
 #: atomic for the same reason as WRITE.
 EXPIRE_AT = script("""
 local found = redis.call(ARGV[1], KEYS[1], ARGV[2])
 local unit = ARGV[1] == 'EXPIREAT' and 1000000 or 1000
-if ARGV[2] * unit <= now() then let_go(KEYS[2]) end
+if ARGV[2] * unit <= now() then let_go(KEYS[2], 3) end
 return found
 """)
 
 #: End a flight for a write of another kind.
 #:
-#: KEYS  the flight        ARGV  none        returns 1
+#: KEYS  the flight        ARGV  tokens for let_go        returns 1
 #: atomic because another flight may begin.
-LET_GO = script("let_go(KEYS[1]) return 1")
+LET_GO = script("let_go(KEYS[1], 1) return 1")

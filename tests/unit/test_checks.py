@@ -481,6 +481,16 @@ def test_a_key_function_that_clear_cannot_work_with(
     assert messages() == []
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"LOCK_LOCK_PREFIX": ""}, 'LOCK_PREFIX is ""'), ({"LOCK_PROTECT_LOCKS": False}, "is False")],
+)
+def test_locks_that_cache_keys_can_reach(cache: Any, options: Any, why: str) -> None:
+    cache(options)
+    assert only().id == "django_redis_lock.W016"
+    assert why in only().msg
+
+
 # -- the list ----------------------------------------------------------------------------------
 
 

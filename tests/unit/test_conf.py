@@ -17,6 +17,7 @@ DEFAULTS = {
     "WAIT": 60.0,
     "GRANT_TIMEOUT": 2.0,
     "LOCK_PREFIX": "lock:",
+    "PROTECT_LOCKS": True,
     "USING": "default",
     "SLOW_ACQUISITION": 0.005,
     "HOLDER_USER": False,

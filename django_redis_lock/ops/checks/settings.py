@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
@@ -164,6 +165,22 @@ def _is_url(alias: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@check()
+def check_lock_keys() -> Iterator[CheckMessage]:
+    for alias in lock_caches():
+        conf = Conf(_options(alias))
+        with suppress(ImproperlyConfigured):  # E002 reports it.
+            if conf.LOCK_PREFIX and conf.PROTECT_LOCKS:
+                continue
+            why = "PROTECT_LOCKS is False" if conf.LOCK_PREFIX else 'LOCK_PREFIX is ""'
+            yield found(
+                "W016",
+                f"The locks of the cache {alias!r} are not protected from its keys, as {why}: who "
+                "chooses a cache key can take, release and read a lock.",
+                "Let no visitor choose a cache key, or set a LOCK_PREFIX with which none begins.",
+            )
 
 
 @check()

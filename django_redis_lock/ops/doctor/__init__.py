@@ -236,8 +236,7 @@ return rejected
 
 
 def access(target: Target) -> Iterator[Finding]:
-    name = f"{target.conf.LOCK_PREFIX}doctor-{secrets.token_hex(4)}"
-    key = bytes(target.cache._encoded_key(name, None))
+    key = target.cache._lock_key(f"doctor-{secrets.token_hex(4)}")
     keys = (*lock_keys(key).own, flight_stream(key, b"trial"))
     try:
         rejected = fields_of(run(target.client, Call(TRY, keys, TRIED)).value)

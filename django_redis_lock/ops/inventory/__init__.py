@@ -31,7 +31,7 @@ from ...protocol import (
     script,
     slot_tag,
 )
-from ...singleflight import END_FLIGHT, LET_GO
+from ...singleflight import END_FLIGHT, LET_GO, own_flights
 from ...transport import is_cluster, run, run_all, run_at, server_of
 from .listing import FLIGHT as FLIGHT
 from .listing import LOCK as LOCK
@@ -223,14 +223,15 @@ def delete_matching(client: Any, pattern: bytes, step: int | None = None) -> int
     # The flights first: a value from older data is then either there to be deleted, or will not be
     # stored (invariant C2).
     beginning = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
+    own = {flight_key(key): token for key, token in own_flights().items()}
     for page in _scan(client, flights_pattern(pattern), step):
         if flights := [key for key in page if _is_flight(key, beginning)]:
-            run_all(client, [Call(LET_GO, (key,), ()) for key in flights])
+            run_all(client, [Call(LET_GO, (key,), tuple(own.values())) for key in flights])
     index_of = server_of(client).index_of
     deleted = 0
     for page in _scan(client, pattern, step):
         by_index: dict[bytes, list[bytes]] = {}
-        for key in page:
+        for key in filter(lambda key: key not in own, page):
             by_index.setdefault(index_of(INDEX, key), []).append(key)
         calls = [
             Call(DELETE_UNHELD, (*keys, index), tuple(map(_lock_of, keys)))
@@ -286,6 +287,7 @@ def _emptied_at_once(client: Any) -> bool:
         return False
     kept = [*(part for key in locks for part in keys_at(key).own[1:]), *FIGURES.values()]
     kept += (quorum_fence_key(key) for key in locks if key_of_companion(key) is None)
+    kept += map(flight_key, own_flights())
     bounds = (MAX_KEPT_LOCKS, MAX_KEPT_BYTES)
     if not server.is_cluster:
         return bool(run(client, Call(CLEAR, (INDEX,), (*bounds, 0, *kept))).value)

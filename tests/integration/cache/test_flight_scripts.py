@@ -195,7 +195,7 @@ def test_who_has_waited_gets_a_value_that_is_not_stored(
     server: Redis, trace: tuple[str, ...]
 ) -> None:
     server.take()
-    assert server.store("", "0", *trace, lifetime=-1) == 1
+    assert server.store("", "0", "", *trace, lifetime=-1) == 1
     assert server.take_after(MINE) == [2, b"new"]
     assert server.take_after(MINE) == [2, b"new"], "sent again"
     ((_, fields),) = server.client.xrange(MINE)
@@ -214,7 +214,7 @@ def test_a_newer_value_counts_more(server: Redis) -> None:
 @pytest.mark.parametrize("lifetime", [LONG, 0])
 def test_a_value_that_is_stored_is_not_kept_twice(server: Redis, lifetime: int) -> None:
     server.take()
-    server.store("", "0", "a trace", lifetime=lifetime)
+    server.store("", "0", "", "a trace", lifetime=lifetime)
     server.client.delete(KEY)
     assert server.take_after(MINE) == [1]
 

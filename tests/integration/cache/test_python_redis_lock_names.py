@@ -76,12 +76,12 @@ def test_reset_all_releases_all_locks_of_this_cache(
     theirs = others.lock("lock 0", timeout=60)
     for lock in (*locks, theirs):
         assert lock.acquire()
-    mine.set("lock:data", "data", None)
+    client.set("mine:1:lock:data", "data")
     mine.set("data", "data", None)
     assert mine.reset_all() == 20
     assert not any(lock.locked() for lock in locks)
     assert theirs.owned()
-    assert (mine.get("lock:data"), mine.get("data")) == ("data", "data")
+    assert (client.get("mine:1:lock:data"), mine.get("data")) == (b"data", "data")
     with pytest.raises(LockError):
         locks[0].release()
     assert mine.reset_all() == 0

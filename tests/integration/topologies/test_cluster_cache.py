@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import is_of_a_database
 from tests.holding import hurry
 from tests.integration.cache.test_cache import OPERATIONS, make, outcome
-from tests.lock_contract import Background
+from tests.lock_contract import Background, elsewhere
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers, slot_of
@@ -98,11 +98,29 @@ def test_a_value_is_computed_once(cache: RedisCache) -> None:
 
 def test_a_write_during_the_computation_wins(cache: RedisCache) -> None:
     def compute() -> str:
-        cache.set_many({"report": "newer", "other": 1})
+        elsewhere(cache.set_many, {"report": "newer", "other": 1})
         return "older"
 
     assert cache.get_or_set("report", compute, 60) == "older"
     assert cache.get("report") == "newer"
+
+
+@pytest.mark.parametrize("clear", ["clear", "delete", "delete_pattern", "set_many", "touch"])
+def test_a_write_by_the_computation_itself_is_older(cache: RedisCache, clear: str) -> None:
+    writes: dict[str, Callable[[], Any]] = {
+        "clear": cache.clear,
+        "delete": lambda: cache.delete("report"),
+        "delete_pattern": lambda: cache.delete_pattern("*"),
+        "set_many": lambda: cache.set_many({"report": 1, "other": 1}),
+        "touch": lambda: cache.touch("report", 0),
+    }
+
+    def compute() -> str:
+        writes[clear]()
+        return "computed"
+
+    assert cache.get_or_set("report", compute, 60) == "computed"
+    assert cache.get("report") == "computed"
 
 
 def test_many_values_are_computed_once(cluster_servers: ClusterServers) -> None:
@@ -239,7 +257,7 @@ def test_clear_ends_computations(cluster_servers: ClusterServers, clear: str) ->
     cache = cluster_cache(cluster_servers, LOCK_CLEAR=clear)
 
     def compute() -> str:
-        cache.clear()
+        elsewhere(cache.clear)
         return "older"
 
     assert cache.get_or_set("report", compute, 60) == "older"
