@@ -29,7 +29,7 @@ INSTALLED_RELEASE := $(VENV)/.installed-release
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test test-newest test-oldest pictures model mutations soak django-suite lint docs matrix dist messages bench clean
+.PHONY: help demo demo-check test test-newest test-oldest pictures model mutations soak django-suite neighbours lint docs matrix dist messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ soak: $(INSTALLED) ## Real processes under faults, MINUTES (10) for each of the 
 
 django-suite: $(INSTALLED) ## Django's own tests of cache backends and pages, on ours; downloads Django's source.
 	$(RUN) -m tests.django_suite
+
+neighbours: $(INSTALLED) ## The own tests of packages that use the cache, on django-redis's backend and on ours; downloads them.
+	$(RUN) -m tests.neighbours $(ARGS)
 
 lint: $(INSTALLED) ## Check style and types.
 	$(RUN) -m ruff check

@@ -27,6 +27,7 @@ from .document import document
 from .measurements import (
     asyncio_cycle,
     asyncio_reads,
+    calls,
     contention,
     cycle,
     handover,
@@ -61,6 +62,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "asyncio": asyncio_cycle.measure,
     "asyncio_reads": asyncio_reads.measure,
     "hit": hit.measure,
+    "calls": calls.measure,
     "stampede": stampede.measure,
     "page": page.measure,
     "inventory": inventory.measure,

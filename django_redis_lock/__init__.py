@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .exceptions import (
+    LocalLockUnavailable,
     LockError,
     LockLost,
     LockNotAcquired,
@@ -27,6 +28,7 @@ __all__ = [
     "AsyncLock",
     "AsyncMultiLock",
     "AsyncRedlock",
+    "LocalLockUnavailable",
     "Lock",
     "LockError",
     "LockLost",

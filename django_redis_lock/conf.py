@@ -17,6 +17,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import receiver
+from django.utils.module_loading import import_string
 
 from .events import check_group
 from .protocol import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
@@ -142,6 +143,17 @@ def _header(where: str, name: Any) -> str | None:
     return None if name is None else str(name)
 
 
+def _function(where: str, path: Any) -> Callable[[], Any] | None:
+    try:
+        found = import_string(path) if isinstance(path, str) else path
+    except ImportError as error:
+        raise ValueError(f"{where} must be a path that can be imported: {error}") from None
+    if found is not None and not callable(found):
+        raise TypeError(f"{where} must be the dotted path of a function or None, not {path!r}")
+    result: Callable[[], Any] | None = found
+    return result
+
+
 def _folder(where: str, folder: Any) -> str | None:
     if folder is not None and not isinstance(folder, (str, PathLike)):
         raise TypeError(f"{where} must be a path or None, not {folder!r}")
@@ -162,6 +174,8 @@ class Conf:
     STALE = Setting(0.0, _seconds_or_0)
     #: Whether that caller gets the old value, too.
     BACKGROUND = Setting(False, check_bool)
+    #: Returns a context manager for each refresh in the background.
+    BACKGROUND_CONTEXT: Setting[Callable[[], Any] | None] = Setting(None, _function)
     #: Seconds that caller waits at most.
     SOFT_TIMEOUT: Setting[float | None] = Setting(
         None, partial(check_seconds, zero=True, none="the end of the computation")

@@ -28,6 +28,7 @@ from .exceptions import LockNotAcquired, TooFewReplicas
 from .middleware import request_of
 from .protocol import DEFAULT_RETRY_SECONDS, HolderInfo, Owner, printable, seconds_to_retry
 from .threads import get_logger
+from .transport import explained
 
 __all__ = [
     "Conflict",
@@ -199,7 +200,7 @@ def _seconds(seconds: float) -> str:
 
 def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
     """The error of a command that did not run because its lock could not be requested."""
-    why = f"the lock {name} could not be requested: {error}"
+    why = f"the lock {name} could not be requested: {explained(error)}"
     if isinstance(error, TooFewReplicas):
         why = str(error)
     elif "WRONGTYPE" in str(error):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ComputationFailed",
+    "LocalLockUnavailable",
     "LockError",
     "LockLost",
     "LockNotAcquired",
@@ -145,6 +146,11 @@ class TooFewReplicas(LockError, redis_exceptions.ConnectionError):
         super().__init__(text, lock_name)
         self.confirmed = confirmed
         self.wanted = wanted
+
+
+class LocalLockUnavailable(LockError, redis_exceptions.ConnectionError):
+    """Redis is down, and ``on_redis_down="local"`` cannot replace it: this host's file lock fails
+    for another reason than that a caller holds it. The lock may be free or taken."""
 
 
 class ComputationFailed(Exception):

@@ -25,6 +25,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+from asgiref import sync
+
 # -- signal handlers -------------------------------------------------------------------------------
 
 
@@ -130,6 +132,7 @@ class ThreadPool:
         context = contextvars.copy_context()
 
         def run() -> None:
+            context.run(_take_over_locals, context)
             for part in work:
                 try:
                     context.run(part)
@@ -178,6 +181,37 @@ class ThreadPool:
                     return None
             self._busy += 1
             return self._waiting.popleft()
+
+
+#: What asgiref itself does where it moves a context to another thread.
+_move: Callable[[contextvars.Context], Any] = getattr(
+    sync, "_restore_context", lambda context: None
+)
+
+
+def in_context(context: contextvars.Context, function: Callable[[], T]) -> T:
+    """Call ``function`` in ``context``, a copy of that of another thread."""
+    context.run(_take_over_locals, context)
+    return context.run(function)
+
+
+def _take_over_locals(context: contextvars.Context) -> None:
+    """Let this thread see what each ``asgiref.local.Local`` has in ``context``. Since asgiref 3.12
+    the data bear the id of their thread; before, a copied context shares them with the original."""
+    _move(context)
+    for variable, value in context.items():
+        if variable.name == "asgiref.local" and isinstance(value, dict):
+            variable.set(value.copy())
+    sync.AsyncToSync.executors.current = None  # No thread waits for this one.
+
+
+class InCaller:
+    """In place of a ``ThreadPool``: does the work before ``submit`` returns, and nothing after it,
+    as the caller goes on to use what the thread of a pool would close."""
+
+    def submit(self, work: Work, *afterwards: Work) -> bool:
+        work()
+        return True
 
 
 # -- the keeper's notices ------------------------------------------------------------------------
@@ -239,11 +273,15 @@ LOG_PAUSE_SECONDS = 60.0
 
 def may_log(about: T, logged_at: MutableMapping[T, float]) -> bool:
     """Whether the last line about the same is long enough ago; one is expected now."""
-    now = time.monotonic()
-    if now - logged_at.get(about, -math.inf) < LOG_PAUSE_SECONDS:
+    if was_logged(about, logged_at):
         return False
-    logged_at[about] = now
+    logged_at[about] = time.monotonic()
     return True
+
+
+def was_logged(about: T, logged_at: MutableMapping[T, float]) -> bool:
+    """Whether the last line about the same is less than ``LOG_PAUSE_SECONDS`` old."""
+    return time.monotonic() - logged_at.get(about, -math.inf) < LOG_PAUSE_SECONDS
 
 
 logger = get_logger("django_redis_lock.background")

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
-import tarfile
 import tempfile
 import unittest
 from pathlib import Path
@@ -29,6 +27,7 @@ from django_redis_lock import cached_page
 from django_redis_lock.middleware import CachedPageMiddleware
 
 from .redis_server import RedisServer
+from .source_distribution import download
 
 #: About pages, and about ``caches``.
 CLASSES = (
@@ -56,18 +55,6 @@ DIFFERENT: dict[str, tuple[str, ...]] = {
     REDIS: (*AS_DJANGO_REDIS, "test_cull", "test_zero_cull"),
 }
 LOCAL = "django.core.cache.backends.locmem.LocMemCache"
-
-
-def download(folder: Path) -> Path | None:
-    """Django's source, unpacked in ``folder``; None if it cannot be downloaded."""
-    wanted = f"django=={django.__version__}"
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command = [*pip, "--no-binary", "django", "--dest", str(folder), wanted]
-    if subprocess.run(command, check=False).returncode != 0:
-        return None
-    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
-    return next(path for path in folder.iterdir() if path.is_dir())
 
 
 def load(source: Path) -> Any:
@@ -125,7 +112,7 @@ def main() -> int:
     """Returns 1 if a test fails, 0 if none does or the source cannot be had."""
     with tempfile.TemporaryDirectory() as folder, RedisServer() as server:
         given = os.environ.get("DJANGO_SOURCE")
-        source = Path(given) if given else download(Path(folder))
+        source = Path(given) if given else download("django", django.__version__, Path(folder))
         if source is None:
             print("Skipped: Django's source distribution cannot be downloaded.")
             return 0

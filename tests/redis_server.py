@@ -26,6 +26,7 @@ from redis.exceptions import BusyLoadingError
 from redis.retry import Retry
 
 from testproject.embedded_redis import find_redis_server
+from tests.watchdog import forget, watch
 
 #: Seconds a server may take to start or to stop.
 PATIENCE = 10.0
@@ -165,6 +166,7 @@ class RedisServer:
             if self._answers(deadline):
                 self._chosen_by_others = False  # From now on it is worth waiting for.
                 return
+            forget(self._running().pid)
             self._process = None
             log = self._log.read_text() if self._log.exists() else ""
             # Another process may have this port; there is no way to reserve one beforehand.
@@ -228,6 +230,7 @@ class RedisServer:
             # Ctrl-C is for the tests; they stop their servers themselves.
             start_new_session=True,
         )
+        watch(self._process.pid, self._folder)
 
     def _answers(self, deadline: float) -> bool:
         """Wait until the server answers; False if it has ended instead."""
@@ -268,6 +271,7 @@ class RedisServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        forget(process.pid)
         self._process = None
 
 

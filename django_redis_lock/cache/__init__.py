@@ -23,6 +23,7 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
+from .. import transport
 from ..conf import Conf, given
 from ..extension import on_first_use, part
 from ..protocol import RESERVED, as_bytes, is_reserved, refuse_reserved
@@ -32,6 +33,7 @@ from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
 from .lock_factory import BackendCannotLock as BackendCannotLock
+from .lock_factory import NamedKey as NamedKey
 from .lock_factory import NotAcquired as NotAcquired
 from .lock_factory import check_using as check_using
 from .lock_factory import lock_cache as lock_cache
@@ -225,10 +227,15 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     @property
     def client(self) -> Any:
-        """django-redis's."""
+        """django-redis's client: it makes no key of a lock, and of its connections none returns the
+        reply to another call, nor stays with a server that has become a replica."""
         if self._client is None:
             client = self._client_cls(self._server, self._params, self)
             client.make_key = self._guard.make_key
+            connect = client.connection_factory.connect
+            client.connection_factory.connect = lambda url: transport.follow_address(
+                transport.guard(connect(url))
+            )
             self._client = client
         return self._client
 

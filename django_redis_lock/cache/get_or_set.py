@@ -12,7 +12,6 @@ from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django.utils import timezone, translation
 from django_redis.client import HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
@@ -33,7 +32,7 @@ from ..singleflight import (
     ThreadRunner,
     Undecodable,
 )
-from ..threads import Work
+from .lock_factory import on_first_use
 from .reading import MISSING, CacheReader
 
 if TYPE_CHECKING:
@@ -201,7 +200,7 @@ class GetOrSet(CacheReader):
         options: GetOrSetArguments,
     ) -> Steps:
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        nkey = self._encoded_key(key, version)
+        [nkey] = yield from self._keys(runner, [key], version)
         producer = self._producer(key, default, timeout, chosen)
         flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer)
         return (yield from flight.compute_anyway([nkey], replace=True))[nkey]
@@ -221,7 +220,8 @@ class GetOrSet(CacheReader):
         began, and took seconds (``read_at``); None if there was none."""
         began = time.monotonic()
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        stale, nkey = int(chosen.stale * 1000), self._encoded_key(key, version)
+        stale = int(chosen.stale * 1000)
+        [nkey] = yield from self._keys(runner, [key], version)
         stored: Any = None
         is_stale = False
         if read_at is None:
@@ -246,12 +246,20 @@ class GetOrSet(CacheReader):
                     self._record_read(key, chosen.group, "hit", *read_at)
                     return value
         producer = self._producer(key, default, timeout, chosen)
-        flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
+        flight_timeout = self.conf.FLIGHT_TIMEOUT
         if is_stale:
             with suppress(Undecodable):
                 old = self._decoded(key, chosen.group, stored[0])
                 self._record_read(key, chosen.group, "stale", *read_at)
-                return (yield from flight.refresh(old, chosen.refresh_wait))
+                if (wait := chosen.refresh_wait) is not None:
+                    refresh = on_first_use("Refresh")(self, key, version, nkey)
+                    if refresh.was_refused():
+                        wait = None
+                    else:
+                        producer = yield from refresh.prepare(runner, producer)
+                flight = SingleFlight(runner, flight_timeout, producer, nkey)
+                return (yield from flight.refresh(old, wait))
+        flight = SingleFlight(runner, flight_timeout, producer, nkey)
         deadline = began + chosen.wait
         try:
             try:
@@ -295,7 +303,9 @@ class GetOrSet(CacheReader):
         began = time.monotonic()
         found, outage = self._read_many(names, version) if read else ({}, None)
         read_at, hits = (began, time.monotonic() - began), len(found)
-        missing = {self._encoded_key(name, version): name for name in names if name not in found}
+        names_missing = [name for name in names if name not in found]
+        nkeys = yield from self._keys(runner, names_missing, version)
+        missing = dict(zip(nkeys, names_missing, strict=True))
         if missing:
             producer = self._producer(names[0], default_many, timeout, chosen)
             flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, missing)
@@ -363,27 +373,22 @@ class GetOrSet(CacheReader):
     def _timeout(self, timeout: Any) -> Any:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
 
+    def _keys(self, runner: Runner, names: Iterable[str], version: int | None) -> Steps:
+        """The keys of ``names`` in Redis. A task may have to make them in Django's thread."""
+
+        def make() -> list[bytes]:
+            return [self._encoded_key(name, version) for name in names]
+
+        if self._has_plain_keys or isinstance(runner, ThreadRunner):
+            return make()
+        return (yield sync_to_async(make)())
+
     def _thread_runner(self) -> ThreadRunner:
-        return ThreadRunner(self._lock_client(), _with_language)
+        return ThreadRunner(self._lock_client(), connections.close_all)
 
     def _async_runner(self) -> singleflight.AsyncRunner:
         client = transport.asyncio_client(self._lock_client())
         return singleflight.AsyncRunner(client, waiting_thread())
-
-
-def _with_language(work: Work) -> Work:
-    """``work`` with the caller's language and time zone, and without database connections
-    afterwards."""
-    language, time_zone = translation.get_language(), timezone.get_current_timezone()
-
-    def run() -> None:
-        try:
-            with translation.override(language), timezone.override(time_zone):
-                work()
-        finally:
-            connections.close_all()
-
-    return run
 
 
 def waiting_thread() -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache, default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
@@ -54,6 +56,39 @@ URL_HINT = (
 )
 
 
+def on_first_use(name: str) -> Any:
+    """What ``context`` has under ``name``: few sites need it."""
+    return getattr(import_module(".context", __package__), name)
+
+
+class NamedKey(str):
+    """A key that a function of the user has made, which can make it again."""
+
+    #: The function, and a call of it.
+    maker: Callable[..., str]
+    make: Callable[[], str]
+
+    @classmethod
+    def of(cls, maker: Callable[..., str], *args: Any) -> NamedKey:
+        make = partial(maker, *args)
+        key = cls(make())
+        key.maker, key.make = maker, make
+        return key
+
+
+def has_plain_keys(cache: BaseCache) -> bool:
+    """Whether every thread makes the same keys: only Django's and django-redis's code makes them,
+    of a fixed KEY_PREFIX and VERSION."""
+    own, client = vars(cache), type(cache.client)  # type: ignore[attr-defined]  # django-redis's
+    return (
+        cache.key_func is default_key_func
+        and type(cache).make_key is BaseCache.make_key
+        and client.make_key is DefaultClient.make_key
+        and type(own.get("key_prefix")) is str
+        and type(own.get("version")) in (int, str)
+    )
+
+
 class LockCache(BaseCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that makes locks."""
 
@@ -77,6 +112,10 @@ class LockCache(BaseCache):
             return self.client.get_client(write=True)
         except ValueError:  # redis-py's, perhaps with a part of the password.
             raise ImproperlyConfigured(f"the LOCATION of the cache is no URL: {URL_HINT}") from None
+
+    @cached_property
+    def _has_plain_keys(self) -> bool:
+        return has_plain_keys(self)
 
     @cached_property
     def _has_primary(self) -> bool:
@@ -115,7 +154,11 @@ class LockCache(BaseCache):
         """
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
         options["thread_local"] = thread_local
-        lock: Lock = self._make(key, version, timeout, client, options, asynchronous=False)
+
+        def name_of(name: str) -> str:
+            return self._lock_name(name, version)
+
+        lock: Lock = self._make(key, timeout, client, options, name_of, asynchronous=False)
         return lock
 
     def alock(
@@ -136,16 +179,26 @@ class LockCache(BaseCache):
         Raises:
             RuntimeError: no event loop is running.
         """
-        lock: AsyncLock = self._make(key, version, timeout, client, options, asynchronous=True)
-        return lock
+
+        def make(made: Callable[[str], str]) -> Any:
+            return self._make(key, timeout, client, {**options}, made, asynchronous=True)
+
+        def name_of(name: str) -> str:
+            return self._lock_name(name, version)
+
+        if self._has_plain_keys:
+            lock: AsyncLock = make(name_of)
+            return lock
+        later: AsyncLock = on_first_use("named_later")(make, name_of)
+        return later
 
     def _make(
         self,
         key: str | Collection[str],
-        version: int | None,
         timeout: float | None,
         client: Any,
         options: dict[str, Any],
+        name_of: Callable[[str], str],
         *,
         asynchronous: bool,
     ) -> Any:
@@ -174,11 +227,11 @@ class LockCache(BaseCache):
         kind = _lock_class(asynchronous, bool(aliases), bool(fallback))
         if several:
             options.update(fallback, lock_class=kind)
-            return self._several(key, version, timeout, client or client_of(self), options)
+            return self._several(key, timeout, client or client_of(self), options, name_of)
         name = check_name_in_cache(key)
         lock = kind(
             client or client_of(self),
-            self._lock_name(name, version),
+            name_of(name),
             timeout,
             **fallback,
             **options,
@@ -188,12 +241,12 @@ class LockCache(BaseCache):
     def _several(
         self,
         keys: Collection[str],
-        version: int | None,
         timeout: float | None,
         client: Any,
         options: dict[str, Any],
+        name_of: Callable[[str], str],
     ) -> Any:
-        names = {self._lock_name(check_name_in_cache(k), version): k for k in check_names(keys)}
+        names = {name_of(check_name_in_cache(key)): key for key in check_names(keys)}
         name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"
         kind = getattr(part("several_names"), name)
         lock = kind(client, names, timeout, **options)

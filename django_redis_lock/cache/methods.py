@@ -241,7 +241,7 @@ class Writes(GetOrSet):
                 "mark_stale needs stale, the seconds for which callers may still get the value, as "
                 "in get_or_set. To have it computed again at once, use delete"
             )
-        names = [self._encoded_key(key, version) for key in keys]
+        names = yield from self._keys(runner, keys, version)
         args: tuple[bytes | str | int, ...] = (int(seconds * 1000), *own_flights(names).values())
         calls = [Call(MARK_STALE, (name, flight_key(name)), args) for name in names]
         try:
@@ -355,6 +355,7 @@ class AsyncMethods(Writes):
     def _client_for(self, method: str) -> Any:
         """None if ``method`` is to run in Django's thread."""
         one_server = type(self.client) is DefaultClient and self._breaker is not None
+        one_server = one_server and self._has_plain_keys
         # A loop for which a thread waits lasts for one call, and would have to connect for each.
         if not one_server or not self._is_original(method) or waiting_thread() is not None:
             return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from pickle import PickleError
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
+from asgiref.sync import sync_to_async
 from django_redis.exceptions import ConnectionInterrupted
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -194,7 +195,8 @@ class CacheReader(LockCache):
         if isinstance(runner, ThreadRunner):
             return self._get_observed(key, version, lambda _: drive(steps))
         stored = yield from steps
-        return self._get_observed(key, version, lambda _: stored)
+        get = partial(self._get_observed, key, version, lambda _: stored)
+        return get() if self._has_plain_keys else (yield sync_to_async(get)())
 
     def _get_observed(
         self, key: str, version: int | None, read: Callable[..., Any]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from asgiref.sync import sync_to_async
+
 from .cached import CachedFunction, cached, cached_page
 from .key_template import Names, Template, names_from, short
 from .on_lost import interrupt_main_thread
@@ -169,7 +171,9 @@ class Locked:
         self._sections.remove(section)
 
     async def __aenter__(self) -> AsyncLock | Lock:
-        section = Section(self.options, self._name(), asynchronous=True)
+        by_function = callable(self.options.key)
+        name = await sync_to_async(self._name)() if by_function else self._name()
+        section = Section(self.options, name, asynchronous=True)
         if not await section.enter():
             raise (await section.conflict()).error()
         self._sections.append(section)

@@ -11,12 +11,12 @@ from asgiref.sync import iscoroutinefunction
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.views import View
 
-from ..cache import lock_cache
+from ..cache import NamedKey, lock_cache
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
 from ..extension import part
 from ..protocol import check_seconds
-from .key_template import bound_method, namer
+from .key_template import bound_method, made_for_task, namer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -127,44 +127,32 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
             f"{key!r} names no argument of {dotted}, so all calls would get the same value: name "
             "one, as in {pk}, or give the key as a function, key=lambda ..."
         )
-    name_of = name if callable(name) else lambda args, kwargs: name
     group = options.get("group") or as_group(key if isinstance(key, str) else dotted)
     options, version = {**options, "group": group}, options["version"]
-    asynchronous = iscoroutinefunction(function)
+    stale = options.get("stale", SETTING)
 
-    def method(name: str) -> Callable[..., Any]:
-        cache = lock_cache(using)
-        found: Callable[..., Any] = getattr(cache, f"a{name}" if asynchronous else name)
-        return found
+    def key_of(args: Any, kwargs: Any) -> str:
+        if not callable(name):
+            return name
+        return NamedKey.of(name, args, kwargs) if callable(key) else name(args, kwargs)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        compute = functools.partial(function, *args, **kwargs)
-        return method("get_or_set")(name_of(args, kwargs), compute, **options)
+    def method(name: str, computes: bool, **options: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            compute = (functools.partial(function, *args, **kwargs),) if computes else ()
+            return getattr(lock_cache(using), name)(key_of(args, kwargs), *compute, **options)
 
-    def refresh(*args: Any, **kwargs: Any) -> Any:
-        compute = functools.partial(function, *args, **kwargs)
-        return method("compute")(name_of(args, kwargs), compute, **options)
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            compute = (functools.partial(function, *args, **kwargs),) if computes else ()
+            made = await made_for_task(key_of, args, kwargs, by_function=callable(key))
+            return await getattr(lock_cache(using), f"a{name}")(made, *compute, **options)
 
-    def invalidate(*args: Any, **kwargs: Any) -> Any:
-        return method("delete")(name_of(args, kwargs), version)
+        return acall if iscoroutinefunction(function) else call
 
-    def mark_stale(*args: Any, **kwargs: Any) -> Any:
-        stale = options.get("stale", SETTING)
-        return method("mark_stale")(name_of(args, kwargs), version, stale=stale)
-
-    methods: list[Any] = [call, refresh, invalidate, mark_stale]
-    if asynchronous:
-        methods = list(map(_awaiting, methods))
-    wrapped: Any = functools.update_wrapper(methods[0], function)
-    wrapped.refresh, wrapped.invalidate, wrapped.mark_stale = methods[1:]
+    wrapped: Any = functools.update_wrapper(method("get_or_set", True, **options), function)
+    wrapped.refresh = method("compute", True, **options)
+    wrapped.invalidate = method("delete", False, version=version)
+    wrapped.mark_stale = method("mark_stale", False, version=version, stale=stale)
     return wrapped
-
-
-def _awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
-    async def awaiting(*args: Any, **kwargs: Any) -> Any:
-        return await function(*args, **kwargs)
-
-    return awaiting
 
 
 def cached_page(

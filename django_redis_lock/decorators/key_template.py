@@ -10,7 +10,12 @@ import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sized
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
+
+T = TypeVar("T")
 
 #: The longest name; the end of a longer one is replaced by a hash.
 MAX_NAME_CHARACTERS = 200
@@ -187,6 +192,19 @@ def namer(
             ) from error
 
     return name_of
+
+
+async def made_for_task(
+    make: Callable[[Any, Any], T], args: Any, kwargs: Any, *, by_function: bool
+) -> T:
+    """The name that ``make`` makes from the arguments of a call; in Django's thread if a function
+    of the user makes it, or a field needs the database (a ``request.user``)."""
+    if not by_function:
+        try:
+            return make(args, kwargs)
+        except SynchronousOnlyOperation:
+            pass
+    return await sync_to_async(make)(args, kwargs)
 
 
 def bound_method(function: Any) -> MethodType | None:

@@ -67,6 +67,9 @@ class CommandTerminator:
             about = {"lock": printable(self.name), "seconds": self.cleanup_seconds}
             logger.critical(hangs + then, about)
             if self.owns_process:
+                from ..process_tree import signal_descendants  # noqa: PLC0415  # on first use
+
+                signal_descendants(os.getpid(), signal.SIGKILL)
                 os._exit(self.exit_code)
 
     def run(self, work: Callable[[], T]) -> T:

@@ -25,7 +25,7 @@ from ..contention import Conflict
 from ..exceptions import LockError
 from ..locking import BaseLock, Lock, is_inside
 from ..protocol import printable
-from ..threads import get_logger
+from ..threads import get_logger, in_context
 from ..transport import Steps, adrive, drive, is_outage
 from . import transactions
 from .options import OnLost, Options
@@ -202,7 +202,11 @@ class Section:
             raise TypeError(PLAIN_FUNCTION.format("on_lost", self.label or "a with block"))
 
         def callback() -> None:
-            outcome = self._context.run(on_lost)
+            # An event loop calls it in the thread of the section.
+            carried = (
+                self._context.run if self._asynchronous else partial(in_context, self._context)
+            )
+            outcome = carried(on_lost)
             if asyncio.iscoroutine(outcome):
                 self._context.run(transport.in_background, outcome)
 
@@ -227,6 +231,8 @@ class Section:
             self.lock, self._taken_up = again, True
         else:
             self.lock = self._new_lock()
+            if hasattr(self.lock, "named"):
+                yield self.lock.named()
             self._refuse_to_wait_for_itself()
             if self.options.blocking and (
                 yield self._in_callers_thread(partial(transactions.holds_part_of, self._key))

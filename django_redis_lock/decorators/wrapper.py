@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management.base import BaseCommand
 from django.views import View
 from redis.exceptions import RedisError
@@ -31,7 +30,7 @@ from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
-from .key_template import bound_method, names_of
+from .key_template import bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
@@ -222,10 +221,8 @@ class LockedFunction:
     # -- tasks -------------------------------------------------------------------------------
 
     async def arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            name = self.name_of(args, kwargs)
-        except SynchronousOnlyOperation:  # For example, request.user queries the database.
-            name = await sync_to_async(self.name_of)(args, kwargs)
+        by_function = callable(self.options.key)
+        name = await made_for_task(self.name_of, args, kwargs, by_function=by_function)
         section = Section(self.options, name, self.target, self.group, asynchronous=True)
         try:
             with _request_noted(args, kwargs):

@@ -25,7 +25,16 @@ from ..clock import time
 from ..extension import PartMissing, part
 from ..protocol import Call
 from ..threads import Mutex, after_fork, get_logger
-from ..transport import OUTAGE, RawConnection, Server, is_outage, pack
+from ..transport import (
+    OUTAGE,
+    PROBE_SECONDS,
+    RawConnection,
+    Server,
+    is_misdirected,
+    is_outage,
+    pack,
+    still_answers,
+)
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -35,6 +44,9 @@ IDLE_SECONDS = 1.0
 #: sixth of the shortest lifetime that it renews, so that a server that hangs never costs a lock on
 #: another server its renewal.
 REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
+#: Seconds for which its idle connection is used without a check: a bit longer than from one look at
+#: a lock, for which others wait, to the next.
+TRUSTED_SECONDS = 2.2
 #: Between two attempts to release what others wait for, and of all of them: during an outage there
 #: are more and more of such jobs.
 MAX_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 3600.0
@@ -92,15 +104,17 @@ class DeferredRelease(Job):
     although its answer was lost, or what an interrupted release was to give up; ends a flight.
 
     It asks until it is answered, and once more a second later, because what was sent before may
-    still lie unread in the server's buffers, where no lifetime has begun yet; for an hour at most.
+    still lie unread in the server's buffers, where no lifetime has begun yet; for an hour, or as
+    long as the lock would live, in seconds (None: it has no lifetime, and nothing else ends it).
     """
 
     flush_at_exit = True
 
-    def __init__(self, server: Server, release: Call) -> None:
+    def __init__(self, server: Server, release: Call, lifetime: float | None = 0.0) -> None:
         super().__init__(server, time.monotonic())
         self._call = release
-        self._gives_up_at = self.due + MAX_ATTEMPT_SECONDS
+        lasts = math.inf if lifetime is None else lifetime
+        self._gives_up_at = self.due + max(MAX_ATTEMPT_SECONDS, lasts)
         self._answers = 0
         self._pause = 0.5
 
@@ -148,6 +162,8 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._wakes_at = -math.inf
         self._links: dict[Server, RawConnection] = {}
+        #: When each was last answered on, in monotonic seconds.
+        self._answered_at: dict[Server, float] = {}
 
     def add(self, job: Job) -> None:
         with self._mutex:
@@ -308,7 +324,7 @@ class Keeper:
             self._exchange(server, work, reply_timeout)
 
     def _exchange(self, server: Server, work: list[tuple[Job, bytes]], timeout: float) -> None:
-        unanswered = deque(job for job, _ in work)
+        unanswered, misdirected = deque(job for job, _ in work), False
         try:
             link = self._link(server, timeout)
             sent_at = time.monotonic()
@@ -320,7 +336,7 @@ class Keeper:
                 try:
                     value = link.read_response()
                 except ResponseError as error:
-                    job = unanswered.popleft()
+                    job, misdirected = unanswered.popleft(), misdirected or is_misdirected(error)
                     with _isolated(job):
                         job.server.on_error(error)
                         job.failed(error, time.monotonic())
@@ -328,7 +344,11 @@ class Keeper:
                     job = unanswered.popleft()
                     with _isolated(job):
                         job.answered(value, sent_at)
+            self._answered_at[server] = time.monotonic()
             server.answered()
+            if misdirected:
+                self._drop_link(server)
+                server.renew(link)
         except Exception as error:
             if not isinstance(error, (*OUTAGE, ResponseError)):
                 logger.exception(UNEXPECTED)
@@ -341,6 +361,13 @@ class Keeper:
 
     def _link(self, server: Server, reply_timeout: float) -> RawConnection:
         link = self._links.get(server)
+        was_idle = time.monotonic() - self._answered_at.get(server, math.inf) > TRUSTED_SECONDS
+        limit = min(PROBE_SECONDS, reply_timeout / 2)
+        if link is not None and (
+            link.generation != server.generation or (was_idle and not still_answers(link, limit))
+        ):
+            self._drop_link(server)
+            link = None
         if link is None:
             for old in [each for each in self._links if each.retired]:
                 self._drop_link(old)
@@ -352,6 +379,7 @@ class Keeper:
 
     def _drop_link(self, server: Server) -> None:
         link = self._links.pop(server, None)
+        self._answered_at.pop(server, None)
         if link is not None:
             link.disconnect()
 

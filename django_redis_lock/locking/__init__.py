@@ -16,12 +16,18 @@ from .records import last_heartbeats as last_heartbeats
 from .records import note_call as note_call
 from .records import note_vanished as note_vanished
 from .records import read_events as read_events
-from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
-from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
-from .waiting import ThreadWaiter as ThreadWaiter
 
 if TYPE_CHECKING:
     from .aio import AsyncLock as AsyncLock
+    from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
+    from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
     from .waiting import TaskWaiter as TaskWaiter
+    from .waiting import ThreadWaiter as ThreadWaiter
 
-__getattr__ = on_first_use(__name__, {"locking.aio": "AsyncLock", "locking.waiting": "TaskWaiter"})
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "locking.aio": "AsyncLock",
+        "locking.waiting": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS TaskWaiter ThreadWaiter",
+    },
+)

@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from weakref import ref
 
@@ -258,6 +259,7 @@ def _in_loop(
     loop: asyncio.AbstractEventLoop, on_lost: Callable[[], Any], name: bytes
 ) -> Callable[[], Any]:
     """``on_lost`` as the keeper's thread can call it; it may be a coroutine function."""
+    context = copy_context()
 
     async def run() -> None:
         try:
@@ -270,7 +272,7 @@ def _in_loop(
     def call() -> None:
         in_background(run())
 
-    return lambda: loop.call_soon_threadsafe(call)
+    return lambda: loop.call_soon_threadsafe(call, context=context)
 
 
 class LossCancellation:

@@ -32,7 +32,7 @@ from ..protocol import (
     release_call,
     waiter_id,
 )
-from ..transport import Server, is_cluster, may_have_run, server_of
+from ..transport import Server, check_for_tasks, is_cluster, may_have_run, server_of
 from .hold import Hold, Renewal, Renewals
 from .local_state import Entry, State, ThreadState, ThreadStateWithToken
 from .waiting import unregister
@@ -115,6 +115,9 @@ class BaseLock:
         limit: int = 1,
     ) -> None:
         self.redis = redis
+        if self.asynchronous:
+            for client in redis if isinstance(redis, tuple) else (redis,):
+                check_for_tasks(client)
         self.name = check_name(name)
         self.timeout = check_seconds("timeout", timeout, none="a lock that never expires")
         self.sleep = check_seconds("sleep", sleep, zero=True)
@@ -409,7 +412,7 @@ class BaseLock:
         return self.timeout if entry is None else entry.timeout
 
     def _hand_over(self, release: Call) -> None:
-        keeper().add(DeferredRelease(server_of(self.redis), release))
+        keeper().add(DeferredRelease(server_of(self.redis), release, self.timeout))
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         hold.held_until(deadline, asked_at)

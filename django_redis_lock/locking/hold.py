@@ -123,7 +123,7 @@ class Hold:
     ) -> DeferredRelease:
         of_it = (min_hold, self.fence, self.attempt, self.limit)
         call = release_call(self.keys, self.token, new_token(), grant_timeout, *of_it)
-        return DeferredRelease(server, call)
+        return DeferredRelease(server, call, self.lifetime)
 
     @property
     def from_parent_process(self) -> bool:

@@ -6,18 +6,20 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from redis.exceptions import RedisError
 
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
+from ..threads import in_context
 from ..transport import Answer, drive, run, server_of
+from . import waiting
 from .hold import Hold
 from .local_state import enter_again, note_entry
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
 from .records import log_failed
-from .waiting import Refusal, ThreadWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,8 +78,8 @@ class Lock(LockOperations):
     def _ask(self, request: AcquireRequest) -> Any:
         return run(self.redis, request.acquire(request.waiter), patience=request.patience()).value
 
-    def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Acquisition | None:
-        return ThreadWaiter(self.redis, request).wait(refusal)
+    def _wait(self, request: AcquireRequest, refusal: waiting.Refusal | None) -> Acquisition | None:
+        return waiting.ThreadWaiter(self.redis, request).wait(refusal)
 
     def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
         keys = self.keys.at_place(acquired.place)
@@ -208,9 +210,11 @@ def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: 
 
 
 def in_a_thread(on_lost: Callable[[], Any], name: bytes) -> Callable[[], None]:
+    context = copy_context()
+
     def run() -> None:
         try:
-            on_lost()
+            in_context(context, on_lost)
         except BaseException:  # Also sys.exit(), which Python would ignore.
             log_failed(on_lost, name)
 

@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
 
@@ -35,12 +35,15 @@ from ..protocol import (
     seconds_to_retry,
 )
 from ..threads import get_logger
-from ..transport import ServerBusy, Steps, pack, server_of
+from ..transport import NotReady, Steps, is_refusal, pack, server_of
 from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
 from .records import note_vanished, question_about, with_answer
-from .waiting import Refusal, queues
+from .waiting import queues
+
+if TYPE_CHECKING:
+    from .waiting import Refusal
 
 logger = get_logger("django_redis_lock.lock")
 
@@ -119,9 +122,12 @@ class LockOperations(BaseLock):
                 return request.acquired(reply, sent_at)
             refusal = reply, sent_at
             self._on_contended(wait != 0)
-        except ServerBusy:
-            if wait == 0:
-                raise  # A waiter waits until the script that keeps the server busy has ended.
+        except Exception as error:
+            # A waiter waits until the server refuses no more; one with a fallback uses it. A wait
+            # without a deadline would hide that a disk is full.
+            lasting = wait is None and not isinstance(error, NotReady)
+            if wait == 0 or lasting or not is_refusal(error) or request.falls_back:
+                raise
         if wait == 0:
             return None
         return (yield self._wait(request.with_margin(sent_at), refusal))
@@ -208,10 +214,12 @@ class LockOperations(BaseLock):
 
     def _extend_call(self, verb: str, seconds: Any, replace: bool) -> Call:
         token = self._owned_token(verb)
-        if self._lifetime is None:
+        hold: Hold | None = self.local.hold
+        # Of the lock of a token from elsewhere, only Redis knows whether it has a lifetime.
+        unknown = verb == "extend" and self.id is not None and hold is None
+        if self._lifetime is None and not unknown:
             raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         amount = milliseconds(check_seconds("the time to extend by", seconds))
-        hold: Hold | None = self.local.hold
         attempt = b"" if hold is None else hold.attempt
         how = ("1", attempt, b"") if replace else ("0", attempt, secrets.token_hex(8).encode())
         keys, limit = (self.keys, self.limit) if hold is None else (hold.keys, hold.limit)

@@ -167,6 +167,8 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
 def _free(found: Found) -> str:
     if found.local is not None:
         return f"held on this host, without Redis, by {found.local}; it ends with that process"
+    if found.inspection.other == "string":
+        return "taken, but not known as a lock: a cache value or another program's, delete it there"
     if other := found.inspection.other:
         return f"not a lock: the key has other data ({other}), so no caller can acquire it"
     if found.inspection.events or found.inspection.waiters:

@@ -1,17 +1,18 @@
 """What ``run_locked`` runs: a management command in this process, or with ``--shell`` any program
 in a new process group. That must not outlive this process, which holds the lock: a guard process
-(``GUARD``), started before the program, ends the group."""
+(``process_tree``) starts the program, and ends all that comes of it."""
 
 from __future__ import annotations
 
 import difflib
+import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,29 +22,16 @@ from typing import Any
 from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
+from .. import process_tree
 from ..decorators import interrupt_main_thread
+from ..process_tree import PASSED_ON, START, signal_descendants
 from . import Exit, usage_error
 
-#: Signals that are passed on to the program's group.
-PASSED_ON = (
-    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGUSR1, signal.SIGUSR2),
-)
 #: Ctrl-Z must stop neither this process, which renews the lock, nor the program, for which others
 #: wait; SIGTTOU would stop this process when it takes the terminal back.
 IGNORED = (signal.SIGTSTP, signal.SIGTTOU)
-#: Signals that the guard blocks: those, and what stops a group.
+#: Signals that the guard blocks until it is ready: those, and what stops a group.
 NOT_GUARDS = (*PASSED_ON, *IGNORED, signal.SIGTTIN)
-#: Leads the program's group, and blocks the signals sent to it. If its standard input, a pipe from
-#: the process that started it, ends without a byte, that was killed: the guard ends the group, with
-#: SIGKILL after the seconds of its argument.
-GUARD = """
-import os, signal, sys, time
-if not sys.stdin.read(1):
-    os.killpg(os.getpgrp(), signal.SIGTERM)
-    time.sleep(float(sys.argv[1]))
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-"""
 
 
 class ManagementCommand:
@@ -82,12 +70,12 @@ class ManagementCommand:
             within: seconds in which it must end if this process is killed: later, another process
                 may have the lock.
         """
-        argv = sys.argv
         with _environment(environment):
             if not self._from_command_line:
                 out, err = self._called_by.stdout, self._called_by.stderr
                 call_command(self._command, *self._args, stdout=out, stderr=err)
                 return 0
+            argv = sys.argv
             # The command must see itself there: runserver starts itself again from it.
             sys.argv = [argv[0], self._name, *self._args]
             try:
@@ -104,6 +92,7 @@ class ManagementCommand:
     def kill(self) -> None:
         """End it. Called from another thread."""
         if self._from_command_line:
+            signal_descendants(os.getpid(), signal.SIGKILL)
             os._exit(Exit.LOST)
 
 
@@ -140,54 +129,57 @@ class Program:
 
     def __init__(self, argv: Sequence[str], grace: float) -> None:
         self._argv = ["/bin/sh", "-c", argv[0]] if len(argv) == 1 else list(argv)
-        if shutil.which(self._argv[0]) is None:
+        path = shutil.which(self._argv[0])
+        if path is None:
             raise CommandError(f"there is no program {argv[0]!r}", returncode=Exit.NOT_FOUND)
+        self._path = path
         words = argv[0].split()
         self.label = Path(words[0]).name if words else "/bin/sh"
         self._grace = grace
-        self._group = 0
-        self._must_end = False
-        self._early: list[int] = []
+        self._link: socket.socket | None = None  # To the guard.
+        self._early = b""
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def run(self, environment: dict[str, str], within: float) -> int:
-        with (
-            self._signals(),
-            _guard_process(min(self._grace, within)) as guard,
-            _in_foreground(guard.pid),
-        ):
-            try:
-                process = subprocess.Popen(
-                    self._argv, env={**os.environ, **environment}, **_in_group(guard.pid)
-                )
-            except OSError as error:
-                guard.communicate(b"over")
-                why = f"{self._argv[0]} cannot be started: {error.strerror}"
-                raise CommandError(why, returncode=Exit.NOT_FOUND) from error
-            self._group = guard.pid
-            try:
-                for number in self._early:  # Signals that came before it started.
-                    self._send(number)
-                if self._must_end:
-                    self.terminate()
-                code = process.wait()
-                guard.communicate(b"over")  # Its background processes may run on.
-                if self._must_end:
-                    self._wait_for_the_group()
-            finally:
-                self._group = 0
-        return code if code >= 0 else 128 - code
+        ours, guards = socket.socketpair()
+        times = str(min(self._grace, within)), str(self._grace)
+        start = _guard_process(guards, times, (self._path, *self._argv), environment)
+        answer = b""
+        try:
+            self._link = ours
+            with ours, self._signals(), start as guard, ours, _in_foreground(guard.pid):
+                self._guard = guard
+                self._order(START + self._early)
+                with suppress(ConnectionResetError):  # It ended without reading the last order.
+                    while part := ours.recv(1000):
+                        answer += part
+                if not answer:  # The guard was killed.
+                    with suppress(OSError):
+                        os.killpg(guard.pid, signal.SIGKILL)
+                    return 128 + signal.SIGKILL
+            return int(answer)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or answer.decode()
+            text = f"{self._argv[0]} cannot be started: {why}"
+            raise CommandError(text, returncode=Exit.NOT_FOUND) from error
 
     def terminate(self) -> None:
-        self._must_end = True
-        self._send(signal.SIGTERM)
+        self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
+        self._end(signal.SIGKILL)
 
-    def _send(self, number: int) -> None:
-        if self._group:
-            with suppress(ProcessLookupError, PermissionError):  # macOS's word for zombies.
-                os.killpg(self._group, number)
+    def _end(self, number: int) -> None:
+        self._order(bytes([number]))
+        if self._guard is not None:
+            self._guard.send_signal(signal.SIGCONT)  # Its whole group may be stopped.
+
+    def _order(self, order: bytes) -> None:
+        if self._link is None:
+            self._early += order
+            return
+        with suppress(OSError):  # The guard has ended.
+            self._link.send(order)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -198,10 +190,7 @@ class Program:
         before: dict[int, Any] = {}
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            if self._group:
-                self._send(number)
-            else:
-                self._early.append(number)
+            self._order(bytes([number]))
 
         try:
             for number in PASSED_ON:
@@ -216,48 +205,45 @@ class Program:
             for caught, handler in before.items():
                 signal.signal(caught, handler)
 
-    def _wait_for_the_group(self) -> None:
-        """Wait until the program's children have ended too; after ``grace`` seconds kill them."""
-        deadline = time.monotonic() + self._grace
-        with suppress(ProcessLookupError, PermissionError):
-            while time.monotonic() < deadline:
-                os.killpg(self._group, 0)
-                time.sleep(0.02)
-            os.killpg(self._group, signal.SIGKILL)
-
-
-def _in_group(group: int) -> dict[str, Any]:
-    """Options of Popen for a process group; 0: a new one, which the child leads."""
-    if sys.version_info >= (3, 11):
-        return {"process_group": group}
-    return {"preexec_fn": lambda: os.setpgid(0, group)}
-
 
 @contextmanager
-def _guard_process(grace: float) -> Iterator[subprocess.Popen[bytes]]:
-    """The guard; its pid is the group's number, and stays taken. At the end it ends the group,
-    unless it got a word on its input."""
-    with _blocked():  # The guard inherits this.
-        guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", GUARD, str(grace)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            **_in_group(0),
-        )
+def _guard_process(
+    link: socket.socket, times: Sequence[str], argv: Sequence[str], environment: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A guard for ``argv``, which begins with the program's path. It leads the program's group."""
+    with link, _blocked() as mask:  # The guard inherits this.
+        # Not the number of a standard stream that is closed.
+        number = fcntl.fcntl(link, fcntl.F_DUPFD_CLOEXEC, 3)
+        options = [str(number), *times, ",".join(map(str, mask))]
+        try:
+            guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", process_tree.__file__, *options, *argv],
+                env={**os.environ, **environment},
+                pass_fds=[number],
+                **_in_new_group(),
+            )
+        finally:
+            os.close(number)
     try:
         yield guard
     finally:
-        if guard.returncode is None:
-            guard.communicate()
+        guard.wait()
+
+
+def _in_new_group() -> dict[str, Any]:
+    """Options of Popen for a process group that the child leads."""
+    if sys.version_info >= (3, 11):
+        return {"process_group": 0}
+    return {"preexec_fn": lambda: os.setpgid(0, 0)}
 
 
 @contextmanager
-def _blocked() -> Iterator[None]:
-    """Block the signals in processes started here; this thread gets them afterwards."""
+def _blocked() -> Iterator[set[int]]:
+    """Block the signals in processes started here; this thread gets them afterwards. Gives those
+    that were blocked before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_GUARDS)
     try:
-        yield
+        yield {int(number) for number in before}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

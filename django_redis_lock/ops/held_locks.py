@@ -7,7 +7,6 @@ of another site or version) is listed by its whole key, under the first cache of
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +23,9 @@ from redis.exceptions import RedisError
 from ..cache import lock_cache, lock_caches
 from ..contrib.fallback import held_locally
 from ..events import Outage, group_of
+from ..exceptions import LocalLockUnavailable
 from ..protocol import Owner, is_lock, keys_at, printable
-from ..transport import server_of
+from ..transport import explained, server_of
 from .inventory import (
     FLIGHT,
     LOCK,
@@ -38,8 +38,6 @@ from .inventory import (
     list_held,
 )
 from .inventory import release as release_forced
-
-logger = logging.getLogger("django_redis_lock.admin")
 
 #: The errors of a cache that is down or wrongly configured.
 UNAVAILABLE = (RedisError, OSError, ImproperlyConfigured)
@@ -297,7 +295,7 @@ def _failure(alias: str, error: Exception) -> Failure:
         cache: Any = lock_cache(alias)
         known = [node.breaker.known_outage() for node in server_of(cache._lock_client()).nodes()]
         outages = tuple(filter(None, known))
-    return Failure(alias, printable(str(error), limit=200), outages)
+    return Failure(alias, printable(explained(error), limit=300), outages)
 
 
 def _held_here(aliases: Iterable[str], search: str) -> list[tuple[str, Owner]]:
@@ -305,9 +303,8 @@ def _held_here(aliases: Iterable[str], search: str) -> list[tuple[str, Owner]]:
     for alias in aliases:
         with suppress(ImproperlyConfigured):  # It is one of the failures.
             folders.add(lock_cache(alias).conf.LOCAL_LOCK_FOLDER)
-    try:
-        held = [found for folder in folders for found in held_locally(folder)]
-    except OSError as error:
-        logger.warning("The locks of this host cannot be listed: %s", error)
-        return []
+    held: list[tuple[str, Owner]] = []
+    for folder in folders:
+        with suppress(LocalLockUnavailable):  # The check W015 reports it.
+            held += held_locally(folder)
     return [(name, owner) for name, owner in held if search.lower() in name.lower()]

@@ -161,6 +161,11 @@ class AcquireRequest(NamedTuple):
         """Whether a grant counts only after its full lifetime is confirmed."""
         return self.chosen or bool(self.replicas)
 
+    @property
+    def falls_back(self) -> bool:
+        """Whether the caller does not wait through a long outage."""
+        return self.outage_patience < math.inf
+
     def left(self) -> float:
         """Seconds until the last try; an hour if there is no deadline."""
         if self.deadline is None:

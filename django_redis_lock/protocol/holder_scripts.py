@@ -1,6 +1,7 @@
 """The Lua scripts about holders, in the manner of ``lock_scripts``: who holds a lock, how it is
 released by force, and what is recorded of holders and their processes."""
 
+from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
 from .script import script, shared
 
 #: The holder of a plain lock, or of one place. An untaken grant has none.
@@ -57,7 +58,7 @@ if not holder then redis.pcall('ZREM', KEYS[5], KEYS[1]) end
 if holder ~= ARGV[3] or untaken(holder) then return 0 end
 local fence = tonumber(redis.pcall('HGET', KEYS[4], 'fence')) or 0
 if fence > tonumber(ARGV[4]) and fence < 2^53 then return 0 end
-if ARGV[5] ~= '' and redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
+if ARGV[6] and ARGV[5] ~= '' and redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
   and not is_known(KEYS[1], holder, KEYS[5], KEYS[4], ARGV[6]) then
   return 0
 end

@@ -424,14 +424,14 @@ return left
 #: ARGV  token, milliseconds, '1' to replace the lifetime left or '0' to add to it, the attempt that
 #:       must have acquired it ('' for any), a name for this call if it adds: sent twice, it adds
 #:       once
-#: returns 1 done, 0 not this token's lock, -1 the lock has no lifetime to add to
+#: returns 1 done, 0 not this token's lock, -1 the lock has no lifetime
 #: atomic because it must not change another holder's lock.
 EXTEND_BODY = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[4] ~= '' and not by_attempt(ARGV[4], true) then return 0 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
+if left < 0 then return -1 end
 if ARGV[3] == '0' then
-  if left < 0 then return -1 end
   if redis.pcall('HGET', KEYS[4], 'extension') == ARGV[5] then return 1 end
   wanted = wanted + left
 end

@@ -258,7 +258,7 @@ def described(what: object) -> str:
 def command_line() -> str:
     """The management command that this process runs, with the names of its options: their values
     may be secrets. Empty if it runs none."""
-    path, *arguments = sys.argv or [""]
+    path, *arguments = getattr(sys, "argv", None) or [""]  # None in some embedded interpreters.
     program = Path(path)
     name = program.parent.name if program.name == "__main__.py" else program.name
     if name not in PROGRAMS or not arguments:

@@ -22,6 +22,7 @@ from .flight import CoordinationError as CoordinationError
 from .flight import MultiFlight as MultiFlight
 from .flight import SingleFlight as SingleFlight
 from .in_process import DeferredCall as DeferredCall
+from .in_process import Overtaken as Overtaken
 from .in_process import in_flight as in_flight
 from .in_process import own_flights as own_flights
 from .leader import FlightRenewal as FlightRenewal
@@ -31,6 +32,7 @@ from .postponed import Postponed as Postponed
 from .runners import Runner as Runner
 from .runners import Steps as Steps
 from .runners import ThreadRunner as ThreadRunner
+from .runners import use_background as use_background
 from .scripts import DELETE as DELETE
 from .scripts import END_FLIGHT as END_FLIGHT
 from .scripts import EXPIRE_AT as EXPIRE_AT

@@ -295,7 +295,7 @@ class SingleFlight(MultiFlight):
             yield from leader.fail()
         elif wait:
             yield self._runner.wait_for_event(ended, time.monotonic() + wait)
-        return results[0] if results else old
+        return results[0] if results and wait else old
 
     def _lead_or_return_old(self, leader: Leader, old: Any) -> Steps:
         try:

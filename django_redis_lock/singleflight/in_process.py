@@ -96,6 +96,10 @@ class DeferredCall:
         self._mutex = Mutex()
         self._begun = self._overtaken = False
 
+    def replaced(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> DeferredCall:
+        """Another one, of what ``wrap`` makes of the function."""
+        return DeferredCall(wrap(self._function), self._defer)
+
     def __call__(self, *args: Any) -> Any:
         return self._defer(self._begin)(*args)
 

@@ -34,7 +34,7 @@ from ..protocol import (
     printable,
 )
 from ..threads import get_logger, may_log
-from ..transport import Server, is_outage
+from ..transport import Server, is_outage, is_refusal
 from .in_process import InProcessFlight, Overtaken, computing, leave, token_for
 from .postponed import Postponed
 from .runners import ProducerFailed, Runner, Steps
@@ -331,7 +331,7 @@ class Leader:
             return [bool(one) for one in mine]
         except (RedisError, OSError) as error:
             logger.warning("Could not store %s: %s", self, error)
-            if is_outage(error):
+            if is_outage(error) and not is_refusal(error):
                 self._end_later(calls)
             else:  # Redis refuses the value, so the followers must not wait for it.
                 yield from self.fail()

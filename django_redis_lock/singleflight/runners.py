@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
@@ -17,8 +17,8 @@ from redis.exceptions import RedisError, ResponseError
 from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
-from ..threads import ThreadPool, Work
-from ..transport import drive, is_observed, is_outage, pack_words, read_value, run_all, server_of
+from ..threads import InCaller, ThreadPool, Work
+from ..transport import is_observed, is_outage, pack_words, read_value, run_all, server_of
 from .scripts import READ
 
 #: The longest message of a failed computation that other callers get.
@@ -27,7 +27,20 @@ MAX_MESSAGE_CHARACTERS = 500
 RETRY_PAUSE_SECONDS = 0.05
 
 #: Refreshes stale values. Its threads end after five idle seconds.
-background = ThreadPool("django_redis_lock", threads=4, max_waiting=64, idle_seconds=5.0)
+background: ThreadPool | InCaller = ThreadPool(
+    "django_redis_lock", threads=4, max_waiting=64, idle_seconds=5.0
+)
+
+
+def use_background(other: ThreadPool | InCaller) -> ThreadPool | InCaller:
+    """Refresh there from now on; returns the one before."""
+    global background
+    before, background = background, other
+    return before
+
+
+def refreshes_in_caller() -> bool:
+    return isinstance(background, InCaller)
 
 
 #: What a flight does. A step is what a method of a runner returns: the result for threads, an
@@ -41,10 +54,26 @@ class ProducerFailed(Exception):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
-        self.error = error
+        self.error = self.__cause__ = error
 
     def describe(self) -> str:
         return f"{type(self.error).__name__}: {self.error}"[:MAX_MESSAGE_CHARACTERS]
+
+
+class Computation(NamedTuple):
+    """A step: the call of ``function``."""
+
+    function: Callable[[], Any]
+
+
+def _not_awaitable(value: Any) -> Any:
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError(
+            "a thread cannot await the coroutine that computes the value: use aget_or_set(), "
+            "aget_or_set_many() or acompute()"
+        )
+    return value
 
 
 class ThreadEvent:
@@ -76,7 +105,7 @@ class ThreadRunner:
 
     Args:
         client: redis-py client of the primary.
-        carried: called with what is to be done in the background; returns what is done there.
+        afterwards: called in the thread of the background after each refresh.
     """
 
     #: Makes what other callers of this process wait for.
@@ -87,10 +116,13 @@ class ThreadRunner:
     #: Whether a thread waits for the caller: it is the caller, or has asyncio run it.
     in_thread = True
 
-    def __init__(self, client: Any, carried: Callable[[Work], Work] = lambda work: work) -> None:
+    #: Called with what is to be done in the background; returns what is done there.
+    carried: Callable[[Work], Work] = staticmethod(lambda work: work)
+
+    def __init__(self, client: Any, afterwards: Work = lambda: None) -> None:
         self._client = client
         self._pid = os.getpid()
-        self._carried = carried
+        self._afterwards = afterwards
         self.server = server_of(client)
 
     @property
@@ -98,8 +130,20 @@ class ThreadRunner:
         return is_observed(self._client)
 
     def do(self, steps: Steps) -> Any:
+        """What ``steps`` return in the end. The function that computes is called here, and not by
+        the generators: for values that need each other, each level adds one frame to the stack."""
         try:
-            return drive(steps)
+            result = next(steps)
+            while True:
+                if type(result) is Computation:
+                    try:
+                        result = _not_awaitable(result.function())
+                    except BaseException as raised:
+                        result = steps.throw(ProducerFailed(raised))
+                        continue
+                result = steps.send(result)
+        except StopIteration as end:
+            return end.value
         except ProducerFailed as failed:
             error = failed.error
         finally:
@@ -135,22 +179,12 @@ class ThreadRunner:
         return self.run(call)[0]
 
     def compute(self, function: Callable[[], Any]) -> Any:
-        """Call ``function``, and await what it returns if that is awaitable.
+        """What ``function`` returns, awaited if that is awaitable.
 
         Raises:
             ProducerFailed: it raises.
         """
-        try:
-            value = function()
-            if inspect.iscoroutine(value):
-                value.close()
-                raise TypeError(
-                    "a thread cannot await the coroutine that computes the value: use "
-                    "aget_or_set(), aget_or_set_many() or acompute()"
-                )
-            return value
-        except BaseException as error:
-            raise ProducerFailed(error) from error
+        return Computation(function)
 
     def wait_for_event(self, event: Any, until: float) -> Any:
         """Wait for an event of this process, or until a monotonic time; returns whether it came."""
@@ -165,7 +199,7 @@ class ThreadRunner:
         keeper().add(renewal)
         accepted = False
         try:
-            accepted = background.submit(self._carried(partial(self.do, steps)))
+            accepted = background.submit(self.carried(partial(self.do, steps)), self._afterwards)
         finally:
             if not accepted:
                 keeper().discard(renewal)

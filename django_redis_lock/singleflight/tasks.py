@@ -16,7 +16,6 @@ from ..keeper import Job
 from ..protocol import Call
 from ..transport import (
     aconnect,
-    adrive,
     aread_value,
     arun_all,
     cancellable,
@@ -27,11 +26,13 @@ from ..transport import (
 )
 from .runners import (
     SENT_AGAIN,
+    Computation,
     ProducerFailed,
     Steps,
     arguments_of,
     pause_before,
     reading,
+    refreshes_in_caller,
     trace_in,
 )
 from .scripts import READ
@@ -63,10 +64,25 @@ class AsyncRunner:
         return isinstance(self._client, AsyncRedis) and is_observed(self._client)
 
     async def do(self, steps: Steps) -> Any:
+        """As ``ThreadRunner.do``."""
         try:
-            return await adrive(steps)
-        except ProducerFailed as failed:
-            error = failed.error
+            step = next(steps)
+            while True:
+                computes = type(step) is Computation
+                try:
+                    result = step.function() if computes else await step
+                    while computes and inspect.isawaitable(result):
+                        result = await result
+                except BaseException as raised:
+                    # GeneratorExit: the coroutine is closed, as its loop has ended.
+                    failed = computes and not isinstance(raised, GeneratorExit)
+                    step = steps.throw(ProducerFailed(raised) if failed else raised)
+                else:
+                    step = steps.send(result)
+        except StopIteration as end:
+            return end.value
+        except ProducerFailed as failure:
+            error = failure.error
         raise error
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
@@ -90,16 +106,8 @@ class AsyncRunner:
                     return await aread_value(self._client, key)
         return (await self.run(call))[0]
 
-    async def compute(self, function: Callable[[], Any]) -> Any:
-        try:
-            value = function()
-            while inspect.isawaitable(value):  # A plain function may return a coroutine.
-                value = await value
-            return value
-        except GeneratorExit:  # The coroutine is closed: its loop has ended.
-            raise
-        except BaseException as error:
-            raise ProducerFailed(error) from error
+    def compute(self, function: Callable[[], Any]) -> Any:
+        return Computation(function)
 
     async def wait_for_event(self, event: Any, until: float) -> Any:
         return await _within(event.wait(), until)
@@ -108,7 +116,9 @@ class AsyncRunner:
         await time.asleep(seconds)
 
     async def run_in_background(self, steps: Steps, renewal: Job) -> Any:
-        in_background(self.do(steps))
+        refresh = in_background(self.do(steps))
+        if refreshes_in_caller():
+            await refresh
         return True
 
     async def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:

@@ -7,11 +7,9 @@ release when the application's pool is exhausted. So none of them uses the pool.
 from __future__ import annotations
 
 import _socket
-import signal
+import select
 import socket
-import struct
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -30,8 +28,11 @@ from redis.connection import (
     UnixDomainSocketConnection,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
+
+from .refusals import refusal
 
 try:
     import hiredis
@@ -59,6 +60,27 @@ TWINS: tuple[tuple[Any, Any], ...] = (
 )
 
 
+# A firewall, a load balancer or a NAT forgets a connection without traffic, often after some
+# minutes, and tells neither end: the silence of such a connection says nothing about the server.
+
+#: Seconds for which an idle connection is used without a check.
+TRUSTED_SECONDS = 1.0
+#: Seconds that an idle connection has to answer; then it is replaced.
+PROBE_SECONDS = 0.5
+
+#: Names of TCP options, and seconds: without traffic the system asks the other end after
+#: so many, so often; and after these, data that were not acknowledged end the connection.
+_KEEPALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_USER_TIMEOUT_MS = 35_000
+
+#: For ``socket_keepalive_options``, if the settings have none.
+KEEPALIVE_OPTIONS = {
+    getattr(socket, name): value for name, value in _KEEPALIVE if hasattr(socket, name)
+}
+if hasattr(socket, "TCP_USER_TIMEOUT"):
+    KEEPALIVE_OPTIONS[socket.TCP_USER_TIMEOUT] = _USER_TIMEOUT_MS
+
+
 class Address(NamedTuple):
     """Where connections lead, with the arguments of redis-py's pools."""
 
@@ -67,6 +89,8 @@ class Address(NamedTuple):
 
 
 class RawConnection(Protocol):
+    generation: int  #: See ``Server.renew``.
+
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
     def send_command(self, *args: Any) -> None: ...
@@ -96,6 +120,7 @@ def own_settings(
         own["username"] = "default"
     if issubclass(connection_class, (Connection, AsyncConnection)):
         own["socket_keepalive"] = True
+        own["socket_keepalive_options"] = own.get("socket_keepalive_options") or KEEPALIVE_OPTIONS
     if issubclass(connection_class, AbstractConnection):
         # What a connection begins with (HELLO 3, SELECT 1), not by hiredis: see ``pack_words``.
         own["command_packer"] = PythonRespSerializer(6000, partial(_encode, own.get("encoding")))
@@ -148,7 +173,12 @@ def for_threads(pool: Any) -> Address:
     for ours, theirs in TWINS:
         if issubclass(pool.connection_class, theirs):
             return Address(ours, common_settings(pool))
-    return Address(pool.connection_class, _without_the_pool(pool.connection_kwargs))
+    return Address(connection_class_of(pool), _without_the_pool(pool.connection_kwargs))
+
+
+def connection_class_of(pool: Any) -> Any:
+    """The class of ``pool``'s connections as it was before ``guarded_connection`` guarded it."""
+    return getattr(pool.connection_class, "guards", pool.connection_class)
 
 
 def without_address(pool: Any) -> Address:
@@ -178,8 +208,10 @@ def note_sent(error: BaseException, sent: bool) -> None:
 
 
 def may_have_run(error: BaseException) -> bool:
-    """Whether Redis may have carried out the call that ended with ``error``."""
-    return bool(error.__dict__.get("sent_to_redis", True))
+    """Whether Redis may have carried out the call that ended with ``error``. A refusal is about the
+    state of the server: the script's first write meets it, so nothing has run."""
+    noted = error.__dict__.get("sent_to_redis")
+    return not refusal(error) if noted is None else bool(noted)
 
 
 def is_cluster(client: Any) -> bool:
@@ -204,26 +236,6 @@ def refuse_to_connect() -> None:
     raise RedisConnectionError("The connection was closed.")
 
 
-def set_timeout(connected: socket.socket, seconds: float) -> None:
-    """Python asks the system before each call on a socket with a timeout; one that the system
-    knows costs nothing."""
-    # A socket of gevent's must stay as it is: it never blocks.
-    plain = sys.platform == "linux" and isinstance(connected, _socket.socket)
-    known = plain and not _has_periodic_signals()
-    if known:
-        whole, rest = divmod(seconds, 1)
-        limit = struct.pack("ll", int(whole), max(1, int(rest * 1e6)))
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connected.setsockopt(socket.SOL_SOCKET, option, limit)
-    connected.settimeout(None if known else seconds)
-
-
-def _has_periodic_signals() -> bool:
-    """A wait that the system limits begins again after each signal, so it would never end."""
-    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-    return any(signal.getitimer(timer)[1] for timer in timers)
-
-
 def without_credentials(settings: Mapping[str, Any]) -> str:
     """An address without credentials."""
     if database := settings.get("database"):
@@ -232,3 +244,158 @@ def without_credentials(settings: Mapping[str, Any]) -> str:
     host = f"[{host}]" if ":" in host else host  # Of IPv6.
     where = settings.get("path") or f"{host}:{settings.get('port', 6379)}"
     return f"{where}/{settings.get('db') or 0}"
+
+
+# -- connections for threads ----------------------------------------------------------------------
+
+_READ_BYTES = 16_384
+
+
+class DirectConnection:
+    """A ``RawConnection`` that goes past redis-py's layers, and does not connect again.
+
+    Its socket does not block. The system's own limit for a call (SO_RCVTIMEO) would begin again
+    after each signal, so that a periodic one could postpone it without end; ``poll`` has a
+    deadline.
+    """
+
+    generation = 0  #: See ``Server.renew``.
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._sock: socket.socket = connection._sock
+        self._sock.setblocking(False)
+        self._reader = reader_for(connection)
+        self._buffer = bytearray(_READ_BYTES)
+        readable, writable = select.poll(), select.poll()
+        readable.register(self._sock, select.POLLIN)
+        writable.register(self._sock, select.POLLOUT)
+        self._readable: Callable[[float], Any] = readable.poll
+        self._writable: Callable[[float], Any] = writable.poll
+        self.allow(connection.socket_timeout)
+
+    def allow(self, timeout: float) -> None:
+        """From now on a reply may take so many seconds."""
+        self._milliseconds = timeout * 1000
+
+    def connect(self) -> None:
+        """It is connected."""
+
+    def disconnect(self) -> None:
+        # The number of the socket may be another file's from now on: do not wait for that.
+        self._readable = self._writable = _at_once
+        self._connection.disconnect()  # That closes the socket, so using it is an OSError.
+
+    def send_command(self, *args: Any) -> None:
+        self.send_packed_command(self._connection.pack_command(*args))
+
+    def send_packed_command(self, command: list[bytes]) -> None:
+        try:
+            for part in command:
+                self._send(part)
+        except BaseException as error:  # It may have been sent in part.
+            self._give_up(error)
+            raise
+
+    def _send(self, part: bytes) -> None:
+        left: bytes | memoryview = part
+        while True:
+            try:
+                sent = self._sock.send(left)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(left):
+                return
+            left = memoryview(left)[sent:]
+            if not self._writable(self._milliseconds):
+                raise TimeoutError
+
+    def can_read(self, timeout: float = 0) -> bool:
+        if self._reader.has_data():
+            return True
+        if self._sock.fileno() == -1:
+            raise RedisConnectionError("The connection to Redis was closed")
+        return bool(self._readable(timeout * 1000))
+
+    def read_response(self) -> Any:
+        try:
+            while (reply := self._reader.gets()) is INCOMPLETE:
+                if not self._readable(self._milliseconds):
+                    raise TimeoutError
+                received = self._sock.recv_into(self._buffer)
+                if not received:
+                    raise RedisConnectionError("Connection closed by server.")
+                self._reader.feed(self._buffer, 0, received)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if isinstance(reply, RedisError):
+            if not isinstance(reply, ResponseError):  # As redis-py: it is LOADING, for instance.
+                self.disconnect()
+            raise reply
+        return reply
+
+    def _give_up(self, error: BaseException) -> None:
+        """Disconnect, and raise what redis-py would for an error of the system's."""
+        how = "was closed" if self._sock.fileno() == -1 else "broke"
+        self.disconnect()
+        if isinstance(error, TimeoutError):
+            raise RedisTimeoutError("Redis did not answer in time") from error
+        if isinstance(error, OSError):
+            raise RedisConnectionError(f"The connection to Redis {how}: {error}") from error
+
+
+def _at_once(milliseconds: float) -> bool:
+    return True
+
+
+def direct(connection: Any) -> RawConnection:
+    """``connection``, redis-py's, as one that does not connect again."""
+    plain = type(connection) in (Connection, UnixDomainSocketConnection)
+    # A socket of gevent's must stay as it is: it lets other greenlets run while it waits.
+    plain = plain and isinstance(connection._sock, _socket.socket) and hasattr(select, "poll")
+    if not HAS_HIREDIS or not plain:
+        connection._connect = refuse_to_connect
+        own: RawConnection = connection
+        return own
+    return DirectConnection(connection)
+
+
+def shut(connection: RawConnection | None) -> None:
+    """End the calls on ``connection``, in whichever thread they are."""
+    sock: socket.socket | None = getattr(connection, "_sock", None)
+    if sock is not None:
+        with suppress(OSError):  # It had broken.
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def has_socket(connection: Any) -> bool:
+    """Whether one can wait for a reply on ``connection``, or it is in our own memory."""
+    sock = getattr(connection, "_sock", None)
+    return sock is None or isinstance(sock, socket.socket)
+
+
+def allow(connection: Any, timeout: float) -> None:
+    """From now on a reply on ``connection`` may take so many seconds."""
+    if isinstance(connection, DirectConnection):
+        connection.allow(timeout)
+    elif hasattr(connection._sock, "settimeout"):  # Not in memory.
+        connection.socket_timeout = timeout
+        connection._sock.settimeout(timeout)
+        connection._parser.on_connect(connection)  # It knows the timeout, too.
+
+
+def still_answers(connection: Any, seconds: float) -> bool:
+    """Whether the server answers on ``connection``, ours or redis-py's, within so many seconds."""
+    try:
+        if connection.can_read(0):  # Nothing but its end.
+            return False
+        connection.send_command("PING")
+        if not connection.can_read(seconds):
+            return False
+        connection.read_response()
+    except ResponseError:
+        pass  # This user may not, or the server is busy: it answers.
+    except (RedisError, OSError):
+        return False
+    return True

@@ -9,6 +9,7 @@ its loop ends.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
-from .address import TWINS, common_settings, may_have_run, note_sent, timeout_of
+from .address import PROBE_SECONDS, TWINS, common_settings, may_have_run, note_sent, timeout_of
 from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake
 from .execute import (
     ASKING,
@@ -34,9 +35,11 @@ from .execute import (
     pack_words,
     value_with_lifetime,
 )
+from .guarded_connection import guarded
+from .refusals import is_misdirected
 from .registry import server_of
 from .retry import REPORTED, Answer, run_again, run_all_steps
-from .server import Server
+from .server import CHECK_SECONDS, Server
 
 T = TypeVar("T")
 
@@ -132,12 +135,13 @@ def connection_to(node: Server) -> AsyncRawConnection | None:
     """The connection to ``node`` that the tasks of the running loop share, if there is one."""
     of_loop = _loops.get(asyncio.get_running_loop())
     found = None if of_loop is None else of_loop.connections.get(node)
-    return found if found is not None and found.takes_calls() else None
+    usable = found is not None and found.generation == node.generation and found.takes_calls()
+    return found if usable else None
 
 
 async def connected(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
-    """A new connection to ``node`` for the tasks of the running loop, of which one makes it. An
-    error says that nothing was sent.
+    """A connection to ``node`` for the tasks of the running loop: a new one, which one of them
+    makes, or the one that was idle, if it still answers. An error says that nothing was sent.
 
     Args:
         client: leads to ``node``, perhaps among others.
@@ -146,7 +150,7 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
     connecting = _of_the_running_loop().connecting
     task = connecting.get(node)
     if task is None:
-        task = connecting[node] = asyncio.ensure_future(_connect(client, node))
+        task = connecting[node] = asyncio.ensure_future(_connect(client, node, patience))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         if patience is None:
@@ -161,12 +165,18 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
         raise
 
 
-async def _connect(client: Any, node: Server) -> AsyncRawConnection:
+async def _connect(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
     of_loop = _of_the_running_loop()
+    limit = PROBE_SECONDS if patience is None else min(PROBE_SECONDS, patience / 2)
     try:
+        idle, generation = of_loop.connections.get(node), node.generation
+        if idle is not None and idle.generation == generation and await idle.still_answers(limit):
+            return idle
         pool = pool_of(client, node)
         timeout = timeout_of(pool.connection_kwargs)
         connection = await connect_to(pool, timeout, timeout)
+        # No call on it takes long: it is retired when the next is made, not cut.
+        connection.generation = generation
     finally:
         del of_loop.connecting[node]
     if (before := of_loop.connections.get(node)) is not None:
@@ -188,7 +198,7 @@ def _pool_like(pool: Any) -> ConnectionPool:
             for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]
-            return ConnectionPool(connection_class=ours, **settings)
+            return ConnectionPool(connection_class=guarded(ours), **settings)
     raise TypeError(f"{pool.connection_class.__name__} has no twin for asyncio")
 
 
@@ -202,26 +212,49 @@ async def ask(
     patience: float | None = None,
     calls: Sequence[Call] = (),
     replies: int | None = None,
+    again: bool = True,
 ) -> Any:
-    """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``."""
+    """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``. ``again``:
+    as for ``Server.exchange``."""
     breaker = node.breaker
     if breaker.failing:
         patience = admitted(breaker, patience, *calls)
     began = time.monotonic()
+    used_before = connection = connection_to(node)
     try:
-        connection = connection_to(node) or await connected(client, node, patience)
+        connection = connection or await connected(client, node, patience)
         reply = connection.ask(command, replies)
         answer = await (reply if patience is None else _within(patience, reply))
-    except ResponseError:
+    except (ResponseError, BusyLoadingError) as error:
         breaker.answered()
+        if connection is not None and is_misdirected(error):
+            connection.retire()
+            if again and node.renew(connection):
+                return await ask(client, node, command, patience, calls, replies, again=False)
         raise
     except (RedisError, OSError) as error:
-        if isinstance(error, RedisTimeoutError) or not may_have_run(error):
-            timeout = timeout_of(pool_of(client, node).connection_kwargs)
-            breaker.failed(error, time.monotonic() - began, timeout)
+        timeout = timeout_of(pool_of(client, node).connection_kwargs)
+        passed = time.monotonic() - began
+        if isinstance(error, RedisTimeoutError) and used_before is not None:
+            await _distrust(
+                client, node, timeout, math.inf if patience is None else patience - passed
+            )
+        elif isinstance(error, RedisTimeoutError) or not may_have_run(error):
+            breaker.failed(error, passed, timeout)
         raise
     node.answered()
     return answer
+
+
+async def _distrust(client: Any, node: Server, timeout: float, left: float) -> None:
+    """As ``Server._distrust``, for a caller with so many seconds ``left``."""
+    began, limit = time.monotonic(), min(CHECK_SECONDS, timeout)
+    if left < limit:
+        return
+    try:
+        await connected(client, node, limit)
+    except (RedisError, OSError) as error:
+        node.breaker.failed(error, time.monotonic() - began, timeout)
 
 
 async def _within(seconds: float, reply: asyncio.Future[Any]) -> Any:
@@ -333,5 +366,6 @@ async def aconnect(client: Any, keys: Sequence[bytes], timeout: float) -> AsyncR
     Args:
         timeout: seconds that connecting may take.
     """
-    pool = pool_of(client, await located(server_of(client), keys))
-    return await cancellable(connect_to(pool, timeout))
+    node = await located(server_of(client), keys)
+    pool, generation = pool_of(client, node), node.generation
+    return node.track(await cancellable(connect_to(pool, timeout)), generation)

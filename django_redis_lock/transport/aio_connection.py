@@ -27,11 +27,17 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .address import HAS_HIREDIS, INCOMPLETE, own_settings, reader_for
+from .address import (
+    HAS_HIREDIS,
+    INCOMPLETE,
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
+    connection_class_of,
+    own_settings,
+    reader_for,
+)
 
-#: A connection that has not answered for so many seconds is given no further calls; one that was
-#: idle for so long is checked before it is.
-CHECK_AFTER_SECONDS = 1.0
+PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.
 READ_FIRST_SECONDS = 0.01
 
@@ -48,8 +54,9 @@ async def connect_to(
         timeout: seconds that connecting may take.
         reply_timeout: seconds that a reply may take, None without end.
     """
-    settings = own_settings(pool.connection_class, pool.connection_kwargs, timeout)
-    connection = pool.connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
+    connection_class = connection_class_of(pool)
+    settings = own_settings(connection_class, pool.connection_kwargs, timeout)
+    connection = connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
     loop = asyncio.get_running_loop()
     try:
         await connection.connect()
@@ -123,6 +130,8 @@ class AsyncRawConnection(ABC):
         timeout: seconds that a reply may take, None without end.
     """
 
+    generation = 0  #: See ``Server.renew``.
+
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
@@ -131,15 +140,31 @@ class AsyncRawConnection(ABC):
         self._calls: deque[_Call] = deque()
         self._answered_at = time.monotonic()
         self._retired = False
+        self._in_doubt = False
 
     def takes_calls(self) -> bool:
-        """Whether it is open, and its server answers."""
-        if self._is_closed():
+        """Whether it is open, and its server has just answered."""
+        if self._is_closed() or self._in_doubt:
             return False
-        now = time.monotonic()
-        if self._calls:
-            return now - self._calls[0].sent_at < CHECK_AFTER_SECONDS
-        return now - self._answered_at < CHECK_AFTER_SECONDS or not self._has_ended()
+        since = self._calls[0].sent_at if self._calls else self._answered_at
+        return time.monotonic() - since < TRUSTED_SECONDS
+
+    async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
+        """Whether the server answers on it, which was idle, within so many seconds."""
+        if self._is_closed() or self._calls or self._has_ended():
+            return False
+        self._in_doubt = True
+        try:
+            reply = self.ask(PING)
+        except RedisConnectionError:
+            return False
+        await wait_awake({reply}, seconds)
+        if not reply.done():
+            reply.cancel()
+            return False
+        self._in_doubt = False
+        error = reply.exception()  # ResponseError: this user may not, or the server is busy.
+        return error is None or isinstance(error, ResponseError)
 
     def ask(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
         """Send ``command``; its reply, or a list of so many. Of these, the first error is raised
@@ -274,6 +299,11 @@ class IndirectConnection(AsyncRawConnection):
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
+        if not hasattr(connection, "write") and not hasattr(connection._writer, "write"):
+            raise TypeError(
+                f"tasks cannot use {type(connection).__name__}, which has no transport: without "
+                "Redis, use django_redis_lock.cache.LocMemCache or django_redis_lock.testing"
+            )
         connection.socket_timeout = None  # This class watches the time.
         self._reading: asyncio.Future[None] | None = None
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call, Script
 from .address import RawConnection, may_have_run, note_sent
@@ -188,6 +189,10 @@ def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
     except RedisConnectionError:
         server.close()
         value = server.exchange(command, replies, patience)
+    except RedisTimeoutError:
+        if server.breaker.failing:
+            raise
+        value = server.exchange(command, replies, patience)  # Only that connection was silent.
     return None if lifetime and value[0] is None else value
 
 

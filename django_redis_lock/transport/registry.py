@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from redis.connection import ConnectionPool
+
 from ..extension import TOPOLOGIES, part
 from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
 from .address import is_cluster
-from .server import Server
+from .server import Server, disconnect_idle
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
 _by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
@@ -51,7 +53,27 @@ def server_of(client: Any) -> Server:
             server = _servers[place] = stand_in or kind(pool)
             server.database = database
         _by_pool[pool] = server
+        server.pools.add(weakref.ref(pool, server.pools.discard))
         return server
+
+
+def renew_pool(pool: Any) -> None:
+    """A connection of redis-py's ``pool`` leads to a replica; see ``Server.renew``."""
+    server = _by_pool.get(pool)
+    if server is None:
+        disconnect_idle(pool)
+    else:
+        server.renew()
+
+
+def check_for_tasks(client: Any) -> None:
+    """Raises TypeError if ``client`` is one for threads, whose calls cannot be awaited."""
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, ConnectionPool) and not server_of(client).is_topology:
+        raise TypeError(
+            f"AsyncLock needs a client of redis.asyncio, not {type(client).__name__} for threads: "
+            "use cache.alock(), or give it a redis.asyncio.Redis"
+        )
 
 
 def _kind_of(pool: Any) -> type[Server]:

@@ -6,41 +6,26 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from redis.exceptions import (
-    AskError,
-    BusyLoadingError,
-    ClusterError,
-    MovedError,
-    ReadOnlyError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.exceptions import AskError, ClusterError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
 from .address import may_have_run, note_sent
+from .refusals import refusal
 from .server import Server
 
 R = TypeVar("R")
 #: See ``execute.drive``.
 Steps = Generator[Any, Any, R]
 
-#: What an absent, restarting or failing-over Redis looks like.
+#: What an absent or restarting Redis, or one that moves slots, looks like; see ``refusals`` too.
 OUTAGE: tuple[type[Exception], ...] = (
     RedisConnectionError,
     RedisTimeoutError,
-    BusyLoadingError,
-    ReadOnlyError,
     AskError,  # Slots that have moved, are being moved, or have no owner at this moment.
-    TryAgainError,
     ClusterError,
     OSError,
-)
-#: The same, as a script or a blocking pop reports it.
-_OUTAGE_REPLIES = (
-    *("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"),
-    "BUSY ",  # Not BUSYKEY and the like.
 )
 
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
@@ -53,11 +38,13 @@ MAX_PAUSE_SECONDS = 0.2
 
 def is_outage(error: BaseException) -> bool:
     """Whether ``error`` may pass by itself, so that a waiter should try again."""
-    if isinstance(error, ResponseError):
-        # Redis 6 reports an error in a script after "Error running script", with a hyphen.
-        said = f"-{error}"
-        return any(f"-{reply}" in said for reply in _OUTAGE_REPLIES) or isinstance(error, OUTAGE)
-    return isinstance(error, OUTAGE)
+    return isinstance(error, OUTAGE) or bool(refusal(error))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server has answered, and refuses the call for now: nothing has run, and another
+    try costs no more than a round trip."""
+    return isinstance(error, NotReady) or bool(refusal(error))
 
 
 def is_pool_exhausted(error: BaseException) -> bool:
@@ -65,13 +52,14 @@ def is_pool_exhausted(error: BaseException) -> bool:
     return str(error).startswith(("Too many connections", "No connection available"))
 
 
-class ServerBusy(RedisConnectionError):
-    """The server ran a long script for as long as the caller waited for its reply."""
+class NotReady(RedisConnectionError):
+    """The server refused a call for as long as its caller waited for the reply: it runs a long
+    script, or moves the slot."""
 
 
 def is_busy(error: BaseException) -> bool:
     """Whether ``error`` says that the server runs a long script and refuses all other calls."""
-    return isinstance(error, ResponseError) and str(error).startswith("BUSY ")
+    return refusal(error) == "BUSY"
 
 
 class RetryPolicy:
@@ -101,10 +89,11 @@ class RetryPolicy:
         self._server.on_error(error)
         self.towards, self.asking = None, False
         if is_busy(error):
-            return self._after_refusal(error, (node or self._server).timeout, ServerBusy)
+            return self._after_refusal(error, (node or self._server).timeout)
         if self._server.refuses(error):
-            return self._after_refusal(error, REFUSED_FOR, RedisConnectionError)
+            return self._after_refusal(error, REFUSED_FOR)
         if not isinstance(error, (RedisConnectionError, RedisTimeoutError)):
+            note_sent(error, self.sent_twice or may_have_run(error))
             raise error
         if node is not None:
             node.close()  # The idle connections may have broken for the same reason.
@@ -121,13 +110,11 @@ class RetryPolicy:
         # Behind sentinels and on a cluster the server may have been replaced by now.
         return may_have_run(error) or self._server.must_discover()
 
-    def _after_refusal(
-        self, error: Exception, at_most: float, trouble: type[RedisConnectionError]
-    ) -> float:
+    def _after_refusal(self, error: Exception, at_most: float) -> float:
         now = time.monotonic()
         until = self._began + (at_most if self._patience is None else self._patience)
         if now >= until:
-            refused = trouble(f"The server is not ready for this key: {error}")
+            refused = NotReady(f"The server is not ready for this key: {error}")
             note_sent(refused, self.sent_twice)
             raise refused from error
         if isinstance(error, AskError) and not isinstance(error, MovedError):

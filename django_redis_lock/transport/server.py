@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
-import select
-import socket
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from redis.connection import Connection, UnixDomainSocketConnection
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.connection import ConnectionPool
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
+from ..threads import after_fork
 from .address import (
-    HAS_HIREDIS,
-    INCOMPLETE,
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
     RawConnection,
+    allow,
+    direct,
     for_threads,
     note_sent,
     own_settings,
-    reader_for,
-    refuse_to_connect,
-    set_timeout,
+    shut,
+    still_answers,
     timeout_of,
     who,
     without_credentials,
 )
 from .circuit_breaker import Breaker
+from .refusals import is_misdirected
+
+#: Seconds that a new connection may take which shows whether a server is up to which another is
+#: silent.
+CHECK_SECONDS = 1.0
+
+T = TypeVar("T")
+
+_all: set[weakref.ref[Any]] = set()
+
+
+@after_fork
+def _forget_connections() -> None:
+    """They are the parent's."""
+    for known in list(_all):
+        if (server := known()) is not None:
+            server._made.clear()
+    _all.clear()
+
+
+def disconnect_idle(pool: Any) -> None:
+    # An asyncio pool's connections belong to its loop; those of a cluster's client to its nodes.
+    if isinstance(pool, ConnectionPool):
+        pool.disconnect(inuse_connections=False)
 
 
 class Server:
@@ -37,12 +61,11 @@ class Server:
     serves one call or one wait at a time."""
 
     MAX_IDLE_CONNECTIONS = 16
-    #: Seconds after which an idle connection is checked before it is used, by a system call: one
-    #: that the server has closed must not be mistaken for one that broke during a call.
-    CHECK_AFTER_IDLE_SECONDS = 1.0
 
     #: Whether it takes the place of the one to which its clients lead.
     stands_in = False
+    #: Whether others say which server is used, so that a connection to a replica is their affair.
+    discovered = False
     retired = False  #: Whether it has left its cluster or service.
     #: Seconds within which a failover replaces a server that has failed.
     FAILOVER_SECONDS = 0.0
@@ -59,6 +82,13 @@ class Server:
         self.database: tuple[Any, ...] = (self,)
         self.breaker = Breaker(without_credentials(settings), shortest)
         self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
+        #: Weak references to all connections that lead here, also those in use; and how often they
+        #: were renewed.
+        self._made: set[weakref.ref[Any]] = set()
+        self.generation = 0
+        #: Weak references to redis-py's pools that lead here.
+        self.pools: set[weakref.ref[Any]] = set()
+        _all.add(weakref.ref(self, _all.discard))
         #: See ``locking.records``.
         self.heartbeat: Any = None
         #: See the keeper's ``Listener``.
@@ -138,14 +168,20 @@ class Server:
     # -- calls ---------------------------------------------------------------------------------
 
     def exchange(
-        self, command: bytes, replies: int | None = None, patience: float | None = None
+        self,
+        command: bytes,
+        replies: int | None = None,
+        patience: float | None = None,
+        again: bool = True,
     ) -> Any:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
         Args:
             patience: seconds to wait for each reply; None leaves the wait to the socket's timeout.
+            again: whether what a replica has refused is sent once more, on a new connection.
         """
-        connection, unread = self.checkout_unread(patience)
+        idle = self._checkout_idle(patience)
+        connection, unread = idle or (self._connect(patience), None)
         try:
             connection.send_packed_command([command])
             if unread is not None:
@@ -159,17 +195,23 @@ class Server:
                 while len(answer) < replies:
                     _wait(connection, patience)
                     answer.append(connection.read_response())
-        except ResponseError:
-            if replies is None:
+        except (ResponseError, BusyLoadingError) as error:
+            misdirected = is_misdirected(error)
+            if replies is None and not misdirected:
                 self.checkin(connection)
             else:
                 connection.disconnect()  # The other replies are still to come.
             self.breaker.answered()
+            if misdirected and again and self.renew(connection):
+                return self.exchange(command, replies, patience, False)
             raise
         except BaseException as error:  # With an unread reply it cannot be used again.
             connection.disconnect()
             if isinstance(error, RedisTimeoutError):
-                self.breaker.failed(error, self.timeout if patience is None else patience)
+                if idle is None:
+                    self.breaker.failed(error, self.timeout if patience is None else patience)
+                else:
+                    self._distrust(patience)
             raise
         self.checkin(connection)
         if self.breaker.failing:
@@ -185,14 +227,50 @@ class Server:
         connection_class, settings = self.address
         settings = {**own_settings(connection_class, settings, timeout), **changes}
         connection = connection_class(**settings)
-        began = time.monotonic()
+        began, generation = time.monotonic(), self.generation
         try:
             connection.connect()
         except (RedisError, OSError) as error:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, time.monotonic() - began)
             raise
-        return direct(connection)
+        return self.track(direct(connection), generation)
+
+    def track(self, connection: T, generation: int) -> T:
+        """Note a ``connection`` that leads here, which was made in this ``generation``."""
+        connection.generation = generation  # type: ignore[attr-defined]
+        self._made.add(weakref.ref(connection, self._made.discard))
+        return connection
+
+    def renew(self, connection: Any = None) -> bool:
+        """``connection`` leads to a replica: the address may have moved to another server. End all
+        that were made before now, wherever they are used; who waits for a reply on one of them gets
+        an error, and connects again.
+
+        Args:
+            connection: one of our own; None for one of a pool's.
+
+        Returns: whether the call that has met the replica is worth another try.
+        """
+        if connection is None or connection.generation == self.generation:
+            where = str(self).rpartition("/")[0]
+            # Also those to other databases, and with other time-outs.
+            for server in {self, *filter(None, (known() for known in list(_all)))}:
+                if str(server).rpartition("/")[0] == where:
+                    server.end_connections()
+        return not self.discovered
+
+    def end_connections(self) -> None:
+        """End all that were made before now; see ``renew``."""
+        self.generation += 1
+        self.close()
+        for made in list(self._made):
+            connection = made()
+            if connection is not None and connection.generation != self.generation:
+                # One of an event loop, or of a thread.
+                connection.cut() if hasattr(connection, "cut") else shut(connection)
+        for pool in list(self.pools):
+            disconnect_idle(pool())
 
     def checkout(self, patience: float | None = None) -> RawConnection:
         """A connection with no reply to be read, idle or new. ``patience``: seconds that connecting
@@ -204,49 +282,64 @@ class Server:
     ) -> tuple[RawConnection, PendingLifetime | None]:
         """As ``checkout``, but a reply may still be on its way: read it after the next call is
         sent, so that no call waits for it. An error says that nothing was sent."""
-        idle = self._checkout_idle()
-        if idle is not None:
-            return idle
+        return self._checkout_idle(patience) or (self._connect(patience), None)
+
+    def _connect(self, patience: float | None) -> RawConnection:
         try:
             if patience is None or patience >= self.timeout:
-                return self.connect(), None
+                return self.connect()
             connection = self.connect(patience)
             allow(connection, self.timeout)  # It will be kept, also for callers with patience.
-            return connection, None
+            return connection
         except Exception as error:
             note_sent(error, False)
             raise
+
+    def _distrust(self, patience: float | None) -> None:
+        """A connection that had been used before is silent, which may be its own fault: what a new
+        one does is what counts. A caller without time to spare leaves that to the next."""
+        self.close()
+        if patience is None:
+            with suppress(RedisError, OSError):
+                self.checkin(self._connect(min(CHECK_SECONDS, self.timeout)))
 
     def must_connect(self) -> bool:
         """Whether ``checkout`` would make a connection."""
         return not self._idle
 
     def checkout_idle(self) -> RawConnection | None:
-        idle = self._checkout_idle()
+        """An idle connection that needs no check, if there is one."""
+        idle = self._checkout_idle(0.0)
         return None if idle is None else _with_nothing_to_read(*idle)
 
-    def _checkout_idle(self) -> tuple[RawConnection, PendingLifetime | None] | None:
+    def _checkout_idle(
+        self, patience: float | None
+    ) -> tuple[RawConnection, PendingLifetime | None] | None:
+        """The idle connection that was used last. ``patience``: seconds for its check, and for what
+        comes then; 0 for none."""
         while self._idle:
             try:
                 connection, unread, since = self._idle.pop()
             except IndexError:  # Another thread has taken it.
                 return None
-            if time.monotonic() - since < self.CHECK_AFTER_IDLE_SECONDS:
+            if time.monotonic() - since < TRUSTED_SECONDS:
                 return connection, unread
-            try:
-                if unread is not None:
-                    unread.confirm(True)
-                # Only the end of a connection that the server has closed can be read now.
-                if not connection.can_read(0):
-                    return connection, None
-            except (RedisError, OSError):
-                pass
+            if patience == 0:
+                self._idle.append((connection, unread, since))
+                return None
+            # A reply that has not come by now may never come.
+            complete = unread is None or unread.confirm(False) is not None
+            limit = min(PROBE_SECONDS, (self.timeout if patience is None else patience) / 2)
+            if complete and still_answers(connection, limit):
+                return connection, None
             connection.disconnect()
+            self.close()  # The others have been idle for longer.
         return None
 
     def checkin(self, connection: RawConnection, unread: PendingLifetime | None = None) -> None:
         """Keep ``connection`` for the next caller, unless enough are kept."""
-        if len(self._idle) < self.MAX_IDLE_CONNECTIONS:
+        current = connection.generation == self.generation
+        if current and len(self._idle) < self.MAX_IDLE_CONNECTIONS:
             self._idle.append((connection, unread, time.monotonic()))
         else:
             connection.disconnect()
@@ -272,97 +365,3 @@ def _with_nothing_to_read(
     if unread is not None:
         unread.confirm(True)
     return connection
-
-
-# -- connections ---------------------------------------------------------------------------------
-
-_READ_BYTES = 16_384
-
-
-class DirectConnection:
-    """A ``RawConnection`` that goes past redis-py's layers, and does not connect again."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._sock: socket.socket = connection._sock
-        self._reader = reader_for(connection)
-        set_timeout(self._sock, connection.socket_timeout)
-
-    def connect(self) -> None:
-        """It is connected."""
-
-    def disconnect(self) -> None:
-        self._connection.disconnect()  # That closes the socket, so using it is an OSError.
-
-    def send_command(self, *args: Any) -> None:
-        self.send_packed_command(self._connection.pack_command(*args))
-
-    def send_packed_command(self, command: list[bytes]) -> None:
-        try:
-            for part in command:
-                self._sock.sendall(part)
-        except BaseException as error:  # It may have been sent in part.
-            self._give_up(error)
-            raise
-
-    def can_read(self, timeout: float = 0) -> bool:
-        if self._reader.has_data():
-            return True
-        poll = select.poll()
-        try:
-            poll.register(self._sock, select.POLLIN)
-        except ValueError as error:
-            raise RedisConnectionError("The connection to Redis was closed") from error
-        return bool(poll.poll(timeout * 1000))
-
-    def read_response(self) -> Any:
-        try:
-            while (reply := self._reader.gets()) is INCOMPLETE:
-                received = self._sock.recv(_READ_BYTES)
-                if not received:
-                    raise RedisConnectionError("Connection closed by server.")
-                self._reader.feed(received)
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        if isinstance(reply, RedisError):
-            if not isinstance(reply, ResponseError):  # As redis-py: it is LOADING, for instance.
-                self.disconnect()
-            raise reply
-        return reply
-
-    def _give_up(self, error: BaseException) -> None:
-        """Disconnect, and raise what redis-py would for an error of the system's."""
-        how = "was closed" if self._sock.fileno() == -1 else "broke"
-        self.disconnect()
-        if isinstance(error, (TimeoutError, BlockingIOError)):
-            raise RedisTimeoutError("Redis did not answer in time") from error
-        if isinstance(error, OSError):
-            raise RedisConnectionError(f"The connection to Redis {how}: {error}") from error
-
-
-def direct(connection: Any) -> RawConnection:
-    plain = type(connection) in (Connection, UnixDomainSocketConnection)
-    if not HAS_HIREDIS or not plain or not hasattr(select, "poll"):
-        connection._connect = refuse_to_connect
-        own: RawConnection = connection
-        return own
-    return DirectConnection(connection)
-
-
-def shut(connection: RawConnection | None) -> None:
-    """End the calls on ``connection``, in whichever thread they are."""
-    sock: socket.socket | None = getattr(connection, "_sock", None)
-    if sock is not None:
-        with suppress(OSError):  # It had broken.
-            sock.shutdown(socket.SHUT_RDWR)
-
-
-def allow(connection: Any, timeout: float) -> None:
-    """From now on a reply on ``connection`` may take so many seconds."""
-    if isinstance(connection, DirectConnection):
-        set_timeout(connection._sock, timeout)
-    elif hasattr(connection._sock, "settimeout"):  # Not in memory.
-        connection.socket_timeout = timeout
-        connection._sock.settimeout(timeout)
-        connection._parser.on_connect(connection)  # It knows the timeout, too.

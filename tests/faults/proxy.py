@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -44,6 +46,10 @@ class Proxy:
         self._rules: list[Rule] = []
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._closed = self._away = False
+        #: Seconds without traffic after which a connection is forgotten.
+        self.forgets_after = math.inf
+        #: Connections made before this moment are forgotten.
+        self._forgotten_until = -math.inf
         self._flows = threading.Event()
         self._flows.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -103,6 +109,16 @@ class Proxy:
         yield
         self._flows.set()
 
+    def lead_to(self, server: RedisServer) -> None:
+        """New connections lead to ``server`` from now on, as after a failover behind one name;
+        those that there are stay where they are."""
+        self._there = ("127.0.0.1", server.port)
+
+    def forget(self) -> None:
+        """Swallow what comes on the present connections from now on, and tell neither end, as if
+        the address led elsewhere."""
+        self._forgotten_until = time.monotonic()
+
     def cut(self) -> None:
         """Cut all connections."""
         for pair in tuple(self._pairs):
@@ -131,10 +147,15 @@ class Proxy:
 
     def _carry(self, here: socket.socket, there: socket.socket) -> None:
         losing: Rule | None = None
+        began = used_at = time.monotonic()
         with suppress(OSError, ValueError):  # The latter from a socket closed meanwhile.
             while True:
                 readable, _, _ = select.select((here, there), (), ())
                 self._flows.wait()
+                idle, used_at = time.monotonic() - used_at, time.monotonic()
+                if idle > self.forgets_after or began < self._forgotten_until:
+                    self._swallow(here)
+                    break
                 if there in readable:
                     data = there.recv(65536)
                     if not data or losing is not None:
@@ -156,6 +177,12 @@ class Proxy:
         self._close((here, there))
         if losing is not None:
             losing.applied.release()
+
+    @staticmethod
+    def _swallow(here: socket.socket) -> None:
+        """Until the client closes the connection: no FIN and no RST of the server's reaches it."""
+        while here.recv(65536):
+            pass
 
     def _close(self, pair: tuple[socket.socket, socket.socket]) -> None:
         self._pairs.discard(pair)

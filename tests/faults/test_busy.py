@@ -20,7 +20,7 @@ from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.execute import run_all
-from django_redis_lock.transport.retry import RetryPolicy, ServerBusy, is_outage
+from django_redis_lock.transport.retry import NotReady, RetryPolicy, is_outage
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -138,7 +138,7 @@ def test_a_newcomer_that_may_wait_waits_longer_than_for_an_answer(
     with own_server.client(socket_timeout=0.2) as client:
         client.config_set("lua-time-limit", 1)
         with busy(own_server) as end:
-            with pytest.raises(ServerBusy):
+            with pytest.raises(NotReady):
                 Lock(client, "free", 30).acquire(blocking=False)
             newcomer = Background(Lock(client, "free", 30).acquire)
             until(lambda: len(refusals) > 12 or newcomer.done)

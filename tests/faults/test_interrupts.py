@@ -29,12 +29,11 @@ from django.core.cache import caches
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import Lock, Redlock, locked
+from django_redis_lock import Lock, MultiLock, Redlock, locked
 from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.decorators import section
 from django_redis_lock.keeper import SentOnce, keeper
-from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting.threads import ThreadQueue, ThreadWaiter
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.transport import server_of

@@ -72,26 +72,6 @@ class TestWhileRedisAnswers(LockContract):
         return OnCache(client, folder)
 
 
-def test_nothing_stays_held_where_there_can_be_no_local_lock(
-    client: redis.Redis, tmp_path: Path
-) -> None:
-    nowhere = tmp_path / "file"
-    nowhere.touch()
-    options: dict[str, Any] = {"on_redis_down": "local", "local_folder": nowhere}
-    lock = FallbackLock(client, "nowhere", timeout=30, renew=True, **options)
-    with pytest.raises(LockError, match="cannot be kept"):
-        lock.acquire()
-    until(lambda: not client.exists("nowhere"))
-
-    async def main() -> None:
-        lock = AsyncFallbackLock(asyncio_client(client), "nowhere", 30, renew=True, **options)
-        with pytest.raises(LockError, match="cannot be kept"):
-            await lock.acquire()
-
-    asyncio.run(main())
-    until(lambda: not client.exists("nowhere"))
-
-
 def test_what_an_interrupt_has_left_ends_no_later_lock(client: redis.Redis, folder: str) -> None:
     """The steps of an interrupted ``acquire`` end when its traceback is dropped."""
     options: dict[str, Any] = {"on_redis_down": "local", "local_folder": folder}

@@ -92,7 +92,7 @@ TESTS = {
         "test_stale.py",
     ),
     ("MARK_STALE",): ("test_flight_scripts.py", "test_mark_stale.py"),
-    ("LIST*", "DESCRIBE*", "WAITING", "RECORD_EVENT"): (
+    ("LIST*", "DESCRIBE*", "_IS_KNOWN", "WAITING", "RECORD_EVENT"): (
         "test_inventory_scripts.py",
         "test_inventory.py",
         "test_logging.py",

@@ -191,7 +191,7 @@ def test_a_connection_that_owes_a_reply_for_long_takes_no_calls(
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
         call = connection.ask(b"one")
         assert connection.takes_calls()
-        monkeypatch.setattr(aio_connection, "CHECK_AFTER_SECONDS", 0.0)
+        monkeypatch.setattr(aio_connection, "TRUSTED_SECONDS", 0.0)
         assert not connection.takes_calls()
         server.sendall(b":1\r\n")
         await call
@@ -241,24 +241,40 @@ def test_a_loop_that_is_thrown_away_while_it_connects_makes_no_noise() -> None:
     asyncio.run(begin()).close()
 
 
-def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it() -> None:
     """With redis-py's parser the call fails, and is sent again."""
     pytest.importorskip("hiredis", reason="this is about its parser")
-    monkeypatch.setattr(aio_connection, "CHECK_AFTER_SECONDS", 0.0)
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
         redis_py = Connection()
         redis_py._reader, redis_py._writer = await asyncio.open_connection(sock=ours)
         connection = DirectConnection(redis_py, None)
-        assert connection.takes_calls()
+        theirs.sendall(b"+PONG\r\n")
         theirs.close()
-        assert not connection.takes_calls()
+        assert not await connection.still_answers()
         connection.disconnect()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("reply", "answers"),
+    [(b"+PONG\r\n", True), (b"-NOPERM no permission to run PING\r\n", True), (b"", False)],
+)
+def test_one_that_was_idle_shows_whether_it_still_leads_to_a_server(
+    over: Any, reply: bytes, answers: bool
+) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        answering = asyncio.ensure_future(connection.still_answers())
+        assert b"PING" in await heard(server)
+        server.sendall(reply)
+        assert await answering is answers
+        assert connection.takes_calls() is answers
+        connection.disconnect()
+        await asyncio.sleep(0)
+
+    over(test)
 
 
 def test_it_can_be_cut_when_its_loop_no_longer_runs(over: Any) -> None:

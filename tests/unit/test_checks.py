@@ -80,7 +80,14 @@ def test_what_is_no_dict(settings: Any, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("WAIT", "60"), ("JITTER", 2), ("BACKGROUND", "no"), ("LOCK_PREFIX", 1)]
+    ("name", "value"),
+    [
+        ("WAIT", "60"),
+        ("JITTER", 2),
+        ("BACKGROUND", "no"),
+        ("LOCK_PREFIX", 1),
+        ("BACKGROUND_CONTEXT", "no.such"),
+    ],
 )
 def test_a_value_that_cannot_be(settings: Any, cache: Any, name: str, value: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {name: value}
@@ -124,7 +131,7 @@ def test_a_key_that_is_no_setting(settings: Any, key: Any, hint: str) -> None:
     ("key", "hint"),
     [
         ("LOCK_TIMEOUTS", "Did you mean 'LOCK_TIMEOUT'?"),
-        ("LOCK_FOO", "The known settings are: LOCK_BACKGROUND, LOCK_CLEAR, "),
+        ("LOCK_FOO", "The known settings are: LOCK_BACKGROUND, "),
         ("STALE", "Use the name 'LOCK_STALE'."),
         ("BREAKER_PAUSE", "It applies to the whole process: set it in DJANGO_REDIS_LOCK."),
         ("LOCK_BREAKER_PAUSE", "It applies to the whole process: set it in DJANGO_REDIS_LOCK."),

@@ -23,6 +23,7 @@ DEFAULTS = {
     "HOLDER_USER": False,
     "STALE": 0.0,
     "BACKGROUND": False,
+    "BACKGROUND_CONTEXT": None,
     "SOFT_TIMEOUT": None,
     "ON_WAIT_TIMEOUT": "compute",
     "VALUES_ON_REDIS_DOWN": "compute",

@@ -34,6 +34,7 @@ class FakeServer:
     """Answers every command with ``answer``, raises it, or is silent (None)."""
 
     retired = False
+    generation = 0
 
     def __init__(self, answer: Any = 1) -> None:
         self.answer = answer
@@ -62,6 +63,8 @@ class FakeServer:
 
 
 class FakeLink:
+    generation = 0
+
     def __init__(self, server: FakeServer) -> None:
         self._server = server
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()

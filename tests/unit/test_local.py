@@ -174,12 +174,17 @@ def test_the_folder_is_this_users_own(tmp_path: Path, monkeypatch: pytest.Monkey
     found.symlink_to(elsewhere)
     with pytest.raises(LockError, match="belongs to another user"):
         local_folder()
+    found.unlink()
+    found.mkdir()
+    found.chmod(0o770)
+    with pytest.raises(LockError, match="other users may write to it"):
+        local_folder()
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(LockError, match="cannot be kept"):
-        lock(tmp_path / "file" / "folder")
+    with pytest.raises(LockError, match="Not a directory"):
+        lock(tmp_path / "file" / "folder").try_acquire(ME)
 
 
 def test_a_folder_is_made(tmp_path: Path) -> None:

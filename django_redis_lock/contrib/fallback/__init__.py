@@ -4,7 +4,8 @@
 
 With ``"local"`` a caller holds the lock of this host *also while Redis answers*. Otherwise two
 callers of this host could hold the lock after Redis went down or came back: one in Redis, and one
-on the host.
+on the host. While Redis answers, that lock is an extra: where the host can have none, this is
+logged, and the lock in Redis is enough; in an outage the call fails with ``LocalLockUnavailable``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from redis.exceptions import RedisError
 from ... import events
 from ...clock import time
 from ...events import FellBack
-from ...exceptions import LockError, TooFewReplicas
+from ...exceptions import LocalLockUnavailable, LockError, TooFewReplicas
 from ...extension import on_first_use
 from ...locking import AsyncLock, Hold, Lock, LockOperations
 from ...protocol import (
@@ -32,9 +33,9 @@ from ...protocol import (
     new_token,
     printable,
 )
-from ...threads import get_logger
+from ...threads import get_logger, may_log
 from ...transport import Steps, is_outage
-from .file_lock import LocalLock, held_locally, pauses
+from .file_lock import LocalLock, held_locally, pauses, problem_of
 
 if TYPE_CHECKING:
     from .redlock import AsyncFallbackRedlock, FallbackRedlock
@@ -45,14 +46,18 @@ __all__ = [
     "FallbackLock",
     "FallbackRedlock",
     "held_locally",
+    "problem_of",
 ]
 
 logger = get_logger("django_redis_lock.outage")
+lock_logger = get_logger("django_redis_lock.lock")
 
 #: For which a waiter tries to reach a Redis that went down, before it falls back.
 OUTAGE_PATIENCE_SECONDS = 3.0
 #: An acquisition of this host's lock that took longer had to wait.
 NO_WAIT_SECONDS = 0.05
+
+_logged_at: dict[Any, float] = {}
 
 
 class FallbackHold(Hold):
@@ -122,7 +127,7 @@ class Fallback(LockOperations):
                     raise
                 fallback = self._fallback_hold()
                 if file_lock:  # Another round may have tried another place.
-                    file_lock.path = self._file_lock().path
+                    file_lock.identity = self._identity()
                 if file_lock and not (yield from self._take_file(file_lock, fallback, until)):
                     return False
                 self._fall_back(fallback, file_lock, error)
@@ -130,7 +135,7 @@ class Fallback(LockOperations):
             if file_lock is None:
                 return True
             hold, began = self.local.hold, time.monotonic()
-            file_lock.path = self._file_lock(hold.keys.lock).path
+            file_lock.identity = self._identity(hold.keys.lock)
             try:
                 if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
                     try:
@@ -156,14 +161,27 @@ class Fallback(LockOperations):
     ) -> Steps[bool]:
         """Its release signals nothing, so this polls."""
         tries = pauses(until)
-        while not file_lock.try_acquire(hold.owner(), in_addition):
-            if in_addition and file_lock.is_in_addition():
-                return True  # Its holder has lost the lock in Redis, which this caller holds.
+        while True:
+            try:
+                if file_lock.try_acquire(hold.owner(), in_addition):
+                    return True
+                if in_addition and file_lock.is_in_addition():
+                    return True  # Its holder has lost the lock in Redis, which this caller holds.
+            except LocalLockUnavailable as error:
+                if not in_addition:
+                    raise
+                self._note_unavailable(error)
+                return True
             pause = next(tries, None)
             if pause is None:
                 return False
             yield time.sleep(pause) if self._loop() is None else time.asleep(pause)
-        return True
+
+    def _note_unavailable(self, error: LocalLockUnavailable) -> None:
+        cause: Any = error.__cause__
+        if may_log((cause.errno, cause.strerror, self._local_folder), _logged_at):
+            words = "The lock %(lock)s is in Redis only, and fails in an outage: %(error)s"
+            lock_logger.warning(words, {"lock": printable(self.keys.lock), "error": error})
 
     def _request(self, *args: Any) -> tuple[AcquireRequest, float | None]:
         request, wait = super()._request(*args)
@@ -180,12 +198,14 @@ class Fallback(LockOperations):
             return False
         return is_outage(error)
 
-    def _file_lock(self, key: bytes | None = None) -> LocalLock:
-        """This host's lock; that for the ``key`` of a place in Redis."""
-        servers = ",".join(sorted(server.breaker.server for server in self._servers))
+    def _file_lock(self) -> LocalLock:
         shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
-        identity = b"%b\0%b" % (servers.encode(), key or self.keys.lock)
-        return LocalLock(identity, shown, self._local_folder)
+        return LocalLock(self._identity(), shown, self._local_folder)
+
+    def _identity(self, key: bytes | None = None) -> bytes:
+        """Of this host's lock; of that for the ``key`` of a place in Redis."""
+        servers = ",".join(sorted(server.breaker.server for server in self._servers))
+        return b"%b\0%b" % (servers.encode(), key or self.keys.lock)
 
     def _fallback_hold(self) -> FallbackHold:
         hold = FallbackHold(None, label=self.label)
@@ -281,7 +301,12 @@ class Fallback(LockOperations):
         owner = hold.owner() if self.degraded and hold is not None else None
         if owner is None and self.on_redis_down == "local":
             file_lock = self._file_lock()
-            owner = file_lock.holder() if away or not file_lock.is_in_addition() else None
+            try:
+                owner = file_lock.holder() if away or not file_lock.is_in_addition() else None
+            except LocalLockUnavailable as error:
+                if away:
+                    raise
+                self._note_unavailable(error)
         if owner is None:
             return None
         held = HolderInfo([b"", -1, [], 0, 0])

@@ -139,10 +139,9 @@ class Visit:
                 return None
             key = _KEYS._generate_cache_key(request, "GET", headers, prefix)
             if request.method == "HEAD":
-                with suppress(*_FAILED):
-                    page = yield self._do("get", key)
-                    if page is not None:
-                        return page
+                page = yield from self._read(key)
+                if page is not MISSING and page is not None:
+                    return page
                 key = _KEYS._generate_cache_key(request, "HEAD", headers, prefix)
             if key in tried:
                 return None
@@ -154,11 +153,17 @@ class Visit:
 
     def _read(self, key: str) -> Steps[Any]:
         """What is at ``key``, or MISSING. Unlike ``get_or_set`` it is not counted as a read."""
-        with suppress(*_FAILED):
+        cache = self.cache
+        try:
             if self.asynchronous:
-                return (yield self.cache.aget(key, MISSING))
-            return self.cache._read_or_join(key, None)
-        return MISSING
+                return (yield cache.aget(key, MISSING))
+            return cache._read_or_join(key, None)
+        except _FAILED:
+            return MISSING
+        except Exception as error:
+            runner = cache._async_runner() if self.asynchronous else cache._thread_runner()
+            yield runner.do(cache._check_decoding(runner, error, key, None))
+            return MISSING
 
     def _get_or_compute(
         self, key: str, timeout: Callable[[Any], float], options: Any
@@ -251,7 +256,7 @@ class Visit:
     def _render_as_before(self, key: str, response: Any) -> Steps[Any]:
         """Render in the background, where no decorator around the view sets headers: those that
         decide what is stored are taken from the old page."""
-        old = yield self._do("get", key)
+        old = yield from self._read(key)
         if not isinstance(old, HttpResponseBase):
             raise PageFailed(response)
         varies_on = map(str.strip, old.get("Vary", "").split(","))

@@ -25,6 +25,7 @@ from ...transport import (
     Server,
     admitted,
     arun,
+    is_misdirected,
     note_sent,
     pack,
     receive,
@@ -117,7 +118,7 @@ PARTS = 10
 def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
     """The replies to ``calls``, or their errors, by place, which come within ``patience`` seconds
     in all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
-    asking = _FanOut(servers, calls)
+    asking = _FanOut(servers, calls, patience)
     asking.answers.update(spared(servers, calls))
     try:
         for place in calls:
@@ -150,8 +151,11 @@ def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, An
 
 
 class _FanOut:
-    def __init__(self, servers: Sequence[Server], calls: Mapping[int, Call]) -> None:
+    def __init__(
+        self, servers: Sequence[Server], calls: Mapping[int, Call], patience: float
+    ) -> None:
         self._servers = servers
+        self._patience = patience
         self._calls = calls
         self._connections: dict[int, RawConnection] = {}
         #: Of the threads.
@@ -174,9 +178,14 @@ class _FanOut:
             else:
                 self._connections[place] = connection
                 return
+        self._send_on_new(place)
+
+    def _send_on_new(self, place: int) -> None:
+        """Send on a new connection, in a thread."""
         reply = self._replies[place] = Future()
+        args = (self._servers[place], self._calls[place], reply, self._patience)
         name = "django_redis_lock connect"
-        threading.Thread(target=_ask, args=(server, call, reply), name=name, daemon=True).start()
+        threading.Thread(target=_ask, args=args, name=name, daemon=True).start()
 
     def collect(self, patience: float) -> None:
         left, part = patience, patience / PARTS
@@ -204,12 +213,18 @@ class _FanOut:
             connection.send_packed_command([pack(self._calls[place], known=False)])
             return
         except ResponseError as error:
+            if is_misdirected(error):
+                self._connections.pop(place).disconnect()
+                if self._servers[place].renew(connection):
+                    self._send_on_new(place)
+                    return
             self.answers[place] = error
         except (RedisError, OSError) as error:
             self.answers[place] = error
             self._connections.pop(place).disconnect()
             return
-        self._servers[place].checkin(self._connections.pop(place))
+        if place in self._connections:
+            self._servers[place].checkin(self._connections.pop(place))
 
     def _wait_for_threads(self, seconds: float) -> None:
         wait(self._replies.values(), seconds)
@@ -225,10 +240,11 @@ class _FanOut:
             connection.disconnect()
 
 
-def _ask(server: Server, call: Call, reply: Future[Any]) -> None:
-    """Connect, then send ``call`` unless the caller has stopped waiting."""
+def _ask(server: Server, call: Call, reply: Future[Any], patience: float) -> None:
+    """Check an idle connection or connect, then send ``call`` unless the caller has stopped
+    waiting."""
     try:
-        connection = server.connect()
+        connection = server.checkout(patience)
     except Exception as error:
         note_sent(error, False)
         if reply.set_running_or_notify_cancel():

@@ -268,7 +268,8 @@ class Quorum(LockOperations):
             left = 0.0 if wait == 0 else election.request.left()
             if ballot.too_few or not left:
                 yield from election.give_back()
-                if ballot.too_few and (not contended or not left):
+                refused = wait is not None and ballot.passes and not request.falls_back
+                if ballot.too_few and (not left or not (contended or refused)):
                     raise too_few(ballot.errors, len(self.redis), self._shown)
                 if not left:
                     return None
@@ -331,7 +332,7 @@ class Quorum(LockOperations):
     def _release_later(self, places: Iterable[int], release: Call) -> None:
         servers = self._servers
         for place in places:
-            keeper().add(DeferredRelease(servers[place], release))
+            keeper().add(DeferredRelease(servers[place], release, self.timeout))
 
     # -- renewal ------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from ...protocol import (
     script,
 )
 from ...threads import get_logger
-from ...transport import Server
+from ...transport import Server, is_refusal
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -103,6 +103,12 @@ class Ballot:
     @property
     def too_few(self) -> bool:
         return len(self.fences) + len(self.refused) < self._needed
+
+    @property
+    def passes(self) -> bool:
+        """Whether a majority has answered, of which some refuse for now."""
+        refusing = sum(map(is_refusal, self.errors.values()))
+        return len(self.fences) + len(self.refused) + refusing >= self._needed
 
     @property
     def won(self) -> bool:

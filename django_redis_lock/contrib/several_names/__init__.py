@@ -26,7 +26,16 @@ from ...protocol import (
     named_token,
     slot_of,
 )
-from ...transport import ServerBusy, Steps, arun, is_cluster, is_outage, run, server_of
+from ...transport import (
+    NotReady,
+    Steps,
+    arun,
+    is_cluster,
+    is_outage,
+    is_refusal,
+    run,
+    server_of,
+)
 from .members import ACQUIRE_ALL, MultiHold, member_class, together
 
 #: Options of a lock with a fallback only; and those of the whole, which no single name has.
@@ -147,7 +156,7 @@ class SeveralNames(LockOperations):
                 call = _acquire_all(mine, keep=contended)
                 first, *replies = yield self._send(call, request.patience())
             except Exception as error:
-                if not waits or not _passes(error, contended):
+                if not waits or not _passes(error, contended, wait):
                     raise
                 self._abandon(request._replace(may_hold=request.may_hold[-len(mine) :]), error)
                 # It waits for the first, through the outage.
@@ -318,6 +327,8 @@ def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:
     return Call(ACQUIRE_ALL, keys, (*args, len(asked), "1" if keep else ""))
 
 
-def _passes(error: Exception, contended: bool) -> bool:
-    """Whether a waiter waits through ``error``: an outage only if it has waited before."""
-    return isinstance(error, ServerBusy) or (contended and is_outage(error))
+def _passes(error: Exception, contended: bool, wait: float | None) -> bool:
+    """Whether a waiter waits through ``error``: an outage only if it has waited before, and a
+    refusal also if the wait has an end."""
+    refused = isinstance(error, NotReady) or (wait is not None and is_refusal(error))
+    return refused or (contended and is_outage(error))

@@ -25,8 +25,8 @@ from ...clock import Clock, time
 from ...keeper import Job, Keeper, keeper, use_keeper
 from ...locking import Renewal
 from ...ops.inventory import list_held
-from ...singleflight import FlightRenewal
-from ...threads import Mutex
+from ...singleflight import FlightRenewal, use_background
+from ...threads import InCaller, Mutex
 from ...transport import Server, server_of, standing_in
 from .. import metrics
 from ..instant_loss import Subscription
@@ -370,6 +370,8 @@ class override(TestContextDecorator):
             metrics.forget(server._has)  # Its keeper gets what was counted before.
             use_keeper(getattr(server.clock, "keeper", None) or Keeper())
             undo.callback(server._end)
+            # A thread would have another database connection, outside the test's transaction.
+            undo.callback(use_background, use_background(InCaller()))
             if settings.configured:
                 server._find_places()
             undo.enter_context(standing_in(server._server))

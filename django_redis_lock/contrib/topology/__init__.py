@@ -27,8 +27,8 @@ from redis.exceptions import (
     ClusterDownError,
     MovedError,
     NoPermissionError,
-    ReadOnlyError,
     RedisError,
+    ResponseError,
     TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -36,7 +36,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...protocol import SLOTS, index_key, slot_of
 from ...threads import free_after_fork, get_logger
-from ...transport import RawConnection, Server, note_sent, pack_words
+from ...transport import RawConnection, Server, is_misdirected, note_sent, pack_words
 from ...transport.address import Address, who, without_address
 
 logger = get_logger("django_redis_lock.topology")
@@ -189,7 +189,7 @@ class SentinelService(Topology):
         return self._primary
 
     def refuses(self, error: BaseException) -> bool:
-        return isinstance(error, ReadOnlyError) or "READONLY" in str(error)
+        return is_misdirected(error) and isinstance(error, ResponseError)
 
     def _make_node(self, address: Address) -> Server:
         return Primary(address)
@@ -227,6 +227,8 @@ class SentinelService(Topology):
 
 class Primary(Server):
     """A server that is used only while it is a primary."""
+
+    discovered = True
 
     def connect(self, timeout: float | None = None, **changes: Any) -> RawConnection:
         connection = super().connect(timeout, **changes)
@@ -275,6 +277,8 @@ ASYNC_PARSER: Any = getattr(redis.asyncio.cluster, "ClusterParser", None)
 
 class Node(Server):
     """One server of a cluster."""
+
+    discovered = True
 
     def for_tasks(self, settings: dict[str, Any]) -> None:
         if ASYNC_PARSER is not None:

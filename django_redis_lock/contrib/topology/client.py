@@ -20,6 +20,7 @@ from redis.exceptions import ClusterError, RedisClusterException, RedisError, Re
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ...threads import Mutex, after_fork, free_after_fork
+from ...transport import guard
 
 __all__ = ["ClusterClient"]
 
@@ -126,7 +127,13 @@ class LazyCluster:
                 if self._cluster is None:
                     nodes = [ClusterNode(*node) for node in self._nodes]  # type: ignore[no-untyped-call]  # redis-py
                     with _outages_as_of_one_server():
-                        self._cluster = _Cluster(startup_nodes=nodes, **self._settings)
+                        cluster = _Cluster(startup_nodes=nodes, **self._settings)
+                    manager: Any = cluster.nodes_manager
+                    make = manager.create_redis_node
+                    manager.create_redis_node = lambda *args, **kw: guard(make(*args, **kw))
+                    for node in manager.nodes_cache.values():
+                        guard(node.redis_connection)
+                    self._cluster = cluster
         return self._cluster
 
 

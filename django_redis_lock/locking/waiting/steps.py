@@ -35,7 +35,7 @@ Steps = Generator[Any, Any, Acquisition | None]
 
 
 class MayNotBlock(Exception):
-    """Redis has refused the blocking pop."""
+    """Redis has refused the blocking pop, or there is no socket on which to wait for its reply."""
 
 
 class Waiter:
@@ -103,7 +103,9 @@ class Waiter:
                 pause, away_since = FIRST_PAUSE_SECONDS, math.inf
                 return (yield from self._wait_in_redis())
             except MayNotBlock:
-                logger.info("No right to block; polling for %(lock)s", {"lock": self._name})
+                logger.info(
+                    "No right, or no socket, to block; polling for %(lock)s", {"lock": self._name}
+                )
                 yield queue.disconnect()
                 return (yield from self._poll())
             except Exception as error:
@@ -210,6 +212,6 @@ class Waiter:
         """Have the keeper release what Redis has given to ``token``, or may yet give to it; as in
         ``AcquireRequest.may_hold``."""
         release = self._request.give_back(*token)
-        keeper().add(DeferredRelease(self.queue.server, release))
+        keeper().add(DeferredRelease(self.queue.server, release, self._request.lifetime))
         noted = self._request.may_hold
         noted[:] = [each for each in noted if each != token]

@@ -14,9 +14,18 @@ from ...clock import time
 from ...keeper import SentOnce, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call
 from ...threads import Mutex
-from ...transport import RawConnection, Server, drive, pack, run, server_of, shut
+from ...transport import (
+    RawConnection,
+    Server,
+    drive,
+    has_socket,
+    pack,
+    run,
+    server_of,
+    shut,
+)
 from .queue import WaitQueue
-from .steps import Refusal, Waiter
+from .steps import MayNotBlock, Refusal, Waiter
 
 
 class PendingReply:
@@ -85,6 +94,9 @@ class ThreadQueue(WaitQueue):
         if self.connection is None:
             self.node = self.server.at(self.request.keys)
             self.connection = self.node.checkout()
+            if not has_socket(self.connection):
+                self.disconnect()
+                raise MayNotBlock
         if self.pending is not None:
             self.pending.confirm(True)
             self.pending = None

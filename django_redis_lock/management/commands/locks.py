@@ -22,6 +22,7 @@ from ...cache import BACKEND, lock_cache, lock_caches
 from ...contrib.metrics import PERIODS
 from ...decorators import outages_not_logged
 from ...ops.doctor import Finding, Level, Target, examine
+from ...transport import explained
 from .. import Exit, count, one_line, seconds, seconds_or_none, usage_error, width_of
 from ..by_name import release_lock, reset_locks, show_lock
 from ..listing import KINDS, list_locks, show_figures
@@ -58,7 +59,8 @@ def _examined(alias: str) -> tuple[list[Finding], bool]:
         found.append(Finding("settings", Level.ERROR, str(error)))
     except (RedisError, OSError) as error:
         hint = "Check whether it runs, and whether address, user and password are right."
-        found.append(Finding("server", Level.ERROR, f"the request failed: {error}", hint))
+        text = f"the request failed: {explained(error)}"
+        found.append(Finding("server", Level.ERROR, text, hint))
         return found, False
     return found, True
 
@@ -162,7 +164,8 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        common = ArgumentParser(add_help=False, parents=[parser])  # The options of all commands.
+        # The options of all commands; without prog, argparse would need sys.argv.
+        common = ArgumentParser(parser.prog, add_help=False, parents=[parser])
         actions = parser.add_subparsers(
             dest="action", metavar="ACTION", help="default: list; ACTION --help: its options"
         )
@@ -285,7 +288,7 @@ class Command(BaseCommand):
         except (ImproperlyConfigured, UnicodeEncodeError) as error:
             raise usage_error(str(error)) from error
         except RedisError as error:
-            failed = f"the request to Redis failed: {error}"
+            failed = f"the request to Redis failed: {explained(error)}"
             raise CommandError(failed, returncode=Exit.UNAVAILABLE) from error
         except OSError as error:
             if getattr(self, "_called_from_command_line", False):

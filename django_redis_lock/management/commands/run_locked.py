@@ -22,6 +22,7 @@ from ...conf import Conf
 from ...contention import Conflict, unavailable
 from ...decorators import RetryUntil, outages_not_logged
 from ...locking import Lock, unwinding
+from ...transport import explained
 from .. import (
     Exit,
     count_or_none,
@@ -186,7 +187,7 @@ class Command(BaseCommand):
                 except (RedisError, OSError) as error:
                     pause = retry.pause_after(error)
                     if retry.attempts == 1:
-                        why, wait = str(error).rstrip("."), _for(options["wait"])
+                        why, wait = explained(error).rstrip("."), _for(options["wait"])
                         self._say(f"Redis cannot be reached: {why}. Waiting {wait} …", options)
                     time.sleep(pause)
         except KeyboardInterrupt:

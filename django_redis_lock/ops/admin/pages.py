@@ -17,6 +17,7 @@ from django.utils.translation import ngettext
 from ...cache import lock_caches
 from ...events import group_of
 from ...protocol import printable
+from ...transport import explained
 from ..held_locks import UNAVAILABLE, Failure, is_among_locks, look_closely, name_of
 from ..inventory import FLIGHT
 from .listing import Listing
@@ -170,7 +171,7 @@ class Pages:
         try:
             holding, closely = look_closely(*ref)
         except UNAVAILABLE as error:
-            return {**data, "failures": failure_rows([Failure(ref.alias, shown(str(error)))])}
+            return {**data, "failures": failure_rows([Failure(ref.alias, shown(explained(error)))])}
         if holding is not None:
             data.update(row(holding, self._url_of), held_now=True, group=holding.group)
         elif ref.kind == FLIGHT:

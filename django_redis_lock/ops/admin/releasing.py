@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...models import HeldLock as Model
 from ...protocol import printable
+from ...transport import explained
 from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
 from .rows import Choice, Ref, UrlOf, duration, moment, place, row, shown
@@ -199,7 +200,7 @@ def _is_chosen(lock: LockInfo, choice: Choice) -> bool:
 
 
 def _away(error: Exception) -> str:
-    return _("Redis did not answer as it should (%(error)s)") % {"error": shown(str(error))}
+    return _("Redis did not answer as it should (%(error)s)") % {"error": shown(explained(error))}
 
 
 def releases(url_of: UrlOf, ref: Ref | None = None) -> list[dict[str, Any]]:

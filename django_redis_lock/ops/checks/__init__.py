@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+from django.conf import settings as project_settings
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
-from ...cache import BACKEND, BackendCannotLock, lock_cache
+from ...cache import BACKEND, BackendCannotLock, lock_cache, lock_caches
 from ...conf import SETTING, Conf, given
 from ...decorators import LockedFunction, declarations
 from .settings import check, found
@@ -112,6 +114,31 @@ def check_lifetimes_of_uses() -> Iterator[CheckMessage]:
                 f"locked() of {lock.target}: min_hold, {min_hold:g} seconds, is longer than "
                 f"timeout, {timeout:g} seconds.",
                 "If the process is killed, the lock ends with its timeout: increase that.",
+            )
+
+
+@check()
+def check_local_locks() -> Iterator[CheckMessage]:
+    uses: list[tuple[str, Any, Any]] = [(f"The cache {a!r}", a, None) for a in lock_caches()]
+    for lock in _declarations():
+        uses.append((f"locked() of {lock.target}", lock.options.using, lock.options.on_redis_down))
+    folders: dict[Any, str] = {}
+    for where, alias, policy in uses:
+        with suppress(ImproperlyConfigured, KeyError):  # Another check reports it.
+            conf = Conf(project_settings.CACHES[alias or Conf().USING].get("OPTIONS"))
+            if (policy or conf.ON_REDIS_DOWN) == "local":
+                folders.setdefault(conf.LOCAL_LOCK_FOLDER, where)
+    if not folders:
+        return
+    from ...contrib.fallback import problem_of  # noqa: PLC0415  # an optional part
+
+    for folder, where in folders.items():
+        if problem := problem_of(folder):
+            yield found(
+                "W015",
+                f'{where} uses "local" while Redis is down. {problem}.',
+                "Until then these locks fail in an outage. Set LOCAL_LOCK_FOLDER to a folder that "
+                "these processes can write to, on a file system that has flock().",
             )
 
 

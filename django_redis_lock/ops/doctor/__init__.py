@@ -32,7 +32,16 @@ from ...protocol import (
     script,
     wake_key,
 )
-from ...transport import Server, own_settings, run, server_of
+from ...transport import (
+    PASSING,
+    Server,
+    explained,
+    own_settings,
+    refusal,
+    refusal_in,
+    run,
+    server_of,
+)
 
 
 class Level(IntEnum):
@@ -189,9 +198,6 @@ def _eviction(info: Mapping[str, Any]) -> Finding:
 
 HINT = "See docs/commands.md, Rights."
 
-#: The errors of a server that rejects the writes of every user.
-WRITES_REJECTED = ("NOREPLICAS", "MISCONF", "OOM", "READONLY")
-
 #: The commands of the scripts, as the doctor tries them; ``@1`` and so on stand for keys.
 TRIED = (
     *("SET @1 trial PX 5000", "GET @1", "MGET @1", "EXISTS @1", "STRLEN @1", "GETRANGE @1 0 0"),
@@ -244,12 +250,14 @@ def access(target: Target) -> Iterator[Finding]:
         yield _rejected(target, f"locks are not possible: {error}")
         return
     except ResponseError as error:  # A service may forbid scripts with another error.
+        if refusal(error):
+            yield _refused(str(error))
+            return
         yield Finding("rights", Level.ERROR, f"scripts are rejected: {error}", number="E104")
         return
     reason = next(iter(rejected.values()), "").strip()
-    if any(word in reason for word in WRITES_REJECTED):
-        text = f"the server rejects writes, locks among them: {reason}"
-        yield Finding("rights", Level.ERROR, text, number="W102")
+    if refusal_in(reason):
+        yield _refused(reason)
         return
     waits = [name for name in ("blpop", "xread") if not _may_wait(target, name, key)]
     index = "" if target.is_cluster else _error_at(target, INDEX, TRIED_IN_INDEX)
@@ -273,6 +281,12 @@ def access(target: Target) -> Iterator[Finding]:
     else:
         text = f'the user "{target.user}" has all rights that locks and get_or_set need'
         yield Finding("rights", Level.OK, text)
+
+
+def _refused(reason: str) -> Finding:
+    text = f"the server rejects writes, locks among them: {reason}"
+    hint = f"{PASSING[refusal_in(reason)]}.".capitalize()
+    return Finding("rights", Level.ERROR, text, hint, number="W102")
 
 
 def _rejected(target: Target, text: str, missing: Collection[str] = ()) -> Finding:
@@ -342,13 +356,13 @@ def trial(target: Target) -> Iterator[Finding]:
     lock = make()
     try:
         with ThreadPoolExecutor(1, "doctor") as threads:
-            lock.acquire()
+            lock.acquire(blocking=False)  # No other has this name.
             waiter = threads.submit(_acquire_and_release, make())
             _until_registered(lock, waiter)
             lock.release()
             was_passed_on = waiter.result()
     except (RedisError, OSError) as error:
-        yield Finding("trial", Level.ERROR, f"a lock could not be acquired: {error}")
+        yield Finding("trial", Level.ERROR, f"a lock could not be acquired: {explained(error)}")
         return
     finally:
         keys = (*lock.keys.own, events_key(lock.keys.lock))  # They would stay for a day.

@@ -27,7 +27,7 @@ from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.keys import FLIGHTS
-from django_redis_lock.protocol.owner import Owner, hostname
+from django_redis_lock.protocol.owner import Owner, command_line, hostname
 from django_redis_lock.transport import execute
 from tests.holding import hurry, silence
 from tests.processes import PATIENCE, until
@@ -812,3 +812,26 @@ def test_who_waits_for_a_place_is_counted_once(run: Run, client: redis.Redis) ->
     with first as lock, second, waiting(client, lock):
         last = run()[1].splitlines()[-1]
     assert last == "2 locks are held, 1 process waits."
+
+
+@pytest.mark.usefixtures("nothing_is_declared")
+@pytest.mark.parametrize("argv", [[], None, "missing"])
+def test_an_embedded_interpreter_without_a_command_line(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, argv: Any
+) -> None:
+    if argv == "missing":
+        monkeypatch.delattr(sys, "argv")
+    else:
+        monkeypatch.setattr(sys, "argv", argv)
+    command_line.cache_clear()
+    try:
+        with caches["default"].lock("embedded"):
+            for words in (
+                *(["locks"], ["locks", "list"], ["locks", "show", "embedded"], ["locks", "stats"]),
+                *(["locks", "reset", "none-*"], ["locks", "doctor"]),
+                *(["run_locked", "x", "--", "check", "--list-tags"],),
+                *(["run_locked", "x", "--shell", "--", "true"],),
+            ):
+                call_command(*words, stdout=StringIO())
+    finally:
+        command_line.cache_clear()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from django_redis_lock.contrib.limit import PLACE_RESET
 from django_redis_lock.contrib.metrics import READ_FIGURES
 from django_redis_lock.contrib.metrics.collecting import ADD_FIGURES
 from django_redis_lock.locking import note_call
@@ -18,7 +19,7 @@ from django_redis_lock.ops.inventory.scripts import (
     WAITING,
 )
 from django_redis_lock.protocol import HEARTBEAT, HEARTBEATS, RECORD_EVENT
-from django_redis_lock.protocol.holder_scripts import CLOCK
+from django_redis_lock.protocol.holder_scripts import CLOCK, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call, Script
@@ -27,6 +28,8 @@ from django_redis_lock.transport import execute
 KEYS = lock_keys(b"name")
 OTHER = lock_keys(b"other")
 DAY = 86_400_000
+#: Of the form that this package and redis-py make.
+TOKEN = "0123456789abcdef" * 2
 LONG, TOLERANCE = 3_000_000, 100_000
 
 
@@ -104,13 +107,13 @@ def test_list_of_flights_passes_over_what_has_ended(scripts: Scripts) -> None:
 
 
 def test_describe(scripts: Scripts) -> None:
-    scripts.hold(OTHER)
+    scripts.hold(OTHER, TOKEN)
     scripts.client.zadd(OTHER.waiters, {"dead": scripts.now() - LONG, "w": scripts.now() + LONG})
-    at, lock = scripts.run(DESCRIBE, (*KEYS[:4], *OTHER[:4]))
+    at, lock = scripts.run(DESCRIBE, (*KEYS, *OTHER), 1, 1)
     assert scripts.is_now(at)
-    place, token, left, owner, broken, waiters = lock
-    assert (place, token, owner, broken) == (2, b"token", [b"host", b"here"], [])
-    assert waiters == 1
+    place, token, left, owner, broken, waiters, known = lock
+    assert (place, token, owner, broken) == (2, TOKEN.encode(), [b"host", b"here"], [])
+    assert (waiters, known) == (1, 1)
     assert abs(left - LONG) < TOLERANCE
 
 
@@ -120,48 +123,101 @@ def test_describe(scripts: Scripts) -> None:
 def test_describe_passes_over_a_grant_on_its_way(scripts: Scripts, grant: str, owned: bool) -> None:
     scripts.hold(KEYS)
     scripts.client.rpush(KEYS.grants, grant)
-    assert (len(scripts.run(DESCRIBE, KEYS[:4])) == 2) == owned
+    assert (len(scripts.run(DESCRIBE, KEYS, 0)) == 2) == owned
 
 
 def test_describe_without_companions(scripts: Scripts) -> None:
-    scripts.client.set(KEYS.lock, "token")
-    [_, lock] = scripts.run(DESCRIBE, KEYS[:4])
-    assert lock == [1, b"token", -1, [], [], 0]
+    scripts.client.set(KEYS.lock, TOKEN)
+    [_, lock] = scripts.run(DESCRIBE, KEYS, 1)
+    assert lock == [1, TOKEN.encode(), -1, [], [], 0, 1]
 
 
 def test_describe_names_what_is_broken(scripts: Scripts) -> None:
-    scripts.hold(KEYS)
-    scripts.hold(OTHER)
+    scripts.hold(KEYS, TOKEN)
+    scripts.hold(OTHER, TOKEN)
     for part in ("grants", "waiters", "owner"):
         scripts.client.delete(getattr(KEYS, part))
         scripts.client.set(getattr(KEYS, part), "x")
-    [_, lock, other] = scripts.run(DESCRIBE, (*KEYS[:4], *OTHER[:4]))
-    assert lock[3:] == [[], lock[4], 0]
+    [_, lock, other] = scripts.run(DESCRIBE, (*KEYS, *OTHER), 1, 1)
+    assert lock[3:] == [[], lock[4], 0, 1]
     assert sorted(lock[4]) == [b"grants", b"owner", b"waiters"]
     assert other[4] == []
 
 
 @pytest.mark.parametrize(("number", "readable"), [(64, True), (65, False)])
 def test_describe_reads_no_large_description(scripts: Scripts, number: int, readable: bool) -> None:
-    scripts.client.set(KEYS.lock, "token")
+    scripts.client.set(KEYS.lock, TOKEN)
     scripts.client.hset(KEYS.owner, mapping={f"field {n}": n for n in range(number)})
-    [_, lock] = scripts.run(DESCRIBE, KEYS[:4])
+    [_, lock] = scripts.run(DESCRIBE, KEYS, 1)
     assert len(lock[3]) == (128 if readable else 0)
     assert lock[4] == ([] if readable else [b"owner"])
 
 
 def test_describe_flights(scripts: Scripts) -> None:
-    scripts.client.set("flight", "token", px=LONG)
+    scripts.client.set("flight", TOKEN, px=LONG)
     scripts.client.hset("leader", "host", "here")
     scripts.client.set("failed", "!why")
     scripts.client.rpush("list", "x")
-    scripts.client.set("broken", "other")
+    scripts.client.set("broken", TOKEN)
+    scripts.client.set("other", "a value")
     keys = ("none", "x", "failed", "x", "list", "x", "flight", "leader", "broken", "list")
+    keys += ("other", "leader")
     at, flight, broken = scripts.run(DESCRIBE_FLIGHTS, keys)
     assert scripts.is_now(at)
-    assert (flight[:2], flight[3:]) == ([4, b"token"], [[b"host", b"here"], []])
+    assert (flight[:2], flight[3:]) == ([4, TOKEN.encode()], [[b"host", b"here"], []])
     assert abs(flight[2] - LONG) < TOLERANCE
-    assert broken == [5, b"other", -1, [], [b"leader"]]
+    assert broken == [5, TOKEN.encode(), -1, [], [b"leader"]]
+
+
+#: A value, the end of its lock on the index, the fields of its description, whether only locks are
+#: stored there; and whether it is a lock: by what is there, or if the description is of it.
+KNOWN: dict[str, tuple[str, str | None, dict[str, str], int, bool, bool]] = {
+    "a token": (TOKEN, None, {}, 0, False, False),
+    "a token on the index": (TOKEN, "later", {}, 0, True, True),
+    "a token that another program has extended": (TOKEN, "earlier", {}, 0, True, True),
+    "a token without an end": (TOKEN, "+inf", {}, 0, True, True),
+    "a token among locks": (TOKEN, None, {}, 1, True, True),
+    "a described token": (TOKEN, None, {"id": "id"}, 0, False, True),
+    "a token with a name": (f"{TOKEN} 7 host Thread", None, {}, 1, True, True),
+    "a token of several grants": (f"{TOKEN}.2", None, {}, 1, True, True),
+    "a longer text": (f"{TOKEN}a", "later", {}, 1, False, False),
+    "other letters": (f"{TOKEN[:-1]}g", "later", {}, 1, False, False),
+    "capital letters": (TOKEN.upper(), "later", {}, 1, False, False),
+    "a value": ("271828", None, {}, 1, False, False),
+    "an empty value": ("", "+inf", {}, 1, False, False),
+    "a value on the index": ("271828", "later", {}, 1, False, False),
+    "a chosen token": ("chosen", "later", {"attempt": "x"}, 0, True, True),
+    "a chosen token, described": ("chosen", "later", {"attempt": "x", "id": "id"}, 0, False, True),
+    "a value after a crash": ("271828", "earlier", {"attempt": "x"}, 0, False, False),
+    "a value and another's description": ("271828", "later", {"id": "no"}, 1, False, False),
+}
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_what_is_known_as_a_lock(scripts: Scripts, case: str) -> None:
+    value, end, owner, only, known, is_lock = KNOWN[case]
+    ends = {"later": scripts.now() + LONG, "earlier": scripts.now() - LONG, "+inf": "+inf"}
+    scripts.client.set(KEYS.lock, value)
+    if end is not None:
+        scripts.client.zadd(KEYS.held_index, {KEYS.lock: ends[end]})
+    if owner:
+        scripts.client.hset(KEYS.owner, mapping=owner)
+    [_, found] = scripts.run(DESCRIBE, KEYS, only)
+    assert found[6:] == ([int(known)] if known or owner else [])
+    for script, limit in ((RESET, ()), (PLACE_RESET, (3,))):
+        scripts.client.set(KEYS.lock, value)
+        if owner:
+            scripts.client.hset(KEYS.owner, mapping=owner)
+        if end is not None:
+            scripts.client.zadd(KEYS.held_index, {KEYS.lock: ends[end]})
+        args = ("next", 2000, value, 2**53, "id", only, *limit)
+        assert scripts.run(script, KEYS, *args) == int(is_lock)
+        assert scripts.client.exists(KEYS.lock) == (not is_lock)
+
+
+def test_only_strings_are_locks(scripts: Scripts) -> None:
+    scripts.client.rpush(KEYS.lock, TOKEN)
+    assert len(scripts.run(DESCRIBE, KEYS, 1)) == 1
 
 
 # -- WAITING, NOTE, HEARTBEAT ----------------------------------------------------------------------

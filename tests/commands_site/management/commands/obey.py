@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from argparse import ArgumentParser
 from typing import Any
@@ -16,10 +17,13 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("words", nargs="*")
         parser.add_argument("--deaf", action="store_true", help="to SIGTERM")
+        parser.add_argument("--start", metavar="SECONDS", help="a process that sleeps so long")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["deaf"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if options["start"]:
+            subprocess.Popen(["setsid", "sleep", options["start"]])
         self.stdout.write(f"running {os.environ['REDIS_LOCK_NAME']} {' '.join(options['words'])}")
         for line in sys.stdin:
             match line.split():

@@ -1,0 +1,199 @@
+"""Keys and values are made where the caller's state is (tenant, user, language), or not at all: the
+value of one user must not be stored for another (invariant U1).
+
+A task makes its keys in Django's thread for synchronous code, where synchronous middleware has run.
+A refresh in the background makes its key again there, and does not compute if it is another.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+
+from ..protocol import printable
+from ..singleflight import DeferredCall, Overtaken, Producer, Runner, Steps, ThreadRunner
+from ..threads import Work, get_logger, may_log, was_logged
+from .lock_factory import NamedKey
+
+if TYPE_CHECKING:
+    from ..locking import AsyncLock
+    from .get_or_set import GetOrSet
+
+logger = get_logger("django_redis_lock.flights")
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def named_later(
+    make: Callable[[Callable[[str], str]], Any], name_of: Callable[[str], str]
+) -> AsyncLock:
+    """A lock for tasks whose key is made in Django's thread when the lock is first used; until then
+    its ``name`` is that which the caller gave.
+
+    Args:
+        make: makes the lock, given what makes a key of a name.
+        name_of: does that.
+    """
+    names: list[str] = []
+
+    def note(name: str) -> str:
+        names.append(name)
+        return name
+
+    def keys() -> dict[str, str]:
+        return {name: name_of(name) for name in names}
+
+    lock = make(note)
+    kind: Any = type(lock)
+    lock.__class__ = _named_later(kind)
+    lock._make, lock._keys = make, keys
+    named: AsyncLock = lock
+    return named
+
+
+@cache
+def _named_later(kind: type[AsyncLock]) -> type[AsyncLock]:
+    """``kind``, whose methods first see to the lock's key."""
+
+    def named(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            return after(self, method(self, *args, **options))
+
+        return call
+
+    async def after(lock: Any, call: Any) -> Any:
+        try:
+            await lock.named()
+        except BaseException:
+            call.close()
+            raise
+        return await call
+
+    methods = inspect.getmembers(kind, iscoroutinefunction)
+    public = {name: named(method) for name, method in methods if not name.startswith("_")}
+    return type(kind.__name__, (kind,), {**public, "named": _named, "__module__": kind.__module__})
+
+
+async def _named(lock: Any) -> None:
+    if lock._make is None:
+        return
+    keys = await sync_to_async(lock._keys)()
+    if lock._make is not None:  # Another task may have been quicker.
+        states, right = lock._states, lock._make(keys.__getitem__)
+        vars(lock).update(vars(right), _make=None, _states=states)
+
+
+# -- the background --------------------------------------------------------------------------------
+
+#: When refreshes were last refused, by what makes their keys.
+_refused_at: dict[Any, float] = {}
+
+
+class OtherContext(Overtaken):
+    """In the background, the key of the value would be another."""
+
+
+class Refresh:
+    """A refresh in the background.
+
+    Args:
+        cache: the backend.
+        key, version: as the caller gave them.
+        made: the key in Redis that the caller has made of them.
+    """
+
+    def __init__(self, cache: GetOrSet, key: str, version: int | None, made: bytes) -> None:
+        self._cache, self._key, self._version, self._made = cache, key, version, made
+        maker: Any = getattr(key, "maker", cache.key_func)
+        self._checks = isinstance(key, NamedKey) or not cache._has_plain_keys
+        self._make_context = cache.conf.BACKGROUND_CONTEXT
+        self._context: Any = nullcontext()
+        self._entered = ExitStack()
+        self._kind = id(maker), self._make_context
+
+    def was_refused(self) -> bool:
+        """Whether another one was, less than a minute ago. Then the caller computes."""
+        return was_logged(self._kind, _refused_at)
+
+    def prepare(self, runner: Runner, producer: Producer) -> Steps:
+        """``producer``, for the background. The caller's part: call BACKGROUND_CONTEXT."""
+        in_thread = isinstance(runner, ThreadRunner)
+        if (make := self._make_context) is not None:
+            self._context = make() if in_thread else (yield sync_to_async(make)())
+            if not hasattr(type(self._context), "__enter__"):
+                wrong = f"BACKGROUND_CONTEXT must return a context manager, not {self._context!r}"
+                raise TypeError(wrong)
+        compute: Any = producer.compute
+        if isinstance(runner, ThreadRunner):
+            runner.carried, compute = self._carried, self._in_thread(compute)
+        elif isinstance(compute, DeferredCall):
+            compute = compute.replaced(self._in_djangos_thread)
+        elif self._checks:
+            compute = self._in_loop(compute)
+        return producer._replace(compute=compute)
+
+    def _carried(self, work: Work) -> Work:
+        def run() -> None:
+            with self._entered:
+                work()
+
+        return run
+
+    def _in_thread(self, compute: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            # Until the value is encoded: that may query the database.
+            self._entered.enter_context(self._context)
+            self._check()
+            return compute()
+
+        return run
+
+    def _in_djangos_thread(self, compute: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with self._context:
+                self._check()
+                value = compute()
+            return self._in_loop(lambda: value)() if inspect.isawaitable(value) else value
+
+        return run
+
+    def _in_loop(self, compute: Callable[[], Any]) -> Callable[[], Any]:
+        async def run() -> Any:
+            await sync_to_async(self._check)()
+            value = compute()
+            while inspect.isawaitable(value):
+                value = await value
+            # Django's thread ends with the request, perhaps during the computation.
+            await sync_to_async(self._check)()
+            return value
+
+        return run
+
+    def _check(self) -> None:
+        """Raises OtherContext if the key would be another, or cannot be made."""
+        if not self._checks:
+            return
+        error: Exception | None = None
+        try:
+            key = self._key.make() if isinstance(self._key, NamedKey) else self._key
+            if self._cache._encoded_key(key, self._version) == self._made:
+                return
+        except Exception as failed:
+            error = failed
+        if may_log(self._kind, _refused_at):
+            logger.error(
+                "%(key)s is not refreshed in the background: what makes its key reads something "
+                "(a tenant, a user) that is missing or different there, and so the value might be "
+                "another's. Carry it with the setting BACKGROUND_CONTEXT. Until then callers "
+                "refresh such values themselves",
+                {"key": printable(self._made)},
+                exc_info=error,
+            )
+        raise OtherContext

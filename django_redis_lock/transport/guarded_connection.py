@@ -1,0 +1,226 @@
+"""Connections of redis-py's pools, of which each serves one call at a time.
+
+redis-py puts a connection back into its pool also if an exception from a signal handler (Ctrl-C, a
+time limit of Celery) came between a request and its reply. The next call would return that reply,
+and each later one the reply to the call before it. Nor does it notice that a firewall has forgotten
+a connection. So the pool of a cache makes connections of a class that counts the replies to come,
+and that connects again before it serves another call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from redis.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+
+from .address import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
+
+UNREAD = "The reply to an earlier command was not read."
+_CHECKS_WHILE_CONNECTING = hasattr(AbstractConnection, "connect_check_health")
+#: After these there are replies without a request.
+_STREAMING = frozenset(
+    (
+        *("SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"),
+        *("UNSUBSCRIBE", "PUNSUBSCRIBE", "SUNSUBSCRIBE", "MONITOR"),
+    )
+)
+
+#: What is guarded is known when a pool is.
+_Any: Any = object
+
+
+class _ReplyCounter(_Any):  # type: ignore[misc]
+    """In front of a connection class of redis-py's or of the project's, see ``guarded``."""
+
+    #: Requests that were, or may have been, sent without their replies having been read.
+    _outstanding = 0
+    #: Requests in what ``pack_commands`` has packed.
+    _packed = 0
+    #: Whether it has introduced itself to the server, with its credentials and its database.
+    _is_ready = False
+    _streams = False
+    #: When a reply was read, in monotonic seconds.
+    _answered_at = 0.0
+
+    def pack_commands(self, commands: Iterable[Any]) -> Any:
+        commands = [_without_numbers(command) for command in commands]
+        packed = super().pack_commands(commands)
+        self._packed = len(commands)
+        return packed
+
+    def _begin(self) -> None:
+        """A new socket is about to be made."""
+        self._is_ready, self._outstanding, self._streams = False, 0, False
+
+    def _is_clean(self) -> bool:
+        return self._is_ready and not self._outstanding and not self._streams
+
+    def _was_idle(self) -> bool:
+        return time.monotonic() - self._answered_at > TRUSTED_SECONDS
+
+    def _owes_a_reply(self) -> bool:
+        return bool(self._outstanding) and self._is_ready and not self._streams
+
+    def _note_request(self) -> None:
+        """From here on nothing but sending is done."""
+        self._outstanding += self._packed or 1
+        self._packed = 0
+
+    def _note_reply(self) -> None:
+        self._outstanding -= 1
+        self._answered_at = time.monotonic()
+
+
+class GuardedConnection(_ReplyCounter):
+    """For threads."""
+
+    # The pool calls it before each use.
+    def connect(self) -> None:
+        self._packed = 0
+        if self._sock is not None and not self._may_be_used():
+            self.disconnect()
+        super().connect()
+        self._is_ready = True
+
+    def _may_be_used(self) -> bool:
+        if not self._is_clean() or not self._was_idle():
+            return self._is_clean()
+        return still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
+
+    # redis-py 8 calls it where a connection has ended.
+    def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
+        super().connect_check_health(*args, **kwargs)
+        self._is_ready = True
+
+    def _connect(self) -> Any:
+        self._begin()
+        return super()._connect()
+
+    def disconnect(self, *args: Any, **kwargs: Any) -> None:
+        self._is_ready = False  # Also if an exception cuts this short.
+        super().disconnect(*args, **kwargs)
+
+    def send_command(self, *args: Any, **kwargs: Any) -> None:
+        super().send_command(*_without_numbers(args), **kwargs)
+        self._streams = self._streams or args[0] in _STREAMING
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        # Connecting, and a check of its health, send other commands.
+        packed, self._packed = self._packed, 0
+        if not self._sock:
+            if _CHECKS_WHILE_CONNECTING:
+                self.connect_check_health(check_health=False)
+            else:
+                self.connect()
+        if self._owes_a_reply():
+            self.disconnect()
+            raise RedisConnectionError(UNREAD)
+        if check_health:
+            self.check_health()
+        self._packed = packed
+        self._note_request()
+        super().send_packed_command(command, check_health=False)
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            reply = super().read_response(*args, **kwargs)
+        except ResponseError:
+            self._note_reply()
+            raise
+        self._note_reply()
+        return reply
+
+
+class AsyncGuardedConnection(_ReplyCounter):
+    """For tasks."""
+
+    async def connect(self) -> None:
+        self._packed = 0
+        if self.is_connected and not await self._may_be_used():
+            await self.disconnect(nowait=True)
+        await super().connect()
+        self._is_ready = True
+
+    async def _may_be_used(self) -> bool:
+        if not self._is_clean() or not self._was_idle():
+            return self._is_clean()
+        try:
+            await self.send_command("PING", check_health=False)
+            await asyncio.wait_for(self.read_response(), PROBE_SECONDS)
+        except ResponseError:
+            pass
+        except (RedisError, OSError, asyncio.TimeoutError):
+            return False
+        return True
+
+    async def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
+        await super().connect_check_health(*args, **kwargs)
+        self._is_ready = True
+
+    async def _connect(self) -> Any:
+        self._begin()
+        return await super()._connect()
+
+    async def disconnect(self, *args: Any, **kwargs: Any) -> None:
+        self._is_ready = False
+        await super().disconnect(*args, **kwargs)
+
+    async def send_command(self, *args: Any, **kwargs: Any) -> None:
+        await super().send_command(*_without_numbers(args), **kwargs)
+        self._streams = self._streams or args[0] in _STREAMING
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        packed, self._packed = self._packed, 0
+        if not self.is_connected:
+            if _CHECKS_WHILE_CONNECTING:
+                await self.connect_check_health(check_health=False)
+            else:
+                await self.connect()
+        if self._owes_a_reply():
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError(UNREAD)
+        if check_health:
+            await self.check_health()
+        self._packed = packed
+        self._note_request()
+        await super().send_packed_command(command, check_health=False)
+
+    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            reply = await super().read_response(*args, **kwargs)
+        except ResponseError:
+            self._note_reply()
+            raise
+        self._note_reply()
+        return reply
+
+
+def _without_numbers(words: Iterable[Any]) -> list[Any]:
+    """See ``execute.pack_words``."""
+    return [str(word) if type(word) in (int, float) else word for word in words]
+
+
+@cache
+def guarded(kind: Any) -> Any:
+    """The connection class ``kind`` of a pool, for threads or for tasks, guarded."""
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "guards": kind}
+    guard = GuardedConnection if issubclass(kind, AbstractConnection) else AsyncGuardedConnection
+    return type(kind.__name__, (guard, kind), members)
+
+
+def guard(client: Any) -> Any:
+    """``client``, a redis-py client for threads, after its pool is made to guard its connections;
+    those that the pool had are replaced."""
+    pool: Any = getattr(client, "connection_pool", None)
+    kind: Any = getattr(pool, "connection_class", None)
+    known = isinstance(kind, type) and issubclass(kind, AbstractConnection)
+    if known and not issubclass(kind, GuardedConnection):
+        pool.connection_class = guarded(kind)
+        pool.reset()
+    return client

@@ -1,0 +1,71 @@
+"""Replies with which a server refuses a call for now. This is the only list: waits, renewals,
+deferred releases, fallbacks and the answer 503 depend on it.
+"""
+
+from __future__ import annotations
+
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    TryAgainError,
+)
+
+#: The codes, each with what people can do.
+PASSING = {
+    "READONLY": "this server is a replica: let the address lead to the primary",
+    "MASTERDOWN": "this server is a replica without its primary: let the address lead to one",
+    "NOREPLICAS": "fewer replicas are connected than min-replicas-to-write: look at the replicas",
+    "MISCONF": "its last save to disk failed: look for a full disk and into the server's log",
+    "OOM": "maxmemory is reached: raise it, or use a separate server for locks",
+    "LOADING": "it reads its data from disk: wait until it has",
+    "BUSY": "it runs a long script: wait, or end it with SCRIPT KILL",
+    "CLUSTERDOWN": "slots of the cluster have no primary: look at CLUSTER INFO",
+    "TRYAGAIN": "the slot is being moved to another server: wait until it is",
+    "UNBLOCKED": "the server became a replica: let the address lead to the primary",
+    "max number of clients": "raise maxclients, or look for who has so many connections",
+}
+#: redis-py's classes, whose texts lack the code.
+_CLASSES = {
+    ReadOnlyError: "READONLY",
+    MasterDownError: "MASTERDOWN",
+    OutOfMemoryError: "OOM",
+    BusyLoadingError: "LOADING",
+    TryAgainError: "TRYAGAIN",
+    ClusterDownError: "CLUSTERDOWN",  # After MASTERDOWN, which is one of these.
+}
+#: What a replica says, also while it gets its first copy: its callers look for a primary.
+_MISDIRECTED = ("READONLY", "MASTERDOWN", "LOADING")
+
+
+def refusal_in(reply: str) -> str:
+    """The code of a refusal in a text from Redis; empty if there is none."""
+    # Redis 6 reports an error in a script after "Error running script", with a hyphen.
+    said = f"-{reply} "
+    return next((code for code in PASSING if f"-{code} " in said), "")
+
+
+def refusal(error: BaseException) -> str:
+    """The code of the refusal that ``error`` is; empty for an error that does not pass by itself,
+    and for one of the connection."""
+    for kind, code in _CLASSES.items():
+        if isinstance(error, kind):
+            return code
+    return refusal_in(str(error))
+
+
+def is_misdirected(error: BaseException) -> bool:
+    """Whether ``error`` says that the connection leads to a replica."""
+    return refusal(error) in _MISDIRECTED
+
+
+def explained(error: BaseException) -> str:
+    """``error`` as people read it, with what to do about a refusal."""
+    code = refusal(error)
+    text = str(error)
+    if not code:
+        return text
+    name = "" if f"{code} " in f"{text} " else f"{code} "
+    return f"{name}{text} ({PASSING[code]})"

@@ -1,0 +1,250 @@
+"""A firewall, a load balancer or a network address translation forgets connections without traffic,
+and tells neither end. Redis is well: whoever has such a connection goes on with another (P2)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from django_redis_lock import AsyncLock, AsyncRedlock, Lock, MultiLock, Redlock
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.transport import asyncio_client, server_of
+from tests.lock_contract import Background
+from tests.processes import in_threads, until
+from tests.redis_server import RedisServer
+
+from .proxy import Proxy
+
+#: Seconds: after which a connection is forgotten; the pause; the time-out of a socket; and within
+#: which a call must end, on a busy machine, though its first connection is silent.
+FORGOTTEN, PAUSE, TIMEOUT, SOON = 1.2, 1.5, 12.0, 6.0
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[Proxy]:
+    with Proxy(redis_server) as proxy:
+        proxy.forgets_after = FORGOTTEN
+        yield proxy
+
+
+def through(proxy: Proxy, **options: Any) -> redis.Redis:
+    return proxy.client(socket_timeout=TIMEOUT, **options)
+
+
+def cache_of(proxy: Proxy) -> Any:
+    url = f"redis://127.0.0.1:{proxy.port}/0"
+    return RedisCache(url, {"OPTIONS": {"SOCKET_TIMEOUT": TIMEOUT}})
+
+
+def expect_well(client: Any) -> None:
+    """No outage was seen."""
+    assert not server_of(client).breaker.failing
+
+
+def taken(lock: Any) -> None:
+    assert lock.acquire(blocking=False)
+    lock.release()
+
+
+def briefly_awaited(lock: Any) -> None:
+    assert lock.acquire(blocking_timeout=SOON / 2)
+    lock.release()
+
+
+def servers(proxy: Proxy) -> list[redis.Redis]:
+    return [through(proxy, db=db) for db in (1, 2, 3)]
+
+
+def hit(cache: Any) -> None:
+    assert cache.get_or_set("hit", lambda: 1, 60) == 1
+
+
+def lock_through(proxy: Proxy, **options: Any) -> Lock:
+    return Lock(through(proxy), "idle", timeout=60, **options)
+
+
+#: Makes a lock or a cache, and calls it.
+CALLERS: dict[str, tuple[Callable[[Proxy], Any], Callable[[Any], Any]]] = {
+    "Lock": (lock_through, taken),
+    "a wait": (lock_through, briefly_awaited),
+    "questions": (lock_through, lambda lock: lock.locked()),
+    "limit": (lambda proxy: lock_through(proxy, limit=2), taken),
+    "several names": (lambda proxy: MultiLock(through(proxy), ["a", "b"], timeout=60), taken),
+    "Redlock": (lambda proxy: Redlock(servers(proxy), "idle", timeout=60), taken),
+    "get_or_set": (cache_of, hit),
+    "get_or_set_many": (
+        cache_of,
+        lambda cache: cache.get_or_set_many(["a"], lambda keys: {"a": 1}, 60),
+    ),
+    "get and set": (cache_of, lambda cache: (cache.set("a", 1), cache.get("a"))),
+    "get_many": (cache_of, lambda cache: cache.get_many(["a"])),
+    "django-redis": (cache_of, lambda cache: cache.ttl("a")),
+    "redis-py": (cache_of, lambda cache: cache.client.get_client().ping()),
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_a_call_after_a_pause(proxy: Proxy, caller: str) -> None:
+    make, call = CALLERS[caller]
+    made = make(proxy)
+    call(made)
+    for _ in range(2):
+        time.sleep(PAUSE)
+        began = time.monotonic()
+        call(made)
+        assert time.monotonic() - began < SOON
+    expect_well(through(proxy))
+
+
+def test_threads_each_with_a_forgotten_connection(proxy: Proxy) -> None:
+    client = through(proxy)
+
+    def work() -> None:
+        lock = Lock(client, f"idle-{time.monotonic_ns()}", timeout=60)
+        for pause in (0.3, PAUSE, PAUSE):
+            with lock:
+                time.sleep(0.3)  # So that each has a connection of its own.
+            time.sleep(pause)
+            began = time.monotonic()
+            taken(lock)
+            assert time.monotonic() - began < SOON
+
+    assert in_threads(6, work) == [None] * 6
+    expect_well(client)
+
+
+async def _tasks(proxy: Proxy) -> None:
+    url = f"redis://127.0.0.1:{proxy.port}/0"
+    client = redis.asyncio.Redis.from_url(url, socket_timeout=TIMEOUT)
+    others = [
+        redis.asyncio.Redis(port=proxy.port, db=db, socket_timeout=TIMEOUT) for db in (1, 2, 3)
+    ]
+    cache = cache_of(proxy)
+
+    async def each(number: int) -> None:
+        lock = AsyncLock(client, f"idle-{number}", timeout=60)
+        assert await lock.acquire(blocking=False)
+        await lock.release()
+
+    async def work() -> None:
+        await asyncio.gather(*(each(number) for number in range(100)))
+        quorum = AsyncRedlock(others, "idle", timeout=60)
+        assert await quorum.acquire(blocking=False)
+        await quorum.release()
+        assert await cache.aget_or_set("hit", lambda: 1, 60) == 1
+        await cache.aset("a", 1)
+        assert await cache.aget("a") == 1
+
+    await work()
+    for _ in range(2):
+        await asyncio.sleep(PAUSE)
+        began = time.monotonic()
+        await work()
+        assert time.monotonic() - began < SOON
+    expect_well(client)
+    for each_client in (client, *others):
+        await each_client.connection_pool.disconnect()
+
+
+def test_the_tasks_of_a_loop(proxy: Proxy) -> None:
+    asyncio.run(_tasks(proxy))
+
+
+def test_a_waiter_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redis) -> None:
+    lock = Lock(through(proxy), "idle", timeout=60)
+    with Lock(client, "idle", timeout=60):
+        waiting = Background(lambda: lock.acquire(blocking_timeout=60))
+        time.sleep(2 * PAUSE)
+    began = time.monotonic()
+    assert waiting.result()
+    assert time.monotonic() - began < SOON
+    expect_well(through(proxy))
+
+
+def test_a_task_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redis) -> None:
+    async def main() -> None:
+        there = redis.asyncio.Redis(port=proxy.port, socket_timeout=TIMEOUT)
+        lock = AsyncLock(there, "idle", timeout=60)
+        holder = Lock(client, "idle", timeout=60)
+        holder.acquire()
+        waiting = asyncio.ensure_future(lock.acquire(blocking_timeout=60))
+        await asyncio.sleep(2 * PAUSE)
+        holder.release()
+        began = time.monotonic()
+        assert await waiting
+        assert time.monotonic() - began < SOON
+        await lock.release()
+        await there.connection_pool.disconnect()
+
+    asyncio.run(main())
+
+
+def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis) -> None:
+    proxy.forgets_after = 2.4
+    lost: list[int] = []
+    lock = Lock(through(proxy), "idle", timeout=9, renew=True, on_lost=lambda: lost.append(1))
+    with lock:
+        for _ in range(2):
+            until(lambda: client.pttl("idle") < 6500)
+            until(lambda: client.pttl("idle") > 7500)
+        lock.ensure_held()
+    assert not lost
+    expect_well(through(proxy))
+
+
+def test_a_leader_that_computes_for_long_and_its_follower(
+    proxy: Proxy, client: redis.Redis
+) -> None:
+    leader, follower = cache_of(proxy), cache_of(proxy)
+    options = {"wait": 60, "timeout": 60}
+    leader.get_or_set("other", lambda: 1, 60)
+    computing = Background(
+        lambda: leader.get_or_set("slow", lambda: time.sleep(2 * PAUSE) or "value", **options)
+    )
+    until(lambda: client.keys("*slow*:flight"))
+
+    async def follow() -> Any:
+        return await follower.aget_or_set("slow", lambda: "of the follower", **options)
+
+    began = time.monotonic()
+    assert asyncio.run(follow()) == "value"
+    assert computing.result() == "value"
+    assert time.monotonic() - began < 3 * SOON
+    assert leader.get("slow") == "value"
+    expect_well(through(proxy))
+
+
+def test_all_connections_are_forgotten_at_once(proxy: Proxy) -> None:
+    """The address leads to another machine: what was used just before is silent, too."""
+    proxy.forgets_after = 3600.0
+    client = proxy.client(socket_timeout=2.0)
+    cache: Any = RedisCache(f"redis://127.0.0.1:{proxy.port}/0?socket_timeout=2", {})
+    lock = Lock(client, "idle", timeout=60)
+    for _ in range(3):
+        taken(lock)
+        hit(cache)
+        proxy.forget()
+    taken(lock)
+    hit(cache)
+    expect_well(client)
+
+
+def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:
+    """A project uses the loop's client for commands of its own."""
+
+    async def main() -> None:
+        client = asyncio_client(through(proxy))
+        for value in (b"1", b"2"):
+            async with client.pipeline() as pipe:
+                replies = await asyncio.wait_for(pipe.set("a", value).get("a").execute(), SOON)
+            assert replies[-1] == value
+            await asyncio.sleep(PAUSE)
+        await client.connection_pool.disconnect()
+
+    asyncio.run(main())

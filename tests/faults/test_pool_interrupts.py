@@ -1,0 +1,196 @@
+"""An exception from a signal handler at each point of a call that goes through redis-py's pool:
+whatever the point, the calls that follow return what belongs to them (P1)."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django_redis.pool import ConnectionFactory
+from redis.connection import Connection, UnixDomainSocketConnection
+
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.transport.guarded_connection import GuardedConnection
+from tests.redis_server import RedisServer
+
+from .test_interrupts import Interrupt, Points, TimeLimit, each_point
+from .test_real_signals import interrupted
+
+VALUES = {f"key-{number}": f"value {number}" for number in range(5)}
+
+
+class OwnConnection(Connection):
+    """A project's."""
+
+
+@pytest.fixture(params=["tcp", "unix", "own class", "blocking pool", "with a name", "RESP3"])
+def cache(request: pytest.FixtureRequest, own_server: RedisServer) -> Iterator[RedisCache]:
+    connections: dict[str, Any] = {
+        "own class": {"connection_class": OwnConnection},
+        "with a name": {"client_name": "reports"},
+        "RESP3": {"protocol": 3},
+    }.get(request.param, {})
+    # An interrupt may also leave a connection out of the pool.
+    options = {"CONNECTION_POOL_KWARGS": {"max_connections": 10_000, **connections}}
+    if request.param == "blocking pool":
+        options["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
+    url = own_server.unix_url if request.param == "unix" else own_server.url
+    url = url.replace("/0", "/1").replace("db=0", "db=1")
+    cache = RedisCache(url, {"OPTIONS": options})
+    cache.set_many(VALUES, 60)
+    cache.set("number", 0, 60)
+    with own_server.client() as elsewhere:  # What is read here is of another database.
+        elsewhere.mset(dict.fromkeys([cache.make_key(key) for key in VALUES], b"another"))
+    yield cache
+    cache.client.disconnect()
+    ConnectionFactory._pools.clear()
+
+
+def expect_own_replies(cache: Any) -> None:
+    for key, value in list(VALUES.items())[-2:]:
+        assert cache.get(key) == value
+        assert 0 < cache.ttl(key) <= 60
+    assert cache.get_many(VALUES) == VALUES
+    assert cache.has_key("key-0")
+    assert not cache.has_key("no such key")
+    assert cache.get("no such key") is None
+
+
+def pipelined(cache: Any) -> None:
+    with cache.client.get_client().pipeline() as pipe:
+        pipe.set("a", 1).get("a").incr("a").execute()
+
+
+def watched(cache: Any) -> None:
+    def work(pipe: Any) -> None:
+        pipe.get("a")
+        pipe.multi()
+        pipe.set("a", 1).get("a")
+
+    cache.client.get_client().transaction(work, "a")
+
+
+def popped(cache: Any) -> None:
+    client = cache.client.get_client()
+    client.rpush("list", 1, 2)
+    client.blpop("list", timeout=1)
+
+
+def listened(cache: Any) -> None:
+    with cache.client.get_client().pubsub() as messages:
+        messages.subscribe("channel", "another")
+        messages.get_message(timeout=1)
+        messages.get_message(timeout=1)
+
+
+def written(cache: Any) -> None:
+    cache.set_many({"more": 1, "and more": 2}, 60)
+    cache.delete_many(["more", "and more"])
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda cache: cache.get("key-0"),
+    "set": lambda cache: cache.set("other", "value", 60),
+    "get_many": lambda cache: cache.get_many(VALUES),
+    "incr": lambda cache: cache.incr("number"),
+    "ttl": lambda cache: cache.ttl("key-1"),
+    "get_or_set_many": lambda cache: cache.get_or_set_many(
+        ["key-0", "none"], lambda keys: dict.fromkeys(keys, "made"), 60
+    ),
+    "set_many, delete_many": written,
+    "has_key": lambda cache: cache.has_key("key-0"),
+    "keys": lambda cache: cache.keys("key-*"),
+    "iter_keys": lambda cache: list(cache.iter_keys("key-*", itersize=2)),
+    "expire": lambda cache: cache.expire("number", 60),
+    "a pipeline": pipelined,
+    "a transaction": watched,
+    "a blocking pop": popped,
+    "messages": listened,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("cache", ["tcp"], indirect=True)
+def test_at_each_point_of_a_call(cache: Any, name: str) -> None:
+    def attempt(points: Points) -> None:
+        try:
+            with points.watched():
+                CALLS[name](cache)
+        except (Interrupt, TimeLimit):
+            pass
+        expect_own_replies(cache)
+
+    each_point(attempt, modules=("redis.", "django_redis_lock.transport."))
+
+
+def test_at_each_point_of_connecting(cache: Any) -> None:
+    """A connection that was interrupted before it selected its database is not used."""
+
+    def attempt(points: Points) -> None:
+        cache.client.get_client().connection_pool.disconnect()
+        try:
+            with points.watched():
+                cache.get("key-0")
+        except Interrupt:
+            pass
+        expect_own_replies(cache)
+
+    each_point(attempt, modules=("redis.connection", "django_redis_lock.transport."))
+
+
+@pytest.mark.parametrize("cache", ["tcp", "unix", "own class", "RESP3"], indirect=True)
+def test_at_random_moments(cache: Any) -> None:
+    """Not on a blocking pool: an interrupt may leave the mutex of its queue locked."""
+
+    def work() -> None:
+        for call in CALLS.values():
+            call(cache)
+            expect_own_replies(cache)
+
+    assert interrupted(work, 3.0) > 50
+    expect_own_replies(cache)
+
+
+def test_a_reply_that_has_not_come_is_not_the_next_ones(own_server: RedisServer) -> None:
+    """What redis-py looks for on a connection from its pool is a reply that has come."""
+    cache: Any = RedisCache(own_server.url, {})
+    cache.set_many(VALUES, 60)
+
+    def interrupt(*args: Any) -> None:
+        own_server.resume()
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    own_server.pause()
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(Interrupt):
+            cache.get("key-0")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    expect_own_replies(cache)
+
+
+@pytest.mark.parametrize("cache", ["tcp", "unix", "own class", "blocking pool"], indirect=True)
+def test_the_pools_class_is_kept(cache: Any) -> None:
+    connection = cache.client.get_client().connection_pool.get_connection()
+    assert isinstance(connection, GuardedConnection)
+    assert isinstance(connection, (OwnConnection, Connection, UnixDomainSocketConnection))
+    assert type(connection).__name__ == type(connection).guards.__name__
+    connection.disconnect()
+
+
+def test_a_client_within_a_transaction_gets_no_reply_to_another_call(
+    own_server: RedisServer,
+) -> None:
+    """Its connection does not go back to the pool in between."""
+    cache: Any = RedisCache(own_server.url, {})
+    with cache.client.get_client().pipeline() as pipe:
+        pipe.watch("a")
+        pipe.connection.send_command("GET", "of an interrupted call")
+        with pytest.raises((redis.ConnectionError, redis.WatchError)):
+            pipe.get("a")
+    assert cache.get("a") is None

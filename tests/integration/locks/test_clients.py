@@ -1,0 +1,121 @@
+"""Clients that differ from redis-py's usual ones, and handles for a token from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import AsyncLock, AsyncMultiLock, AsyncRedlock, Lock, LockError
+from django_redis_lock.transport import asyncio_client
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, until
+
+
+class NoSocket:
+    """What a fake of Redis has in place of a socket."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class SocketlessConnection(redis.Connection):
+    def _connect(self) -> Any:
+        return NoSocket(super()._connect())
+
+
+@pytest.fixture
+def socketless(client: redis.Redis) -> redis.Redis:
+    settings = client.connection_pool.connection_kwargs
+    where = {name: settings[name] for name in ("host", "port", "db") if name in settings}
+    pool = redis.ConnectionPool(connection_class=SocketlessConnection, **where)
+    return redis.Redis(connection_pool=pool)
+
+
+@pytest.mark.parametrize("options", [{}, {"limit": 1}])
+def test_without_a_socket_a_wait_polls(
+    client: redis.Redis, socketless: redis.Redis, options: dict[str, Any]
+) -> None:
+    holder = Lock(client, "name", timeout=60, **options)
+    holder.acquire()
+    assert not Lock(socketless, "name", timeout=60, **options).acquire(blocking_timeout=0.3)
+    waiter = Lock(socketless, "name", timeout=60, sleep=0.01, **options)
+    waiting = Background(lambda: waiter.acquire(blocking_timeout=PATIENCE))
+    until(lambda: client.zcard(holder.keys.waiters))
+    assert not client.info("clients")["blocked_clients"]
+    holder.release()
+    assert waiting.result()
+
+
+@pytest.mark.parametrize("kind", [AsyncLock, AsyncMultiLock, AsyncRedlock])
+def test_a_client_for_threads_is_refused_for_tasks(client: redis.Redis, kind: Any) -> None:
+    others = [redis.Redis(port=port) for port in (1, 2)]
+    given: Any = [client, *others] if kind is AsyncRedlock else client
+    names = ["one", "two"] if kind is AsyncMultiLock else "name"
+    with pytest.raises(TypeError, match=r"redis\.asyncio, not Redis for threads: use cache\.alock"):
+        kind(given, names, timeout=30)
+
+
+class NoWriter:
+    """As fakeredis's."""
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_connection_without_a_transport_is_refused_for_tasks(client: redis.Redis) -> None:
+    class Fake(redis.asyncio.Connection):
+        async def connect(self) -> None:
+            self._writer = NoWriter()  # type: ignore[assignment]
+
+        async def disconnect(self, *args: Any, **options: Any) -> None:
+            self._writer = None
+
+    async def main() -> None:
+        pool = redis.asyncio.ConnectionPool(connection_class=Fake)
+        lock = AsyncLock(redis.asyncio.Redis(connection_pool=pool), "name", timeout=30)
+        with pytest.raises(TypeError, match="tasks cannot use Fake, which has no transport"):
+            await lock.acquire(blocking=False)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("options", [{}, {"limit": 2}])
+def test_a_token_from_elsewhere_extends_without_a_timeout(
+    client: redis.Redis, options: dict[str, Any]
+) -> None:
+    holder = Lock(client, "name", timeout=30, **options)
+    holder.acquire()
+    other = Lock(client, "name", id=holder.local.token, **options)
+    assert other.extend(30)
+    assert client.pttl("name") > 55_000
+    assert other.extend(10, replace_ttl=True)
+    assert 5_000 < client.pttl("name") <= 10_000
+    with pytest.raises(LockError, match="no timeout"):
+        other.reacquire()
+
+    async def main() -> None:
+        tasks = asyncio_client(client)
+        assert await AsyncLock(tasks, "name", id=holder.local.token, **options).extend(30)
+
+    asyncio.run(main())
+    assert client.pttl("name") > 30_000
+    holder.release()
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("options", [{}, {"limit": 2}])
+def test_a_lock_without_a_lifetime_gets_none(
+    client: redis.Redis, options: dict[str, Any], replace: bool
+) -> None:
+    holder = Lock(client, "name", timeout=None, **options)
+    holder.acquire()
+    with pytest.raises(LockError, match="no timeout"):
+        Lock(client, "name", id=holder.local.token, **options).extend(30, replace_ttl=replace)
+    assert client.pttl("name") == -1
+    holder.release()
