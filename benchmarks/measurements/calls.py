@@ -97,7 +97,9 @@ Taken = dict[str, tuple[list[float], list[float]]]
 
 def call(seat: Seat, url: str, rounds: int, repeated: int) -> dict[str, Taken]:
     """Microseconds and CPU time of a call, by name and contender, round by round."""
-    contenders = {name: calls(open_cache(name, url).backend) for name in (OURS, THEIRS)}
+    # Of another database, so that it has a pool, and keys, of its own.
+    theirs = open_cache(THEIRS, f"{url.rpartition('/')[0]}/1").backend
+    contenders = {OURS: calls(open_cache(OURS, url).backend), THEIRS: calls(theirs)}
     return {
         name: _by_contender(
             in_turns(

@@ -35,9 +35,9 @@ from .runners import ThreadRunner as ThreadRunner
 from .runners import use_background as use_background
 from .scripts import DELETE as DELETE
 from .scripts import END_FLIGHT as END_FLIGHT
+from .scripts import END_SEEN as END_SEEN
 from .scripts import EXPIRE_AT as EXPIRE_AT
 from .scripts import LET_GO as LET_GO
-from .scripts import LETTING_GO as LETTING_GO
 from .scripts import MARK_STALE as MARK_STALE
 from .scripts import WRITE as WRITE
 
