@@ -43,6 +43,12 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _ignoring_outages: Callable[[_Method], _Method] = omit_exception
 
 
+def _returning(value: Any) -> Callable[[_Method], _Method]:
+    """The same, where a method then returns ``value``."""
+    ignoring: Callable[[_Method], _Method] = omit_exception(return_value=value)
+    return ignoring
+
+
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache. Each method documents its differences."""
 
@@ -163,11 +169,11 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             self.client.delete(key, version=version, **by)
         return version + delta
 
-    @omit_exception(return_value=CONNECTION_INTERRUPTED)
+    @_returning(CONNECTION_INTERRUPTED)
     def _get(self, key: str, default: Any, version: int | None, client: Any) -> Any:
         return self.client.get(key, default, version, client or self._direct())
 
-    @omit_exception(return_value={})
+    @_returning({})
     def get_many(self, keys: Any, version: int | None = None, client: Any = None) -> Any:
         return self.client.get_many(keys, version, client or self._direct())
 
@@ -294,8 +300,10 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
 
 #: Those that Django's asynchronous methods have twins of.
-_FOR_THREADS = ("get", "get_many", "has_key", "set", "add", "delete", "set_many", "delete_many")
-_FOR_THREADS = (*_FOR_THREADS, "incr_version", "incr", "decr", "touch")
+_FOR_THREADS = (
+    *("get", "get_many", "has_key", "set", "add", "delete", "set_many", "delete_many"),
+    *("incr_version", "incr", "decr", "touch"),
+)
 RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS))
 
 __getattr__ = on_first_use(__name__, {"contrib.locmem": "LocMemCache"})

@@ -66,7 +66,10 @@ class Delete(NamedTuple):
     """DEL of values."""
 
     keys: tuple[bytes, ...]
-    may_run_twice = True
+
+    @property
+    def may_run_twice(self) -> bool:
+        return True
 
     def packed(self) -> bytes:
         return pack_words(b"DEL", *self.keys)
@@ -185,9 +188,9 @@ class FlightEnding:
         return bool(self._run(Call(EXPIRE_AT, (key, flight_key(key)), args)))
 
     def _counting(self, script: str, name: str, args: tuple[Any, ...]) -> Call:
-        key = self._key(name)
+        key, words = self._key(name), map(self._key, args)
         own = own_flights((key,)).values()
-        return Call(_counter(script, len(args)), (key, flight_key(key)), (*args, *own))
+        return Call(_counter(script, len(args)), (key, flight_key(key)), (*words, *own))
 
     def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
         return self._run(write.call(own))
@@ -307,21 +310,21 @@ class Batch(OwnConnections):
 
     def __init__(self, client: Any) -> None:
         super().__init__(client)
-        self._writes: list[Write] = []
-        self._own: dict[bytes, bytes] = {}
+        self.writes: list[Write] = []
+        self.own: dict[bytes, bytes] = {}
 
     def _write(self, write: Write, own: Mapping[bytes, bytes]) -> None:
-        self._writes.append(write)
-        self._own.update(own)
+        self.writes.append(write)
+        self.own.update(own)
 
     def execute(self) -> list[Any]:
-        writes, self._writes = self._writes, []
+        writes, self.writes = self.writes, []
         if not writes:
             return []
         if is_cluster(self.client):
-            return run_all(self.client, [write.call(self._own) for write in writes])
+            return run_all(self.client, [write.call(self.own) for write in writes])
         replies, tokens = outcomes(exchange(self.client, *in_transaction(writes)))
-        self._end(Seen(writes, replies, tokens, self._own))
+        self._end(Seen(writes, replies, tokens, self.own))
         return replies
 
 
@@ -341,8 +344,10 @@ def flight_ending(client: Any) -> FlightEnding:
 #: The methods of django-redis's client that are given ``OwnConnections``, and those of redis-py's
 #: that these stand for.
 _GIVEN = ("get", "get_many", "set", "delete", "delete_many", "has_key", "ttl", "pttl", "touch")
-_STOOD_FOR = ("get", "mget", "set", "delete", "exists", "ttl", "pttl", "expire", "pexpire")
-_STOOD_FOR = (*_STOOD_FOR, "persist", "expireat", "pexpireat", "eval", "evalsha", "pipeline")
+_STOOD_FOR = (
+    *("get", "mget", "set", "delete", "exists", "ttl", "pttl", "expire", "pexpire", "persist"),
+    *("expireat", "pexpireat", "eval", "evalsha", "pipeline"),
+)
 
 
 def own_connections(client: Any) -> OwnConnections | None:

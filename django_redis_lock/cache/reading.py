@@ -62,7 +62,7 @@ _OF_DECODING = (
 )
 
 #: The errors of an outage, or of a command that Redis refuses.
-_FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
+FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def failing_as_django_redis(redis: Any) -> Iterator[None]:
     """An error of ``redis`` becomes the one that django-redis raises."""
     try:
         yield
-    except _FAILED as error:
+    except FAILED as error:
         raise ConnectionInterrupted(connection=redis) from error
 
 
