@@ -25,9 +25,9 @@ from .in_process import DeferredCall as DeferredCall
 from .in_process import Overtaken as Overtaken
 from .in_process import in_flight as in_flight
 from .in_process import own_flights as own_flights
-from .leader import FlightRenewal as FlightRenewal
 from .leader import Producer as Producer
 from .leader import Undecodable as Undecodable
+from .postponed import FlightRenewal as FlightRenewal
 from .postponed import Postponed as Postponed
 from .runners import Runner as Runner
 from .runners import Steps as Steps
