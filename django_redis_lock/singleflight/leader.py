@@ -133,6 +133,7 @@ class Leader:
         self,
         followed: Mapping[bytes, bytes] = MappingProxyType({}),
         unreadable: Mapping[bytes, str] = MappingProxyType({}),
+        unseen: bool = False,
     ) -> Steps:
         """Run TAKE_FLIGHT for each key; returns the replies.
 
@@ -141,8 +142,9 @@ class Leader:
                 wants the value and not an error, so an outage is retried until a failover would be
                 complete.
             unreadable: the SHA-1 of what is at a key and cannot be decoded.
+            unseen: whether a read has just found no value.
         """
-        if not (followed or unreadable) and (yield from self._take_unseen()):
+        if unseen and (yield from self._take_unseen()):
             return [(1,)]
         args = (self.token, milliseconds(self.timeout), self.producer.stale)
         streams = {key: (followed[key],) if key in followed else () for key in self.keys}
@@ -165,11 +167,11 @@ class Leader:
             yield self._runner.pause(0.1)
 
     def _take_unseen(self) -> Steps:
-        """Lead the flight of a value that is missing and that nobody computes, as after almost
-        every read that found nothing: by plain commands, which cost the server less than a script.
-        Returns False if TAKE_FLIGHT has to decide."""
+        """Lead the flight of a value that is still missing and that nobody computes: by plain
+        commands, which cost the server less than a script. Returns False if TAKE_FLIGHT has to
+        decide."""
         server, [key, *others] = self.server, self.keys
-        if others or self.producer.stale or server.is_topology or server.breaker.failing:
+        if others or server.is_topology or server.breaker.failing:
             return False
         lifetime = b"%d" % milliseconds(self.timeout)
         taking = pack_words(b"SET", flight_key(key), self.token, b"PX", lifetime, b"NX")
