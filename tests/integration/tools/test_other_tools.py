@@ -63,7 +63,8 @@ def table() -> dict[str, dict[str, str]]:
             [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
         ]
         for number, title in list(enumerate(head))[1:]:
-            found[title] = {row[0].replace("`", ""): row[number] for row in rows}
+            cells = {row[0].replace("`", ""): row[number] for row in rows}
+            found.setdefault(title, {}).update(cells)
     return found
 
 
@@ -73,7 +74,10 @@ def test_the_table_says_what_the_tool_sees(
 ) -> None:
     seen = seen_by(*COLUMNS[title], redis_server)
     shown = table()[title]
-    assert {call: as_cell(found) for call, found in seen.items()} == shown
+    assert {call: as_cell(seen[call]) for call in shown} == shown
+    # Some tools have no column in the table of the less frequent calls.
+    assert "get_or_set, miss" in shown
+    assert table()["Sentry"].keys() == seen.keys()
 
 
 def as_cell(found: list[str]) -> str:
@@ -98,7 +102,7 @@ def test_a_read_has_one_span_of_sentry(redis_server: RedisServer, client: redis.
         reads = [one for one in found if one.startswith("cache.get")]
         assert len(reads) == ("get" in call and "aget_or_set_many" not in call), call
         assert ("cache.put" in found) == (
-            call in ("set", "aset") or "miss" in call or "stale" in call[-6:]
+            call in ("set", "aset", "set_many", "aset_many") or "miss" in call or "stale" in call[-6:]
         )
 
 
