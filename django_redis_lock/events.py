@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import lru_cache, partial, wraps
+from typing import Any, NamedTuple, TypeVar
 
 from .threads import Mutex, free_after_fork, get_logger, may_log, run_later, this_thread
 
@@ -293,10 +293,30 @@ def log_failure(listener: Listener, event: Any) -> None:
         )
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Visitors may choose names and keys: longer names and keys, in bytes or characters, are not kept.
+MAX_CACHED_LENGTH = 256
+#: Results that are kept for one function.
+MAX_CACHED = 1024
+
+
+def remembered(function: F) -> F:
+    """``function`` with a cache for calls whose first argument, a text or bytes, is short."""
+    cached = lru_cache(maxsize=MAX_CACHED)(function)
+
+    @wraps(function)
+    def call(text: Any, *args: Any) -> Any:
+        return cached(text, *args) if len(text) <= MAX_CACHED_LENGTH else function(text, *args)
+
+    call.cache_info = cached.cache_info  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
 _VARYING = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[0-9a-f]{16,}|\d+")
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def group_of(name: str) -> str:
     """The default group of a name: the name with ``*`` for each number, UUID and hash in it, so
     that ``invoice-17`` and ``invoice-18`` are counted together."""

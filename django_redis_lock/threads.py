@@ -12,6 +12,7 @@ the keeper's log records and events go into a queue, and another thread delivers
 
 from __future__ import annotations
 
+import _thread
 import contextvars
 import logging
 import math
@@ -21,11 +22,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from asgiref import sync
+
+from .clock import time as clock
 
 # -- signal handlers -------------------------------------------------------------------------------
 
@@ -104,6 +108,53 @@ def notice_fork() -> None:
 Work = Callable[[], object]
 
 
+def start(thread: threading.Thread, failed: Callable[[RuntimeError], object]) -> None:
+    """Start ``thread``, by way of another one. ``Thread.start`` waits until the thread runs, and an
+    exception from a signal handler, which comes in the main thread, breaks that wait: it may turn
+    into ``RuntimeError: release unlocked lock``.
+
+    Args:
+        failed: called with the error if there are too many threads, or the interpreter ends; in
+            any thread.
+    """
+
+    def run() -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:
+            failed(error)
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError as error:
+        failed(error)
+
+
+class ThreadEvent:
+    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
+    such a mutex taken, and then all who wait for the event, or set it, hang."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: set[Any] = set()  # Its single operations are atomic.
+
+    def set(self) -> None:
+        self._is_set = True
+        for waiter in list(self._waiters):
+            with suppress(RuntimeError):  # It was woken before.
+                waiter.release()
+
+    def wait(self, seconds: float) -> bool:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.add(waiter)
+        try:
+            parts = clock.parts(seconds)
+            return self._is_set or any(map(partial(waiter.acquire, True), parts))
+        finally:
+            self._waiters.discard(waiter)
+
+
 class ThreadPool:
     """So many daemon threads ``name``, which start on demand and end after ``idle_seconds`` without
     work, and a bounded queue of work for them. Work that has not ended when the process ends is
@@ -144,7 +195,8 @@ class ThreadPool:
                 return False
             self._waiting.append(run)  # Before a thread is started: ``flush`` must see it.
             self._condition.notify()
-            self._threads = {thread for thread in self._threads if thread.is_alive()}
+            # Without an id it has not begun yet.
+            self._threads = {t for t in self._threads if t.ident is None or t.is_alive()}
             idle = len(self._threads) - self._busy
             if len(self._waiting) > idle and len(self._threads) < self._max_threads:
                 self._start()
@@ -161,11 +213,16 @@ class ThreadPool:
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._threads.add(thread)
-        try:
-            thread.start()
-        except RuntimeError as error:  # Too many threads, or the interpreter is shutting down.
+
+        def failed(error: RuntimeError) -> None:
             self._threads.discard(thread)
             logger.warning("Could not start the thread %r: %s", self._name, error)
+
+        try:
+            start(thread, failed)
+        except BaseException:
+            self._threads.discard(thread)  # It may not have been started.
+            raise
 
     def _run(self) -> None:
         while (work := self._next()) is not None:

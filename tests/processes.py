@@ -39,7 +39,7 @@ from django.conf import settings as django_settings
 from django.core.management import execute_from_command_line
 from django.test import override_settings
 
-from django_redis_lock.singleflight.runners import ThreadEvent
+from django_redis_lock.threads import ThreadEvent
 
 __all__ = [
     "PATIENCE",

@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .. import threads
 from ..threads import get_logger
 from ..transport import RawConnection, Server, is_outage, shut
 
@@ -75,10 +76,10 @@ class Subscription:
         thread = threading.Thread(
             target=self._run, name="django_redis_lock subscription", daemon=True
         )
-        try:
-            thread.start()
-        except RuntimeError as error:  # Too many threads, or the interpreter is shutting down.
-            logger.warning("Could not start the thread %r: %s", thread.name, error)
+        threads.start(
+            thread,
+            lambda error: logger.warning("Could not start the thread %r: %s", thread.name, error),
+        )
 
     def close(self) -> None:
         self._closed.set()

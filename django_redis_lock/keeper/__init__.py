@@ -12,45 +12,36 @@ import heapq
 import itertools
 import math
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
-
-from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .. import threads
 from ..clock import time
 from ..extension import PartMissing, part
 from ..protocol import Call
 from ..threads import Mutex, after_fork, get_logger
-from ..transport import (
-    OUTAGE,
-    PROBE_SECONDS,
-    RawConnection,
-    Server,
-    is_misdirected,
-    is_outage,
-    pack,
-    still_answers,
-)
+from ..transport import Server, is_outage
+
+if TYPE_CHECKING:
+    from .exchange import Exchanges
 
 logger = get_logger("django_redis_lock.keeper")
 
 #: Without a job, the thread ends after this time.
 IDLE_SECONDS = 1.0
-#: The longest and shortest time that the keeper waits for a server's reply. In between it waits a
-#: sixth of the shortest lifetime that it renews, so that a server that hangs never costs a lock on
-#: another server its renewal.
-REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
-#: Seconds for which its idle connection is used without a check: a bit longer than from one look at
-#: a lock, for which others wait, to the next.
-TRUSTED_SECONDS = 2.2
+#: The thread wakes as often while it renews something: while the host sleeps, the time that it
+#: waits stands still.
+LOOK_SECONDS = 1.0
+#: A job that renews nothing becomes as urgent as what ends so many seconds after the job was due.
+PATIENCE_SECONDS = 10.0
+#: How long a process waits at its end, for its jobs and then for its notices.
+FLUSH_SECONDS = 1.0
 #: Between two attempts to release what others wait for, and of all of them: during an outage there
 #: are more and more of such jobs.
 MAX_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 3600.0
-UNEXPECTED = "Unexpected error in the keeper thread; it continues"
 
 
 class Job:
@@ -66,6 +57,10 @@ class Job:
     def __init__(self, server: Server, due: float) -> None:
         self.server = server
         self.due = due
+
+    def ends_at(self) -> float:
+        """Monotonic time until which the job can wait: the one with the earliest is done first."""
+        return self.due + min(self.deadline_scale, PATIENCE_SECONDS)
 
     def call(self, now: float) -> Call | None:
         """The call to send now; None if only ``due`` has changed."""
@@ -136,16 +131,6 @@ class DeferredRelease(Job):
         self._answers += not passes  # It would be refused for ever.
 
 
-@contextmanager
-def _isolated(job: Job) -> Iterator[None]:
-    """An unexpected error of ``job`` must not affect other jobs."""
-    try:
-        yield
-    except BaseException:
-        logger.exception(UNEXPECTED)
-        job.due = time.monotonic() + REPLY_TIMEOUT_SECONDS
-
-
 class Keeper:
     """The thread and its jobs. All methods may be called from any thread and signal handler."""
 
@@ -161,9 +146,11 @@ class Keeper:
         self._under_way: dict[Job, float] = {}
         self._thread: threading.Thread | None = None
         self._wakes_at = -math.inf
-        self._links: dict[Server, RawConnection] = {}
-        #: When each was last answered on, in monotonic seconds.
-        self._answered_at: dict[Server, float] = {}
+
+    @cached_property
+    def _exchanges(self) -> Exchanges:
+        exchanges: Exchanges = import_module(f"{__name__}.exchange").Exchanges()
+        return exchanges
 
     def add(self, job: Job) -> None:
         with self._mutex:
@@ -217,7 +204,7 @@ class Keeper:
     def flush(self) -> None:
         """Wait for the jobs with ``flush_at_exit``, a second at most. So a command that is
         interrupted while it waits for a lock leaves the queue."""
-        deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
+        deadline = time.monotonic() + FLUSH_SECONDS
         while any(job.flush_at_exit for job in self.jobs()) and time.monotonic() < deadline:
             time.sleep(0.002)
 
@@ -232,36 +219,44 @@ class Keeper:
         thread = threading.Thread(target=self._run, name="django_redis_lock keeper", daemon=True)
         self._thread = thread
         self._wakes_at = -math.inf
-        try:
-            thread.start()
-        except BaseException as error:
-            self._thread = None  # If it runs after all, it ends at once.
-            if not isinstance(error, RuntimeError):
-                raise
+
+        def failed(error: RuntimeError) -> None:
+            if self._thread is thread:
+                self._thread = None
             # Figures are written without it as the process ends.
             if any(job.deadline_scale < math.inf or job.flush_at_exit for job in self.jobs()):
                 logger.warning(
                     "The keeper thread could not start; locks will not be renewed: %s", error
                 )
 
+        try:
+            _ = self._exchanges  # Made before the first thread, which nothing may end.
+            threads.start(thread, failed)
+        except BaseException:
+            self._thread = None  # It may run after all.
+            raise
+
     def _run(self) -> None:
         threads.this_thread.is_keeper = True
-        batch: Sequence[Job] = ()
+        with self._mutex:
+            if self._thread is None:  # A signal handler interrupted the one who started it.
+                self._thread = threading.current_thread()
         while True:
             try:
-                self._requeue(batch)
                 batch = self._next_batch()
-                if not batch:
+                if batch is None:
                     return
                 self._serve(batch)
             except BaseException:
-                batch = self.jobs()  # Some may be off the heap.
                 with suppress(Exception):  # Out of memory.
-                    logger.exception(UNEXPECTED)
+                    logger.exception("Unexpected error in the keeper thread; it continues")
+                self._exchanges.close()
+                self._requeue(self.jobs())  # Some may be off the heap.
                 time.sleep(0.1)
 
-    def _next_batch(self) -> list[Job]:
-        """Wait for jobs that are due; empty when the thread should end."""
+    def _next_batch(self) -> list[Job] | None:
+        """Wait until there is something to do, and return the jobs that are due; None when the
+        thread should end."""
         with self._mutex:
             idle_until = time.monotonic() + IDLE_SECONDS
             while self._thread is threading.current_thread():
@@ -269,7 +264,8 @@ class Keeper:
                 # Perhaps that of a lock just released: then the next one need not wake this thread.
                 earliest = self._due[0][0] if self._due else math.inf
                 batch = self._pop_due(now)
-                if batch:
+                pause = self._exchanges.pause
+                if batch or not pause:
                     self._wakes_at = -math.inf
                     return batch
                 # Set before the jobs are counted: ``discard`` of the last job reads it.
@@ -279,9 +275,9 @@ class Keeper:
                 elif now >= idle_until:
                     self._thread = None
                     self._close_links()
-                    return []
-                self._condition.wait(min(self._wakes_at - now, 3600.0))
-        return []
+                    return None
+                self._condition.wait(min(self._wakes_at - now, pause, LOOK_SECONDS))
+        return None
 
     def _pop_due(self, now: float) -> list[Job]:
         batch: dict[Job, None] = {}
@@ -299,93 +295,26 @@ class Keeper:
                 if job in self._jobs:
                     self._enqueue(job)
 
-    def _serve(self, batch: list[Job]) -> None:
-        by_server: defaultdict[Server, list[tuple[Job, bytes]]] = defaultdict(list)
-        known: set[tuple[Server, str]] = set()
-        now = time.monotonic()
-        shortest = min((job.deadline_scale for job in self.jobs()), default=1.0)
-        reply_timeout = max(min(REPLY_TIMEOUT_SECONDS, shortest / 6), MIN_REPLY_TIMEOUT_SECONDS)
-        for job in batch:
-            with _isolated(job):
-                call = job.call(now)
-                if call is None:
-                    continue
-                try:
-                    server = job.server.at(call.keys, reply_timeout)
-                except OUTAGE as error:
-                    job.failed(error, time.monotonic())
-                    continue
-                # The first of each script with the source: an EVALSHA of an unknown one would need
-                # a second request.
-                script = server, call.script.sha
-                by_server[server].append((job, pack(call, known=script in known)))
-                known.add(script)
-        for server, work in by_server.items():
-            self._exchange(server, work, reply_timeout)
+    def _serve(self, batch: Sequence[Job]) -> None:
+        exchanges = self._exchanges
+        while batch or not exchanges.pause:
+            if batch:
+                shortest = min((job.deadline_scale for job in self.jobs()), default=math.inf)
+                exchanges.begin(batch, shortest)
+            with self._mutex:
+                next_due = self._due[0][0] if self._due else math.inf
+            self._requeue(exchanges.turn(next_due))
+            batch = self._newly_due()
 
-    def _exchange(self, server: Server, work: list[tuple[Job, bytes]], timeout: float) -> None:
-        unanswered, misdirected = deque(job for job, _ in work), False
-        try:
-            link = self._link(server, timeout)
-            sent_at = time.monotonic()
-            for _, packed in work:
-                link.send_packed_command([packed])
-            while unanswered:
-                if not link.can_read(max(0.0, sent_at + timeout - time.monotonic())):
-                    raise RedisTimeoutError(f"no answer within {timeout:.2f} s")
-                try:
-                    value = link.read_response()
-                except ResponseError as error:
-                    job, misdirected = unanswered.popleft(), misdirected or is_misdirected(error)
-                    with _isolated(job):
-                        job.server.on_error(error)
-                        job.failed(error, time.monotonic())
-                else:
-                    job = unanswered.popleft()
-                    with _isolated(job):
-                        job.answered(value, sent_at)
-            self._answered_at[server] = time.monotonic()
-            server.answered()
-            if misdirected:
-                self._drop_link(server)
-                server.renew(link)
-        except Exception as error:
-            if not isinstance(error, (*OUTAGE, ResponseError)):
-                logger.exception(UNEXPECTED)
-            self._drop_link(server)
-            now = time.monotonic()
-            for job in unanswered:
-                with _isolated(job):
-                    job.server.on_error(error)
-                    job.failed(error, now)
-
-    def _link(self, server: Server, reply_timeout: float) -> RawConnection:
-        link = self._links.get(server)
-        was_idle = time.monotonic() - self._answered_at.get(server, math.inf) > TRUSTED_SECONDS
-        limit = min(PROBE_SECONDS, reply_timeout / 2)
-        if link is not None and (
-            link.generation != server.generation or (was_idle and not still_answers(link, limit))
-        ):
-            self._drop_link(server)
-            link = None
-        if link is None:
-            for old in [each for each in self._links if each.retired]:
-                self._drop_link(old)
-            # In RESP2 nothing comes but replies.
-            link = self._links[server] = server.connect(timeout=reply_timeout, protocol=2)
-        if server.listener is not None:
-            server.listener.track(link)
-        return link
-
-    def _drop_link(self, server: Server) -> None:
-        link = self._links.pop(server, None)
-        self._answered_at.pop(server, None)
-        if link is not None:
-            link.disconnect()
+    def _newly_due(self) -> Sequence[Job]:
+        """What has come due while replies were waited for."""
+        with self._mutex:
+            return self._pop_due(time.monotonic())
 
     def _close_links(self) -> None:
-        for server in list(self._links):
-            self._drop_link(server)
+        servers = self._exchanges.servers
+        self._exchanges.close()
+        for server in servers:
             server.close(but=1)
 
 
@@ -411,7 +340,7 @@ def _reset() -> None:
 def finish() -> None:
     """Wait for what must be done before the process ends, a second or two at most."""
     _keeper.flush()  # In a forked child, its own.
-    threads.flush(REPLY_TIMEOUT_SECONDS)
+    threads.flush(FLUSH_SECONDS)
 
 
 atexit.register(finish)

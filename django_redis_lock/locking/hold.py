@@ -242,6 +242,9 @@ class Renewal(Job):
         """Seconds before the end: enough for the body to hear of it while the lock still counts."""
         return 0.0 if self.hold.lifetime is None else min(self.hold.lifetime / 20, 0.25)
 
+    def ends_at(self) -> float:
+        return self.hold.deadline
+
     def stop(self) -> None:
         keeper().discard(self)
         if self.named:

@@ -22,6 +22,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from ..events import MAX_CACHED, MAX_CACHED_LENGTH, remembered
+
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
 #: Emptying the database must restore the locks of every site. On a cluster, see ``index_key``.
 INDEX = b"django_redis_lock:locks"
@@ -73,7 +75,10 @@ class LockKeys(NamedTuple):
         return self.grants[: -len(b"grants")] + b"place:"
 
     def at_place(self, number: int) -> LockKeys:
-        return self if number == 1 else _at_place(self, number)
+        if number == 1:
+            return self
+        is_short = len(self.lock) <= MAX_CACHED_LENGTH
+        return (_at_place if is_short else _at_place.__wrapped__)(self, number)
 
     @property
     def renewed(self) -> LockKeys:
@@ -91,7 +96,7 @@ class LockKeys(NamedTuple):
         return self.lock if self.place == 1 else key_of_companion(self.lock) or self.lock
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MAX_CACHED)
 def _at_place(keys: LockKeys, number: int) -> LockKeys:
     key = keys._places + b"%d" % number
     return keys._replace(lock=key, owner=key + b":owner")
@@ -169,13 +174,13 @@ def refuse_reserved(key: bytes) -> None:
         )
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _prefix(key: bytes) -> bytes:
     refuse_reserved(key)
     return _before_part(key)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
     """All keys of the lock at ``key``; on a cluster with the index of its slot. Raises, as all that
     make companions, ValueError if ``key`` is reserved."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
-from ..threads import InCaller, ThreadPool, Work
+from ..threads import InCaller, ThreadEvent, ThreadPool, Work
 from ..transport import (
     exchange,
     is_observed,
@@ -82,30 +81,6 @@ def _not_awaitable(value: Any) -> Any:
             "aget_or_set_many() or acompute()"
         )
     return value
-
-
-class ThreadEvent:
-    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
-    such a mutex taken, and then all who wait for the event, or set it, hang."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiters: set[Any] = set()  # Its single operations are atomic.
-
-    def set(self) -> None:
-        self._is_set = True
-        for waiter in list(self._waiters):
-            with suppress(RuntimeError):  # It was woken before.
-                waiter.release()
-
-    def wait(self, seconds: float) -> bool:
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.add(waiter)
-        try:
-            return self._is_set or waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
-        finally:
-            self._waiters.discard(waiter)
 
 
 class ThreadRunner:

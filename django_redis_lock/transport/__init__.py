@@ -47,6 +47,7 @@ from .retry import is_outage as is_outage
 from .retry import is_pool_exhausted as is_pool_exhausted
 from .retry import is_refusal as is_refusal
 from .server import Server as Server
+from .server import readable as readable
 
 if TYPE_CHECKING:
     from .aio_client import aconnect as aconnect
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from .aio_connection import in_background as in_background
     from .aio_connection import wait_awake as wait_awake
     from .guarded_connection import guard as guard
+    from .over_a_loop import spare_of_a_loop as spare_of_a_loop
     from .pool import follow_address as follow_address
 
 __getattr__ = on_first_use(
@@ -69,6 +71,7 @@ __getattr__ = on_first_use(
         "cancellable",
         "transport.aio_connection": "AsyncRawConnection in_background wait_awake",
         "transport.guarded_connection": "guard",
+        "transport.over_a_loop": "spare_of_a_loop",
         "transport.pool": "follow_address",
     },
 )

@@ -372,7 +372,7 @@ def shut(connection: RawConnection | None) -> None:
 def has_socket(connection: Any) -> bool:
     """Whether one can wait for a reply on ``connection``, or it is in our own memory."""
     sock = getattr(connection, "_sock", None)
-    return sock is None or isinstance(sock, socket.socket)
+    return sock is None or isinstance(sock, socket.socket) or hasattr(connection, "asyncio_class")
 
 
 def allow(connection: Any, timeout: float) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +22,7 @@ from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, Respon
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import real_time as time
 from ..protocol import Call
 from .address import PROBE_SECONDS, TWINS, common_settings, may_have_run, note_sent, timeout_of
 from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake
@@ -63,7 +63,7 @@ class _OfLoop:
         try:
             yield
         finally:
-            _loops.pop(asyncio.get_running_loop(), None)
+            loops.pop(asyncio.get_running_loop(), None)
             for connection in self.connections.values():
                 connection.disconnect()
             for client in self.clients.values():
@@ -80,16 +80,16 @@ class _OfLoop:
 
 #: A plain dictionary, each step of which is atomic: threads come and go with their loops. (Weak
 #: keys would not help: what is kept for a loop leads back to it.)
-_loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
+loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
 
 
 def _of_the_running_loop() -> _OfLoop:
     loop = asyncio.get_running_loop()
-    found = _loops.get(loop)
+    found = loops.get(loop)
     if found is None:
-        for closed in [each for each in list(_loops) if each.is_closed()]:
-            _loops.pop(closed, None)  # Without a runner.
-        found = _loops[loop] = _OfLoop()
+        for closed in [each for each in list(loops) if each.is_closed()]:
+            loops.pop(closed, None)  # Without a runner.
+        found = loops[loop] = _OfLoop()
     return found
 
 
@@ -134,7 +134,7 @@ def _client_of(server: Server, address: Any) -> Any:
 
 def connection_to(node: Server) -> AsyncRawConnection | None:
     """The connection to ``node`` that the tasks of the running loop share, if there is one."""
-    of_loop = _loops.get(asyncio.get_running_loop())
+    of_loop = loops.get(asyncio.get_running_loop())
     found = None if of_loop is None else of_loop.connections.get(node)
     usable = found is not None and found.generation == node.generation and found.takes_calls()
     return found if usable else None

@@ -13,7 +13,6 @@ import asyncio
 import os
 import select
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
@@ -27,6 +26,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import real_time as time
 from .address import (
     HAS_HIREDIS,
     INCOMPLETE,
@@ -144,14 +144,14 @@ class AsyncRawConnection(ABC):
 
     def takes_calls(self) -> bool:
         """Whether it is open, and its server has just answered."""
-        if self._is_closed() or self._in_doubt:
+        if self.is_closed() or self._in_doubt:
             return False
         since = self._calls[0].sent_at if self._calls else self._answered_at
         return time.monotonic() - since < TRUSTED_SECONDS
 
     async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
         """Whether the server answers on it, which was idle, within so many seconds."""
-        if self._is_closed() or self._calls or self._has_ended():
+        if self.is_closed() or self._calls or self._has_ended():
             return False
         self._in_doubt = True
         try:
@@ -173,7 +173,7 @@ class AsyncRawConnection(ABC):
         Raises:
             redis.exceptions.ConnectionError: the connection was closed.
         """
-        if self._is_closed():
+        if self.is_closed():
             raise RedisConnectionError("The connection was closed.")
         call = _Call(self._loop.create_future(), replies)
         self._calls.append(call)
@@ -201,7 +201,7 @@ class AsyncRawConnection(ABC):
     def _send(self, command: bytes) -> None: ...
 
     @abstractmethod
-    def _is_closed(self) -> bool: ...
+    def is_closed(self) -> bool: ...
 
     def _has_ended(self) -> bool:
         """Whether the server has closed it, and the loop has not yet heard of that."""
@@ -252,7 +252,7 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         self._transport.set_protocol(self)
         connection._writer = connection._reader = None  # It would close them at its end.
 
-    def _is_closed(self) -> bool:
+    def is_closed(self) -> bool:
         return bool(self._transport.is_closing())
 
     def _has_ended(self) -> bool:
@@ -307,7 +307,7 @@ class IndirectConnection(AsyncRawConnection):
         connection.socket_timeout = None  # This class watches the time.
         self._reading: asyncio.Future[None] | None = None
 
-    def _is_closed(self) -> bool:
+    def is_closed(self) -> bool:
         reader = self._connection._reader
         return not self._connection.is_connected or (reader is not None and reader.at_eof())
 

@@ -11,13 +11,13 @@ Calls that keep or end a lock that is held are never refused: its waiters depend
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import ClassVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .. import events
+from ..clock import real_time as time
 from ..events import Outage, ServerDown, ServerUp
 from ..threads import Mutex, free_after_fork, get_logger
 

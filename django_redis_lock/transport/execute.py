@@ -5,7 +5,6 @@ whose reply was lost is sent once more, and the answer says so.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FunctionType
@@ -15,6 +14,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import real_time as time
+from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..protocol import Call, Script
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
@@ -79,9 +80,11 @@ def _bulks(words: Sequence[bytes]) -> bytes:
 def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
-    # What concerns many keys is not said again, and would only fill the memory.
-    head = _head if len(call.keys) < 10 else _head.__wrapped__
-    parts = [head(call.script, call.keys, len(call.args), known)]
+    # A source is rarely sent; many or long keys would only fill the memory.
+    is_short = known and len(b"".join(call.keys)) <= 4 * MAX_CACHED_LENGTH
+    parts = [
+        (_head if is_short else _head.__wrapped__)(call.script, call.keys, len(call.args), known)
+    ]
     for arg in call.args:
         if type(arg) is bytes:
             parts.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
@@ -120,7 +123,7 @@ def pack_all(calls: Sequence[Call]) -> bytes:
     return b"".join(parts)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MAX_CACHED)
 def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
     verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
     words = (verb, body.encode(), b"%d" % len(keys), *keys)

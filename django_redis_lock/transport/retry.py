@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -10,6 +9,7 @@ from redis.exceptions import AskError, ClusterError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import real_time as time
 from ..protocol import Call
 from .address import may_have_run, note_sent
 from .refusals import refusal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import select
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +12,7 @@ from redis.connection import ConnectionPool
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import real_time as time
 from ..protocol import PendingLifetime
 from ..threads import after_fork
 from .address import (
@@ -315,6 +316,18 @@ class Server:
         idle = self._checkout_idle(0.0)
         return None if idle is None else _with_nothing_to_read(*idle)
 
+    def checkout_unchecked(self) -> tuple[RawConnection, float] | None:
+        """The idle connection that was used last, and the monotonic time from which on it was idle,
+        for a caller who checks it; None if there is none, or a reply is still to come."""
+        try:
+            connection, unread, since = self._idle.pop()
+        except IndexError:
+            return None
+        if unread is None or unread.confirm(False) is not None:
+            return connection, since
+        self._idle.append((connection, unread, since))
+        return None
+
     def _checkout_idle(
         self, patience: float | None, once: bool = False
     ) -> tuple[RawConnection, PendingLifetime | None] | None:
@@ -376,3 +389,34 @@ def _with_nothing_to_read(
     if unread is not None:
         unread.confirm(True)
     return connection
+
+
+def readable(connections: Sequence[RawConnection], seconds: float) -> list[RawConnection]:
+    """Those of ``connections`` that have a reply or have ended, after ``seconds`` at most."""
+    until = time.monotonic() + seconds
+    while connections:
+        left = max(0.0, until - time.monotonic())
+        first_only = left if len(connections) == 1 else 0
+        found = [each for each in connections if _is_readable(each, first_only)]
+        if found or not left:
+            return found
+        _wait_for_any(connections, left)
+    return []
+
+
+def _is_readable(connection: RawConnection, seconds: float) -> bool:
+    try:
+        return connection.can_read(seconds)
+    except (RedisError, OSError):
+        return True  # Reading it raises the error.
+
+
+def _wait_for_any(connections: Sequence[RawConnection], seconds: float) -> None:
+    sockets: list[Any] = [getattr(each, "_sock", None) for each in connections]
+    if None in sockets or not hasattr(select, "poll"):
+        _is_readable(connections[0], min(seconds, 0.01))
+        return
+    poll = select.poll()
+    for each in sockets:
+        poll.register(each, select.POLLIN)
+    poll.poll(seconds * 1000)

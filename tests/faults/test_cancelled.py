@@ -84,7 +84,7 @@ async def each_wait(
 
 def forget_connections() -> None:
     """The next call of this loop has to connect."""
-    for of_loop in aio_client._loops.values():
+    for of_loop in aio_client.loops.values():
         while of_loop.connections:
             of_loop.connections.popitem()[1].retire()
 
@@ -239,7 +239,7 @@ def test_a_cancelled_task_leaves_the_connection_to_the_others(redis_server: Redi
         async with redis.asyncio.Redis.from_url(redis_server.url) as server:
             lock, other = (AsyncLock(server, name, timeout=60) for name in (NAME, f"{NAME} not"))
             async with lock:
-                [connection] = aio_client._loops[asyncio.get_running_loop()].connections.values()
+                [connection] = aio_client.loops[asyncio.get_running_loop()].connections.values()
             for _ in range(20):
                 acquiring = asyncio.create_task(lock.acquire())
                 others = asyncio.create_task(other.acquire())

@@ -168,7 +168,7 @@ def test_tasks_keep_no_connection_to_an_old_primary(servers: SentinelServers) ->
         with suppress(redis.RedisError, OSError):
             async with AsyncLock(client, "failing", timeout=30):
                 pass
-        of_loop = aio_client._loops[asyncio.get_running_loop()]
+        of_loop = aio_client.loops[asyncio.get_running_loop()]
         return ports_of({*of_loop.clients, *of_loop.connections})
 
     async def forgotten(port: int) -> None:

@@ -3,19 +3,26 @@ and nothing it was after stays taken."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
+import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import Lock
+from django_redis_lock import Lock, Redlock
+from django_redis_lock import keeper as keeper_module
+from django_redis_lock.threads import ThreadPool
 from django_redis_lock.transport.registry import server_of
-from tests.processes import Link, processes
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
 
 NAME = "interrupted"
 #: Seconds of interrupts; and the longest and the shortest time between two, microseconds apart.
@@ -71,6 +78,76 @@ def connects_and_waits(link: Link, url: str) -> int:
     finally:
         stop.set()
         holder.release()
+
+
+def takes_redlocks(link: Link, urls: list[str]) -> int:
+    """Each of its connections is made in a thread of its own."""
+    clients = [redis.Redis.from_url(url) for url in urls]
+    server_of(clients[0]).connect().disconnect()
+    numbers = itertools.count()
+
+    def work() -> None:
+        for client in clients:
+            server_of(client).close()
+        with Redlock(clients, f"{NAME}-{next(numbers)}", timeout=600):
+            pass
+
+    return interrupted(work, DURATION)
+
+
+def starts_the_keeper(link: Link, urls: list[str]) -> int:
+    """Again and again: it ends at once."""
+    keeper_module.IDLE_SECONDS = 0.0
+    client = redis.Redis.from_url(urls[0])
+    server_of(client).connect().disconnect()  # Python does not survive it while it imports.
+    numbers = itertools.count()
+
+    def work() -> None:
+        number = next(numbers)
+        with Lock(client, f"{NAME}-{number}", timeout=600, renew=True):
+            pass
+        with Lock(client, f"{NAME}-{number}", timeout=600, limit=2):
+            pass
+        time.sleep(0.001)
+
+    return interrupted(work, DURATION)
+
+
+def starts_threads(link: Link, urls: list[str]) -> int:
+    """For work in the background, which holds a lock."""
+    client = redis.Redis.from_url(urls[0])
+    server_of(client).connect().disconnect()
+    pool = ThreadPool("background", 2, 100, idle_seconds=0.0)
+    numbers = itertools.count()
+
+    def hold(number: int) -> None:
+        with Lock(client, f"{NAME}-{number}", timeout=600):
+            pass
+
+    def work() -> None:
+        pool.submit(partial(hold, next(numbers)))
+        time.sleep(0.001)
+
+    count = interrupted(work, DURATION)
+    for _ in range(3):  # What was interrupted is done with what comes next.
+        pool.submit(lambda: None)
+    pool.flush(PATIENCE)
+    assert not pool._waiting
+    return count
+
+
+@pytest.mark.parametrize("work", [takes_redlocks, starts_the_keeper, starts_threads])
+def test_no_signal_breaks_the_start_of_a_thread(work: Any, own_server: RedisServer) -> None:
+    """``Thread.start`` waits, and an interrupt turns that into ``RuntimeError: release unlocked
+    lock``, or leaves a lock for the rest of its lifetime, because no keeper releases it."""
+    with ExitStack() as stack:
+        servers = [own_server, *(stack.enter_context(RedisServer()) for _ in range(2))]
+        with processes(work, [server.url for server in servers]) as (worker,):
+            worker.go()
+            assert worker.result() > 100
+            for server in servers:
+                client = server.client()
+                until(lambda client=client: not list(client.scan_iter(f"{NAME}-*", _type="string")))
 
 
 def test_no_signal_ends_the_process(client: redis.Redis, redis_server: Any) -> None:

@@ -380,7 +380,7 @@ def test_no_folder_is_crowded() -> None:
 
 
 #: What waits for files and sockets only, whose time no test can move.
-BY_REAL_TIME = {"contrib.redlock"}
+BY_REAL_TIME: set[str] = set()
 
 
 def test_deadlines_are_kept_by_one_clock() -> None:

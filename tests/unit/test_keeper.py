@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import heapq
 import logging
 import math
@@ -16,7 +17,7 @@ import redis
 
 from django_redis_lock import keeper as keeper_module
 from django_redis_lock.contrib.instant_loss import Subscription
-from django_redis_lock.keeper import Job, Keeper
+from django_redis_lock.keeper import Job, Keeper, exchange
 from django_redis_lock.locking.hold import Hold, Renewal
 from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.protocol import Acquisition
@@ -33,7 +34,7 @@ ASK = Call(CLOCK, (), ())
 class FakeServer:
     """Answers every command with ``answer``, raises it, or is silent (None)."""
 
-    retired = False
+    retired = is_topology = False
     generation = 0
 
     def __init__(self, answer: Any = 1) -> None:
@@ -61,6 +62,12 @@ class FakeServer:
     def close(self, but: int = 0) -> None:
         self.closed += 1
 
+    def checkout_unchecked(self) -> None:
+        """None is idle."""
+
+    def checkin(self, connection: FakeLink) -> None:
+        raise AssertionError("none was taken")
+
 
 class FakeLink:
     generation = 0
@@ -70,12 +77,16 @@ class FakeLink:
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send_packed_command(self, command: list[bytes]) -> None:
-        self._server.asked += 1
-        answer = self._server.answer
-        self._answers.put(answer(command[0]) if callable(answer) else answer)
+        for each in command:
+            self._server.asked += 1
+            answer = self._server.answer
+            self._answers.put(answer(each) if callable(answer) else answer)
 
     def can_read(self, timeout: float = 0) -> bool:
-        return self._server.answer is not None
+        if self._server.answer is None or self._answers.empty():
+            time.sleep(min(timeout, 0.01))
+            return False
+        return True
 
     def read_response(self) -> Any:
         answer = self._answers.get_nowait()
@@ -163,7 +174,7 @@ class TestThread:
         assert not thread.is_alive()
         assert keeper._thread is None
         assert server.closed == 1
-        assert not keeper._links
+        assert not keeper._exchanges.servers
 
     def test_it_comes_back(self, keeper: Keeper) -> None:
         for _ in range(2):
@@ -337,11 +348,11 @@ class TestTrouble:
     ) -> None:
         """The log says so if that costs a lock, not if figures stay unwritten."""
 
-        def start(thread: threading.Thread) -> None:
+        def start(*_: Any) -> None:
             raise RuntimeError("can't start new thread")
 
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", start)
+            patch.setattr(_thread, "start_new_thread", start)
             job = Counting(FakeServer(), keeper)
             job.deadline_scale = 30.0 if renews else math.inf
             keeper.add(job)
@@ -423,7 +434,8 @@ class TestTime:
     ) -> None:
         short, last = Counting(FakeServer(), keeper), Counting(FakeServer(), keeper)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(keeper_module, "IDLE_SECONDS", 60.0)
+            for name in ("IDLE_SECONDS", "LOOK_SECONDS"):
+                patch.setattr(keeper_module, name, 60.0)
             short.due = time.monotonic() + 30
             keeper.add(short)
             until(lambda: keeper._wakes_at == short.due)
@@ -473,3 +485,97 @@ class TestOnLost:
         until(lambda: "on_lost" in caplog.text)
         answers = good.answers
         until(lambda: good.answers > answers)
+
+
+class TestMany:
+    """Thousands of jobs that are due at once, as after a server was frozen."""
+
+    MANY = 2000
+
+    def make(self, keeper: Keeper, server: Any, lifetime: float = 6.0) -> Counting:
+        job = Counting(server, keeper, pause=3600.0)
+        job.deadline_scale = lifetime
+        return job
+
+    def add(self, keeper: Keeper, jobs: list[Counting]) -> None:
+        with keeper._mutex:
+            for job in jobs:
+                keeper.add(job)
+
+    def test_each_reply_restarts_the_timeout(self, keeper: Keeper) -> None:
+        """In all they take longer than one may."""
+
+        class SlowLink(FakeLink):
+            def read_response(self) -> Any:
+                time.sleep(1.5 * exchange.REPLY_TIMEOUT_SECONDS / TestMany.MANY)
+                return super().read_response()
+
+        server = FakeServer()
+        server.connect = lambda timeout, protocol: SlowLink(server)
+        jobs = [self.make(keeper, server) for _ in range(self.MANY)]
+        self.add(keeper, jobs)
+        until(lambda: all(job.answers or job.failures for job in jobs))
+        assert not any(job.failures for job in jobs)
+
+    def test_the_most_urgent_goes_first(self, keeper: Keeper) -> None:
+        sent: list[bytes] = []
+
+        class Named(Counting):
+            def call(self, now: float) -> Call:
+                return Call(RENEW, (), (b"lifetime %.1f" % self.deadline_scale,))
+
+        def note(command: bytes) -> int:
+            sent.append(command.rpartition(b"lifetime ")[2].strip())
+            return 1
+
+        server = FakeServer(note)
+        lifetimes = [3600.0, 5.0, math.inf, 60.0, 0.9, 7.0] * 100
+        jobs = []
+        for lifetime in lifetimes:
+            job = Named(server, keeper, pause=3600.0)
+            job.deadline_scale = lifetime
+            jobs.append(job)
+        self.add(keeper, jobs)
+        until(lambda: all(job.answers for job in jobs))
+        assert sent[:300] == [b"0.9"] * 100 + [b"5.0"] * 100 + [b"7.0"] * 100
+
+    def test_what_was_not_sent_does_not_fail(self, keeper: Keeper) -> None:
+        server = FakeServer(None)
+        jobs = [self.make(keeper, server) for _ in range(self.MANY)]
+        self.add(keeper, jobs)
+        until(lambda: any(job.failures for job in jobs))
+        assert sum(bool(job.failures) for job in jobs) < self.MANY / 2
+        server.answer = 1
+        for job in jobs:
+            job.pause = 3600.0
+            keeper.reschedule(job, time.monotonic())
+        until(lambda: all(job.answers for job in jobs))
+
+    @pytest.mark.parametrize("away", [None, redis.ConnectionError("refused")], ids=repr)
+    def test_servers_do_not_wait_for_each_other(self, keeper: Keeper, away: Any) -> None:
+        """One that hangs, or is refused, has many jobs, and another has many, too."""
+        silent, fine = FakeServer(away), FakeServer()
+        stuck = [self.make(keeper, silent) for _ in range(self.MANY)]
+        served = [self.make(keeper, fine) for _ in range(self.MANY)]
+        quick = Counting(fine, keeper, pause=0.001)
+        self.add(keeper, [*stuck, *served, quick])
+        until(lambda: any(job.failures for job in stuck))
+        if away is None:  # It has waited for that for a second.
+            assert all(job.answers for job in served)
+            assert quick.answers > 20
+        until(lambda: all(job.answers for job in served))
+
+    def test_a_job_that_is_released_while_it_waits_is_not_sent(self, keeper: Keeper) -> None:
+        class Released(Counting):
+            def call(self, now: float) -> Call | None:
+                return super().call(now) if self in keeper else None
+
+        server = FakeServer(None)
+        jobs: list[Counting] = [Released(server, keeper, pause=3600.0) for _ in range(self.MANY)]
+        self.add(keeper, jobs)
+        until(lambda: server.asked)
+        for job in jobs:
+            keeper.discard(job)
+        server.answer = 1
+        until(lambda: not keeper._under_way)
+        assert server.asked <= exchange.BATCH

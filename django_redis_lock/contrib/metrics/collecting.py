@@ -17,7 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 from ... import events
 from ...clock import time
 from ...conf import Conf
-from ...events import Subject
+from ...events import MAX_CACHED_LENGTH, Subject
 from ...keeper import Job, finish, keeper
 from ...protocol import FIGURES, Call, printable, script
 from ...threads import Mutex, after_fork, get_logger
@@ -170,7 +170,8 @@ class Metrics:
     def __call__(self, event: Any) -> None:
         if type(event) in _FREQUENT:
             self._waiting.append(event)
-            if len(self._waiting) >= self._enough:
+            is_long = len(event.subject.name) > MAX_CACHED_LENGTH
+            if is_long or len(self._waiting) >= self._enough:
                 self._count_waiting()
                 self._enough = MAX_WAITING
         elif type(event) in _COUNTS:
@@ -183,7 +184,7 @@ class Metrics:
             self._reads.append(read)
         else:
             self._reads.extend(repeat(read, values))
-        if len(self._reads) >= self._enough:
+        if len(read[1]) > MAX_CACHED_LENGTH or len(self._reads) >= self._enough:
             self._count_waiting()
             self._enough = MAX_WAITING
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time as real_time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...clock import time
+from ...clock import real_time, time
 from ...locking import AsyncLock, Lock
 from ...protocol import Call
+from ...threads import ThreadEvent, start
 from ...transport import (
     Answer,
     RawConnection,
@@ -28,6 +29,7 @@ from ...transport import (
     is_misdirected,
     note_sent,
     pack,
+    readable,
     receive,
     send,
     server_of,
@@ -150,6 +152,20 @@ def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, An
     return away
 
 
+class _Connecting:
+    """A request that waits for a connection, which another thread makes, and its reply or error.
+    Without a mutex: an exception from a signal handler would leave one taken."""
+
+    outcome: Any = None
+
+    def __init__(self) -> None:
+        self._claimed = threading.Lock()
+
+    def claim(self) -> bool:
+        """Whether the caller comes first: the one who sends the request, or who gives it up."""
+        return self._claimed.acquire(blocking=False)
+
+
 class _FanOut:
     def __init__(
         self, servers: Sequence[Server], calls: Mapping[int, Call], patience: float
@@ -158,8 +174,8 @@ class _FanOut:
         self._patience = patience
         self._calls = calls
         self._connections: dict[int, RawConnection] = {}
-        #: Of the threads.
-        self._replies: dict[int, Future[Any]] = {}
+        self._connecting: dict[int, _Connecting] = {}
+        self._came = ThreadEvent()
         self.answers: dict[int, Any] = {}
 
     def send(self, place: int) -> None:
@@ -181,33 +197,65 @@ class _FanOut:
         self._send_on_new(place)
 
     def _send_on_new(self, place: int) -> None:
-        """Send on a new connection, in a thread."""
-        reply = self._replies[place] = Future()
-        args = (self._servers[place], self._calls[place], reply, self._patience)
+        """Send on a checked or new connection, in a thread."""
+        attempt = self._connecting[place] = _Connecting()
         name = "django_redis_lock connect"
-        threading.Thread(target=_ask, args=args, name=name, daemon=True).start()
+        connect = threading.Thread(target=self._ask, args=(place, attempt), name=name, daemon=True)
+        start(connect, partial(self._finish, attempt))
+
+    def _ask(self, place: int, attempt: _Connecting) -> None:
+        """Check an idle connection or connect, then send the call unless the caller has stopped
+        waiting."""
+        server, call = self._servers[place], self._calls[place]
+        try:
+            connection = server.checkout(self._patience)
+        except Exception as error:
+            note_sent(error, False)
+            self._finish(attempt, error)
+            return
+        if not attempt.claim():
+            server.checkin(connection)  # For the next call.
+            return
+        try:
+            send(connection, call)
+            answer = receive(connection, call)
+        except Exception as error:
+            connection.disconnect()
+            answer = error
+        else:
+            server.checkin(connection)
+        self._finish(attempt, answer)
+
+    def _finish(self, attempt: _Connecting, outcome: Any) -> None:
+        if isinstance(outcome, RuntimeError):  # There are too many threads.
+            outcome = RedisConnectionError(f"Could not connect in another thread: {outcome}")
+            note_sent(outcome, False)
+        attempt.outcome = (outcome,)
+        self._came.set()
 
     def collect(self, patience: float) -> None:
         left, part = patience, patience / PARTS
-        while self._connections or self._replies:
+        while self._connections or self._connecting:
             began = real_time.monotonic()
-            # Each server in turn, so that one that hangs does not delay the others.
-            for place, connection in tuple(self._connections.items()):
-                self._read(place, connection, min(left, part) / len(self._connections))
-            if self._replies and not self._connections:
-                self._wait_for_threads(min(left, part))
+            came = self._came = ThreadEvent()
+            self._take_outcomes()
+            if self._connections:
+                waiting = {connection: p for p, connection in self._connections.items()}
+                for connection in readable(list(waiting), min(left, part)):
+                    self._read(waiting[connection], connection)
+            elif self._connecting:
+                came.wait(min(left, part))
+            self._take_outcomes()
             if not left:
                 break
             left = max(0.0, left - min(real_time.monotonic() - began, part))
-        for place in (*self._connections, *self._replies):
+        for place in (*self._connections, *self._connecting):
             self.answers[place] = RedisTimeoutError("Redis did not answer in time")
-            if place in self._replies and self._replies[place].cancel():
+            if place in self._connecting and self._connecting[place].claim():
                 note_sent(self.answers[place], False)
 
-    def _read(self, place: int, connection: RawConnection, seconds: float) -> None:
+    def _read(self, place: int, connection: RawConnection) -> None:
         try:
-            if not connection.can_read(seconds):
-                return
             self.answers[place] = connection.read_response()
         except NoScriptError:
             connection.send_packed_command([pack(self._calls[place], known=False)])
@@ -226,39 +274,15 @@ class _FanOut:
         if place in self._connections:
             self._servers[place].checkin(self._connections.pop(place))
 
-    def _wait_for_threads(self, seconds: float) -> None:
-        wait(self._replies.values(), seconds)
-        for place in [place for place, reply in self._replies.items() if reply.done()]:
-            reply = self._replies.pop(place)
-            self.answers[place] = reply.exception() or reply.result()
+    def _take_outcomes(self) -> None:
+        for place, attempt in tuple(self._connecting.items()):
+            if attempt.outcome is not None:
+                del self._connecting[place]
+                [self.answers[place]] = attempt.outcome
 
     def close(self) -> None:
         """A connection on which a reply may still arrive cannot be used again."""
-        for reply in self._replies.values():
-            reply.cancel()
+        for attempt in self._connecting.values():
+            attempt.claim()
         for connection in self._connections.values():
             connection.disconnect()
-
-
-def _ask(server: Server, call: Call, reply: Future[Any], patience: float) -> None:
-    """Check an idle connection or connect, then send ``call`` unless the caller has stopped
-    waiting."""
-    try:
-        connection = server.checkout(patience)
-    except Exception as error:
-        note_sent(error, False)
-        if reply.set_running_or_notify_cancel():
-            reply.set_exception(error)
-        return
-    if not reply.set_running_or_notify_cancel():
-        server.checkin(connection)  # For the next call.
-        return
-    try:
-        send(connection, call)
-        answer = receive(connection, call)
-    except Exception as error:
-        connection.disconnect()
-        reply.set_exception(error)
-        return
-    server.checkin(connection)
-    reply.set_result(answer)

@@ -10,7 +10,7 @@ import math
 import os
 import threading
 import time as real
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
@@ -78,7 +78,9 @@ class SteppedKeeper(Keeper):
         with self._mutex:
             batch = self._pop_due(now)
         self._serve(batch)
-        self._requeue(batch)
+
+    def _newly_due(self) -> Sequence[Job]:
+        return ()  # ``do_due`` is called once more.
 
     def hurry(self) -> None:
         super().hurry()
@@ -194,6 +196,9 @@ class VirtualClock(Clock):
 
     def time(self) -> float:
         return self._unix_time + self.monotonic()
+
+    def parts(self, seconds: float) -> Iterator[float]:
+        yield min(seconds, threading.TIMEOUT_MAX)
 
     def sleep(self, seconds: float) -> None:
         for pause in self._pauses(seconds, threading.current_thread()):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -34,6 +33,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ...clock import real_time as time
 from ...protocol import SLOTS, index_key, slot_of
 from ...threads import free_after_fork, get_logger
 from ...transport import RawConnection, Server, is_misdirected, note_sent, pack_words

@@ -105,8 +105,7 @@ class ThreadQueue(WaitQueue):
         self._connected.send_packed_command([command])
 
     def pop_ended(self, seconds: float) -> bool:
-        # The system waits for 24 days at most.
-        return self._connected.can_read(min(seconds, 3600.0))
+        return any(map(self._connected.can_read, time.parts(min(seconds, 3600.0))))
 
     def reply(self) -> Any:
         return self._connected.read_response()
@@ -222,7 +221,8 @@ class ThreadWakeEvent:
             pass  # It was set before.
 
     def wait(self, seconds: float) -> bool:
-        if not self._gate.acquire(timeout=seconds):
-            return False
-        self.set()
-        return True
+        for part in time.parts(seconds):
+            if self._gate.acquire(timeout=part):
+                self.set()
+                return True
+        return False

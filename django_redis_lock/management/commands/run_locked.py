@@ -6,7 +6,6 @@ import math
 import signal
 import sys
 import threading
-import time
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
 from ...cache import lock_cache
+from ...clock import time
 from ...conf import Conf
 from ...contention import Conflict, unavailable
 from ...decorators import RetryUntil, outages_not_logged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import threading
@@ -444,13 +445,13 @@ def test_no_thread_of_the_background_is_lost(error: type[BaseException]) -> None
 def test_without_threads_nothing_waits_in_the_background(
     stale: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(thread: threading.Thread) -> None:
+    def start(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
     pool = ThreadPool("test", threads=4, max_waiting=64, idle_seconds=5)
     monkeypatch.setattr(runners, "background", pool)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
+        patch.setattr(_thread, "start_new_thread", start)
         assert stale.get_or_set("report", "new", **TERMS, background=True) == "old"
     assert not client.exists(flight_key(KEY))
 

@@ -118,9 +118,9 @@ def _gmatch(text: bytes, pattern: bytes) -> Iterator[tuple[bytes]]:
 
 
 def _find(text: bytes, wanted: bytes, start: int = 1, plain: bool = False) -> int | None:
-    pattern = re.escape(wanted).replace(b"%", b"%%") if plain else wanted
-    found = re.compile(pattern) if plain else _pattern(pattern)
-    match = found.search(text, start - 1)
+    if plain:
+        return text.find(wanted, start - 1) + 1 or None
+    match = _pattern(wanted).search(text, start - 1)
     return None if match is None else match.start() + 1
 
 

@@ -1,0 +1,78 @@
+"""A connection of an event loop, for a thread that can open none."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from .address import RawConnection
+from .aio_client import loops
+from .aio_connection import AsyncRawConnection
+from .execute import pack_words
+from .server import Server
+
+
+class _OverALoop:
+    """A ``RawConnection`` for another thread: the one that the tasks of ``loop`` share."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: AsyncRawConnection) -> None:
+        self._loop = loop
+        self._connection = connection
+        self.generation = connection.generation
+        self._came: SimpleQueue[tuple[BaseException | None, Any]] = SimpleQueue()
+        self._next: tuple[BaseException | None, Any] | None = None
+
+    def connect(self) -> None:
+        """It is connected."""
+
+    def disconnect(self) -> None:
+        """It is the loop's."""
+
+    def send_command(self, *args: Any) -> None:
+        self.send_packed_command([pack_words(*map(str.encode, map(str, args)))])
+
+    def send_packed_command(self, command: list[bytes]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._ask, command)
+        except RuntimeError as error:
+            raise RedisConnectionError(f"The event loop of the connection: {error}") from error
+
+    def _ask(self, commands: list[bytes]) -> None:
+        try:
+            for command in commands:
+                self._connection.ask(command).add_done_callback(self._answered)
+        except RedisError as error:
+            self._came.put((error, None))
+
+    def _answered(self, reply: asyncio.Future[Any]) -> None:
+        error = reply.exception()
+        self._came.put((error, None if error else reply.result()))
+
+    def can_read(self, timeout: float = 0) -> bool:
+        if self._next is None:
+            with suppress(Empty):
+                self._next = self._came.get(timeout > 0, timeout)
+        return self._next is not None
+
+    def read_response(self) -> Any:
+        (error, value), self._next = self._next or self._came.get(), None
+        if error is not None:
+            raise error
+        return value
+
+
+def spare_of_a_loop(node: Server) -> RawConnection | None:
+    """A connection to ``node`` that the tasks of an event loop share, for a thread that can
+    open none."""
+    for loop, of_loop in list(loops.items()):
+        found = of_loop.connections.get(node)
+        if found is None or found.generation != node.generation or found.is_closed():
+            continue
+        if loop.is_running():
+            return _OverALoop(loop, found)
+    return None

@@ -1,0 +1,216 @@
+"""A server that takes no further connection (``maxclients``): what the process has must do. A held
+lock stays its holder's, a computation its leader's, and what was deferred is done, whether the
+server was full from the beginning or the keeper's connection is cut later."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from django.core.cache import caches
+from django.test import override_settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
+from django_redis_lock.keeper import DeferredRelease, keeper
+from django_redis_lock.transport import server_of
+from tests.processes import PATIENCE, until
+from tests.redis_server import RedisServer
+
+#: Shorter than the time for which the server is full, so that a lock that is not renewed is lost.
+TIMEOUT = 1.5
+FULL_SECONDS = 3 * TIMEOUT
+
+
+class Full:
+    """The server, with no connection left but the admin's and those that are there."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.admin = server.client(retry=Retry(NoBackoff(), 0))
+        self.admin.ping()
+
+    def ids(self) -> set[int]:
+        return {int(each["id"]) for each in self.admin.client_list()}
+
+    def fill(self) -> None:
+        """From now on no connection is added to those that are there."""
+        self.admin.config_set("maxclients", len(self.admin.client_list()))
+        with pytest.raises(redis.ConnectionError):
+            self.server.client(retry=Retry(NoBackoff(), 0)).ping()
+
+    def cut(self, but: set[int]) -> None:
+        """Cut the connections that are not in ``but``, and let nothing take their room."""
+        mine = self.admin.client_id()
+        self.admin.config_set("maxclients", len(but | {mine}))
+        for each in self.ids() - but - {mine}:
+            self.admin.client_kill_filter(_id=str(each))
+        until(lambda: self.ids() <= but | {mine})
+
+
+@pytest.fixture
+def full(own_server: RedisServer) -> Full:
+    return Full(own_server)
+
+
+class Held:
+    """What is held, and whether it still is."""
+
+    def __init__(self, check: Callable[[], None], end: Callable[[], None]) -> None:
+        self.check, self.end = check, end
+
+
+@contextmanager
+def lock(full: Full, **options: Any) -> Iterator[Held]:
+    held = Lock(client_of(full), "held", TIMEOUT, renew=True, **options)
+    assert held.acquire()
+    yield Held(held.ensure_held, held.release)
+
+
+@contextmanager
+def several_names(full: Full) -> Iterator[Held]:
+    held = MultiLock(client_of(full), ["a", "b"], TIMEOUT, renew=True)
+    assert held.acquire()
+    yield Held(held.ensure_held, held.release)
+
+
+@contextmanager
+def redlock(full: Full) -> Iterator[Held]:
+    """One of its servers is full."""
+    with ExitStack() as stack:
+        others = [stack.enter_context(RedisServer()).client() for _ in range(2)]
+        held = Redlock([client_of(full), *others], "held", TIMEOUT, renew=True)
+        assert held.acquire()
+        key = held.keys.lock
+
+        def check() -> None:
+            held.ensure_held()
+            assert full.admin.exists(key)
+
+        yield Held(check, held.release)
+
+
+@contextmanager
+def async_lock(full: Full) -> Iterator[Held]:
+    """Its connection is that of an event loop, and the keeper's is a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def do(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(PATIENCE)
+
+    async def acquire() -> AsyncLock:
+        client = redis.asyncio.Redis(port=full.server.port)
+        held = AsyncLock(client, "held", TIMEOUT, renew=True, thread_local=False)
+        assert await held.acquire()
+        return held
+
+    try:
+        held = do(acquire())
+        yield Held(held.ensure_held, lambda: do(held.release()))
+    finally:
+        do(loop.shutdown_asyncgens())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def flight(full: Full) -> Iterator[Held]:
+    """Another caller would compute the value once more if the flight ended."""
+    backend = "django_redis_lock.cache.RedisCache"
+    options = {"LOCK_FLIGHT_TIMEOUT": TIMEOUT}
+    alias = {"BACKEND": backend, "LOCATION": full.server.url, "OPTIONS": options}
+    with override_settings(CACHES={"default": alias}):
+        cache: Any = caches["default"]
+        entered, leave = threading.Event(), threading.Event()
+
+        def produce() -> str:
+            entered.set()
+            assert leave.wait(PATIENCE)
+            return "value"
+
+        values: list[Any] = []
+        leader = threading.Thread(
+            target=lambda: values.append(cache.get_or_set("held", produce, 60))
+        )
+        leader.start()
+        assert entered.wait(PATIENCE)
+
+        def check() -> None:
+            assert any(key.endswith(b"flight") for key in full.admin.keys("*held*"))
+
+        def end() -> None:
+            leave.set()
+            leader.join(PATIENCE)
+            assert values == ["value"]
+            assert full.admin.keys("*held")
+
+        yield Held(check, end)
+
+
+def client_of(full: Full) -> redis.Redis:
+    return full.server.client(retry=Retry(NoBackoff(), 0))
+
+
+HELD: dict[str, Callable[[Full], Any]] = {
+    "lock": lock,
+    "limit": lambda full: lock(full, limit=2),
+    "reentrant": lambda full: lock(full, reentrant=True),
+    "several names": several_names,
+    "redlock": redlock,
+    "async lock": async_lock,
+    "flight": flight,
+}
+
+
+@pytest.mark.parametrize("when", ["from the beginning", "once the keeper is cut off"])
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_held_stays(full: Full, name: str, when: str) -> None:
+    before = full.ids()
+    with HELD[name](full) as held:
+        mine = full.ids() - before
+        if when != "from the beginning":
+            if name != "flight":  # For that the keeper needs no other connection.
+                until(lambda: full.ids() > before | mine)
+            full.cut(but=before | mine)
+        full.fill()
+        until_over = time.monotonic() + FULL_SECONDS
+        while time.monotonic() < until_over:
+            held.check()
+            time.sleep(0.1)
+        held.end()
+
+
+def test_a_deferred_release_is_done(full: Full) -> None:
+    client = client_of(full)
+    held = Lock(client, "held", 60)
+    assert held.acquire()
+    full.fill()
+    hold: Any = held.local.hold
+    keeper().add(hold.deferred_release(server_of(client), 2.0))
+    until(lambda: not full.admin.exists("held"))
+    until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
+
+
+def test_without_any_connection_the_keeper_tries_until_one_is_free(full: Full) -> None:
+    before = full.ids()
+    held = Lock(client_of(full), "held", 20, renew=True)
+    assert held.acquire()
+    full.cut(but=before)
+    full.fill()
+    time.sleep(1.0)  # It is refused meanwhile.
+    full.admin.config_set("maxclients", 100)
+    keeper().hurry()
+    until(lambda: full.admin.hgetall("{held}:owner"))
+    held.ensure_held()
+    held.release()
