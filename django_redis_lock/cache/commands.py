@@ -18,7 +18,7 @@ from redis.exceptions import DataError, NoScriptError
 
 from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, END_SEEN, EXPIRE_AT, WRITE, own_flights
-from ..transport import exchange, is_cluster, pack, pack_words, read_value, run, run_all
+from ..transport import exchange, is_cluster, pack, pack_words, run, run_all
 
 #: A write of one value, or of several.
 Write: TypeAlias = "Set | Delete"
@@ -239,19 +239,19 @@ class OwnConnections(FlightEnding):
     """
 
     def get(self, name: str) -> Any:
-        return read_value(self.client, self._key(name))
+        return self._ask("GET", name)
 
     def mget(self, *names: str) -> Any:
-        return exchange(self.client, pack_words(b"MGET", *map(self._key, names)))
+        return self._ask("MGET", *names)
 
     def exists(self, name: str) -> Any:
-        return exchange(self.client, pack_words(b"EXISTS", self._key(name)))
+        return self._ask("EXISTS", name)
 
     def ttl(self, name: str) -> Any:
-        return exchange(self.client, pack_words(b"TTL", self._key(name)))
+        return self._ask("TTL", name)
 
     def pttl(self, name: str) -> Any:
-        return exchange(self.client, pack_words(b"PTTL", self._key(name)))
+        return self._ask("PTTL", name)
 
     def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
         call = self._counting(script, name, args)
@@ -263,11 +263,12 @@ class OwnConnections(FlightEnding):
     def pipeline(self, *args: Any, **kwargs: Any) -> Batch:
         return Batch(self.client)
 
+    def _ask(self, command: str, *words: Any) -> Any:
+        return exchange(self.client, pack_words(command.encode(), *map(self._key, words)))
+
     def _keep(self, command: str, name: str, *time: Any) -> Any:
-        key = self._key(name)
-        own_flights((key,))
-        words = (command.upper().encode(), key, *map(partial(_length, command), time))
-        return bool(exchange(self.client, pack_words(*map(self._key, words))))
+        own_flights((self._key(name),))
+        return bool(self._ask(command.upper(), name, *map(partial(_length, command), time)))
 
     def _run(self, call: Call) -> Any:
         return run(self.client, call).value
@@ -279,7 +280,7 @@ class OwnConnections(FlightEnding):
             self._end(Seen([write], [reply], tokens, own))
         return reply
 
-    def _end(self, seen: Seen) -> None:
+    def _end(self, seen: Seen) -> Any:
         if seen and (again := seen.again(run_all(self.client, seen.end()))):
             run_all(self.client, again)
 

@@ -11,17 +11,27 @@ from django_redis.util import CacheKey
 from redis.exceptions import NoScriptError, ResponseError
 
 from ..protocol import Call
-from ..transport import aexchange, arun, arun_all, is_observed, pack
-from .commands import Batch, FlightEnding, Seen, Write, in_transaction, look_at_flights, outcomes
+from ..singleflight import own_flights
+from ..transport import aexchange, arun, arun_all, is_observed, pack, pack_words
+from .commands import (
+    Batch,
+    FlightEnding,
+    OwnConnections,
+    Seen,
+    Write,
+    in_transaction,
+    look_at_flights,
+    outcomes,
+)
 from .reading import FAILED, MISSING
 
 if TYPE_CHECKING:
     from .methods import AsyncMethods
 
 
-class TaskCommands(FlightEnding):
-    """As ``OwnConnections``, for the ``redis.asyncio`` client of a loop: while a tool observes
-    that, it sends all. Other commands reach the same connection by the client itself."""
+class TaskCommands(OwnConnections):
+    """The same for the ``redis.asyncio`` client of a loop, on the connection that its tasks share.
+    While a tool observes the client, that sends all."""
 
     async def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
         call = self._counting(script, name, args)
@@ -43,6 +53,15 @@ class TaskCommands(FlightEnding):
             replies = await aexchange(self.client, *in_transaction(batch.writes))
             await self._end(Seen(batch.writes, *outcomes(replies), batch.own))
 
+    async def _ask(self, command: str, *words: Any) -> Any:
+        if is_observed(self.client):
+            return await getattr(self.client, command.lower())(*words)
+        return await aexchange(self.client, pack_words(command.encode(), *map(self._key, words)))
+
+    def _keep(self, command: str, name: str, *time: Any) -> Any:
+        own_flights((self._key(name),))
+        return self._ask(command.upper(), name, *time)
+
     async def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
         if is_observed(self.client):
             return await self._run(write.call(own))
@@ -59,10 +78,10 @@ class TaskCommands(FlightEnding):
     async def _run(self, call: Call) -> Any:
         if not is_observed(self.client):
             return (await arun(self.client, call)).value
+        words = (len(call.keys), *call.keys, *call.args)
         try:
-            return await super()._run(call)
+            return await self.client.evalsha(call.script.sha, *words)
         except NoScriptError:
-            words = (len(call.keys), *call.keys, *call.args)
             return await self.client.eval(call.script.source, *words)
 
 

@@ -321,6 +321,8 @@ async def aexchange(
 ) -> Any:
     """As ``execute.exchange``."""
     server = server_of(client)
+    if not again and (used := connection_to(server)) is not None and used.has_ended():
+        used.disconnect()
     try:
         return await ask(client, server, command, replies=replies)
     except (RedisConnectionError, RedisTimeoutError) as error:

@@ -1,6 +1,6 @@
-"""An exception from a signal handler at each point of a call of the cache, on connections of our own
-or of redis-py's pool: whatever the point, the calls that follow return what belongs to them (P1).
-"""
+"""An exception from a signal handler at each point of a call of the cache, on connections of our
+own or of redis-py's pool: whatever the point, the calls that follow return what belongs to them
+(P1)."""
 
 from __future__ import annotations
 
