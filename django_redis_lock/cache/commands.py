@@ -123,7 +123,8 @@ class FlightEnding:
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self._encode = client.get_encoder().encode if hasattr(client, "get_encoder") else None
+        has_encoder = client if hasattr(client, "get_encoder") else client.connection_pool
+        self._key = _encoding(has_encoder.get_encoder())
         #: The scripts whose source a pipeline has sent before its next command.
         self._sent: set[Script] = set()
 
@@ -172,11 +173,6 @@ class FlightEnding:
     def pipeline(self, *args: Any, **kwargs: Any) -> FlightEnding:
         return FlightEnding(self.client.pipeline(*args, **kwargs))
 
-    def _key(self, name: Any) -> bytes:
-        encode = self._encode or self.client.connection_pool.get_encoder().encode
-        encoded: bytes = encode(name)
-        return encoded
-
     def _keep(self, command: str, name: str, *time: Any) -> Any:
         """A ``command`` that changes how long a value is kept."""
         own_flights((self._key(name),))
@@ -213,6 +209,13 @@ class FlightEnding:
             return evalsha(call.script.sha, *words)
         except NoScriptError:
             return evaluate(call.script.source, *words)
+
+
+def _encoding(encoder: Any) -> Callable[[Any], bytes]:
+    """redis-py's ``encoder``, which costs more than to encode a text."""
+    if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
+        return encoder.encode  # type: ignore[no-any-return]  # redis-py
+    return lambda word: word.encode() if isinstance(word, str) else encoder.encode(word)
 
 
 @lru_cache(maxsize=8)
@@ -276,7 +279,7 @@ class OwnConnections(FlightEnding):
     def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
         command, again = write.packed() + look_at_flights(write.keys), write.may_run_twice
         reply, tokens = exchange(self.client, command, 2, again=again)
-        if tokens is not None:
+        if tokens and (type(tokens) is not list or any(tokens)):
             self._end(Seen([write], [reply], tokens, own))
         return reply
 

@@ -67,7 +67,7 @@ class TaskCommands(OwnConnections):
             return await self._run(write.call(own))
         command, again = write.packed() + look_at_flights(write.keys), write.may_run_twice
         reply, tokens = await aexchange(self.client, command, 2, again=again)
-        if tokens is not None:
+        if tokens and (type(tokens) is not list or any(tokens)):
             await self._end(Seen([write], [reply], tokens, own))
         return reply
 
