@@ -26,7 +26,6 @@ from .bench import Bench
 from .document import document
 from .measurements import (
     asyncio_cycle,
-    asyncio_reads,
     calls,
     contention,
     cycle,
@@ -60,7 +59,6 @@ MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "idle": idle.measure,
     "memory": memory.measure,
     "asyncio": asyncio_cycle.measure,
-    "asyncio_reads": asyncio_reads.measure,
     "hit": hit.measure,
     "calls": calls.measure,
     "stampede": stampede.measure,
