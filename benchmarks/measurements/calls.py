@@ -58,7 +58,10 @@ def _threads(bench: Bench) -> Result:
     )
     bench.empty()
     with Crew(1) as crew:
-        (found,) = crew.run(call, bench.url, bench.pick(quick=12, full=40), 100)
+        found = {
+            name: crew.run(call, bench.url, name, *bench.pick(quick=(12, 40), full=(40, 100)))[0]
+            for name in LIMITS
+        }
     for name, taken in found.items():
         (ours, cpu), (theirs, their_cpu) = taken[OURS], taken[THEIRS]
         ratio = median_ratio(ours, theirs)
@@ -71,6 +74,7 @@ def _threads(bench: Bench) -> Result:
 
 def calls(cache: Any) -> dict[str, Callable[[], Any]]:
     keys = count()
+    cache.delete_pattern("new-*")
 
     def new() -> str:
         return f"new-{next(keys)}"
@@ -100,20 +104,14 @@ def calls(cache: Any) -> dict[str, Callable[[], Any]]:
 Taken = dict[str, tuple[list[float], list[float]]]
 
 
-def call(seat: Seat, url: str, rounds: int, repeated: int) -> dict[str, Taken]:
-    """Microseconds and CPU time of a call, by name and contender, round by round."""
+def call(seat: Seat, url: str, name: str, rounds: int, repeated: int) -> Taken:
+    """Microseconds and CPU time of the call ``name``, by contender, round by round."""
     # Of another database, so that it has a pool, and keys, of its own.
     theirs = open_cache(THEIRS, f"{url.rpartition('/')[0]}/1").backend
     contenders = {OURS: calls(open_cache(OURS, url).backend), THEIRS: calls(theirs)}
-    return {
-        name: _by_contender(
-            in_turns(
-                rounds,
-                {each: _timed(of[name], repeated) for each, of in contenders.items()},
-            )
-        )
-        for name in LIMITS
-    }
+    return _by_contender(
+        in_turns(rounds, {each: _timed(of[name], repeated) for each, of in contenders.items()})
+    )
 
 
 def _timed(function: Callable[[], Any], repeated: int) -> Callable[[], tuple[float, float]]:
@@ -147,7 +145,9 @@ def _tasks(bench: Bench) -> Result:
     )
     bench.empty()
     with Crew(1) as crew:
-        (found,) = crew.run(await_calls, bench.url, bench.pick(quick=8, full=30))
+        found: dict[str, Taken] = {}
+        for name in AWAITED:
+            found |= crew.run(await_calls, bench.url, name, bench.pick(quick=8, full=30))[0]
     for name, taken in found.items():
         (ours, cpu), (theirs, their_cpu) = taken[OURS], taken[PLAIN]
         ratio = median_ratio(ours, theirs)
@@ -157,13 +157,16 @@ def _tasks(bench: Bench) -> Result:
     return result
 
 
-def await_calls(seat: Seat, url: str, rounds: int) -> dict[str, Taken]:
-    return asyncio.run(_await_calls(url, rounds))
+AWAITED = ("aget", "aset", "adelete", "aget_many of 20", "aget_or_set, miss")
 
 
-async def _await_calls(url: str, rounds: int) -> dict[str, Taken]:
+def await_calls(seat: Seat, url: str, name: str, rounds: int) -> dict[str, Taken]:
+    return asyncio.run(_await_calls(url, name, rounds))
+
+
+async def _await_calls(url: str, name: str, rounds: int) -> dict[str, Taken]:
     cache, encode = open_cache(OURS, url).backend, open_cache(OURS, url).backend.client.encode
-    cache.set_many(dict.fromkeys(["there", *MANY], "value"), 600)
+    await cache.aset_many(dict.fromkeys(["there", *MANY], "value"), 600)
     decode, new, plain = cache.client.decode, count(), _plain(url)
     keys = [f":1:{key}" for key in MANY]
 
@@ -193,16 +196,16 @@ async def _await_calls(url: str, rounds: int) -> dict[str, Taken]:
         ),
     }
     found: dict[str, Taken] = {}
-    for name, (ours, theirs) in pairs.items():
-        for tasks, repeated in ((1, 100), (200, 1)):
-            taken: dict[str, list[tuple[float, float]]] = {OURS: [], PLAIN: []}
-            for number in range(rounds + 1):
-                turns = [(OURS, ours), (PLAIN, theirs)]
-                for each, function in turns[:: 1 if number % 2 else -1]:
-                    figures = await _awaited(function, tasks, repeated)
-                    if number:  # The first connects.
-                        taken[each].append(figures)
-            found[f"{name}, {tasks} at once"] = _by_contender(taken)
+    ours, theirs = pairs[name]
+    for tasks, repeated in ((1, 100), (200, 1)):
+        taken: dict[str, list[tuple[float, float]]] = {OURS: [], PLAIN: []}
+        for number in range(rounds + 1):
+            turns = [(OURS, ours), (PLAIN, theirs)]
+            for each, function in turns[:: 1 if number % 2 else -1]:
+                figures = await _awaited(function, tasks, repeated)
+                if number:  # The first connects.
+                    taken[each].append(figures)
+        found[f"{name}, {tasks} at once"] = _by_contender(taken)
     await plain.aclose()
     return found
 

@@ -18,7 +18,6 @@ from django_redis.util import CacheKey
 
 from .. import transport
 from ..extension import on_first_use, part
-from .commands import flight_ending
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -296,6 +295,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             self._check_client(client)
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
+        from .redis_py import flight_ending  # noqa: PLC0415  # seldom used
+
         return {"client": flight_ending(client or self.client.get_client(write=True))}
 
 

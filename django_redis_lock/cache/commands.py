@@ -6,6 +6,7 @@ they write: a value computed from older data must not overwrite them (invariant 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
@@ -118,15 +119,13 @@ class Seen(dict[bytes, "tuple[bytes, Write]"]):
         return [call for call in calls if call is not None]
 
 
-class FlightEnding:
-    """A redis-py client, or pipeline, whose writes end the flights of the keys they write."""
+class Commands(ABC):
+    """A redis-py ``client`` whose writes end the flights of the keys they write."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
         has_encoder = client if hasattr(client, "get_encoder") else client.connection_pool
         self._key = _encoding(has_encoder.get_encoder())
-        #: The scripts whose source a pipeline has sent before its next command.
-        self._sent: set[Script] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.client, name)
@@ -165,19 +164,6 @@ class FlightEnding:
         at = when.timestamp() * 1000 if isinstance(when, datetime) else when
         return self._expire_at(name, "PEXPIREAT", int(at))
 
-    def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
-        """django-redis increments by a script, which returns nothing if there is no number."""
-        call = self._counting(script, name, args)
-        return self.client.eval(call.script.source, 2, *call.keys, *call.args)
-
-    def pipeline(self, *args: Any, **kwargs: Any) -> FlightEnding:
-        return FlightEnding(self.client.pipeline(*args, **kwargs))
-
-    def _keep(self, command: str, name: str, *time: Any) -> Any:
-        """A ``command`` that changes how long a value is kept."""
-        own_flights((self._key(name),))
-        return getattr(self.client, command)(name, *time)
-
     def _expire_at(self, name: str, command: str, at: int) -> Any:
         key = self._key(name)
         args: tuple[bytes | str | int, ...] = (command, at, *own_flights((key,)).values())
@@ -188,27 +174,16 @@ class FlightEnding:
         own = own_flights((key,)).values()
         return Call(_counter(script, len(args)), (key, flight_key(key)), (*words, *own))
 
-    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
-        return self._run(write.call(own))
+    @abstractmethod
+    def _keep(self, command: str, name: str, *time: Any) -> Any:
+        """Send a ``command`` that changes how long a value is kept."""
 
-    def _run(self, call: Call) -> Any:
-        # Named methods, because some tools see only those.
-        evalsha, evaluate = self.client.evalsha, self.client.eval
-        # Bytes for the same reason as in ``pack_words``.
-        args = (a if isinstance(a, bytes) else str(a).encode() for a in call.args)
-        words = (b"%d" % len(call.keys), *call.keys, *args)
-        stack = getattr(self.client, "command_stack", None)
-        if stack is not None:  # A pipeline cannot react to NOSCRIPT: send the source first.
-            if not stack:
-                self._sent.clear()
-            if call.script in self._sent:
-                return evalsha(call.script.sha, *words)
-            self._sent.add(call.script)
-            return evaluate(call.script.source, *words)
-        try:
-            return evalsha(call.script.sha, *words)
-        except NoScriptError:
-            return evaluate(call.script.source, *words)
+    @abstractmethod
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
+        """Send ``write``; it ends no flight that is the caller's ``own``."""
+
+    @abstractmethod
+    def _run(self, call: Call) -> Any: ...
 
 
 def _encoding(encoder: Any) -> Callable[[Any], bytes]:
@@ -233,7 +208,7 @@ def _is_over(time: Any) -> bool:
     return isinstance(length, (int, float)) and length <= 0
 
 
-class OwnConnections(FlightEnding):
+class OwnConnections(Commands):
     """Takes the place of a redis-py client whose server is the only one, past redis-py's layers.
 
     A write is a plain command with a look at its flight in the same trip: hardly ever does another
@@ -257,6 +232,7 @@ class OwnConnections(FlightEnding):
         return self._ask("PTTL", name)
 
     def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
+        """django-redis increments by a script, which returns nothing if there is no number."""
         call = self._counting(script, name, args)
         try:
             return exchange(self.client, pack(call), again=False)
@@ -295,19 +271,6 @@ def _length(command: str, time: Any) -> Any:
     return time
 
 
-class ClusterFlightEnding(FlightEnding):
-    """For a cluster: a command with several keys goes to the node of each."""
-
-    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
-        if len(write.keys) == 1:
-            return super()._write(write, own)
-        calls = [Delete((key,)).call(own) for key in write.keys]
-        return sum(map(int, run_all(self.client, calls))) if calls else 0
-
-    def pipeline(self, *args: Any, **kwargs: Any) -> Batch:
-        return Batch(self.client)
-
-
 class Batch(OwnConnections):
     """Writes that are sent together: in one transaction, or in one trip to each node of a
     cluster."""
@@ -339,10 +302,6 @@ def outcomes(replies: list[Any]) -> tuple[list[Any], Any]:
         if isinstance(reply, Exception):
             raise reply
     return done, tokens
-
-
-def flight_ending(client: Any) -> FlightEnding:
-    return (ClusterFlightEnding if is_cluster(client) else FlightEnding)(client)
 
 
 #: The methods of django-redis's client that are given ``OwnConnections``, and those of redis-py's

@@ -15,7 +15,6 @@ from ..singleflight import own_flights
 from ..transport import aexchange, arun, arun_all, is_observed, pack, pack_words
 from .commands import (
     Batch,
-    FlightEnding,
     OwnConnections,
     Seen,
     Write,
@@ -24,6 +23,7 @@ from .commands import (
     outcomes,
 )
 from .reading import FAILED, MISSING
+from .redis_py import FlightEnding
 
 if TYPE_CHECKING:
     from .methods import AsyncMethods

@@ -13,7 +13,7 @@ import redis
 from django_redis.cache import RedisCache as DjangoRedisCache
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.cache.commands import flight_ending
+from django_redis_lock.cache.redis_py import flight_ending
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight.in_process import in_flight
 from tests.lock_contract import Background
