@@ -35,6 +35,7 @@ from .reading import failing_as_django_redis, originals
 
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
+    from .on_commit import FunctionOnCommit as FunctionOnCommit
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

@@ -264,6 +264,8 @@ class LockCache(BaseCache):
 
     def _configured(self, lock: AnyLock, key: str) -> AnyLock:
         lock.cache, lock.cache_key = self, key
+        if not self._has_plain_keys:
+            lock.stored_name = key
         if lock.warn_after is None:
             longest = longest_hold(lock.renew, lock.timeout, lock.max_hold)
             lock.warns_after = self.conf.warn_after(longest)
@@ -279,22 +281,20 @@ class LockCache(BaseCache):
 
     def held_locks(self, limit: int = 500) -> Inventory:
         """The locks of ``lock()`` and ``locked()`` that are held in this cache and its default
-        version, at most ``limit`` of them. Raises as ``reset_all``."""
-        self._check_keys_show_whose_they_are()
-        inventory: Inventory = part("inventory").list_held(
-            self._lock_client(), self._prefix(), limit
-        )
-        return inventory
+        version, at most ``limit`` of them. With a KEY_FUNCTION that does not show names in keys,
+        waits until the holders have stored them, about half a second; raises as ``reset_all``."""
+        held: Inventory = part("inventory").OwnLocks(self).held(limit)
+        return held
 
     def reset_all(self) -> int:
         """Release all locks of this cache and its default version; ``on_lost`` of their holders is
         called. Returns how many. Does not touch values or locks with another key prefix.
 
         Raises:
-            ImproperlyConfigured: KEY_FUNCTION makes keys that do not show which cache they are of.
+            ImproperlyConfigured: KEY_FUNCTION makes keys that do not show which locks are of this
+                cache, and neither do the holders of some. The others are released.
         """
-        self._check_keys_show_whose_they_are()
-        return reset_all(self._lock_client(), self._prefix())
+        return int(part("inventory").OwnLocks(self).release_all())
 
     def locked_get_or_set(
         self,
@@ -324,15 +324,6 @@ class LockCache(BaseCache):
                 return value_creator()
 
         return self.get_or_set(key, create, timeout, version)
-
-    def _check_keys_show_whose_they_are(self) -> None:
-        start, lock = self._lock_name("", None), self._lock_name("c7e25a", None)
-        if start == lock or not lock.startswith(start):
-            raise ImproperlyConfigured(
-                "KEY_FUNCTION makes keys that do not show which locks are this cache's. For all "
-                "locks of a database there are django_redis_lock.cache.reset_all(client) and the "
-                "admin's list, for one cache.lock(name).reset()"
-            )
 
     def _prefix(self) -> bytes:
         return self._lock_key("")
@@ -413,14 +404,4 @@ def reset_all(redis_client: Any, prefix: bytes = b"") -> int:
     Raises:
         redis.exceptions.RedisError: a request failed. Some locks may be released.
     """
-    inventories, released = part("inventory"), 0
-    while True:
-        inventory = inventories.list_held(redis_client, prefix, limit=1000)
-        outcomes = [
-            inventories.release(redis_client, held.key, held.owner.id, fence=held.fence)
-            for held in inventory.locks
-        ]
-        now = outcomes.count(inventories.Outcome.RELEASED)
-        released += now
-        if inventory.complete or not now:
-            return released
+    return int(part("inventory").release_all(redis_client, prefix)[0])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -27,6 +28,8 @@ from .get_or_set import GetOrSet, waiting_thread
 
 if TYPE_CHECKING:
     from . import RedisCache
+    from .on_commit import OnCommit
+
 
 #: The most held locks that ``keys()`` leaves out where their keys do not show what they are.
 MAX_HIDDEN = 10_000
@@ -225,12 +228,7 @@ class Writes(GetOrSet):
     def _marked_stale(
         self, runner: Runner, keys: Iterable[str], version: int | None, stale: float
     ) -> Steps:
-        seconds = GetOrSetOptions.check(stale=stale).get("stale", self.conf.STALE)
-        if not seconds:
-            raise ValueError(
-                "mark_stale needs stale, the seconds for which callers may still get the value, as "
-                "in get_or_set. To have it computed again at once, use delete"
-            )
+        seconds = self._stale_seconds(stale)
         names = yield from self._keys(runner, keys, version)
         args: tuple[bytes | str | int, ...] = (int(seconds * 1000), *own_flights(names).values())
         calls = [Call(MARK_STALE, (name, flight_key(name)), args) for name in names]
@@ -242,6 +240,29 @@ class Writes(GetOrSet):
             if self._log_ignored_exceptions:
                 self.logger.exception("Exception ignored")
             return 0
+
+    def _stale_seconds(self, stale: float) -> float:
+        """``stale`` as ``mark_stale`` needs it, by default the setting. Raises as that."""
+        seconds: float = GetOrSetOptions.check(stale=stale).get("stale", self.conf.STALE)
+        if not seconds:
+            raise ValueError(
+                "mark_stale needs stale, the seconds for which callers may still get the value, as "
+                "in get_or_set. To have it computed again at once, use delete"
+            )
+        return seconds
+
+    def on_commit(self, using: str | None = None, *, robust: bool = False) -> OnCommit:
+        """``delete``, ``delete_many``, ``mark_stale`` and ``mark_stale_many`` for data that a
+        database transaction changes, done after its commit: ``cache.on_commit().delete("report")``.
+        At once if no transaction is open, never if it is rolled back.
+
+        Args:
+            using: the alias of the database, as of Django's ``transaction.on_commit``.
+            robust: log an error of Redis instead of raising it after the commit.
+        """
+        module = import_module(".on_commit", __package__)  # Few sites need it.
+        methods: OnCommit = module.OnCommit(self, using, robust)
+        return methods
 
     def own_pattern(self) -> str:
         """What matches all keys of this cache's KEY_PREFIX and VERSION in Redis."""

@@ -52,12 +52,12 @@ after_fork(_cold_reads.clear)
 
 logger = get_logger("django_redis_lock.flights")
 _undecodable_logged_at: dict[str, float] = {}
-#: After so many it begins anew.
+#: After so many it is emptied.
 MAX_LOGGED_GROUPS = 1000
 
 #: The usual errors of decoding; any other may be a signal handler's, such as a time limit.
 _OF_DECODING = (
-    *(ArithmeticError, AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError),
+    *(AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError),
     PickleError,
 )
 

@@ -21,6 +21,7 @@ from .key_template import bound_method, made_for_task, namer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..cache import FunctionOnCommit
     from ..conf import GetOrSetArguments
 
 P = ParamSpec("P")
@@ -45,6 +46,10 @@ class CachedFunction(Protocol[P, R_co]):
     def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Compute and store the result for these arguments, even if there is one. Until then other
         callers get the old result, or wait if there is none."""
+
+    def on_commit(self, using: str | None = None, *, robust: bool = False) -> FunctionOnCommit[P]:
+        """``invalidate``, ``mark_stale`` and ``refresh``, done after the commit of the open
+        transaction of the database ``using``, as by ``cache.on_commit``."""
 
 
 @overload
@@ -79,6 +84,7 @@ def cached(
         report.refresh(2024)     # computed and stored, even if there is one
         report.invalidate(2024)  # deleted
         report.mark_stale(2024)  # computed again at the next call; others get the old one
+        report.on_commit().invalidate(2024)  # after the commit of the database transaction
 
     Args:
         key: the value's key, a template over the arguments of the call; or, by keyword, a callable
@@ -121,7 +127,7 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
     arguments = inspect.signature(function).parameters
     if key is None and arguments:
         raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
-    name = namer(key, function, dotted)
+    name = namer(key, function, dotted, typed=True)
     if isinstance(name, str) and arguments.keys() - {"self", "cls"}:
         raise ValueError(
             f"{key!r} names no argument of {dotted}, so all calls would get the same value: name "
@@ -148,10 +154,18 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
 
         return acall if iscoroutinefunction(function) else call
 
+    cache_alias = using
+
+    def on_commit(using: str | None = None, *, robust: bool = False) -> Any:
+        cache: Any = lock_cache(cache_alias)
+        of_cache = cache.on_commit(using, robust=robust)
+        return of_cache.of_function(wrapped, key_of, version=version, stale=stale)
+
     wrapped: Any = functools.update_wrapper(method("get_or_set", True, **options), function)
     wrapped.refresh = method("compute", True, **options)
     wrapped.invalidate = method("delete", False, version=version)
     wrapped.mark_stale = method("mark_stale", False, version=version, stale=stale)
+    wrapped.on_commit = on_commit
     return wrapped
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import numbers
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -24,6 +25,16 @@ Namer = Callable[[tuple[Any, ...], dict[str, Any]], str]
 #: A name of a lock, or several.
 Names = str | tuple[str, ...]
 
+_TAGS: dict[str, Any] = {
+    "None": type(None),
+    "bool": bool,
+    "int": numbers.Integral,
+    "float": numbers.Real,
+    "bytes": bytes,
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+}
 #: The characters of an escape sequence, which cannot separate two values.
 _ESCAPES = frozenset("%0123456789ABCDEF")
 _formatter = string.Formatter()
@@ -39,21 +50,23 @@ class Field(NamedTuple):
     conversion: str | None
     spec: str
 
-    def text(self, values: dict[str, Any]) -> str:
+    def text(self, values: dict[str, Any]) -> tuple[str, Any]:
+        """The text of the value, and the value; with a conversion or a format, the text twice."""
         if self.name in values:
             value = values[self.name]
         else:  # A name with attributes and items.
             value, _ = _formatter.get_field(self.name, (), values)
-        if not (self.conversion or self.spec) and type(value) in (str, int):
-            return str(value)
-        value = _formatter.convert_field(self._reliable(value), self.conversion)
-        text = str(_formatter.format_field(value, _formatter.vformat(self.spec, (), values)))
+        formats = self.conversion or self.spec
+        if not formats and type(value) in (str, int):
+            return str(value), value
+        shown = _formatter.convert_field(self._reliable(value), self.conversion)
+        text = str(_formatter.format_field(shown, _formatter.vformat(self.spec, (), values)))
         if _ADDRESS.search(text):
             raise ValueError(
                 f"{{{self.name}}} gives {text!r}, which differs between processes: use one of its "
                 "attributes, such as its pk"
             )
-        return text
+        return text, text if formats else value
 
     def _reliable(self, value: Any) -> Any:
         """``value``, with the items of a dict in one order. Raises ValueError if its text may
@@ -83,10 +96,15 @@ class Field(NamedTuple):
 
 class Template:
     """A name with ``{fields}``. Different values never give the same name: a character in a value
-    that separates two fields is escaped as in a URL, ``%2D`` for ``-``."""
+    that separates two fields is escaped as in a URL, ``%2D`` for ``-``.
 
-    def __init__(self, text: str) -> None:
+    Args:
+        typed: whether a value that is no text has its type before it, ``%(int)1`` for 1.
+    """
+
+    def __init__(self, text: str, typed: bool = False) -> None:
         self.text = text
+        self._typed = typed
         #: Literal text and fields alternate; the last literal has no field.
         self._literals: list[str] = [""]
         self._fields: list[Field] = []
@@ -124,12 +142,18 @@ class Template:
                     yield name
 
     def fill(self, values: dict[str, Any]) -> str:
-        filled = [field.text(values) for field in self._fields]
-        if len(filled) > 1:
-            filled = [self._escape(text) for text in filled]
+        filled = [self._fill(*field.text(values)) for field in self._fields]
         return self._literals[0] + "".join(
             text + literal for text, literal in zip(filled, self._literals[1:], strict=True)
         )
+
+    def _fill(self, text: str, value: Any) -> str:
+        tag = "" if not self._typed or isinstance(value, str) else _tag(value)
+        if len(self._fields) > 1:
+            text = self._escape(text)
+        elif self._typed and not tag and text[:1] == "%":
+            text = _LIKE_A_TAG.sub("%25", text)
+        return tag + text
 
     def _escape(self, text: str) -> str:
         if self._escaped.isdisjoint(text):
@@ -137,18 +161,36 @@ class Template:
         return "".join(_percent(c) if c in self._escaped else c for c in text)
 
 
+#: The beginning of a text that looks like a tag, or like such a text that has been escaped.
+_LIKE_A_TAG = re.compile(r"\A%(?=(25)*\()")
+
+
+def _tag(value: Any) -> str:
+    """The type of ``value``, the same for types that can stand for each other, such as ``int`` and
+    the members of ``IntegerChoices``."""
+    for name, kind in _TAGS.items():
+        if isinstance(value, kind):
+            return f"%({name})"
+    return "%(object)"
+
+
 def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode())
 
 
 def namer(
-    key: str | Callable[..., str] | None, function: Callable[..., Any], dotted: str
+    key: str | Callable[..., str] | None,
+    function: Callable[..., Any],
+    dotted: str,
+    *,
+    typed: bool = False,
 ) -> str | Namer:
     """The name of each call of ``function``, or what makes it from the arguments.
 
     Args:
         key: a name, a template over the arguments of the call, or a callable that takes them; None
             for ``dotted``, the function's name.
+        typed: see ``Template``.
 
     Raises:
         ValueError: ``key`` is invalid; or, at the call, the name.
@@ -157,7 +199,7 @@ def namer(
         return short(dotted)
     if callable(key):
         return lambda args, kwargs: _usable(key(*args, **kwargs), dotted)
-    template = Template(key)
+    template = Template(key, typed)
     fields = list(template.fields())
     if not fields:
         return short(template.fill({}))  # It may contain doubled braces.

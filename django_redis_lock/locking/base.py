@@ -44,8 +44,7 @@ class BaseLock:
     Args:
         redis: the redis-py client.
         name: str, bytes or memoryview; the token is kept at exactly this key, as by redis-py.
-        timeout: seconds the lock lives on the server unless renewed; None: until released, which
-            a crash makes for ever.
+        timeout: seconds the lock lives unless renewed; None: until released, also after a crash.
         sleep: seconds between two tries where waiting cannot be signalled.
         blocking: whether ``acquire`` waits.
         blocking_timeout: seconds it waits at most; None: without end.
@@ -65,8 +64,7 @@ class BaseLock:
         warn_after: seconds of holding after which the log is told of it, once; None: 80 % of
             ``max_hold``, or of the lifetime of a lock that is not renewed.
         id: a token got elsewhere, to act for: ``release``, ``extend`` and the rest use it.
-        replicas: how many replicas of the server must have confirmed an acquisition before it
-            counts, so that it outlives a failover to any of them.
+        replicas: how many replicas must confirm an acquisition, so that it outlives a failover.
         grant_timeout: seconds a waiter has to take up a lock that is passed to it; the same on
             all hosts.
         reentrant: whether a thread (a task, for ``AsyncLock``) that holds the lock takes it once
@@ -76,8 +74,8 @@ class BaseLock:
             and fence. Of processes with different limits, the larger one holds.
 
     Attributes:
-        cache: the cache backend it came from, None if from none.
-        cache_key: its name there.
+        cache: the cache backend it came from, None if from none; there it is ``cache_key``.
+        stored_name: its name in the description, for people, if its key may not show it.
 
     Raises:
         TypeError, ValueError: an argument makes no sense; the message says what is allowed.
@@ -85,6 +83,7 @@ class BaseLock:
 
     cache: Any = None
     cache_key: str | None = None
+    stored_name = ""
     _hold_class = Hold
     #: Whether the caller is a task.
     asynchronous = False
@@ -302,6 +301,7 @@ class BaseLock:
             renews_for=(self.max_hold or math.inf) if self.renew else -math.inf,
             warns_after=self.warns_after,
             label=self.label,
+            name=self.stored_name,
             on_lost=None if self.on_lost is None else self._for_keeper(self.on_lost),
             subject=self.subject if events.listeners else None,
         )

@@ -92,13 +92,14 @@ class Hold:
         renews_for: float = -math.inf,
         warns_after: float = math.inf,
         label: str = "",
+        name: str = "",
         on_lost: Callable[[], Any] | None = None,
         subject: Subject | None = None,
     ) -> None:
         self.lifetime = lifetime
         self._renews_for = renews_for
         self._warns_after = warns_after
-        self.label = label
+        self.label, self.name = label, name
         self.thread = threading.current_thread().name
         self.activity = activity.get()
         self._thread_id = threading.get_ident()
@@ -308,6 +309,8 @@ class Renewal(Job):
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
         terms = ["lifetime", str(lifetime), "fence", str(hold.fence)]
+        if hold.name:
+            terms += ("name", encodable(hold.name))
         if hold.limit != 1:
             terms += ("limit", str(hold.limit))
         if hold.renews_until > -math.inf:

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand
 from redis.exceptions import RedisError
 
 from ..cache import lock_cache
-from ..ops.held_locks import HeldLock, held_locks, look_closely, release
+from ..ops.held_locks import HeldLock, held_locks, look_closely, release, release_many
 from ..ops.inventory import LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
 from . import (
@@ -59,7 +59,7 @@ def find(options: dict[str, Any]) -> Found:
     result = held_locks(aliases, kinds=kinds, search=name)
     # Also the key that the name has in each cache: no index has a lock taken by plain redis-py.
     # Of a lock with places, one of them.
-    listed = [held for held in result.found if held.name == name]
+    listed = [held for held in result.found if name in (held.name, held.lock.name)]
     first = {(h.alias, h.lock.lock_key, h.lock.kind): h.lock.key for h in listed}
     places = {(alias, key, kind): None for (alias, _, kind), key in first.items()}
     if LOCK in kinds:
@@ -324,8 +324,7 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
             these = "it" if len(result.found) == 1 else f"these {len(result.found)}"
             command.stdout.write(f"Nothing was released. To release {these}, add --yes.")
         return code
-    for held in result.found:
-        outcome = _release(held)
+    for held, outcome in zip(result.found, release_many(result.found, _operator()), strict=True):
         command.stdout.write(f"{_said(held, outcome)} It was held by {_who(held.lock)}.")
         if outcome is Outcome.NOT_OWNER:
             code = code or Exit.NOT_OWNER

@@ -1,8 +1,9 @@
 """The held locks and running computations of all caches, and the caches that failed.
 
 Several caches may share a database. A lock is listed under the cache whose key prefix it has, by
-its name in that cache. A lock without the prefix of any cache (a bare ``Lock(redis, "x")``, or one
-of another site or version) is listed by its whole key, under the first cache of its database.
+its name in that cache; where KEY_FUNCTION hides prefixes and names, the cache that makes its key of
+the name that its holder has stored. Any other lock (a bare ``Lock(redis, "x")``, or one of another
+site or version) is listed by its whole key, under the first cache of its database.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from .inventory import (
     LockInfo,
     Outcome,
     inspect,
+    is_name_of,
     list_held,
+    release_each,
 )
 from .inventory import release as release_forced
 
@@ -50,7 +53,8 @@ class HeldLock:
     """A held lock or a running computation, and its cache.
 
     Attributes:
-        name: its name in the cache, or its whole key.
+        name: its name in the cache, or its whole key, followed by the stored name in brackets if
+            there is one that the key does not show.
         foreign: whether it has the prefix of no cache, so that ``name`` is the whole key.
     """
 
@@ -128,16 +132,18 @@ def held_locks(
     asked = [database for database in databases if not database.prefixes.keys().isdisjoint(wanted)]
     result.failures = [_failure(alias, failed[alias]) for alias in failed if alias in wanted]
 
-    def ask(database: _Database) -> list[Inventory] | Exception:
+    def ask(database: _Database, by_name: bool) -> list[Inventory] | Exception:
         try:
             spaces = tuple(database.only_locks)
             client = database.client
-            return [list_held(client, b"", limit, search, kind, spaces) for kind in kinds]
+            return [list_held(client, b"", limit, search, kind, spaces, by_name) for kind in kinds]
         except UNAVAILABLE as error:
             return error
 
+    # The threads of the pool have other cache objects.
+    hiding = [not all(lock_cache(a)._has_plain_keys for a in each.prefixes) for each in asked]
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(asked)))) as threads:
-        for database, answer in zip(asked, threads.map(ask, asked), strict=True):
+        for database, answer in zip(asked, threads.map(ask, asked, hiding), strict=True):
             here = [alias for alias in database.prefixes if alias in wanted]
             if isinstance(answer, Exception):
                 result.failures += [_failure(alias, answer) for alias in here]
@@ -186,7 +192,7 @@ def is_among_locks(alias: str, key: bytes) -> bool:
 
 
 def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
-    """The name of the lock at ``key`` in the cache ``alias``, held or free."""
+    """The name of the lock at ``key`` in the cache ``alias``, held or free, as the key shows it."""
     if kind == LOCK and is_lock(key):
         key = keys_at(key).name
     try:
@@ -200,19 +206,36 @@ def release(
     alias: str, key: bytes, owner_id: str, *, fence: int | None, kind: str = LOCK, by: str = ""
 ) -> Outcome:
     """``inventory.release`` with the settings of the cache ``alias``."""
-    cache: Any = lock_cache(alias)
+    client, options = _releasing(alias, by)
+    return release_forced(client, key, owner_id, fence=fence, kind=kind, **options)
+
+
+def release_many(chosen: Sequence[HeldLock], by: str = "") -> list[Outcome]:
+    """Release these locks and computations, many in one round trip; returns the outcomes."""
+    outcomes: dict[tuple[str, str, bytes], Outcome] = {}
+    locks: dict[str, dict[bytes, tuple[str, int | None]]] = {}
+    for alias, lock in ((held.alias, held.lock) for held in chosen):
+        if lock.kind == LOCK:
+            locks.setdefault(alias, {})[lock.key] = lock.owner.id, lock.fence
+        else:
+            ended = release(alias, lock.key, lock.owner.id, fence=None, kind=lock.kind, by=by)
+            outcomes[alias, lock.kind, lock.key] = ended
+    for alias, of_it in locks.items():
+        client, options = _releasing(alias, by)
+        ends = release_each(client, of_it, **options)
+        outcomes |= {(alias, LOCK, key): ended for key, ended in ends.items()}
+    return [outcomes[held.alias, held.lock.kind, held.lock.key] for held in chosen]
+
+
+def _releasing(alias: str, by: str) -> tuple[Any, dict[str, Any]]:
+    """The client, and the options of a release."""
     database = _database_of(alias)
-    return release_forced(
-        database.client,
-        key,
-        owner_id,
-        fence=fence,
-        kind=kind,
-        grant_timeout=cache.conf.GRANT_TIMEOUT,
-        by=by,
-        only_locks=tuple(database.only_locks),
-        id_of=shown_id,
-    )
+    return database.client, {
+        "grant_timeout": lock_cache(alias).conf.GRANT_TIMEOUT,
+        "by": by,
+        "only_locks": tuple(database.only_locks),
+        "id_of": shown_id,
+    }
 
 
 def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
@@ -258,8 +281,16 @@ def _cache_of(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, b
 
 
 def _place(database: _Database, lock: LockInfo) -> HeldLock:
+    stored = lock.stored_name
     alias, prefix, foreign = _cache_of(database, lock.lock_key, lock.kind)
     name = lock.lock_key[len(prefix) :].decode(errors="backslashreplace")
+    for each in database.prefixes if stored else ():
+        if is_name_of(lock_cache(each), stored, lock.lock_key, lock.kind):
+            alias, name, foreign = each, stored, False
+            break
+    else:
+        if stored not in name:
+            name = f"{name} ({stored})"
     return HeldLock(alias, name, replace(lock, owner=_shown(lock.owner)), foreign)
 
 

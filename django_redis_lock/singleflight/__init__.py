@@ -23,7 +23,9 @@ from .flight import MultiFlight as MultiFlight
 from .flight import SingleFlight as SingleFlight
 from .in_process import DeferredCall as DeferredCall
 from .in_process import Overtaken as Overtaken
+from .in_process import computing as computing
 from .in_process import in_flight as in_flight
+from .in_process import innermost_flight as innermost_flight
 from .in_process import own_flights as own_flights
 from .leader import Producer as Producer
 from .leader import Undecodable as Undecodable

@@ -64,7 +64,7 @@ def leave(shared: InProcessFlight) -> None:
 # -- what is being computed ------------------------------------------------------------------------
 
 #: What this thread or task is computing, each with what has its token.
-_computing: ContextVar[tuple[dict[tuple[Server, bytes], Computation], ...]] = ContextVar(
+_computing: ContextVar[tuple[dict[tuple[Server | None, bytes], Computation], ...]] = ContextVar(
     "computing", default=()
 )
 
@@ -141,9 +141,18 @@ def overtake(leader: bytes) -> bool:
     return call is not None and call.overtake()
 
 
-def being_computed() -> set[tuple[Server, bytes]]:
+def being_computed() -> set[tuple[Server | None, bytes]]:
     """The keys that this thread or task is computing, or the one that started it."""
     return set().union(*_computing.get())
+
+
+def innermost_flight() -> tuple[bytes, bytes] | None:
+    """The key that the caller itself computes, and the token of its flight."""
+    for here in reversed(_computing.get()):
+        for (server, key), computation in [*here.items()]:
+            if server is not None:
+                return key, computation.token
+    return None
 
 
 def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> dict[bytes, bytes]:
@@ -165,7 +174,9 @@ def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> di
 
 
 @contextmanager
-def computing(server: Server, keys: Iterable[bytes], computation: Computation) -> Iterator[None]:
+def computing(
+    server: Server | None, keys: Iterable[bytes], computation: Computation
+) -> Iterator[None]:
     """In this block, ``being_computed`` contains ``keys``."""
     here = {(server, key): computation for key in keys}
     mark = _computing.set((*_computing.get(), here))

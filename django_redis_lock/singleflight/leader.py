@@ -118,6 +118,9 @@ class Leader:
         self.trace = ""
         self._shared = shared
         self._names = names
+        plain = getattr(producer.cache, "_has_plain_keys", True)
+        #: By key, for people, where the key may not show it.
+        self.stored_names = {} if plain else names or {keys[0]: producer.name}
         self._replaced: Mapping[bytes, Seen] = {}
         self._lifetimes: Mapping[bytes, int] = {}
         self._runner = runner
@@ -269,8 +272,9 @@ class Leader:
         Args:
             outage: why Redis is unavailable.
         """
-        if outage:
-            self._log_without_redis(outage)
+        if outage and may_log(self.server, _logged_at):  # Once a minute for each server.
+            text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
+            outage_logger.warning(text, {"key": printable(self.keys[0]), "error": outage})
         with computing(self.server, self.keys, self), self._computation_events(outage is not None):
             compute, names = self.producer.compute, self._names
             if names is None:
@@ -317,12 +321,6 @@ class Leader:
         finally:
             seconds = time.monotonic() - began
             events.emit(Computed(subject, seconds, error, values, without_redis))
-
-    def _log_without_redis(self, error: BaseException) -> None:
-        """Once a minute for each server."""
-        if may_log(self.server, _logged_at):
-            text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
-            outage_logger.warning(text, {"key": printable(self.keys[0]), "error": error})
 
     # -- to end ------------------------------------------------------------------------------
 

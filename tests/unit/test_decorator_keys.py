@@ -350,7 +350,8 @@ class CallableGenerator:
 
 
 @pytest.mark.parametrize(
-    "target", [async_generator, generator, functools.partial(generator), CallableGenerator()]
+    "target",
+    [async_generator, generator, functools.partial(generator), CallableGenerator().__call__],
 )
 def test_what_runs_after_the_lock_is_released_is_refused(target: Any) -> None:
     """Calling these only makes something that runs later, when the lock is long gone."""

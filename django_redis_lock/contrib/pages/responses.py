@@ -178,3 +178,13 @@ def _with_rendering(kind: Any) -> Any:
         return rendering.render(response)
 
     return type(kind.__name__, (kind,), {"render": render, "__module__": kind.__module__})
+
+
+class OwnWrites:
+    """Notes what the code in a block of ``computing(None, keys, …)`` does itself to ``keys``, which
+    have no flights."""
+
+    token = b""
+
+    def __init__(self) -> None:
+        self.own_writes: dict[bytes, str] = {}

@@ -24,12 +24,14 @@ from redis.exceptions import RedisError
 from ...cache import MISSING, lock_cache
 from ...conf import GetOrSetOptions
 from ...events import RefreshFailed
-from ...singleflight import Postponed
+from ...protocol import Call, as_bytes, flight_key, script
+from ...singleflight import Postponed, computing, innermost_flight
 from ...threads import get_logger
 from ...transport import Steps, adrive, drive
 from .responses import (
     Conditions,
     NotThePage,
+    OwnWrites,
     PageFailed,
     Rendering,
     conditional,
@@ -52,6 +54,10 @@ GENERATION = "views.decorators.cache.cache_page.{}.generation"
 #: Where Django makes the keys. Its public function makes both keys in one call, and reads between
 #: them, which must not block an event loop.
 _KEYS: Any = django_cache
+#: Who leads.
+#:
+#: KEYS  a flight        ARGV  none        returns its token, nil without one
+FLIGHT_TOKEN = script("return redis.call('GET', KEYS[1])")
 _NOTHING: Any = object()
 _FAILED = (ConnectionInterrupted, RedisError, OSError)
 #: What Django answers with 4xx when a view raises it.
@@ -80,6 +86,10 @@ class Visit:
         self.cache: Any = lock_cache(middleware.cache_alias)
         self.caller = self._here()
         self.timeout = 0.0
+        #: The flight that this caller leads: the key in Redis, and the token; and what the view has
+        #: deleted itself.
+        self.flight: tuple[bytes, bytes] | None = None
+        self.own = OwnWrites()
         #: The response, or an exception instead, if this caller has computed it.
         self.computed = _NOTHING
 
@@ -161,7 +171,7 @@ class Visit:
         except _FAILED:
             return MISSING
         except Exception as error:
-            runner = cache._async_runner() if self.asynchronous else cache._thread_runner()
+            runner = self._runner()
             yield runner.do(cache._check_decoding(runner, error, key, None))
             return MISSING
 
@@ -210,12 +220,17 @@ class Visit:
         if not mine:
             request = _copied(request)
             request._cached_pages = self.scopes  # The request's own have ended with its response.
+        self.flight, self.own = innermost_flight() if key else None, OwnWrites()
         generation = yield from self._generation()
+        [at] = yield from self.cache._keys(
+            self._runner(), [GENERATION.format(self.middleware.key_prefix)], None
+        )
         conditions = Conditions(request) if key else Conditions(request, ())
         ranged = "HTTP_RANGE" in conditions
         conditions.take_out()
         try:
-            response = yield from self._respond(request)
+            with computing(None, [at], self.own):
+                response = yield from self._respond(request)
             if not mine and is_unrendered(response):
                 response = yield from self._render_as_before(key, response)
         except _REFUSALS as refusal:
@@ -360,8 +375,20 @@ class Visit:
         return (yield self._do("get_or_set", key, uuid4().hex, None, group="page generation"))
 
     def _is_of(self, generation: str) -> Steps[bool]:
+        """Whether the cache has not been emptied since, except by the view itself while its flight
+        is under way: its page is newer than that."""
         now = yield from self._read(GENERATION.format(self.middleware.key_prefix))
-        return bool(now == generation)
+        if now == generation or not self.own.own_writes or self.flight is None:
+            return bool(now == generation)
+        key, token = self.flight
+        runner = self._runner()
+        with suppress(*_FAILED):
+            [found] = yield runner.run(Call(FLIGHT_TOKEN, (flight_key(key),), ()))
+            return found is not None and as_bytes(found) == token
+        return False
+
+    def _runner(self) -> Any:
+        return self.cache._async_runner() if self.asynchronous else self.cache._thread_runner()
 
     def _page_lifetime(self, page: Any) -> float:
         return NOT_CACHEABLE_SECONDS if page is None else self.timeout

@@ -90,7 +90,7 @@ class Pages:
         periods = [] if self._refreshes else behaviour_of(found.alias, data["group"])
         return self._page(
             "change_form",
-            title=name,
+            title=data.get("name", name),
             computation=found.kind == FLIGHT,
             alias=found.alias,
             data=data,

@@ -46,6 +46,7 @@ def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
         return {**said, "unreleased": _away(error)}
     if holding is None:
         return {**said, "unreleased": _WAS_FREE % name}
+    name["name"] = said["name"] = shown(holding.name)
     if not _is_chosen(holding.lock, choice):
         return {**said, "unreleased": _PASSED_ON % name}
     return {
@@ -154,6 +155,8 @@ def _release(choice: Choice, by: str) -> _Result:
     try:
         name = shown(name_of(*choice.ref))
         holding, _closely = look_closely(*choice.ref)
+        if holding is not None:
+            name = shown(holding.name)
         outcome = release(alias, key, choice.owner_id, fence=choice.fence, kind=kind, by=by)
     except Exception as error:  # Also of a project's own key function.
         failed = _("“%(name)s” may not have been released: %(why)s")

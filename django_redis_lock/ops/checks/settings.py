@@ -26,6 +26,7 @@ from ...conf import FOR_THE_PROCESS, Conf, given
 from ...contrib import exporters
 from ...middleware import CachedPageMiddleware
 from ..doctor import examine
+from ..inventory import OwnLocks
 
 #: The settings in which projects keep the URL of Celery's broker.
 BROKERS = ("CELERY_BROKER_URL", "BROKER_URL")
@@ -181,6 +182,20 @@ def check_lock_keys() -> Iterator[CheckMessage]:
                 "chooses a cache key can take, release and read a lock.",
                 "Let no visitor choose a cache key, or set a LOCK_PREFIX with which none begins.",
             )
+
+
+@check()
+def check_key_function() -> Iterator[CheckMessage]:
+    for alias in lock_caches():
+        with suppress(Exception):  # Another check reports it, or it needs a tenant.
+            if OwnLocks(lock_cache(alias)).are_hidden():
+                yield found(
+                    "W017",
+                    f"The KEY_FUNCTION of the cache {alias!r} hides which locks are whose.",
+                    "Lists show the keys of locks that are younger than half a second, and "
+                    "held_locks() and reset_all() have to wait for their holders' descriptions. "
+                    "Have it leave the prefix and the name readable.",
+                )
 
 
 @check()

@@ -1,118 +1,47 @@
-"""Which locks are held in a database; forced release, if the acquisition that was shown is still
-there; and operations on all keys of a database: on a cluster, of all its primaries."""
+"""Which locks are held in a database; forced release; and operations on all keys of a database, on
+a cluster of all its primaries."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from enum import Enum
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from ...locking import note_call
 from ...protocol import (
     FIGURES,
     INDEX,
-    MAX_LIMIT,
     Call,
     as_bytes,
     flight_key,
-    flight_stream,
     flights_pattern,
     is_lock,
     is_of_a_database,
     key_of_companion,
     keys_at,
     quorum_fence_key,
-    reset_call,
     script,
     slot_tag,
 )
-from ...singleflight import END_FLIGHT, LET_GO, own_flights
-from ...transport import is_cluster, run, run_all, run_at, server_of
+from ...singleflight import LET_GO, own_flights
+from ...transport import run, run_all, run_at, server_of
 from .listing import FLIGHT as FLIGHT
 from .listing import LOCK as LOCK
 from .listing import MAX_DESCRIBED as MAX_DESCRIBED
 from .listing import MAX_ENTRIES as MAX_ENTRIES
-from .listing import REPLY_TIMEOUT_SECONDS, holders_at, indexes
 from .listing import Inspection as Inspection
 from .listing import Inventory as Inventory
 from .listing import LockInfo as LockInfo
 from .listing import Prefixes as Prefixes
 from .listing import WaiterInfo as WaiterInfo
+from .listing import indexes
 from .listing import inspect as inspect
 from .listing import list_held as list_held
-
-#: Milliseconds for which the followers of an ended computation can read its end.
-STREAM_LIFETIME = 10_000
-
-
-class Outcome(Enum):
-    #: The holder that was shown has lost it; the first waiter has it.
-    RELEASED = "released"
-    #: It was free.
-    FREE = "free"
-    #: Another holder has it, and keeps it.
-    NOT_OWNER = "changed hands"
-
-
-def release(
-    client: Any,
-    key: bytes,
-    owner_id: str,
-    *,
-    fence: int | None = None,
-    kind: str = LOCK,
-    grant_timeout: float = 2.0,
-    by: str = "",
-    only_locks: Prefixes = (),
-    id_of: Callable[[str], str] = str,
-) -> Outcome:
-    """End the lock at ``key`` if its holder has the id ``owner_id``; the first waiter gets it at
-    once. The holder's process is told at once, too, but is not stopped. Nothing else than a lock
-    ends: other data at ``key`` counts as free.
-
-    Args:
-        key: of the lock, or the cache key of a computation.
-        fence: ``LockInfo.fence``, which distinguishes two acquisitions with one chosen token.
-        kind: LOCK, or FLIGHT to end a computation: its result is not stored, and a follower leads.
-        grant_timeout: seconds that the first waiter has to take the grant.
-        by: the user, for the lock's list of events.
-        only_locks: see ``list_held``.
-        id_of: returns what users see as an owner's id.
-
-    Raises:
-        redis.exceptions.RedisError: the request failed; the lock may have been released.
-    """
-    holders, _ = holders_at(client, kind, [key], only_locks)
-    if key not in holders:
-        return Outcome.FREE
-    held, _ = holders[key]
-    if id_of(held.owner.id) != owner_id:
-        return Outcome.NOT_OWNER
-    if kind == FLIGHT:
-        return _end_flight(client, key, held.token)
-    send = partial(run, client, patience=REPLY_TIMEOUT_SECONDS)
-    keys = keys_at(key, is_cluster(client))
-    limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
-    only = keys.name.startswith(only_locks)
-    answer = send(reset_call(keys, held, grant_timeout, limit, fence, only))
-    if not answer.value and not answer.sent_twice:
-        is_held = key in holders_at(client, kind, [key], only_locks)[0]
-        return Outcome.NOT_OWNER if is_held else Outcome.FREE
-    with suppress(RedisError, OSError):  # It is released nevertheless.
-        send(note_call(keys.name, "reset", held.owner, by, held.held_for))
-    return Outcome.RELEASED
-
-
-def _end_flight(client: Any, key: bytes, token: bytes) -> Outcome:
-    keys = key, flight_key(key), flight_stream(key, token)
-    ended = run(client, Call(END_FLIGHT, keys, (token, STREAM_LIFETIME, "", 0))).value
-    return Outcome.RELEASED if ended else Outcome.FREE
-
+from .releasing import Outcome as Outcome
+from .releasing import OwnLocks as OwnLocks
+from .releasing import is_name_of as is_name_of
+from .releasing import release as release
+from .releasing import release_all as release_all
+from .releasing import release_each as release_each
 
 # -- all keys --------------------------------------------------------------------------------------
 

@@ -102,6 +102,7 @@ class LockInfo:
         limit: how many may hold the lock at a time, each in a place; None until the holder
             describes itself.
         taken: how many places are taken, as far as they are listed.
+        stored_name: its name in its cache, which its holder has stored as the key may not show it.
     """
 
     key: bytes
@@ -122,6 +123,7 @@ class LockInfo:
     limit: int | None = None
     place: int = 1
     taken: int = 1
+    stored_name: str = ""
 
     @property
     def lock_key(self) -> bytes:
@@ -205,6 +207,7 @@ def list_held(
     search: str = "",
     kind: str = LOCK,
     only_locks: Prefixes = (),
+    by_name: bool = False,
 ) -> Inventory:
     """The held locks whose keys begin with ``prefix``, which their names do not have. A lock is
     what the index has as one, and what its holder has described; under the prefixes ``only_locks``
@@ -215,6 +218,7 @@ def list_held(
             those that expire first are not considered.
         search: only locks whose keys contain the longest part of this text in ASCII; case is
             ignored.
+        by_name: search the stored names, too.
         kind: FLIGHT for the computations by ``get_or_set`` that have run for half a second or
             longer, instead of locks.
 
@@ -223,9 +227,14 @@ def list_held(
     """
     script, index = (LIST, INDEX) if kind == LOCK else (LIST_FLIGHTS, FLIGHTS)
     lowered = max(re.findall("[\0-\x7f]*", search), key=len).lower()  # Lua lowers ASCII only.
-    keys, whole = _listed(client, script, indexes(client, index), (prefix, lowered.encode()))
-    described = keys[: max(limit, MAX_DESCRIBED)]
+    by_name = by_name and lowered != ""
+    in_keys = b"" if by_name else lowered.encode()
+    keys, whole = listed(client, script, indexes(client, index), (prefix, in_keys))
+    described = keys if by_name else keys[: max(limit, MAX_DESCRIBED)]
     held, _ = _describe(client, kind, described, prefix, only_locks)
+    if by_name:
+        held = tuple(h for h in held if lowered in f"{h.name}\n{h.stored_name}".lower())
+        described = keys = [each.key for each in held]
     locks = held[:limit]
     total = len(keys) - len(described) + len(held)
     return Inventory(locks, total, complete=whole and total == len(locks))
@@ -275,7 +284,7 @@ def indexes(client: Any, index: bytes) -> list[bytes]:
     return found
 
 
-def _listed(
+def listed(
     client: Any, script: Script, places: Sequence[bytes], wanted: tuple[bytes, bytes]
 ) -> tuple[list[bytes], bool]:
     """Also returns whether the indexes at ``places`` were read to the end."""
@@ -389,6 +398,7 @@ def _held(
         broken=tuple(as_bytes(part).decode() for part in broken),
         limit=int(_number(described, "limit") or 0) or (1 if lifetime is not None else None),
         place=place,
+        stored_name=described.get("name", ""),
     )
 
 

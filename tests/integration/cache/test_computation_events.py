@@ -151,9 +151,9 @@ def test_values_are_counted_with_their_like(cache: RedisCache) -> None:
         (found,) = {event.subject.group for event in heard}
         return str(found)
 
-    assert group("report-2024", report, 2024) == "report-{year}"
+    assert group("report-%(int)2024", report, 2024) == "report-{year}"
     assert group("by-function-2024", by_function, 2024).endswith("<locals>.by_function")
-    assert group("named-2024", named, 2024) == "reports"
+    assert group("named-%(int)2024", named, 2024) == "reports"
     assert group("report-7", cache.get_or_set, "report-7", 1) == "report-*"
     assert group("own", cache.get_or_set, "own", 1, group="reports") == "reports"
     assert group("own", cache.compute, "own", 1, group="reports") == "reports"

@@ -289,8 +289,7 @@ def test_a_value_that_cannot_be_kept(cache: RedisCache, client: redis.Redis) -> 
 
 def test_a_value_that_cannot_be_read_costs_no_other(cache: RedisCache, client: redis.Redis) -> None:
     client.set(":1:b", b"written by nobody")
-    with pytest.raises(Exception, match=r"pickle|load key"):
-        way("asyncio", cache)(["a", "b"], Many())
+    assert way("asyncio", cache)(["a", "b"], Many()) == {"a": "A", "b": "B"}
     assert cache.get("a") == "A"
     assert not flights(client)
 

@@ -121,7 +121,7 @@ def test_a_cached_function(cache: Any, redis_server: RedisServer) -> None:
     with override_settings(CACHES={"default": settings}):
         assert [report(2024) for _ in range(3)] == ["bad", "good", "good"]
         assert report.refresh(2024) == "for ever"
-        assert cache.pttl("report-2024") is None
+        assert cache.pttl("report-%(int)2024") is None
 
 
 # -- who waits for a value that is not stored ----------------------------------------------------

@@ -341,7 +341,7 @@ def seed(cache: Any) -> None:
     for name in ("public", "a"):
         enter(name)
         cache.set_many({"report": f"of {name}", "other": f"other of {name}", "number": 5})
-        cache.set("of-2", f"of {name}")
+        cache.set("of-%(int)2", f"of {name}")
     cache.set("only-tenant", "a")
     enter("public")
     cache.set("only-public", "public")

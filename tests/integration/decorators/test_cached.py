@@ -63,7 +63,7 @@ def test_a_function_without_arguments(client: redis.Redis) -> None:
 def test_each_combination_of_arguments_has_a_separate_value(client: redis.Redis) -> None:
     assert report(2024) == report(year=2024) == report(2024, part="all") == (2024, "all", 1)
     assert report(2024, "half") == (2024, "half", 2)
-    assert 50_000 < client.pttl(":1:report-2024-all") <= 60_000
+    assert 50_000 < client.pttl(":1:report-%(int)2024-all") <= 60_000
 
 
 def test_invalidate_forgets_one_of_them() -> None:
@@ -78,7 +78,7 @@ def test_refresh_computes_again_and_stores(client: redis.Redis) -> None:
     report(2024)
     assert report.refresh(2024) == (2024, "all", 2)
     assert report(2024) == (2024, "all", 2)
-    assert 50_000 < client.pttl(":1:report-2024-all") <= 60_000
+    assert 50_000 < client.pttl(":1:report-%(int)2024-all") <= 60_000
     assert report.refresh(2025) == (2025, "all", 3)
 
 
@@ -92,7 +92,7 @@ def test_the_arguments_of_a_method() -> None:
 
     shop = Shop()
     assert shop.prices() == 0
-    assert cache.get("prices-7") == 0
+    assert cache.get("prices-%(int)7") == 0
     assert shop.prices.invalidate(shop) is True
 
 

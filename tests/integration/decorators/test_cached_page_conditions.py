@@ -134,7 +134,7 @@ def test_a_view_that_answers_to_another_condition_leaves_a_stale_page() -> None:
     assert len(calls) == 3
 
 
-def test_whoever_seeks_in_a_stream_gets_the_part() -> None:
+def test_a_visitor_who_seeks_in_a_stream_gets_the_part() -> None:
     @cached_page(60)
     def video(request: HttpRequest) -> StreamingHttpResponse:
         part = "Range" in request.headers

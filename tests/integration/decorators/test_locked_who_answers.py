@@ -254,7 +254,7 @@ HOOKS = [*TWO, "save_model", "delete_model", "save_related", "process_request", 
     "options", [{}, {"on_conflict": respond()}, {"on_conflict": redirect_to("/")}]
 )
 @pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_needs_an_answer_of_its_own(name: str, options: Any) -> None:
+def test_a_hook_must_say_what_it_answers(name: str, options: Any) -> None:
     def hook(self: Any, request: Any, *args: Any) -> Any: ...
 
     hook.__name__ = name

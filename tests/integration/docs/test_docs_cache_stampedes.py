@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from django.core.cache import cache
 from django.template import Context, Template
 
@@ -30,11 +31,13 @@ class Product:
             return [SimpleNamespace(pk=pk) for pk in pk__in]
 
 
+@pytest.mark.django_db
 def test_the_examples_in_python() -> None:
     names: dict[str, Any] = {
         "build_report": lambda: "the report",
         "fetch_rates": lambda: {"EUR": 1},
         "Product": Product,
+        "order": SimpleNamespace(save=lambda: None),
     }
     try:
         for code in examples("python"):

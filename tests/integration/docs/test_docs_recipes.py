@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.cache import cache, caches
 from django.http import HttpResponse
 from django.test import RequestFactory
@@ -30,6 +31,28 @@ def code(heading: str) -> str:
 def names(heading: str, **given: Any) -> dict[str, Any]:
     exec(compile(code(heading), heading, "exec"), given)
     return given
+
+
+@pytest.mark.django_db
+def test_rows_that_change(
+    redis_locks: MemoryServer, django_capture_on_commit_callbacks: Any
+) -> None:
+    found: dict[str, Any] = {"User": User}
+    heading = "Values of rows that change"
+    exec(compile(code(heading).replace('"shop.Order"', "User"), heading, "exec"), found)
+    try:
+        cache.set_many({"orders": 1, "order-7": 1, "order-8": 1})
+        with django_capture_on_commit_callbacks(execute=True):
+            user = User.objects.create(pk=7, username="eve")
+            assert cache.get("orders") == 1
+        assert list(cache.get_many(["orders", "order-7", "order-8"])) == ["order-8"]
+        cache.set("orders", 2)
+        with django_capture_on_commit_callbacks(execute=True):
+            user.delete()
+        assert cache.get("orders") is None
+    finally:
+        for signal in (found["post_save"], found["post_delete"]):
+            assert signal.disconnect(found["order_changed"], sender=User)
 
 
 urlpatterns = [path("orders", lambda request: HttpResponse(), name="orders")]

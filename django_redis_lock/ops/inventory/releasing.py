@@ -1,0 +1,322 @@
+"""Forced release: of one lock or many, if the acquisitions that were shown are still there, and of
+all locks of a database or a cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import RedisError
+
+from ...locking import note_call
+from ...protocol import (
+    INDEX,
+    MAX_LIMIT,
+    Call,
+    HolderInfo,
+    flight_key,
+    flight_stream,
+    keys_at,
+    reset_call,
+)
+from ...singleflight import END_FLIGHT
+from ...transport import is_cluster, run, run_all
+from .listing import (
+    FLIGHT,
+    LOCK,
+    MAX_ENTRIES,
+    REPLY_TIMEOUT_SECONDS,
+    Inventory,
+    LockInfo,
+    Prefixes,
+    holders_at,
+    indexes,
+    list_held,
+    listed,
+)
+from .scripts import LIST
+
+#: Milliseconds for which the followers of an ended computation can read its end.
+STREAM_LIFETIME = 10_000
+
+
+class Outcome(Enum):
+    #: The holder that was shown has lost it; the first waiter has it.
+    RELEASED = "released"
+    #: It was free.
+    FREE = "free"
+    #: Another holder has it, and keeps it.
+    NOT_OWNER = "changed hands"
+
+
+def release(
+    client: Any,
+    key: bytes,
+    owner_id: str,
+    *,
+    fence: int | None = None,
+    kind: str = LOCK,
+    grant_timeout: float = 2.0,
+    by: str = "",
+    only_locks: Prefixes = (),
+    id_of: Callable[[str], str] = str,
+) -> Outcome:
+    """End the lock at ``key`` if its holder has the id ``owner_id``; the first waiter gets it at
+    once. The holder's process is told at once, too, but is not stopped. Nothing else than a lock
+    ends: other data at ``key`` counts as free.
+
+    Args:
+        key: of the lock, or the cache key of a computation.
+        fence: ``LockInfo.fence``, which distinguishes two acquisitions with one chosen token.
+        kind: LOCK, or FLIGHT to end a computation: its result is not stored, and a follower leads.
+        grant_timeout: seconds that the first waiter has to take the grant.
+        by: the user, for the lock's list of events.
+        only_locks: see ``list_held``.
+        id_of: returns what users see as an owner's id.
+
+    Raises:
+        redis.exceptions.RedisError: the request failed; the lock may have been released.
+    """
+    holders, _ = holders_at(client, kind, [key], only_locks)
+    if key not in holders:
+        return Outcome.FREE
+    held, _ = holders[key]
+    if id_of(held.owner.id) != owner_id:
+        return Outcome.NOT_OWNER
+    if kind == FLIGHT:
+        return _end_flight(client, key, held.token)
+    send = partial(run, client, patience=REPLY_TIMEOUT_SECONDS)
+    answer = send(_reset_of(client, key, held, grant_timeout, fence, only_locks))
+    if not answer.value and not answer.sent_twice:
+        is_held = key in holders_at(client, kind, [key], only_locks)[0]
+        return Outcome.NOT_OWNER if is_held else Outcome.FREE
+    with suppress(RedisError, OSError):  # It is released nevertheless.
+        send(_note_of(key, held, by))
+    return Outcome.RELEASED
+
+
+#: The most locks that are released in one round trip: a few milliseconds of the server's time.
+RELEASED_AT_ONCE = 250
+
+
+def release_each(
+    client: Any,
+    chosen: Mapping[bytes, tuple[str, int | None]],
+    *,
+    grant_timeout: float = 2.0,
+    by: str = "",
+    only_locks: Prefixes = (),
+    id_of: Callable[[str], str] = str,
+) -> dict[bytes, Outcome]:
+    """``release`` for many locks, RELEASED_AT_ONCE at a time.
+
+    Args:
+        chosen: by key the owner's id, and the fence.
+
+    Returns:
+        the outcomes by key. RELEASED may be one that its holder has released at the same time.
+    """
+    keys, outcomes = list(chosen), dict[bytes, Outcome]()
+    for start in range(0, len(keys), RELEASED_AT_ONCE):
+        batch = keys[start : start + RELEASED_AT_ONCE]
+        outcomes |= dict.fromkeys(batch, Outcome.FREE)
+        holders, _ = holders_at(client, LOCK, batch, only_locks)
+        held = {}
+        for key, (holder, _) in holders.items():
+            outcomes[key] = Outcome.NOT_OWNER
+            if id_of(holder.owner.id) == chosen[key][0]:
+                held[key] = holder, chosen[key][1]
+        outcomes |= _released(client, held, grant_timeout, by, only_locks)
+    return outcomes
+
+
+def _released(
+    client: Any,
+    held: Mapping[bytes, tuple[HolderInfo, int | None]],
+    grant_timeout: float = 2.0,
+    by: str = "",
+    only_locks: Prefixes = (),
+) -> dict[bytes, Outcome]:
+    """End the locks of these holders, in one round trip to each server."""
+    resets = [
+        _reset_of(client, key, holder, grant_timeout, fence, only_locks)
+        for key, (holder, fence) in held.items()
+    ]
+    ended = run_all(client, resets) if resets else []
+    outcomes = dict.fromkeys(held, Outcome.RELEASED)
+    # 0 is also the reply to a call that was sent again and had ended the lock the first time.
+    if doubtful := [key for key, value in zip(held, ended, strict=True) if not value]:
+        still, _ = holders_at(client, LOCK, doubtful, only_locks)
+        outcomes |= dict.fromkeys(still, Outcome.NOT_OWNER)
+    if notes := [
+        _note_of(key, held[key][0], by) for key in held if outcomes[key] is Outcome.RELEASED
+    ]:
+        with suppress(RedisError, OSError):
+            run_all(client, notes)
+    return outcomes
+
+
+def release_all(
+    client: Any,
+    prefix: bytes = b"",
+    is_wanted: Callable[[bytes, HolderInfo], bool | None] = lambda key, holder: True,
+) -> tuple[int, int]:
+    """Release the locks whose keys begin with ``prefix``, and which are held when it is called.
+
+    Args:
+        is_wanted: says of a lock's key and holder whether to release it; None: not known until its
+            holder describes itself.
+
+    Returns:
+        how many were released, and of how many it was not known after DESCRIBED_WITHIN seconds.
+    """
+    released, done, waited_for = 0, set[bytes](), dict[bytes, bytes]()
+    until = time.monotonic() + DESCRIBED_WITHIN
+    while True:
+        keys, whole = listed(client, LIST, indexes(client, INDEX), (prefix, b""))
+        left, unknown = [key for key in keys if key not in done], 0
+        for start in range(0, len(left), RELEASED_AT_ONCE):
+            batch = left[start : start + RELEASED_AT_ONCE]
+            done.update(batch)
+            holders, _ = holders_at(client, LOCK, batch, ())
+            held = {}
+            for key, (holder, _) in holders.items():
+                wanted = is_wanted(keys_at(key).name, holder)
+                if wanted:
+                    held[key] = holder, None
+                elif wanted is None and waited_for.setdefault(key, holder.token) == holder.token:
+                    unknown += 1
+                    done.remove(key)
+            outcomes = _released(client, held)
+            released += list(outcomes.values()).count(Outcome.RELEASED)
+        if not unknown and (whole or not left):
+            return released, 0
+        if unknown:
+            if time.monotonic() >= until:
+                return released, unknown
+            time.sleep(0.1)
+
+
+def _reset_of(
+    client: Any,
+    key: bytes,
+    held: HolderInfo,
+    grant_timeout: float,
+    fence: int | None,
+    only_locks: Prefixes,
+) -> Call:
+    keys = keys_at(key, is_cluster(client))
+    limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
+    return reset_call(keys, held, grant_timeout, limit, fence, keys.name.startswith(only_locks))
+
+
+def _note_of(key: bytes, held: HolderInfo, by: str) -> Call:
+    return note_call(keys_at(key).name, "reset", held.owner, by, held.held_for)
+
+
+def _end_flight(client: Any, key: bytes, token: bytes) -> Outcome:
+    keys = key, flight_key(key), flight_stream(key, token)
+    ended = run(client, Call(END_FLIGHT, keys, (token, STREAM_LIFETIME, "", 0))).value
+    return Outcome.RELEASED if ended else Outcome.FREE
+
+
+# -- of one cache ----------------------------------------------------------------------------------
+
+#: Seconds in which a living holder has described itself, which it does after half a second.
+DESCRIBED_WITHIN = 3.0
+#: Names that functions which hash, cut or otherwise change a key do not leave as they are.
+_PROBES = ("9d41f0", "c7e25a" * 100, "É e/%:F")
+
+
+class OwnLocks:
+    """The locks of one cache and its default version. Their keys show whose they are, unless
+    KEY_FUNCTION hides it: then these are locks whose holders have stored a name of which the cache
+    makes their keys.
+
+    Args:
+        cache: a ``RedisCache`` or ``LocMemCache``.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        self._client, self._prefix = cache._lock_client(), cache._prefix()
+
+    def are_hidden(self) -> bool:
+        """Whether keys do not show whose they are."""
+        if self._cache._has_plain_keys:
+            return False
+        made, start = self._cache._lock_key, self._prefix
+        return any(made(probe) != start + probe.encode() for probe in _PROBES)
+
+    def held(self, limit: int) -> Inventory:
+        """At most ``limit`` of them, the longest held first. Raises as ``release_all``."""
+        if not self.are_hidden():
+            return list_held(self._client, self._prefix, limit)
+        until = time.monotonic() + DESCRIBED_WITHIN
+        while True:
+            every = list_held(self._client, b"", MAX_ENTRIES)
+            of_it = {lock: self._is_own(lock.lock_key, _facts(lock)) for lock in every.locks}
+            unknown = list(of_it.values()).count(None)
+            if not unknown or time.monotonic() >= until:
+                break
+            time.sleep(0.1)
+        own = [self._named(lock) for lock in of_it if of_it[lock]]
+        if unknown and not own:
+            raise self._unknown(unknown)
+        complete = every.complete and not unknown and len(own) <= limit
+        return Inventory(tuple(own[:limit]), len(own), complete)
+
+    def release_all(self) -> int:
+        """Release all; returns how many.
+
+        Raises:
+            ImproperlyConfigured: of some held locks it is not known whose they are.
+        """
+        if not self.are_hidden():
+            return release_all(self._client, self._prefix)[0]
+        released, unknown = release_all(
+            self._client, is_wanted=lambda key, holder: self._is_own(key, holder.described)
+        )
+        if unknown:
+            raise self._unknown(unknown, f"{released} of this cache are released. ")
+        return released
+
+    def _is_own(self, key: bytes, described: Mapping[str, str]) -> bool | None:
+        if name := described.get("name"):
+            return is_name_of(self._cache, name, key)
+        if self._prefix and key.startswith(self._prefix):
+            return True
+        return False if described else None
+
+    def _named(self, lock: LockInfo) -> LockInfo:
+        if lock.stored_name:
+            return replace(lock, name=lock.stored_name)
+        return replace(lock, name=lock.name.removeprefix(self._prefix.decode()))
+
+    def _unknown(self, number: int, done: str = "") -> ImproperlyConfigured:
+        return ImproperlyConfigured(
+            "KEY_FUNCTION makes keys that do not show which locks are this cache's, and the "
+            f"holders of {number} have not stored their names. {done}For all locks of a database "
+            "there are django_redis_lock.cache.reset_all(client) and the admin's list, for one "
+            "cache.lock(name).reset()"
+        )
+
+
+def _facts(lock: LockInfo) -> dict[str, str]:
+    """What ``HolderInfo.described`` has of a listed lock: nothing for one without a description."""
+    return {} if lock.limit is None else {"id": lock.owner.id, "name": lock.stored_name}
+
+
+def is_name_of(cache: Any, name: str, key: bytes, kind: str = LOCK) -> bool:
+    """Whether the lock, or value, ``name`` of ``cache``, in its default version, is at ``key``."""
+    try:
+        made = cache._lock_key(name) if kind == LOCK else cache._encoded_key(name, None)
+        return bool(made == key)
+    except Exception:  # Its own key function may refuse the names of other caches.
+        return False
