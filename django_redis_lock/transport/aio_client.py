@@ -19,6 +19,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
@@ -321,6 +322,21 @@ async def aread_value(client: Any, key: bytes) -> Any:
     """As ``execute.read_value``, with the lifetime. It is not sent again."""
     value, left = await exchange(client, server_of(client), value_with_lifetime(key), replies=2)
     return None if value is None else (value, left)
+
+
+async def aexchange(
+    client: Any, command: bytes, replies: int | None = None, *, again: bool = True
+) -> Any:
+    """As ``execute.exchange``."""
+    server = server_of(client)
+    if not again and (used := connection_to(server)) is not None and used.has_ended():
+        used.disconnect()
+    try:
+        return await ask(client, server, command, replies=replies)
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        if server.breaker.failing or (not again and may_have_run(error)):
+            raise
+    return await ask(client, server, command, replies=replies)
 
 
 async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
