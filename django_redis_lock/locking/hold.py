@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .. import events
+from .. import events, locking
 from ..clock import time
 from ..events import Lost, Subject, group_of
 from ..keeper import DeferredRelease, Job, SentOnce, keeper
@@ -40,7 +40,6 @@ from ..protocol import (
 )
 from ..threads import Mutex, free_after_fork, get_logger
 from ..transport import Server
-from .records import Heartbeat, log_failed, note_call
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -215,7 +214,7 @@ class Hold:
                 try:
                     tell()
                 except Exception:
-                    log_failed(tell, self.keys.name)
+                    locking.log_failed(tell, self.keys.name)
 
 
 class Renewal(Job):
@@ -250,12 +249,12 @@ class Renewal(Job):
     def stop(self) -> None:
         keeper().discard(self)
         if self.named:
-            Heartbeat.leave(self)
+            locking.Heartbeat.leave(self)
 
     def _described(self) -> None:
         if not self.named:
             self.named = True
-            Heartbeat.join(self)
+            locking.Heartbeat.join(self)
 
     def schedule(self, last: float) -> None:
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
@@ -331,7 +330,7 @@ class Renewal(Job):
             return
         hold = self.hold
         held = time.monotonic() - hold.began
-        event = note_call(hold.keys.name, what, hold.owner(), note, held)
+        event = locking.note_call(hold.keys.name, what, hold.owner(), note, held)
         keeper().add(SentOnce(self.server, event))
 
     def _lose(self, reason: str) -> None:
