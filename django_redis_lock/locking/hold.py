@@ -45,8 +45,7 @@ lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
 logger = get_logger("django_redis_lock.keeper")
 
-#: A lock held longer than this many seconds gets its holder described in Redis. Shorter ones
-#: are gone before anybody could look, and the name would cost them a round trip.
+#: The holder of a lock held for so many seconds is described in Redis, which costs a round trip.
 DESCRIBE_AFTER = 0.5
 #: Between two looks at a held lock that has no lifetime.
 CHECK_INTERVAL_SECONDS = 10.0
@@ -54,8 +53,7 @@ CHECK_INTERVAL_SECONDS = 10.0
 
 class Hold:
     """One acquisition, shared by the lock object and the keeper. It is made before the lock is
-    acquired, which leaves less to do for a waiter after its grant; what the acquisition decides,
-    such as ``keys`` and ``token``, it has from ``begin`` on.
+    acquired; what the acquisition decides (``keys``, ``token``) it has from ``begin`` on.
 
     Args:
         renews_for: seconds for which it is renewed; -inf for never.
