@@ -106,7 +106,7 @@ class AsyncLock(LockOperations):
             self._abandon(request, error)
             raise
 
-    async def _ask(self, request: AcquireRequest) -> Any:
+    async def _send_acquire(self, request: AcquireRequest) -> Any:
         call, patience = request.acquire(request.waiter), request.patience()
         return (await arun(self.redis, call, patience=patience)).value
 
@@ -246,7 +246,9 @@ async def aconfirm(
     """As ``confirm``, for tasks."""
     connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)
     try:
-        question = connection.ask(question_to_replicas(keys, token, replicas, patience), replies=2)
+        question = connection.request(
+            question_to_replicas(keys, token, replicas, patience), replies=2
+        )
         held, confirmed = await asyncio.wait_for(question, patience + REPLY_MARGIN_SECONDS)
         return Confirmed(bool(held), int(confirmed))
     except asyncio.TimeoutError:

@@ -58,7 +58,7 @@ class Lock(LockOperations):
 
         Raises:
             TypeError, ValueError: an argument makes no sense.
-            LockError: this handle holds the lock and would wait for itself for ever.
+            LockError: this handle holds the lock and would wait for itself forever.
             redis.exceptions.RedisError: Redis could not be asked; the lock is not held.
         """
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
@@ -75,7 +75,7 @@ class Lock(LockOperations):
             self._undo(before)
             raise
 
-    def _ask(self, request: AcquireRequest) -> Any:
+    def _send_acquire(self, request: AcquireRequest) -> Any:
         return run(self.redis, request.acquire(request.waiter), patience=request.patience()).value
 
     def _wait(self, request: AcquireRequest, refusal: waiting.Refusal | None) -> Acquisition | None:
@@ -203,7 +203,7 @@ class Lock(LockOperations):
 
 def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:
     """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
-    server = server_of(client).at(keys)
+    server = server_of(client).locate(keys)
     question = question_to_replicas(keys, token, replicas, patience)
     replies = server.exchange(question, 2, patience + REPLY_MARGIN_SECONDS)
     return Confirmed(bool(replies[0]), int(replies[1]))

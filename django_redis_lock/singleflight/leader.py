@@ -251,7 +251,7 @@ class Leader:
             pause = self.producer.error_ttl if isinstance(failed.error, Exception) else 0
             yield from self.fail(failed.describe(), pause)
             raise
-        finally:  # In every case: followers would wait for ever for a flight that is renewed.
+        finally:  # In every case: followers would wait forever for a flight that is renewed.
             for renewal in self.renewals:
                 keeper().discard(renewal)
 

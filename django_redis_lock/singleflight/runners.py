@@ -200,7 +200,7 @@ class ThreadRunner:
         streams, reply = self.server.in_one_call(streams), None
         server, connection = self.server, None
         try:
-            server = self.server.at(streams)
+            server = self.server.locate(streams)
             connection = server.checkout()
             connection.send_packed_command([reading(streams, until)])
             # Redis checks the timeouts of blocked clients only ten times a second.
@@ -247,7 +247,7 @@ def trace_in(reply: Any) -> str:
 
 
 def reading(streams: Sequence[bytes], until: float) -> bytes:
-    # Not earlier than the caller, who would only ask again; 0 would be for ever.
+    # Not earlier than the caller, who would only ask again; 0 would be forever.
     pause = b"%d" % max(1, math.ceil((until - time.monotonic()) * 1000))
     return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0" for _ in streams))
 

@@ -1,4 +1,4 @@
-"""The Lua scripts of cache values and their flights, in the manner of ``scripts``.
+"""The Lua scripts of cache values and their flights, in the manner of ``protocol.lock_scripts``.
 
 The keys of a value are always passed in this order: the value's own, its flight, the flight's
 stream. Times are milliseconds.

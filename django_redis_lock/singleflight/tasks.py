@@ -130,7 +130,7 @@ class AsyncRunner:
         try:
             connection = await aconnect(self._client, streams, timeout=5.0)
             try:
-                reply = await _within(connection.ask(reading(streams, until)), until)
+                reply = await _within(connection.request(reading(streams, until)), until)
             finally:
                 connection.disconnect()
         except (RedisError, OSError) as error:

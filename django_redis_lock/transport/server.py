@@ -44,7 +44,8 @@ _all: set[weakref.ref[Any]] = set()
 
 @after_fork
 def _forget_connections() -> None:
-    """They are the parent's."""
+    """They are the parent's: ``registry`` forgets the servers, and so their idle connections, too;
+    the child makes new ones when it needs them."""
     for known in list(_all):
         if (server := known()) is not None:
             server._made.clear()
@@ -117,13 +118,13 @@ class Server:
 
     # -- where a key is; a cluster and Sentinel have more than one address ----------------------
 
-    def at(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
+    def locate(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
         """The server that has ``keys``, which are all in one place; finding it may take
         ``patience`` seconds. Raises redis-py's ConnectionError if none is known."""
         return self
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
-        """As ``at``, without asking any server; None if it is not known."""
+        """As ``locate``, without asking any server; None if it is not known."""
         return self
 
     def for_tasks(self, settings: dict[str, Any]) -> None:
@@ -148,7 +149,7 @@ class Server:
         return False
 
     def must_discover(self) -> bool:
-        """Whether ``at`` would ask other servers, which takes time."""
+        """Whether ``locate`` would ask other servers, which takes time."""
         return False
 
     def on_error(self, error: BaseException) -> None:
@@ -397,9 +398,9 @@ def readable(connections: Sequence[RawConnection], seconds: float) -> list[RawCo
     while connections:
         left = max(0.0, until - time.monotonic())
         first_only = left if len(connections) == 1 else 0
-        found = [each for each in connections if _is_readable(each, first_only)]
-        if found or not left:
-            return found
+        ready = [each for each in connections if _is_readable(each, first_only)]
+        if ready or not left:
+            return ready
         _wait_for_any(connections, left)
     return []
 
