@@ -307,6 +307,8 @@ class GetOrSetOptions:
         never stale, regardless of the setting. Raises as ``check`` and ``check_timeout`` do."""
         if type(timeout) is not int:
             cls.check_timeout(timeout)
+        elif not arguments and not conf.STALE:  # As in most calls.
+            return cls(conf, {"group": None})
         given = cls.check(**arguments)
         given.setdefault("group", None)
         if timeout is None:

@@ -17,7 +17,15 @@ from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
 from ..threads import InCaller, ThreadEvent, ThreadPool, Work
-from ..transport import is_observed, is_outage, pack_words, read_value, run_all, server_of
+from ..transport import (
+    exchange,
+    is_observed,
+    is_outage,
+    pack_words,
+    read_value,
+    run_all,
+    server_of,
+)
 from .scripts import READ
 
 #: The longest message of a failed computation that other callers get.
@@ -140,6 +148,12 @@ class ThreadRunner:
         if os.getpid() != self._pid:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return run_all(self._client, calls)
+
+    def exchange(self, command: bytes, replies: int) -> Any:
+        """So many ``replies`` to ``command``, which may run twice."""
+        if os.getpid() != self._pid:
+            raise RedisConnectionError("A forked child leaves the flight to its parent")
+        return exchange(self._client, command, replies)
 
     def read(self, key: bytes) -> Any:
         """The value at ``key`` and its PTTL, None if there is none: by the client if a tool

@@ -16,6 +16,7 @@ from ..keeper import Job
 from ..protocol import Call
 from ..transport import (
     aconnect,
+    aexchange,
     aread_value,
     arun_all,
     cancellable,
@@ -95,6 +96,9 @@ class AsyncRunner:
         if done:
             return await asyncio.shield(in_background(arun_all(self._client, calls)))
         return await arun_all(self._client, calls)
+
+    async def exchange(self, command: bytes, replies: int) -> Any:
+        return await aexchange(self._client, command, replies)
 
     async def read(self, key: bytes) -> Any:
         call = Call(READ, (key,), ())

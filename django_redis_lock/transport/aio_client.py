@@ -19,12 +19,19 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..protocol import Call
 from .address import PROBE_SECONDS, TWINS, common_settings, may_have_run, note_sent, timeout_of
-from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake
+from .aio_connection import (
+    READ_FIRST_SECONDS,
+    AsyncRawConnection,
+    connect_to,
+    in_background,
+    wait_awake,
+)
 from .execute import (
     ASKING,
     admitted,
@@ -38,7 +45,7 @@ from .execute import (
 from .guarded_connection import guarded
 from .refusals import is_misdirected
 from .registry import server_of
-from .retry import REPORTED, Answer, run_again, run_all_steps
+from .retry import REPORTED, Answer, first_patience, run_again, run_all_steps
 from .server import CHECK_SECONDS, Server
 
 T = TypeVar("T")
@@ -303,7 +310,9 @@ async def arun(client: Any, call: Call, *, patience: float | None = None) -> Ans
     node = None
     try:
         node = await located(server, call.keys)
-        return Answer(await _run(client, node, call, patience), sent_twice=False)
+        # A bit longer: at its own timeout a silent connection is closed.
+        first = first_patience(patience, server.timeout + 2 * READ_FIRST_SECONDS)
+        return Answer(await _run(client, node, call, first), sent_twice=False)
     except REPORTED as error:
         exchange = _Awaiting(client, server)
         return await adrive(run_again(exchange, call, patience, node, error))
@@ -313,6 +322,21 @@ async def aread_value(client: Any, key: bytes) -> Any:
     """As ``execute.read_value``, with the lifetime. It is not sent again."""
     value, left = await exchange(client, server_of(client), value_with_lifetime(key), replies=2)
     return None if value is None else (value, left)
+
+
+async def aexchange(
+    client: Any, command: bytes, replies: int | None = None, *, again: bool = True
+) -> Any:
+    """As ``execute.exchange``."""
+    server = server_of(client)
+    if not again and (used := connection_to(server)) is not None and used.has_ended():
+        used.disconnect()
+    try:
+        return await ask(client, server, command, replies=replies)
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        if server.breaker.failing or (not again and may_have_run(error)):
+            raise
+    return await ask(client, server, command, replies=replies)
 
 
 async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:

@@ -203,6 +203,10 @@ class AsyncRawConnection(ABC):
     @abstractmethod
     def is_closed(self) -> bool: ...
 
+    def has_ended(self) -> bool:
+        """Whether the server has closed it while no call was on its way."""
+        return not self._calls and self._has_ended()
+
     def _has_ended(self) -> bool:
         """Whether the server has closed it, and the loop has not yet heard of that."""
         return False

@@ -21,7 +21,7 @@ from ..protocol import Call, Script
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .registry import server_of
-from .retry import REPORTED, Answer, Steps, run_again, run_all_steps
+from .retry import REPORTED, Answer, Steps, first_patience, run_again, run_all_steps
 from .server import Server
 
 R = TypeVar("R")
@@ -152,14 +152,15 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     if the connection broke before the reply. After an error, redis-py's, the outcome is unknown.
 
     Args:
-        patience: seconds to wait for the reply, and no second try if it does not come; None
-            leaves the wait to the pool's socket timeout.
+        patience: seconds to wait for the reply, and no second try if they are few; None leaves
+            the wait to the pool's socket timeout.
     """
     server = server_of(client)
     node = None
     try:
         node = server.locate(call.keys)
-        return Answer(_run(node, call, patience), False)
+        first = None if patience is None else first_patience(patience, server.timeout)
+        return Answer(_run(node, call, first), False)
     except REPORTED as error:
         return drive(run_again(_Blocking(server), call, patience, node, error))
 
@@ -182,22 +183,32 @@ def _is_of_redis_py(method: Any) -> bool:
 
 
 def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
-    """GET of ``key``, as ``run`` runs calls; with its ``lifetime`` what ``value_with_lifetime``
-    returns."""
+    """GET of ``key``; with its ``lifetime`` what ``value_with_lifetime`` returns."""
+    if not lifetime:
+        return exchange(client, pack_words(b"GET", key))
+    value = exchange(client, value_with_lifetime(key), 2)
+    return None if value[0] is None else value
+
+
+def exchange(client: Any, command: bytes, replies: int | None = None, *, again: bool = True) -> Any:
+    """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
+
+    Args:
+        again: whether it may run twice, so that it is sent once more if its reply was lost.
+    """
     server = server_of(client)
     patience = admitted(server.breaker, None) if server.breaker.failing else None
-    command = value_with_lifetime(key) if lifetime else pack_words(b"GET", key)
-    replies = 2 if lifetime else None
     try:
-        value = server.exchange(command, replies, patience)
-    except RedisConnectionError:
+        return server.exchange(command, replies, patience, once=not again)
+    except RedisConnectionError as error:
         server.close()
-        value = server.exchange(command, replies, patience)
-    except RedisTimeoutError:
-        if server.breaker.failing:
+        if not again and may_have_run(error):
             raise
-        value = server.exchange(command, replies, patience)  # Only that connection was silent.
-    return None if lifetime and value[0] is None else value
+    except RedisTimeoutError as error:
+        # Else only that connection was silent.
+        if server.breaker.failing or (not again and may_have_run(error)):
+            raise
+    return server.exchange(command, replies, patience, once=not again)
 
 
 def value_with_lifetime(key: bytes) -> bytes:

@@ -13,7 +13,7 @@ from ..clock import real_time as time
 from ..protocol import Call
 from .address import may_have_run, note_sent
 from .refusals import refusal
-from .server import Server
+from .server import CHECK_SECONDS, Server
 
 R = TypeVar("R")
 #: See ``execute.drive``.
@@ -62,12 +62,22 @@ def is_busy(error: BaseException) -> bool:
     return refusal(error) == "BUSY"
 
 
+def first_patience(patience: float | None, timeout: float) -> float | None:
+    """The seconds out of ``patience`` that the first try of a call may take: its connection may
+    have been forgotten, and then there must be time for another. ``timeout``: the socket's."""
+    if patience is None or patience < 2 * CHECK_SECONDS:
+        return patience
+    return min(patience / 2, timeout)
+
+
 class RetryPolicy:
-    """A call whose connection broke is sent once more. On a cluster, and behind sentinels, a call
-    that was refused is sent to the server that has its keys. A call to a server that is busy with
-    a script is retried for as long as its caller waits for a reply.
+    """A call whose connection broke is sent once more, and one whose connection was silent, if its
+    caller has time. On a cluster, and behind sentinels, a call that was refused is sent to the
+    server that has its keys. A call to a server that is busy with a script is retried for as long
+    as its caller waits for a reply.
 
     Attributes:
+        patience: seconds that the next try may take; None leaves that to the socket's timeout.
         towards: the server that a refusal has named.
         sent_twice: whether the call may have run twice.
         asking: whether ASKING is to be sent first, because the slot is being migrated.
@@ -75,7 +85,7 @@ class RetryPolicy:
 
     def __init__(self, server: Server, patience: float | None) -> None:
         self._server = server
-        self._patience = patience
+        self.patience = patience
         self._began = time.monotonic()
         self._pause = 0.0
         self._broke = False
@@ -105,14 +115,16 @@ class RetryPolicy:
         return 0.0
 
     def _worth_a_second_try(self, error: Exception) -> bool:
-        if self._patience is not None and isinstance(error, RedisTimeoutError):
-            return False
+        if self.patience is not None and isinstance(error, RedisTimeoutError):
+            self.patience -= first_patience(self.patience, self._server.timeout) or 0.0
+            if self.patience <= 0:
+                return False
         # Behind sentinels and on a cluster the server may have been replaced by now.
         return may_have_run(error) or self._server.must_discover()
 
     def _after_refusal(self, error: Exception, at_most: float) -> float:
         now = time.monotonic()
-        until = self._began + (at_most if self._patience is None else self._patience)
+        until = self._began + (at_most if self.patience is None else self.patience)
         if now >= until:
             refused = NotReady(f"The server is not ready for this key: {error}")
             note_sent(refused, self.sent_twice)
@@ -159,7 +171,7 @@ def run_again(
         try:
             node = policy.towards or (yield exchange.locate(call.keys))
             assert node is not None
-            answer = yield exchange.run(node, call, patience, policy.asking)
+            answer = yield exchange.run(node, call, policy.patience, policy.asking)
             return Answer(answer, policy.sent_twice)
         except REPORTED as another:
             error = another

@@ -175,14 +175,17 @@ class Server:
         replies: int | None = None,
         patience: float | None = None,
         again: bool = True,
+        once: bool = False,
     ) -> Any:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
         Args:
             patience: seconds to wait for each reply; None leaves the wait to the socket's timeout.
             again: whether what a replica has refused is sent once more, on a new connection.
+            once: whether a lost reply is an error for the caller, so that a connection that the
+                server has closed must not be used.
         """
-        idle = self._checkout_idle(patience)
+        idle = self._checkout_idle(patience, once)
         connection, unread = idle or (self._connect(patience), None)
         try:
             connection.send_packed_command([command])
@@ -205,7 +208,7 @@ class Server:
                 connection.disconnect()  # The other replies are still to come.
             self.breaker.answered()
             if misdirected and again and self.renew(connection):
-                return self.exchange(command, replies, patience, False)
+                return self.exchange(command, replies, patience, False, once)
             raise
         except BaseException as error:  # With an unread reply it cannot be used again.
             connection.disconnect()
@@ -327,7 +330,7 @@ class Server:
         return None
 
     def _checkout_idle(
-        self, patience: float | None
+        self, patience: float | None, once: bool = False
     ) -> tuple[RawConnection, PendingLifetime | None] | None:
         """The idle connection that was used last. ``patience``: seconds for its check, and for what
         comes then; 0 for none."""
@@ -336,7 +339,7 @@ class Server:
                 connection, unread, since = self._idle.pop()
             except IndexError:  # Another thread has taken it.
                 return None
-            if time.monotonic() - since < TRUSTED_SECONDS:
+            if time.monotonic() - since < TRUSTED_SECONDS and not (once and _has_ended(connection)):
                 return connection, unread
             if patience == 0:
                 self._idle.append((connection, unread, since))
@@ -371,6 +374,14 @@ class Server:
 def _wait(connection: RawConnection, patience: float | None) -> None:
     if patience is not None and not connection.can_read(patience):
         raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
+
+
+def _has_ended(connection: RawConnection) -> bool:
+    """Whether there is something to read: a reply on its way, or the end. It is then checked."""
+    try:
+        return connection.can_read(0)
+    except (RedisError, OSError):
+        return True
 
 
 def _with_nothing_to_read(

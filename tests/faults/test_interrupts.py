@@ -343,7 +343,7 @@ def test_a_lock_that_is_passed_on(client: redis.Redis, error: type[BaseException
             holder.release()
         expect_free(client, points)
 
-    each_point(attempt, function="server.can_read", meanwhile=holder.release, error=error)
+    each_point(attempt, function="address.can_read", meanwhile=holder.release, error=error)
 
 
 def test_going_in_again(client: redis.Redis) -> None:
@@ -401,7 +401,7 @@ def test_a_place(client: redis.Redis, contended: bool) -> None:
         assert not client.exists(key), points.where
         assert first.owned(), points.where
 
-    function = "server.can_read" if contended else ""
+    function = "address.can_read" if contended else ""
     each_point(
         attempt, function=function, meanwhile=holder.release, modules=("django_redis_lock.",)
     )

@@ -353,8 +353,12 @@ def test_a_last_try_that_is_never_sent_leaves_no_trace(
         async with redis.asyncio.Redis.from_url(redis_server.url) as server:
             return await AsyncLock(server, "taken", timeout=60).acquire(blocking_timeout=0.05)
 
+    async def is_silent(connection: Any, seconds: float) -> bool:
+        return False
+
     monkeypatch.setattr(redis.asyncio.Connection, "connect", connect_twice)
     monkeypatch.setattr(aio_client, "connection_to", lambda node: None)
+    monkeypatch.setattr(aio_client.AsyncRawConnection, "still_answers", is_silent)
     with Lock(client, "taken", timeout=60):
         assert not asyncio.run(wait())
         assert len(made) == 3

@@ -568,10 +568,10 @@ def test_a_process_that_finds_a_crash_and_ends_counts_it(
         (redis.ConnectionError("gone"), collecting.AWAY),
         (ReadOnlyError("You can't write against a read only replica."), collecting.AWAY),
         (NoPermissionError("NOPERM"), collecting.REFUSED),
-        (redis.ResponseError("OOM command not allowed"), collecting.REFUSED),
+        (redis.ResponseError("OOM command not allowed"), collecting.AWAY),
     ],
 )
-def test_a_failover_is_tried_again_soon_and_a_refusal_late(
+def test_what_passes_is_tried_again_soon_and_a_refusal_late(
     client: redis.Redis, error: Exception, pause: float
 ) -> None:
     job = collecting.Writing(metrics._metrics, server_of(client), 0.0)
