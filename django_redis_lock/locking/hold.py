@@ -196,8 +196,8 @@ class Hold:
                 return False
             self._lost = self.ended = True
         try:
-            fields = self.log_fields(reason=reason)
             message = "Lost the lock %(lock)s (fence %(fence)d, held for %(held).3f s): %(reason)s"
+            fields = self.log_fields(reason=reason)
             lost_logger.error(message, fields)
             if events.listeners and self.subject is not None:
                 events.emit(Lost(self.subject, fields["held"], reason, self.fence))
@@ -276,20 +276,16 @@ class Renewal(Job):
             return None
         hold.confirm()
         if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
-            self._lose(
-                "Redis confirmed no renewal in time"
-                if self._renewing(now)
-                else "its lifetime ran out before it was released"
-            )
+            renewing = self._renewing(now)
+            unrenewed = "its lifetime ran out before it was released"
+            self._lose("Redis confirmed no renewal in time" if renewing else unrenewed)
             return None
         if now >= hold.warns_at:
             hold.warn()
         if self._renewing(now) and self.kept_by() is None:
             hold.renews_until = -math.inf
-            logger.warning(
-                "Lock %(lock)s was garbage-collected without release(); renewal stopped",
-                hold.log_fields(),
-            )
+            message = "Lock %(lock)s was garbage-collected without release(); renewal stopped"
+            logger.warning(message, hold.log_fields())
         self._naming = True
         fields = () if self.named else (*hold.owner().fields(), *self._lock_fields())
         wanted = self._wanted(now)
@@ -298,10 +294,8 @@ class Renewal(Job):
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold
         if not hold.ended:
-            logger.warning(
-                "Lock %(lock)s was garbage-collected inside its with block: released",
-                hold.log_fields(),
-            )
+            message = "Lock %(lock)s was garbage-collected inside its with block: released"
+            logger.warning(message, hold.log_fields())
             hold.end()
         self.stop()
         keeper().add(hold.deferred_release(self.server, grant_timeout, min_hold))
