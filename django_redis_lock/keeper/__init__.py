@@ -129,7 +129,7 @@ class DeferredRelease(Job):
         self.due = now + self._pause
         self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS)
         passes = is_outage(error) or self.server.refuses(error)
-        self._answers += not passes  # It would be refused for ever.
+        self._answers += not passes  # It would be refused forever.
 
 
 class Keeper:
@@ -137,7 +137,7 @@ class Keeper:
 
     def __init__(self) -> None:
         # The methods enter the mutex and not the condition, because entering a condition is not
-        # atomic: an exception from a signal handler could leave the mutex locked for ever.
+        # atomic: an exception from a signal handler could leave the mutex locked forever.
         self._mutex = Mutex()
         self._condition = threading.Condition(self._mutex)
         self._jobs: set[Job] = set()

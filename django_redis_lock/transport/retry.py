@@ -13,7 +13,7 @@ from ..clock import real_time as time
 from ..protocol import Call
 from .address import may_have_run, note_sent
 from .refusals import refusal
-from .server import Server
+from .server import CHECK_SECONDS, Server
 
 R = TypeVar("R")
 #: See ``execute.drive``.
@@ -62,12 +62,22 @@ def is_busy(error: BaseException) -> bool:
     return refusal(error) == "BUSY"
 
 
+def first_patience(patience: float | None, timeout: float) -> float | None:
+    """The seconds out of ``patience`` that the first try of a call may take: its connection may
+    have been forgotten, and then there must be time for another. ``timeout``: the socket's."""
+    if patience is None or patience < 2 * CHECK_SECONDS:
+        return patience
+    return min(patience / 2, timeout)
+
+
 class RetryPolicy:
-    """A call whose connection broke is sent once more. On a cluster, and behind sentinels, a call
-    that was refused is sent to the server that has its keys. A call to a server that is busy with
-    a script is retried for as long as its caller waits for a reply.
+    """A call whose connection broke is sent once more, and one whose connection was silent, if its
+    caller has time. On a cluster, and behind sentinels, a call that was refused is sent to the
+    server that has its keys. A call to a server that is busy with a script is retried for as long
+    as its caller waits for a reply.
 
     Attributes:
+        patience: seconds that the next try may take; None leaves that to the socket's timeout.
         towards: the server that a refusal has named.
         sent_twice: whether the call may have run twice.
         asking: whether ASKING is to be sent first, because the slot is being migrated.
@@ -75,7 +85,7 @@ class RetryPolicy:
 
     def __init__(self, server: Server, patience: float | None) -> None:
         self._server = server
-        self._patience = patience
+        self.patience = patience
         self._began = time.monotonic()
         self._pause = 0.0
         self._broke = False
@@ -105,14 +115,16 @@ class RetryPolicy:
         return 0.0
 
     def _worth_a_second_try(self, error: Exception) -> bool:
-        if self._patience is not None and isinstance(error, RedisTimeoutError):
-            return False
+        if self.patience is not None and isinstance(error, RedisTimeoutError):
+            self.patience -= first_patience(self.patience, self._server.timeout) or 0.0
+            if self.patience <= 0:
+                return False
         # Behind sentinels and on a cluster the server may have been replaced by now.
         return may_have_run(error) or self._server.must_discover()
 
     def _after_refusal(self, error: Exception, at_most: float) -> float:
         now = time.monotonic()
-        until = self._began + (at_most if self._patience is None else self._patience)
+        until = self._began + (at_most if self.patience is None else self.patience)
         if now >= until:
             refused = NotReady(f"The server is not ready for this key: {error}")
             note_sent(refused, self.sent_twice)
@@ -159,7 +171,7 @@ def run_again(
         try:
             node = policy.towards or (yield exchange.locate(call.keys))
             assert node is not None
-            answer = yield exchange.run(node, call, patience, policy.asking)
+            answer = yield exchange.run(node, call, policy.patience, policy.asking)
             return Answer(answer, policy.sent_twice)
         except REPORTED as another:
             error = another
@@ -167,21 +179,21 @@ def run_again(
 
 def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Any]]:
     """In one trip for each server; what failed there, one at a time."""
-    places_at: dict[Server, list[int]] = {}
-    for place, call in enumerate(calls):
+    numbers_at: dict[Server, list[int]] = {}
+    for number, call in enumerate(calls):
         node = yield exchange.locate(call.keys)
-        places_at.setdefault(node, []).append(place)
+        numbers_at.setdefault(node, []).append(number)
     answers: list[Any] = [None] * len(calls)
-    for node, places in places_at.items():
+    for node, numbers in numbers_at.items():
         try:
-            found = yield exchange.run_all(node, [calls[place] for place in places])
+            values = yield exchange.run_all(node, [calls[number] for number in numbers])
         except REPORTED as error:
             exchange.server.on_error(error)
             node.close()
-            found = []
-            for place in places:
-                answer = yield from run_again(exchange, calls[place])
-                found.append(answer.value)
-        for place, value in zip(places, found, strict=True):
-            answers[place] = value
+            values = []
+            for number in numbers:
+                answer = yield from run_again(exchange, calls[number])
+                values.append(answer.value)
+        for number, value in zip(numbers, values, strict=True):
+            answers[number] = value
     return answers

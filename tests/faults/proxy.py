@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import select
 import socket
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -26,12 +28,22 @@ class Rule:
     """What to do with the next requests that contain one of ``marks``."""
 
     def __init__(
-        self, marks: tuple[bytes, ...], times: int, forward: bool, cut: bool = True
+        self,
+        marks: tuple[bytes, ...],
+        times: int,
+        forward: bool,
+        cut: bool = True,
+        reset: bool = False,
+        delay: float = 0.0,
     ) -> None:
         self.marks = marks
         self.left = times
         self.forward = forward
         self.cut = cut
+        #: Whether the client gets RST in place of FIN.
+        self.reset = reset
+        #: Seconds by which the reply is delayed; then nothing is cut.
+        self.delay = delay
         self.applied = threading.Semaphore(0)
 
     def matches(self, data: bytes) -> bool:
@@ -46,6 +58,11 @@ class Proxy:
         self._rules: list[Rule] = []
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._closed = self._away = False
+        self._greets: Callable[[socket.socket], object] | None = None
+        #: What the server is to answer to all calls, but for those that introduce a client.
+        self.refusal = b""
+        #: How many calls were refused.
+        self.refused = 0
         #: Seconds without traffic after which a connection is forgotten.
         self.forgets_after = math.inf
         #: Connections made before this moment are forgotten.
@@ -86,6 +103,10 @@ class Proxy:
         """Carry the next requests for ``script`` to the server, then cut their connections."""
         return self._add(Rule((script.sha.encode(), script.source.encode()), times, True))
 
+    def lose_reply_to(self, command: bytes, times: int = 1) -> Rule:
+        """As ``lose_reply``, of a ``command``."""
+        return self._add(Rule((b"\r\n%b\r\n" % command,), times, True))
+
     def lose_request(self, script: Script, times: int = 1) -> Rule:
         """Cut the connections of the next requests for ``script``; the server never sees them."""
         return self._add(Rule((script.sha.encode(), script.source.encode()), times, False))
@@ -93,6 +114,43 @@ class Proxy:
     def swallow(self, command: bytes, times: int = 1) -> Rule:
         """Lose the next requests for ``command``, and let nobody know."""
         return self._add(Rule((command,), times, forward=False, cut=False))
+
+    def reset_after_request(self, mark: bytes = b"", times: int = 1) -> Rule:
+        """Carry the next requests with ``mark`` to the server, and reset their connections before
+        its reply."""
+        return self._add(Rule((mark,), times, forward=True, reset=True))
+
+    def delay_reply(self, seconds: float, mark: bytes = b"", times: int = 1) -> Rule:
+        """The replies to the next requests with ``mark`` come so much later."""
+        return self._add(Rule((mark,), times, forward=True, cut=False, delay=seconds))
+
+    @contextmanager
+    def refusing(self, reply: bytes) -> Iterator[None]:
+        """Answer ``reply``, an error, in place of the server. Nothing is carried to it."""
+        self.refusal = b"-%b\r\n" % reply
+        yield
+        self.refusal = b""
+
+    @contextmanager
+    def unanswered(self) -> Iterator[None]:
+        """Cut all connections; accept new ones, and leave them without an answer."""
+        with self._greeting(self._swallow):
+            yield
+        self.cut()
+
+    @contextmanager
+    def no_handshake(self) -> Iterator[None]:
+        """Cut all connections; reset new ones when their first request comes, which of a client
+        with TLS is the first message of its handshake."""
+        with self._greeting(_reset_at_first_request):
+            yield
+
+    @contextmanager
+    def _greeting(self, greet: Callable[[socket.socket], object]) -> Iterator[None]:
+        self._greets = greet
+        self.cut()
+        yield
+        self._greets = None
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -124,6 +182,13 @@ class Proxy:
         for pair in tuple(self._pairs):
             self._close(pair)
 
+    def reset(self) -> None:
+        """Cut all connections, with RST in place of FIN."""
+        for pair in tuple(self._pairs):
+            _reset_when_closed(pair[0])
+            with suppress(OSError):
+                pair[1].shutdown(socket.SHUT_RDWR)  # Its thread closes both.
+
     def _add(self, rule: Rule) -> Rule:
         self._rules.append(rule)
         return rule
@@ -143,10 +208,23 @@ class Proxy:
                 here.close()
                 continue
             self._pairs.add(pair)
-            threading.Thread(target=self._carry, args=pair, daemon=True).start()
+            carry = self._carry if self._greets is None else partial(self._greet, self._greets)
+            threading.Thread(target=carry, args=pair, daemon=True).start()
+
+    def _greet(
+        self,
+        greet: Callable[[socket.socket], object],
+        here: socket.socket,
+        there: socket.socket,
+    ) -> None:
+        with suppress(OSError):
+            greet(here)
+        self._close((here, there))
 
     def _carry(self, here: socket.socket, there: socket.socket) -> None:
         losing: Rule | None = None
+        held_until = -math.inf
+        requests = b""
         began = used_at = time.monotonic()
         with suppress(OSError, ValueError):  # The latter from a socket closed meanwhile.
             while True:
@@ -160,19 +238,38 @@ class Proxy:
                     data = there.recv(65536)
                     if not data or losing is not None:
                         break
+                    time.sleep(max(0.0, held_until - time.monotonic()))
                     here.sendall(data)
                 if here in readable:
                     data = here.recv(65536)
                     if not data:
                         break
-                    losing = next((rule for rule in self._rules if rule.matches(data)), None)
-                    if losing is not None:
-                        losing.left -= 1
-                        if not losing.cut:
-                            losing = None
+                    if self.refusal:
+                        requests += data
+                        names = commands_in(requests)
+                        if names is None:
                             continue
-                        if not losing.forward:
-                            break
+                        data, requests = requests, b""
+                        if names[0] not in INTRODUCING:
+                            self.refused += 1
+                            here.sendall(self.refusal * len(names))
+                            continue
+                    rule = next((each for each in list(self._rules) if each.matches(data)), None)
+                    if rule is not None:
+                        rule.left -= 1
+                        if not rule.left:
+                            self._rules.remove(rule)
+                        if rule.delay:
+                            held_until = time.monotonic() + rule.delay
+                            rule.applied.release()
+                        elif not rule.cut:
+                            continue
+                        else:
+                            losing = rule
+                            if rule.reset:
+                                _reset_when_closed(here)
+                            if not rule.forward:
+                                break
                     there.sendall(data)
         self._close((here, there))
         if losing is not None:
@@ -188,5 +285,45 @@ class Proxy:
         self._pairs.discard(pair)
         for end in pair:
             with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                if not _is_to_reset(end):
+                    end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+
+#: Commands with which clients introduce themselves; servers that refuse others answer to these.
+INTRODUCING = frozenset((b"HELLO", b"AUTH", b"SELECT", b"CLIENT"))
+_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+def _reset_when_closed(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+
+
+def _reset_at_first_request(end: socket.socket) -> None:
+    end.recv(65536)
+    _reset_when_closed(end)
+
+
+def _is_to_reset(end: socket.socket) -> bool:
+    return end.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, len(_AT_ONCE)) == _AT_ONCE
+
+
+def commands_in(requests: bytes) -> list[bytes] | None:
+    """The names of the commands in ``requests``; None if the last is not complete."""
+    names, start = [], 0
+    try:
+        while start < len(requests):
+            end = requests.index(b"\r\n", start)
+            words, start = int(requests[start + 1 : end]), end + 2
+            for word in range(words):
+                end = requests.index(b"\r\n", start)
+                length = int(requests[start + 1 : end])
+                start = end + 2 + length + 2
+                if start > len(requests):
+                    return None
+                if not word:
+                    names.append(requests[end + 2 : end + 2 + length].upper())
+    except ValueError:
+        return None
+    return names

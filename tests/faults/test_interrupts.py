@@ -483,8 +483,8 @@ class RepeatedAcquire(FallbackLock):
         assert Lock(self.redis, NAME, timeout=60).acquire(blocking=False)
         return super()._take_file(file_lock, hold, *args, **options)
 
-    def _ask(self, request: Any) -> Any:
-        reply = super()._ask(request)
+    def _send_acquire(self, request: Any) -> Any:
+        reply = super()._send_acquire(request)
         self.asked += 1
         if self.asked == 2:
             assert self.redis.zcard(self.keys.waiters) == 1

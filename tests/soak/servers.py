@@ -24,6 +24,8 @@ __all__ = ["Clustered", "Proxied", "Replicated", "Servers", "SteppedClock"]
 
 #: Values of 20 kB; all of them are more than a server with a limit has room for.
 FILLERS = 400
+#: Replies come so much later at least, and twice as much at most; workers wait for a second.
+LATE_SECONDS = 0.8
 
 
 class Servers(AbstractContextManager["Servers"]):
@@ -82,6 +84,7 @@ class Proxied(Servers):
         self.proxies = [enter(Proxy(server)) for server in self.servers]
         self.faults = [self.network_cut, self.network_away, self.server_frozen]
         self.faults += [self.server_restarted, self.server_crashed]
+        self.faults += [self.connections_forgotten, self.requests_reset, self.replies_late]
         if policy:
             self.faults = [self.memory_full]
 
@@ -98,6 +101,20 @@ class Proxied(Servers):
     def network_away(self) -> None:
         with self.chance.choice(self.proxies).away():
             time.sleep(self.chance.random())
+
+    def connections_forgotten(self) -> None:
+        """Nobody hears of it."""
+        self.chance.choice(self.proxies).forget()
+
+    def requests_reset(self) -> None:
+        """Some connections are reset, each once the server has got a request and before it has
+        replied."""
+        self.chance.choice(self.proxies).reset_after_request(times=self.chance.randint(1, 5))
+
+    def replies_late(self) -> None:
+        """Some replies come when their callers have given up, or just before."""
+        late = LATE_SECONDS * (1 + self.chance.random())
+        self.chance.choice(self.proxies).delay_reply(late, times=self.chance.randint(1, 3))
 
     def server_frozen(self) -> None:
         server = self.chance.choice(self.servers)
@@ -230,7 +247,7 @@ class Replicated(Grouped):
     def __init__(self, chance: random.Random) -> None:
         super().__init__(chance, sentinels(down_after=1.0))
         self.faults = [self.failed_over, self.primary_died, self.replica_died]
-        self.faults += [self.primary_frozen]
+        self.faults += [self.primary_frozen, self.connections_cut]
 
     @property
     def urls(self) -> list[str]:
@@ -257,6 +274,12 @@ class Replicated(Grouped):
         before.pause()
         time.sleep(seconds)
         self.recover()
+
+    def connections_cut(self) -> None:
+        """Those of clients, to one of the servers."""
+        server = self.chance.choice([self._group.primary, *self._group.replicas])
+        with server.client() as client:
+            client.client_kill_filter(_type="normal")
 
     def replica_died(self) -> None:
         self.chance.choice(self._group.replicas).kill()

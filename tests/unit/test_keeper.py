@@ -46,7 +46,7 @@ class FakeServer:
         self.breaker = Breaker("nowhere")
         self.heartbeat = self.listener = None
 
-    def at(self, keys: Any, patience: float) -> FakeServer:
+    def locate(self, keys: Any, patience: float) -> FakeServer:
         return self
 
     def on_error(self, error: Exception) -> None:

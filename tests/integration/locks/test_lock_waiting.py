@@ -379,7 +379,7 @@ def test_a_waiter_that_finds_a_queue_after_its_request_is_registered_once(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread of the process came between its first request and the queue."""
-    ask, waiters = Lock._ask, f"{{{NAME}}}:waiters"
+    ask, waiters = Lock._send_acquire, f"{{{NAME}}}:waiters"
     others: list[Background] = []
 
     def with_another(self: Lock, request: AcquireRequest) -> Any:
@@ -391,7 +391,7 @@ def test_a_waiter_that_finds_a_queue_after_its_request_is_registered_once(
         return refusal
 
     with Lock(client, NAME, timeout=30):
-        monkeypatch.setattr(Lock, "_ask", with_another)
+        monkeypatch.setattr(Lock, "_send_acquire", with_another)
         others.append(Background(wait_and_release, Lock(client, NAME, timeout=5)))
         until(lambda: places(NAME) == 2)
         until(lambda: client.zcard(waiters) == 1)

@@ -1,0 +1,664 @@
+"""The table of ``docs/reliability.md``: what a fault does to each caller, with a real server behind
+a proxy.
+
+Kind: a fault in one caller is a fault in all. One bad connection of a server that is well costs
+nobody a call; while nothing gets through, each caller does what its column says; nothing is left
+behind, no reply is taken for that to another call, and soon after the fault all works again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+from django.conf import settings
+from django.core.cache import caches
+from django.http import HttpResponse
+from django.test import RequestFactory, override_settings
+from django_redis.exceptions import ConnectionInterrupted
+from redis.exceptions import AuthenticationError, BusyLoadingError, ClusterDownError, TryAgainError
+
+from django_redis_lock import Lock, Redlock, locked
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.contrib import instant_loss, metrics
+from django_redis_lock.decorators import cached_page
+from django_redis_lock.exceptions import TooFewServers
+from django_redis_lock.keeper import DeferredRelease, keeper
+from django_redis_lock.locking import Renewal
+from django_redis_lock.locking.records import Heartbeat
+from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
+from django_redis_lock.ops.held_locks import held_locks
+from django_redis_lock.ops.inventory import list_held, listing
+from django_redis_lock.transport.circuit_breaker import Breaker
+from tests.faults import test_refusals as refusals
+from tests.faults.proxy import Proxy
+from tests.holding import hurry, settle
+from tests.integration.locks.test_lock_redis_py import TLS
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, until
+from tests.redis_server import RedisServer
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+#: Seconds: the time-out of a socket, and of one with TLS; within which a call ends, whatever it
+#: does; and within which all works again after a fault. The latter are generous.
+TIMEOUT, TLS_TIMEOUT, SOON, AGAIN = 0.5, 3.0, 6.0, 8.0
+#: Errors: redis-py's, what django-redis makes of them, and a Redlock's.
+FAILED = (redis.RedisError, ConnectionInterrupted, TooFewServers)
+#: Where no server is.
+AWAY = "127.0.0.2:"
+USER, PASSWORD = "app", "secret"
+
+
+class World:
+    """A server, its proxy, and what leads there, during one fault."""
+
+    def __init__(self, server: RedisServer, proxy: Proxy, fault: Fault) -> None:
+        self.server, self.proxy, self.fault = server, proxy, fault
+        self.cache: Any = caches["default"]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.do(self._loop.shutdown_asyncgens())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def do(self, work: Any) -> Any:
+        """Await ``work`` in the event loop of this world."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+
+    def start(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def direct(self, db: int = 0) -> redis.Redis:
+        """A client that the fault does not concern, unless the server itself refuses."""
+        return redis.Redis(port=self.server.port, db=db)
+
+    def holder(self) -> Lock:
+        """Of ``name``, in another process as it were."""
+        key = self.cache.lock("name").keys.lock
+        lock = Lock(self.direct(), key, timeout=60, thread_local=False)
+        assert lock.acquire(blocking=False)
+        return lock
+
+    @property
+    def another_cache(self) -> tuple[str, dict[str, Any]]:
+        """The same server, as if it were another."""
+        alias = settings.CACHES["default"]
+        return alias["LOCATION"].replace("127.0.0.1", "localhost"), {"OPTIONS": alias["OPTIONS"]}
+
+    @property
+    def lasts(self) -> bool:
+        return self.fault.errors is not None
+
+    def meets(self, call: Callable[[], Any]) -> None:
+        """``call`` during the fault: it ends soon, as the fault says."""
+        began = time.monotonic()
+        if self.fault.errors is None:
+            call()
+        else:
+            with pytest.raises(self.fault.errors):
+                call()
+        assert time.monotonic() - began < SOON
+
+    def again(self, call: Callable[[], Any]) -> None:
+        """``call`` after the fault: soon it works."""
+        began = time.monotonic()
+        while True:
+            try:
+                return call()
+            except FAILED:
+                if time.monotonic() > began + AGAIN:
+                    raise
+                time.sleep(0.02)
+
+    def expect_nothing_left(self) -> None:
+        until(lambda: (refusals.attempt_releases(), not self._left())[1])
+
+    def _left(self) -> list[Any]:
+        jobs = (DeferredRelease, Renewal, WaiterHeartbeat)
+        left: list[Any] = [job for job in keeper().jobs() if isinstance(job, jobs)]
+        left = [job for job in left if AWAY not in str(job.server)]
+        names = (b"name", b"one", b"two", b"held")
+        for db in range(3):
+            with self.direct(db) as client:
+                # Values stay, and what is remembered of a lock.
+                left += [k for k in client.keys("*") if k.rpartition(b":")[2] in names]
+                left += client.keys("*:flight")
+        clients = self.server.asking.client_list()
+        left += [c for c in clients if "b" in c["flags"]]
+        return left + clients[40:]
+
+
+# -- the faults ------------------------------------------------------------------------------------
+
+
+class Fault(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        errors: those of a call without a wait, or None if all goes on; then the server is well.
+        refuses: whether the server answers, or its proxy does.
+    """
+
+    name: str
+    happens: Callable[[World], AbstractContextManager[Any]]
+    errors: tuple[type[BaseException], ...] | None = None
+    refuses: bool = False
+    tls: bool = False
+
+
+@contextmanager
+def once(world: World, act: Callable[[Proxy], Any]) -> Iterator[None]:
+    act(world.proxy)
+    yield
+
+
+@contextmanager
+def restarted(world: World) -> Iterator[None]:
+    """It reads its data from disk."""
+    with world.proxy.refusing(b"LOADING Redis is loading the dataset in memory"):
+        world.proxy.cut()
+        yield
+
+
+@contextmanager
+def credentials_refused(world: World) -> Iterator[None]:
+    """As while a password is replaced: here sooner than there."""
+    world.server.asking.acl_deluser(USER)  # That ends its connections, too.
+    yield
+    add_user(world.server)
+
+
+@contextmanager
+def no_more_clients(world: World) -> Iterator[None]:
+    asking = world.server.asking
+    before = asking.config_get("maxclients")["maxclients"]
+    asking.config_set("maxclients", 1)
+    yield
+    asking.config_set("maxclients", before)
+
+
+def add_user(server: RedisServer) -> None:
+    words = ("on", f">{PASSWORD}", "allkeys", "allchannels", "+@all")
+    server.asking.execute_command("ACL", "SETUSER", USER, *words)
+
+
+def refused(reply: bytes) -> Callable[[World], AbstractContextManager[Any]]:
+    return lambda world: world.proxy.refusing(reply)
+
+
+def of_server(refusal: refusals.Refusal) -> Callable[[World], AbstractContextManager[Any]]:
+    return lambda world: refusal(world.server)
+
+
+NO_ANSWER = (redis.TimeoutError, redis.ConnectionError)
+FAULTS = [
+    Fault("one reply later than the time-out", lambda w: once(w, lambda p: p.delay_reply(0.8))),
+    Fault("one reset after a request", lambda w: once(w, Proxy.reset_after_request)),
+    Fault("idle connections are reset", lambda w: once(w, Proxy.reset)),
+    Fault("connections are forgotten", lambda w: once(w, Proxy.forget)),
+    Fault("`max number of clients`, with a connection", no_more_clients),
+    Fault("accepted, never answered", lambda w: w.proxy.unanswered(), NO_ANSWER),
+    Fault("reset in the handshake", lambda w: w.proxy.no_handshake(), (redis.ConnectionError,)),
+    Fault(
+        "TLS handshake cut", lambda w: w.proxy.no_handshake(), (redis.ConnectionError,), tls=True
+    ),
+    Fault("`WRONGPASS`", credentials_refused, (AuthenticationError,)),
+    Fault("`NOAUTH`", refused(b"NOAUTH Authentication required."), (AuthenticationError,)),
+    Fault("`LOADING`", restarted, (BusyLoadingError,), True),
+    Fault(
+        "`BUSY`", refused(b"BUSY Redis is busy running a script."), (redis.ConnectionError,), True
+    ),
+    Fault("`CLUSTERDOWN`", refused(b"CLUSTERDOWN The cluster is down"), (ClusterDownError,), True),
+    Fault("`TRYAGAIN`", refused(b"TRYAGAIN Multiple keys request"), (TryAgainError,), True),
+]
+
+
+# -- the callers -----------------------------------------------------------------------------------
+
+Caller = Callable[[World], Iterator[None]]
+
+#: The columns: what callers do while all goes on, while the server refuses, and, if that is
+#: another thing, while it cannot be reached.
+COLUMNS = {
+    "call without a wait": ("works", "error"),
+    "with a `blocking_timeout`": ("works", "waits", "error"),
+    "waiter": ("waits on", "waits on"),
+    "Redlock's member": ("works", "counts as away"),
+    "renewal": ("still held", "later"),
+    "release": ("works", "later"),
+    "subscription": ("told", "told later"),
+    "fallback": ("not used", "used"),
+    "`get_or_set` and its like": ("works", "computes, returns"),
+    "leader, follower": ("value stored, followed", "value returned, follower goes on"),
+    "`cache.get`, `set`": ("works, or redis-py's error", "error"),
+    "`locked` view": ("works", "503"),
+    "page": ("works", "computed"),
+    "metrics, inventory": ("works", "error"),
+}
+#: Each runs to its first ``yield`` before the fault, to the second while it lasts, and then to its
+#: end.
+CALLERS: dict[str, tuple[str, Caller]] = {}
+
+
+def caller(column: str, name: str = "") -> Callable[[Caller], Caller]:
+    def note(function: Caller) -> Caller:
+        assert column in COLUMNS
+        CALLERS[name or function.__name__] = column, function
+        return function
+
+    return note
+
+
+def calling(column: str, name: str, call: Callable[[World], Any]) -> None:
+    @caller(column, name)
+    def steps(world: World) -> Iterator[None]:
+        call(world)
+        yield
+        world.meets(lambda: call(world))
+        yield
+        world.again(lambda: call(world))
+
+
+def take(world: World, name: Any = "name", **options: Any) -> None:
+    with world.cache.lock(name, blocking=False, **options) as lock:
+        lock.ensure_held()
+
+
+async def atake(world: World, name: Any = "name", **options: Any) -> None:
+    async with world.cache.alock(name, blocking=False, **options) as lock:
+        lock.ensure_held()
+
+
+def summary(world: World) -> None:
+    metrics.summary()
+
+
+def inventory(world: World) -> None:
+    list_held(world.cache._lock_client(), world.cache._prefix(), 10)
+
+
+WITHOUT_A_WAIT = "call without a wait"
+calling(WITHOUT_A_WAIT, "lock", take)
+calling(WITHOUT_A_WAIT, "limit", lambda world: take(world, limit=2))
+calling(WITHOUT_A_WAIT, "several names", lambda world: take(world, ["one", "two"]))
+calling(WITHOUT_A_WAIT, "async lock", lambda world: world.do(atake(world)))
+calling(WITHOUT_A_WAIT, "async limit", lambda world: world.do(atake(world, limit=2)))
+calling(WITHOUT_A_WAIT, "async names", lambda world: world.do(atake(world, ["one", "two"])))
+calling("metrics, inventory", "metrics", summary)
+calling("metrics, inventory", "inventory", inventory)
+
+
+@caller("metrics, inventory")
+def held_locks_of_all_caches(world: World) -> Iterator[None]:
+    assert not held_locks().failures
+    yield
+    assert bool(held_locks().failures) == world.lasts
+    yield
+    until(lambda: not held_locks().failures)
+
+
+def newcomer(name: str, acquire: Callable[[World, Any], Callable[[], Any]], **options: Any) -> None:
+    @caller("with a `blocking_timeout`", name)
+    def steps(world: World) -> Iterator[None]:
+        take(world)
+        world.do(atake(world))
+        yield
+        before = world.proxy.refused
+        result = acquire(world, options.get("names", "name"))
+        if world.fault.refuses:
+            until(lambda: world.proxy.refused > before + 2)
+        else:
+            world.meets(result)
+        yield
+        if world.fault.refuses:
+            assert result()
+        world.again(lambda: take(world))
+
+
+def thread_of(world: World, name: Any) -> Callable[[], Any]:
+    def work() -> bool:
+        with world.cache.lock(name, blocking_timeout=PATIENCE):
+            return True
+
+    return Background(work).result
+
+
+def task_of(world: World, name: Any) -> Callable[[], Any]:
+    async def work() -> bool:
+        async with world.cache.alock(name, blocking_timeout=PATIENCE):
+            return True
+
+    task = world.start(work())
+    return lambda: task.result(PATIENCE)
+
+
+newcomer("newcomer", thread_of)
+newcomer("newcomer for several names", thread_of, names=["one", "two"])
+newcomer("newcomer task", task_of)
+
+
+def waiter(name: str, acquire: Callable[[World, Any], Callable[[], Any]]) -> None:
+    @caller("waiter", name)
+    def steps(world: World) -> Iterator[None]:
+        holder = world.holder()
+        result = acquire(world, "name")
+        until(lambda: blocked(world))
+        yield
+        hurry()
+        yield
+        holder.release()
+        assert result()
+
+
+def blocked(world: World) -> bool:
+    return bool(world.server.asking.info("clients")["blocked_clients"])
+
+
+waiter("waiting thread", thread_of)
+waiter("waiting task", task_of)
+
+
+@caller("Redlock's member")
+def redlock(world: World) -> Iterator[None]:
+    member = world.cache._lock_client()
+    others = [world.direct(1), world.direct(2)]
+    away = redis.Redis(host=AWAY[:-1], port=1, socket_timeout=TIMEOUT)
+
+    def take_with(*clients: redis.Redis) -> None:
+        with Redlock(clients, "name", timeout=30, server_timeout=TIMEOUT, blocking_timeout=SOON):
+            pass
+
+    take_with(member, *others)
+    yield
+    take_with(member, *others)
+    yield
+    world.again(lambda: take_with(member, others[0], away))
+
+
+@caller("renewal")
+def renewal(world: World) -> Iterator[None]:
+    with world.cache.lock("name", timeout=60, renew=True) as lock:
+        hurry()
+        settle()
+        yield
+        hurry()
+        hurry()
+        lock.ensure_held()
+        yield
+        key, asking = lock.keys.lock, world.server.asking
+        asking.pexpire(key, 30_000)
+        until(lambda: (hurry(), asking.pttl(key) > 50_000)[1])
+        lock.ensure_held()
+
+
+def end_of_a_block(name: str, locks: Any, **options: Any) -> None:
+    @caller("release", name)
+    def steps(world: World) -> Iterator[None]:
+        """Of a lock that never expires."""
+        lock = world.cache.lock(locks, timeout=None, **options)
+        lock.acquire()
+        yield
+        with suppress(*FAILED if world.lasts else ()):
+            lock.__exit__(None, None, None)
+        yield
+
+
+end_of_a_block("end of a block", "name")
+end_of_a_block("end of a block with a limit", "name", limit=2)
+end_of_a_block("end of a block with several names", ["one", "two"])
+
+
+@caller("release")
+def end_of_a_block_of_a_task(world: World) -> Iterator[None]:
+    async def acquire() -> Any:
+        lock = world.cache.alock("name", timeout=None, thread_local=False)
+        await lock.acquire()
+        return lock
+
+    lock = world.do(acquire())
+    yield
+    with suppress(*FAILED if world.lasts else ()):
+        world.do(lock.__aexit__(None, None, None))
+    yield
+
+
+@caller("subscription")
+def forced_release(world: World) -> Iterator[None]:
+    """The next renewal is minutes away."""
+    lost = threading.Event()
+    lock = world.cache.lock("name", timeout=300, on_lost=lost.set, thread_local=False)
+    lock.acquire()
+    hurry()
+    settle()
+    yield
+    assert Lock(world.direct(), lock.keys.lock).reset()
+    if not world.lasts:
+        assert lost.wait(PATIENCE)
+    yield
+    assert lost.wait(PATIENCE)
+
+
+@caller("fallback")
+def fallback(world: World) -> Iterator[None]:
+    take(world)
+    yield
+    for how in ("run", "local"):
+        for wait in ({"blocking": False}, {"blocking_timeout": PATIENCE}):
+            with world.cache.lock("name", on_redis_down=how, **wait) as lock:
+                assert lock.degraded == (how if world.lasts else None)
+    yield
+    for how in ("run", "local"):
+        until(lambda how=how: not fell_back(world, how))
+
+
+def fell_back(world: World, how: str) -> bool:
+    with world.cache.lock("name", on_redis_down=how, blocking=False) as lock:
+        return lock.degraded is not None
+
+
+def value(world: World, key: str) -> None:
+    assert world.cache.get_or_set(key, lambda: key, 300) == key
+
+
+def values(world: World, key: str) -> None:
+    wanted = {key: key, f"{key}-2": f"{key}-2"}
+    assert world.cache.get_or_set_many(list(wanted), lambda keys: wanted, 300) == wanted
+
+
+def value_of_a_task(world: World, key: str) -> None:
+    assert world.do(world.cache.aget_or_set(key, lambda: key, 300)) == key
+
+
+def getting(name: str, call: Callable[[World, str], None]) -> None:
+    @caller("`get_or_set` and its like", name)
+    def steps(world: World) -> Iterator[None]:
+        call(world, "a")
+        yield
+        for key in ("a", "b", "a"):
+            call(world, key)
+        yield
+        until(lambda: (call(world, "c"), world.again(lambda: world.cache.get("c")) == "c")[1])
+
+
+getting("get_or_set", value)
+getting("get_or_set_many", values)
+getting("aget_or_set", value_of_a_task)
+
+
+@caller("leader, follower")
+def computation(world: World) -> Iterator[None]:
+    began, go_on = threading.Event(), threading.Event()
+
+    def compute() -> str:
+        began.set()
+        assert go_on.wait(PATIENCE)
+        return "computed"
+
+    leader = Background(lambda: world.cache.get_or_set("led", compute, 300))
+    assert began.wait(PATIENCE)
+    other = RedisCache(*world.another_cache)  # As another process.
+    follower = Background(lambda: other.get_or_set("led", lambda: "other's", 300, wait=PATIENCE))
+    until(lambda: blocked(world))
+    yield
+    go_on.set()
+    assert leader.result() == "computed"
+    if not world.lasts:
+        assert follower.result() == "computed"
+    yield
+    until(lambda: (refusals.attempt_releases(), follower.done)[1])
+    assert follower.result() in ("computed", "other's")
+
+
+@caller("`cache.get`, `set`")
+def reads_and_writes(world: World) -> Iterator[None]:
+    """Through redis-py's pool: a reply is never taken for that to another call."""
+    cache = world.cache
+    cache.set("a", "a")
+    cache.set("b", "b")
+
+    def read() -> None:
+        assert cache.get("a") == "a"
+        assert cache.get("b") == "b"
+        assert cache.get_many(["b", "a"]) == {"a": "a", "b": "b"}
+
+    read()
+    yield
+    for _ in range(3):
+        if world.lasts:
+            with pytest.raises(FAILED):
+                read()
+        else:
+            with suppress(*FAILED):
+                read()
+    yield
+    world.again(read)
+    world.again(lambda: cache.set("a", "a"))
+    read()
+
+
+def answer(request: Any) -> HttpResponse:
+    return HttpResponse("made")
+
+
+@caller("`locked` view")
+def view(world: World) -> Iterator[None]:
+    request, locked_view = RequestFactory().get("/"), locked("name")(answer)
+    assert locked_view(request).status_code == 200
+    yield
+    assert locked_view(request).status_code == (503 if world.lasts else 200)
+    yield
+    until(lambda: locked_view(request).status_code == 200)
+
+
+@caller("page")
+def page(world: World) -> Iterator[None]:
+    made = cached_page(300)(answer)
+    for last in (False, False, True):
+        assert made(RequestFactory().get("/page")).content == b"made"
+        if not last:
+            yield
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tls(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TLS]:
+    with TLS(server.port, tmp_path_factory.mktemp("tls")) as front:
+        yield front
+
+
+def url(port: int, host: str = "127.0.0.1", scheme: str = "redis") -> str:
+    return f"{scheme}://{USER}:{PASSWORD}@{host}:{port}/0"
+
+
+@pytest.fixture
+def world(
+    request: pytest.FixtureRequest,
+    server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[World]:
+    fault = request.param
+    server.flush()
+    add_user(server)
+    monkeypatch.setattr(instant_loss, "CHECK_AFTER_SECONDS", 0.3)
+    # So long they bear a server that is busy; else the test would take longer, too.
+    monkeypatch.setattr(metrics, "REPLY_TIMEOUT", 2.0)
+    monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(Breaker, "limits", staticmethod(lambda: (2, 0.3)))
+    options: dict[str, Any] = {"SOCKET_TIMEOUT": TIMEOUT, "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    scheme = "redis"
+    with Proxy(server) as proxy:
+        if fault.tls:
+            scheme, front = "rediss", request.getfixturevalue("tls")
+            proxy.lead_to(front)
+            pool = {"ssl_ca_certs": front.certificate, "ssl_check_hostname": False}
+            options |= {"SOCKET_TIMEOUT": TLS_TIMEOUT, "CONNECTION_POOL_KWARGS": pool}
+        backend = "django_redis_lock.cache.RedisCache"
+        location = url(proxy.port, scheme=scheme)
+        alias = {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
+        with override_settings(CACHES={"default": alias}):
+            world = World(server, proxy, fault)
+            yield world
+            world.close()
+        for job in keeper().jobs():
+            if not isinstance(job, Heartbeat):
+                keeper().discard(job)
+
+
+@pytest.mark.parametrize("name", CALLERS)
+@pytest.mark.parametrize("world", FAULTS, ids=[fault.name for fault in FAULTS], indirect=True)
+def test_a_fault_and_a_caller(world: World, name: str) -> None:
+    steps = CALLERS[name][1](world)
+    next(steps)
+    with world.fault.happens(world):
+        next(steps)
+    assert next(steps, None) is None
+    world.expect_nothing_left()
+
+
+#: The rows of the page that ``test_moved_address`` and ``test_refusals`` run.
+REFUSED_WRITES = {
+    "address moves to the promoted replica": None,
+    "`NOREPLICAS`": refusals.too_few_replicas,
+    "`MISCONF`": refusals.failed_save,
+    "`OOM`": refusals.no_memory,
+    "`READONLY`, no other server": refusals.replica,
+    "`MASTERDOWN`": refusals.replica_without_link,
+    "`max number of clients`, without a connection": refusals.no_connections_left,
+}
+
+
+def test_the_page_has_these_tables() -> None:
+    text = PAGE.read_text()
+    assert table() in text
+    assert {*REFUSED_WRITES.values()} == {None, *refusals.REFUSALS}
+    rows = re.findall(r"^\| (.*?) \|", text.partition(table())[2], re.MULTILINE)
+    assert rows[: len(REFUSED_WRITES) + 1] == ["fault", *REFUSED_WRITES]
+
+
+def table() -> str:
+    rows: list[tuple[str, ...]] = [("fault", *COLUMNS), ("---",) * (len(COLUMNS) + 1)]
+    for fault in FAULTS:
+        which = 0 if fault.errors is None else 1 if fault.refuses else -1
+        rows.append((fault.name, *(cells[which] for cells in COLUMNS.values())))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
