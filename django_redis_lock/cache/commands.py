@@ -47,10 +47,10 @@ class Set(NamedTuple):
         return self.mode != b"NX"
 
     def packed(self) -> bytes:
-        words = [b"SET", self.key, self.value]
+        parts = [b"SET", self.key, self.value]
         if self.px is not None:
-            words += (b"PX", b"%d" % self.px)
-        return pack_words(*words, self.mode) if self.mode else pack_words(*words)
+            parts += (b"PX", b"%d" % self.px)
+        return pack_words(*parts, self.mode) if self.mode else pack_words(*parts)
 
     def call(self, own: Mapping[bytes, bytes]) -> Call:
         """The script that does the same, and ends the flight unless the caller is part of it."""
@@ -157,22 +157,22 @@ class Commands(ABC):
         return self._keep("persist", name)
 
     def expireat(self, name: str, when: int | datetime) -> Any:
-        at = when.timestamp() if isinstance(when, datetime) else when
-        return self._expire_at(name, "EXPIREAT", int(at))
+        moment = when.timestamp() if isinstance(when, datetime) else when
+        return self._expire_at(name, "EXPIREAT", int(moment))
 
     def pexpireat(self, name: str, when: int | datetime) -> Any:
-        at = when.timestamp() * 1000 if isinstance(when, datetime) else when
-        return self._expire_at(name, "PEXPIREAT", int(at))
+        moment = when.timestamp() * 1000 if isinstance(when, datetime) else when
+        return self._expire_at(name, "PEXPIREAT", int(moment))
 
-    def _expire_at(self, name: str, command: str, at: int) -> Any:
+    def _expire_at(self, name: str, command: str, moment: int) -> Any:
         key = self._key(name)
-        args: tuple[bytes | str | int, ...] = (command, at, *own_flights((key,)).values())
+        args: tuple[bytes | str | int, ...] = (command, moment, *own_flights((key,)).values())
         return bool(self._run(Call(EXPIRE_AT, (key, flight_key(key)), args)))
 
     def _counting(self, script: str, name: str, args: tuple[Any, ...]) -> Call:
-        key, words = self._key(name), map(self._key, args)
+        key, parts = self._key(name), map(self._key, args)
         own = own_flights((key,)).values()
-        return Call(_counter(script, len(args)), (key, flight_key(key)), (*words, *own))
+        return Call(_counter(script, len(args)), (key, flight_key(key)), (*parts, *own))
 
     @abstractmethod
     def _keep(self, command: str, name: str, *time: Any) -> Any:
@@ -217,19 +217,19 @@ class OwnConnections(Commands):
     """
 
     def get(self, name: str) -> Any:
-        return self._ask("GET", name)
+        return self._send("GET", name)
 
     def mget(self, *names: str) -> Any:
-        return self._ask("MGET", *names)
+        return self._send("MGET", *names)
 
     def exists(self, name: str) -> Any:
-        return self._ask("EXISTS", name)
+        return self._send("EXISTS", name)
 
     def ttl(self, name: str) -> Any:
-        return self._ask("TTL", name)
+        return self._send("TTL", name)
 
     def pttl(self, name: str) -> Any:
-        return self._ask("PTTL", name)
+        return self._send("PTTL", name)
 
     def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
         """django-redis increments by a script, which returns nothing if there is no number."""
@@ -242,12 +242,12 @@ class OwnConnections(Commands):
     def pipeline(self, *args: Any, **kwargs: Any) -> Batch:
         return Batch(self.client)
 
-    def _ask(self, command: str, *words: Any) -> Any:
-        return exchange(self.client, pack_words(command.encode(), *map(self._key, words)))
+    def _send(self, command: str, *parts: Any) -> Any:
+        return exchange(self.client, pack_words(command.encode(), *map(self._key, parts)))
 
     def _keep(self, command: str, name: str, *time: Any) -> Any:
         own_flights((self._key(name),))
-        return bool(self._ask(command.upper(), name, *map(partial(_length, command), time)))
+        return bool(self._send(command.upper(), name, *map(partial(_length, command), time)))
 
     def _run(self, call: Call) -> Any:
         return run(self.client, call).value

@@ -46,11 +46,11 @@ class KeyGuard:
 
     def __init__(self, cache: RedisCache) -> None:
         self._cache = cache
-        self._given: Any = None
+        self._settings: Any = None
 
     def make_key(self, key: Any, version: Any = None, prefix: Any = None) -> str:
         """As django-redis's. Raises ValueError if a lock may have this key."""
-        if self._given is not given():
+        if self._settings is not given():
             self._read_settings()
         usual = self._is_usual and prefix is version is None and type(key) is str
         if usual and not key.startswith(self._refused):
@@ -82,7 +82,7 @@ class KeyGuard:
         own = type(cache.client).make_key is DefaultClient.make_key and not self._is_custom
         begins = f"{cache.key_prefix}:".startswith(RESERVED)
         self._is_usual = own and not begins and len(patterns) == len(self._refused)
-        self._given = current  # Last: other threads may use this guard.
+        self._settings = current  # Last: other threads may use this guard.
 
     def _patterns(self) -> Iterator[str]:
         """What the keys of locks begin with, where Django's function makes them."""

@@ -42,19 +42,19 @@ class FlightEnding(Commands):
         evalsha, evaluate = self.client.evalsha, self.client.eval
         # Bytes for the same reason as in ``pack_words``.
         args = (a if isinstance(a, bytes) else str(a).encode() for a in call.args)
-        words = (b"%d" % len(call.keys), *call.keys, *args)
+        parts = (b"%d" % len(call.keys), *call.keys, *args)
         stack = getattr(self.client, "command_stack", None)
         if stack is not None:  # A pipeline cannot react to NOSCRIPT: send the source first.
             if not stack:
                 self._sent.clear()
             if call.script in self._sent:
-                return evalsha(call.script.sha, *words)
+                return evalsha(call.script.sha, *parts)
             self._sent.add(call.script)
-            return evaluate(call.script.source, *words)
+            return evaluate(call.script.source, *parts)
         try:
-            return evalsha(call.script.sha, *words)
+            return evalsha(call.script.sha, *parts)
         except NoScriptError:
-            return evaluate(call.script.source, *words)
+            return evaluate(call.script.source, *parts)
 
 
 class ClusterFlightEnding(FlightEnding):

@@ -53,14 +53,14 @@ class TaskCommands(OwnConnections):
             replies = await aexchange(self.client, *in_transaction(batch.writes))
             await self._end(Seen(batch.writes, *outcomes(replies), batch.own))
 
-    async def _ask(self, command: str, *words: Any) -> Any:
+    async def _send(self, command: str, *parts: Any) -> Any:
         if is_observed(self.client):
-            return await getattr(self.client, command.lower())(*words)
-        return await aexchange(self.client, pack_words(command.encode(), *map(self._key, words)))
+            return await getattr(self.client, command.lower())(*parts)
+        return await aexchange(self.client, pack_words(command.encode(), *map(self._key, parts)))
 
     def _keep(self, command: str, name: str, *time: Any) -> Any:
         own_flights((self._key(name),))
-        return self._ask(command.upper(), name, *time)
+        return self._send(command.upper(), name, *time)
 
     async def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
         if is_observed(self.client):
@@ -78,11 +78,11 @@ class TaskCommands(OwnConnections):
     async def _run(self, call: Call) -> Any:
         if not is_observed(self.client):
             return (await arun(self.client, call)).value
-        words = (len(call.keys), *call.keys, *call.args)
+        parts = (len(call.keys), *call.keys, *call.args)
         try:
-            return await self.client.evalsha(call.script.sha, *words)
+            return await self.client.evalsha(call.script.sha, *parts)
         except NoScriptError:
-            return await self.client.eval(call.script.source, *words)
+            return await self.client.eval(call.script.source, *parts)
 
 
 #: As django-redis's: INCRBY would begin with 0.
@@ -106,8 +106,8 @@ async def get_many(
 ) -> dict[str, Any]:
     names = {cache.client.make_key(key, version=version): key for key in keys}
     values = await commands.mget(*names) if names else ()
-    found = zip(names.values(), values, strict=True)
-    return {key: cache.client.decode(value) for key, value in found if value is not None}
+    pairs = zip(names.values(), values, strict=True)
+    return {key: cache.client.decode(value) for key, value in pairs if value is not None}
 
 
 async def has_key(cache: AsyncMethods, commands: Any, key: str, version: _Version = None) -> bool:

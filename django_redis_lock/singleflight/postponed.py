@@ -73,13 +73,13 @@ class FlightRenewal(Job):
     def __init__(self, leader: Leader, key: bytes) -> None:
         server, token, lifetime = leader.server, leader.token, leader.timeout
         self._leader_of_it = weakref.ref(leader)
-        about = {"group": leader.producer.group, "name": leader.stored_names.get(key, "")}
+        description = {"group": leader.producer.group, "name": leader.stored_names.get(key, "")}
         self._lifetime = self.deadline_scale = lifetime
         self._began = time.monotonic()
         self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))
         self.key, self.token = key, token
         self._args = (token, milliseconds(lifetime), key)
-        self._about = {"lifetime": str(self._args[1]), "renews": "1", **about}
+        self._fields = {"lifetime": str(self._args[1]), "renews": "1", **description}
         self._thread = threading.current_thread().name
         self._named = False
         super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
@@ -94,7 +94,7 @@ class FlightRenewal(Job):
     def _leader(self, now: float) -> tuple[str, ...]:
         """The milliseconds since the computation began, and the description of the leader."""
         leader = Owner(fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread))
-        known = {name: encodable(text) for name, text in self._about.items() if text}
+        known = {name: encodable(text) for name, text in self._fields.items() if text}
         return (f"{(now - self._began) * 1000:.0f}", *leader.fields(), *chain(*known.items()))
 
     def answered(self, value: Any, sent_at: float) -> None:
