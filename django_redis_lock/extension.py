@@ -60,6 +60,22 @@ def _imported(path: str, needed_for: str) -> Any:
         raise PartMissing(f"{needed_for} needs {wanted}, which is not installed") from None
 
 
+class OnUse:
+    """A module of this package that is imported when one of its names is used.
+
+    Args:
+        module: its name within this package.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(import_module(f"{PACKAGE}.{self._module}"), name)
+        setattr(self, name, value)  # The next use costs nothing.
+        return value
+
+
 def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """A ``__getattr__`` for the module ``package``: each name is imported when it is used.
 

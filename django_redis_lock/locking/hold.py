@@ -16,9 +16,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .. import events, locking
+from .. import events
 from ..clock import time
 from ..events import Lost, Subject, group_of
+from ..extension import OnUse
 from ..keeper import DeferredRelease, Job, SentOnce, keeper
 from ..protocol import (
     RENEW,
@@ -40,6 +41,8 @@ from ..protocol import (
 )
 from ..threads import Mutex, free_after_fork, get_logger
 from ..transport import Server
+
+records = OnUse("locking.records")
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -212,7 +215,7 @@ class Hold:
                 try:
                     tell()
                 except Exception:
-                    locking.log_failed(tell, self.keys.name)
+                    records.log_failed(tell, self.keys.name)
 
 
 class Renewal(Job):
@@ -247,12 +250,12 @@ class Renewal(Job):
     def stop(self) -> None:
         keeper().discard(self)
         if self.named:
-            locking.Heartbeat.leave(self)
+            records.Heartbeat.leave(self)
 
     def _described(self) -> None:
         if not self.named:
             self.named = True
-            locking.Heartbeat.join(self)
+            records.Heartbeat.join(self)
 
     def schedule(self, last: float) -> None:
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
@@ -322,7 +325,7 @@ class Renewal(Job):
             return
         hold = self.hold
         held = time.monotonic() - hold.began
-        event = locking.note_call(hold.keys.name, what, hold.owner(), note, held)
+        event = records.note_call(hold.keys.name, what, hold.owner(), note, held)
         keeper().add(SentOnce(self.server, event))
 
     def _lose(self, reason: str) -> None:

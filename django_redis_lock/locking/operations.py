@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
 
-from .. import events, locking
+from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
 from ..exceptions import LockError, LockNotAcquired, LockNotOwnedError, TooFewReplicas
-from ..extension import part
+from ..extension import OnUse, part
 from ..protocol import (
     EXTEND,
     HELD,
@@ -44,6 +44,8 @@ from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
 from .waiting import queues
+
+records = OnUse("locking.records")
 
 if TYPE_CHECKING:
     from .waiting import Refusal
@@ -121,7 +123,7 @@ class LockOperations(BaseLock):
             reply = parse_acquire((yield self._send_acquire(request)))
             if reply[0]:
                 if len(reply) > 3:
-                    locking.note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
+                    records.note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
                 return request.acquired(reply, sent_at)
             refusal = reply, sent_at
             self._on_contended(wait != 0)
@@ -276,10 +278,11 @@ class LockOperations(BaseLock):
         if held is None:
             return None
         owner: Owner = held.in_the_way
-        question = locking.question_about(owner)
+        question = records.question_about(owner)
         if question is None:
             return owner
-        return locking.with_answer(owner, (yield self._run(question)).value)
+        described: Owner = records.with_answer(owner, (yield self._run(question)).value)
+        return described
 
     def _owner_id_steps(self) -> Steps[str | None]:
         held = yield from self._held_steps()

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ... import locking
 from ...clock import time
+from ...extension import OnUse
 from ...keeper import Job, SentOnce, keeper
 from ...protocol import (
     MAX_GRANT_AGE_SECONDS,
@@ -29,6 +29,8 @@ from ...protocol import (
 from ...threads import Mutex, after_fork, free_after_fork
 from ...transport import Server
 from . import queues
+
+records = OnUse("locking.records")
 
 
 class ReceivedGrant(NamedTuple):
@@ -185,7 +187,7 @@ class WaitQueue:
         if not reply[0]:
             return None
         if len(reply) > 3:
-            locking.note_vanished(self.server, request.keys, reply[3], request.subject)
+            records.note_vanished(self.server, request.keys, reply[3], request.subject)
         return request.acquired(reply, sent_at)._replace(contended=True)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
@@ -289,7 +291,7 @@ class WaiterHeartbeat(Job):
         pttl, server_us, untaken = map(int, value[:3])
         request = self._queue.request
         for vanished in value[3:]:
-            locking.note_vanished(self.server, request.keys, vanished, request.subject)
+            records.note_vanished(self.server, request.keys, vanished, request.subject)
         self.due = self._queue.next_look(pttl, Clock(server_us, sent_at))
         self._queue.registered_again()
         # A grant is untaken although we wait: Redis does not know our blocking pop, because its

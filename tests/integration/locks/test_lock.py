@@ -185,7 +185,7 @@ def test_acquiring_again_with_the_same_object_waits_for_the_end_of_the_first(
     lock.release()
     for options in ({"timeout": None}, {"timeout": 30, "renew": True}):
         lock = Lock(client, "name", **options)
-        with lock, pytest.raises(LockError, match="would wait for itself for ever"):
+        with lock, pytest.raises(LockError, match="would wait for itself forever"):
             lock.acquire()
         with lock:
             assert not lock.acquire(blocking_timeout=0.01)
