@@ -130,6 +130,8 @@ class Leader:
         self._shared = shared
         self._names = names
         plain = getattr(producer.cache, "_has_plain_keys", True)
+        #: When the last request to lead was sent: the lifetimes of the flights began no earlier.
+        self.asked_at = time.monotonic()
         #: By key, for people, where the key may not show it.
         self.stored_names = {} if plain else names or {keys[0]: producer.name}
         self._replaced: Mapping[bytes, Seen] = {}
@@ -168,6 +170,10 @@ class Leader:
         while True:
             try:
                 replies = yield from self._run_or_abort(*calls)
+                late = time.monotonic() > self.asked_at + self.timeout / 2
+                if late and any(int(status) == 1 for status, *_ in replies):
+                    # The flights may be over, or others' by now.
+                    replies = yield from self._run_or_abort(*calls)
                 return [(int(status), *news) for status, *news in replies]
             except (RedisError, OSError) as error:
                 if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
@@ -189,6 +195,7 @@ class Leader:
     def _run_or_abort(self, *calls: Call) -> Steps:
         """The replies to ``calls``. A caller that is interrupted (by cancellation, Ctrl-C or a time
         limit) cannot know whether it leads, so it ends its flights."""
+        self.asked_at = time.monotonic()
         try:
             return (yield self._runner.run(*calls))
         except (RedisError, OSError, GeneratorExit):
@@ -392,7 +399,7 @@ class FlightRenewal(Job):
         self._about = {"lifetime": str(self._args[1]), "renews": "1", **about}
         self._thread = threading.current_thread().name
         self._named = False
-        super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
+        super().__init__(server, leader.asked_at + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
 
     def call(self, now: float) -> Call | None:
         if self._leader_of_it() is None:  # A signal handler's exception kept it from that.
