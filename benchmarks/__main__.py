@@ -26,7 +26,7 @@ from .bench import Bench
 from .document import document
 from .measurements import (
     asyncio_cycle,
-    asyncio_reads,
+    calls,
     contention,
     cycle,
     handover,
@@ -59,8 +59,8 @@ MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "idle": idle.measure,
     "memory": memory.measure,
     "asyncio": asyncio_cycle.measure,
-    "asyncio_reads": asyncio_reads.measure,
     "hit": hit.measure,
+    "calls": calls.measure,
     "stampede": stampede.measure,
     "page": page.measure,
     "inventory": inventory.measure,

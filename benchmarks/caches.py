@@ -67,7 +67,8 @@ class Ours(DjangoRedis):
     def connect(self, url: str) -> Any:
         from django_redis_lock.cache import RedisCache
 
-        return RedisCache(url, {})
+        # django-redis keeps one pool for each URL, and ours guards its connections.
+        return RedisCache(f"{url}?db={url.rpartition('/')[2]}", {})
 
     def close(self) -> None:
         from django_redis_lock.transport.registry import server_of

@@ -194,33 +194,33 @@ class Conf:
     PAGE_STATUS_HEADER: Setting[str | None] = Setting(None, _header)
     #: Seconds that a waiter has to take a grant; the same on all hosts.
     GRANT_TIMEOUT = Setting(2.0, _seconds)
-    #: Of the longest time a lock can be held.
+    #: The share of the longest time a lock can be held after which a warning is logged.
     WARN_SHARE = Setting(0.8, check_share)
-    #: For locks that are renewed without end.
+    #: Seconds after which a lock that is renewed without end logs a warning.
     WARN_AFTER: Setting[float | None] = Setting(None, partial(check_seconds, none="no warning"))
     #: Whether events are counted.
     METRICS = Setting(True, check_bool)
     #: Seconds: a free lock's acquisition that took longer gets a span.
     SLOW_ACQUISITION = Setting(0.005, _seconds_or_0)
-    #: Of metrics and traces.
+    #: The exporters of metrics and traces.
     EXPORTERS: Setting[tuple[str, ...]] = Setting((), _exporters)
     #: Whether a holder's description names the request's user.
     HOLDER_USER = Setting(False, check_bool)
     #: The cache alias of ``locked()`` and ``run_locked``.
     USING = Setting("default", _alias)
-    #: Of a lock's name in its key.
+    #: The prefix of a lock's name in its key.
     LOCK_PREFIX = Setting("lock:", _text)
     #: Whether cache keys with that prefix are refused.
     PROTECT_LOCKS = Setting(True, check_bool)
-    #: What a lock does.
+    #: Behaviour of locks while Redis is down.
     ON_REDIS_DOWN = Setting("raise", _one_of(ON_REDIS_DOWN))
-    #: How many must confirm a lock.
+    #: The number of replicas that must confirm a lock.
     REPLICAS = Setting(0, check_count)
-    #: None: one of this user among the temporary files.
+    #: The folder of the local locks; None: this user's among the temporary files.
     LOCAL_LOCK_FOLDER: Setting[str | None] = Setting(None, _folder)
-    #: So many in a row open the circuit breaker; 0: never.
+    #: The number of failures in a row that open the circuit breaker; 0: never.
     BREAKER_FAILURES = Setting(2, check_count)
-    #: Seconds between two attempts while it is open.
+    #: Seconds between two attempts while the circuit breaker is open.
     BREAKER_PAUSE = Setting(2.0, _seconds)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -307,6 +307,8 @@ class GetOrSetOptions:
         never stale, regardless of the setting. Raises as ``check`` and ``check_timeout`` do."""
         if type(timeout) is not int:
             cls.check_timeout(timeout)
+        elif not arguments and not conf.STALE:  # As in most calls.
+            return cls(conf, {"group": None})
         given = cls.check(**arguments)
         given.setdefault("group", None)
         if timeout is None:

@@ -2,7 +2,7 @@
 its caller, above all the keeper.
 
 A fork copies only the thread that forks: a mutex that another thread holds at that moment would
-stay locked in the child for ever, and the child must not use the records of its parent's threads
+stay locked in the child forever, and the child must not use the records of its parent's threads
 and connections.
 
 A log handler or a listener may block (a mail server, a full pipe), and whatever runs in the

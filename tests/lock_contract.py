@@ -230,7 +230,7 @@ class LockContract:
         lock.release()
 
     @pytest.mark.parametrize("options", [{"renew": True, "timeout": 30}, {"timeout": None}])
-    def test_it_does_not_wait_for_itself_for_ever(self, make: Any, options: Any) -> None:
+    def test_it_does_not_wait_for_itself_forever(self, make: Any, options: Any) -> None:
         lock = make(**options)
         assert lock.acquire()
         with pytest.raises(LockError, match="already"):
@@ -606,11 +606,11 @@ class LockContract:
         assert 20 < lock.ttl() <= 30
         assert 20 < make().ttl() <= 30
         lock.release()
-        for_ever = make()
-        for_ever.acquire()
-        assert for_ever.ttl() == math.inf
-        assert not for_ever.lost
-        for_ever.release()
+        forever = make()
+        forever.acquire()
+        assert forever.ttl() == math.inf
+        assert not forever.lost
+        forever.release()
 
     def test_a_lifetime_of_less_than_a_millisecond(self, make: Any) -> None:
         """It would be over at once, and so a wrong unit."""
@@ -681,13 +681,13 @@ class LockContract:
             getattr(lock, verb)(*args)
         assert other.ttl() <= 30
         other.release()
-        for_ever = make()
-        for_ever.acquire()
+        forever = make()
+        forever.acquire()
         with pytest.raises(LockError, match="no timeout") as caught:
-            getattr(for_ever, verb)(*args)
+            getattr(forever, verb)(*args)
         assert not isinstance(caught.value, LockNotOwnedError)
         assert caught.value.lock_name == self.name
-        for_ever.release()
+        forever.release()
 
     def expect_renewal(self, backend: Backend, lock: Any, pass_time: Any) -> None:
         """The next one, a third of the lifetime of 30 s after the last."""

@@ -224,11 +224,13 @@ class GetOrSet(CacheReader):
         [nkey] = yield from self._keys(runner, [key], version)
         stored: Any = None
         is_stale = False
+        was_read = read_at is not None
         if read_at is None:
             value: Any = MISSING
             try:
                 replaced = self._is_replaced("get")
-                steps = self._read(runner, nkey, bool(stale or replaced or runner.is_observed))
+                was_read = bool(stale or replaced or runner.is_observed)
+                steps = self._read(runner, nkey, was_read)
                 if replaced:
                     stored, value = yield from self._read_observed(runner, steps, key, version)
                 else:
@@ -260,6 +262,7 @@ class GetOrSet(CacheReader):
                 flight = SingleFlight(runner, flight_timeout, producer, nkey)
                 return (yield from flight.refresh(old, wait))
         flight = SingleFlight(runner, flight_timeout, producer, nkey)
+        flight.unseen = was_read and stored is None
         deadline = began + chosen.wait
         try:
             try:

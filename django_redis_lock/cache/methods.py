@@ -1,188 +1,177 @@
-"""Django's methods of a cache. django-redis's, with their encoding, timeouts and versions, get
-something else instead of a redis-py client:
-
-* ``FlightEnding``, for writes: a value computed from older data must not overwrite them (invariant
-  C2). It sends each write as one script, so there is no additional round trip.
-* ``Replies``, for asyncio, as django-redis has methods for threads only. Such a method runs until
-  it needs a reply from Redis; that is awaited, and the method runs again from its beginning, with
-  the replies so far.
-"""
+"""Which keys a cache may have; values that are marked stale; Django's methods for tasks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from datetime import datetime, timedelta
-from functools import partial, wraps
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.core.cache.backends.base import BaseCache
+from django.conf import settings
+from django.core.cache import caches
+from django.core.cache.backends.base import BaseCache, default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.client import DefaultClient
-from redis.exceptions import DataError, NoScriptError, RedisError
+from django_redis.util import CacheKey
+from redis.exceptions import RedisError
 
 from .. import transport
-from ..conf import SETTING, GetOrSetOptions
-from ..protocol import Call, Script, flight_key
-from ..singleflight import (
-    DELETE,
-    EXPIRE_AT,
-    LETTING_GO,
-    MARK_STALE,
-    WRITE,
-    Runner,
-    Steps,
-    own_flights,
-)
-from ..transport import is_cluster, run_all
+from ..conf import SETTING, Conf, GetOrSetOptions, given
+from ..extension import part
+from ..protocol import RESERVED, Call, as_bytes, flight_key, is_reserved, refuse_reserved
+from ..singleflight import MARK_STALE, Runner, Steps, own_flights
+from ..transport import server_of
 from .get_or_set import GetOrSet, waiting_thread
 
 if TYPE_CHECKING:
+    from . import RedisCache
     from .on_commit import OnCommit
 
 
-class FlightEnding:
-    """A redis-py client, or pipeline, whose writes end the flights of the keys they write."""
+#: The most held locks that ``keys()`` leaves out where their keys do not show what they are.
+MAX_HIDDEN = 10_000
 
-    def __init__(self, client: Any) -> None:
+
+class KeyGuard:
+    """Refuses cache keys that are keys of locks or of their companions. All methods of
+    django-redis's client get their keys from ``make_key``, also those given as a ``CacheKey``.
+
+    Args:
+        cache: whose values have these keys. They are checked against its locks, and against those
+            of the project's other caches in the same database.
+    """
+
+    def __init__(self, cache: RedisCache) -> None:
+        self._cache = cache
+        self._given: Any = None
+
+    def make_key(self, key: Any, version: Any = None, prefix: Any = None) -> str:
+        """As django-redis's. Raises ValueError if a lock may have this key."""
+        if self._given is not given():
+            self._read_settings()
+        usual = self._is_usual and prefix is version is None and type(key) is str
+        if usual and not key.startswith(self._refused):
+            # Most operations of the cache end here, and earlier than in django-redis's own method.
+            made: str = CacheKey(f"{self._cache.key_prefix}:{self._cache.version}:{key}")
+            return made
+        made = self.unchecked(key, version, prefix)
+        if self._is_custom or prefix is not None or type(version) not in (int, type(None)):
+            self._look_closely(key, made, version, prefix)
+        if self._match(made):
+            refuse_reserved(made.encode(errors="surrogatepass"))
+            if self._is_of_lock(made):
+                raise _refusal(key, made)
+        return made
+
+    def unchecked(self, key: Any, version: Any = None, prefix: Any = None) -> str:
+        client = self._cache.client
+        made: str = type(client).make_key(client, key, version=version, prefix=prefix)
+        return made
+
+    def _read_settings(self) -> None:
+        current, cache = given(), self._cache
+        self._is_custom = cache.key_func is not default_key_func
+        patterns = list(self._patterns())
+        locks = "|".join(patterns) or r"(?!)"
+        self._is_of_lock = re.compile(locks).match
+        self._match = re.compile("|".join((*map(re.escape, RESERVED), locks))).match
+        self._refused = tuple(filter(None, [_protected(cache.conf)]))
+        own = type(cache.client).make_key is DefaultClient.make_key and not self._is_custom
+        begins = f"{cache.key_prefix}:".startswith(RESERVED)
+        self._is_usual = own and not begins and len(patterns) == len(self._refused)
+        self._given = current  # Last: other threads may use this guard.
+
+    def _patterns(self) -> Iterator[str]:
+        """What the keys of locks begin with, where Django's function makes them."""
+        own, prefix = self._cache, _protected(self._cache.conf)
+        if prefix and not self._is_custom:
+            yield _pattern(own.key_prefix, own.version, prefix)
+        for alias, config in settings.CACHES.items():
+            if config.get("KEY_FUNCTION"):
+                continue
+            other = config.get("KEY_PREFIX", ""), _protected(Conf(config.get("OPTIONS")))
+            within = self._is_custom or f"{other[0]}:".startswith(f"{own.key_prefix}:")
+            if other[1] and within and other != (own.key_prefix, prefix) and self._is_beside(alias):
+                yield _pattern(other[0], config.get("VERSION", 1), other[1])
+
+    def _is_beside(self, alias: str) -> bool:
+        """Whether the cache ``alias`` has the same database."""
+        with suppress(ImproperlyConfigured, AttributeError):
+            others: Any = caches[alias]
+            clients = others._lock_client(), self._cache._lock_client()
+            return len({server_of(client).database for client in clients}) == 1
+        return False
+
+    def _look_closely(self, key: Any, made: str, version: Any, prefix: Any) -> None:
+        """Of a key function of the project's own: whether it makes the same of a lock's name."""
+        cache, lock_prefix, text = self._cache, _protected(self._cache.conf), str(key)
+        if not lock_prefix:
+            return
+        own = cache.key_prefix if prefix is None else prefix
+        for each in {cache.version, cache.version if version is None else version}:
+            start = str(cache.key_func(lock_prefix, own, each))
+            # A function that hashes shows no prefix, but makes the same of the same text; and of
+            # others, if it ignores case or spaces.
+            same = lock_prefix + text.strip()[len(lock_prefix) :]
+            if (start and made.startswith(start)) or made == str(cache.key_func(same, own, each)):
+                raise _refusal(key, made)
+
+    # -- lists of keys -------------------------------------------------------------------------
+
+    def hidden(self) -> Callable[[bytes], bool]:
+        """What says of a key in Redis, as ``keys()`` reads it, that it is not that of a value."""
+        self._read_settings()
+        shown = not self._is_custom and bool(_protected(self._cache.conf))
+        held = (
+            ()
+            if shown
+            else frozenset(part("inventory").indexed_locks(self._cache._lock_client(), MAX_HIDDEN))
+        )
+
+        def is_hidden(made: bytes) -> bool:
+            of_lock = self._is_of_lock(made.decode(errors="replace"))
+            return of_lock is not None or is_reserved(made) or made in held
+
+        return is_hidden
+
+
+def _protected(conf: Conf) -> str:
+    """The LOCK_PREFIX that no cache key may have; empty if there is none."""
+    with suppress(ImproperlyConfigured):  # The checks report it.
+        return conf.LOCK_PREFIX if conf.PROTECT_LOCKS else ""
+    return ""
+
+
+def _pattern(key_prefix: Any, version: Any, lock_prefix: str) -> str:
+    start, own = re.escape(f"{key_prefix}:"), re.escape(str(version))
+    return f"{start}(?:[^:]*|{own}):{re.escape(lock_prefix)}"
+
+
+def _refusal(key: Any, made: str) -> ValueError:
+    return ValueError(
+        f"{key!r} is no name for a cache value: its key in Redis, {str(made)!r}, can be that of a "
+        "lock. Choose a LOCK_PREFIX with which no key of the cache begins"
+    )
+
+
+class WithoutLocks:
+    """What ``keys()`` uses as its redis-py client: it finds no keys of locks."""
+
+    def __init__(self, client: Any, is_hidden: Callable[[bytes], bool]) -> None:
         self._client = client
-        self._encode = client.get_encoder().encode if hasattr(client, "get_encoder") else None
-        #: The scripts whose source a pipeline has sent before its next command.
-        self._sent: set[Script] = set()
+        self._is_hidden = is_hidden
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+    def _is_shown(self, key: Any) -> bool:
+        return not self._is_hidden(as_bytes(key))
 
-    def set(
-        self, name: str, value: Any, nx: bool = False, px: int | None = None, xx: bool = False
-    ) -> Any:
-        if nx and xx:
-            raise DataError("nx and xx are mutually exclusive")
-        key = self._key(name)
-        mode = "NX" if nx else "XX" if xx else ""
-        if isinstance(value, int):
-            value = int(value)  # A subclass may have another ``str()``.
-        args = (value, "" if px is None else px, mode, *own_flights((key,)).values())
-        return self._run(Call(WRITE, (key, flight_key(key)), args))
+    def keys(self, pattern: Any) -> list[Any]:
+        return list(filter(self._is_shown, self._client.keys(pattern)))
 
-    def delete(self, *names: str) -> Any:
-        return self._run(_deletion(*map(self._key, names)))
-
-    def expire(self, name: str, time: int | timedelta) -> Any:
-        if _is_over(time):
-            return bool(self.delete(name))
-        own_flights((self._key(name),))
-        return self._client.expire(name, time)
-
-    def pexpire(self, name: str, time: int | timedelta) -> Any:
-        if _is_over(time):
-            return self.delete(name)
-        own_flights((self._key(name),))
-        return self._client.pexpire(name, time)
-
-    def persist(self, name: str) -> Any:
-        own_flights((self._key(name),))
-        return self._client.persist(name)
-
-    def expireat(self, name: str, when: int | datetime) -> Any:
-        at = when.timestamp() if isinstance(when, datetime) else when
-        return self._expire_at(name, "EXPIREAT", int(at))
-
-    def pexpireat(self, name: str, when: int | datetime) -> Any:
-        at = when.timestamp() * 1000 if isinstance(when, datetime) else when
-        return self._expire_at(name, "PEXPIREAT", int(at))
-
-    def _expire_at(self, name: str, command: str, at: int) -> Any:
-        key = self._key(name)
-        args: tuple[bytes | str | int, ...] = (command, at, *own_flights((key,)).values())
-        return bool(self._run(Call(EXPIRE_AT, (key, flight_key(key)), args)))
-
-    def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
-        """django-redis increments by a script, which returns nothing if there is no number."""
-        key = self._key(name)
-        counting = f"""
-{LETTING_GO}
-local function count() {script} end
-local number = count()
-if number then let_go(KEYS[2], {len(args) + 1}) end
-return number
-"""
-        own = own_flights((key,)).values()
-        return self._client.eval(counting, 2, key, flight_key(key), *args, *own)
-
-    def pipeline(self, *args: Any, **kwargs: Any) -> FlightEnding:
-        return FlightEnding(self._client.pipeline(*args, **kwargs))
-
-    def _key(self, name: str) -> bytes:
-        encode = self._encode or self._client.connection_pool.get_encoder().encode
-        encoded: bytes = encode(name)
-        return encoded
-
-    def _run(self, call: Call) -> Any:
-        # Named methods, because some tools see only those.
-        evalsha, evaluate = self._client.evalsha, self._client.eval
-        # Bytes for the same reason as in ``pack_words``.
-        args = (a if isinstance(a, bytes) else str(a).encode() for a in call.args)
-        words = (b"%d" % len(call.keys), *call.keys, *args)
-        stack = getattr(self._client, "command_stack", None)
-        if stack is not None:  # A pipeline cannot react to NOSCRIPT: send the source first.
-            if not stack:
-                self._sent.clear()
-            if call.script in self._sent:
-                return evalsha(call.script.sha, *words)
-            self._sent.add(call.script)
-            return evaluate(call.script.source, *words)
-        try:
-            return evalsha(call.script.sha, *words)
-        except NoScriptError:
-            return evaluate(call.script.source, *words)
-
-
-def _deletion(*keys: bytes) -> Call:
-    own = own_flights(keys, "deleted").values()
-    return Call(DELETE, (*keys, *map(flight_key, keys)), tuple(own))
-
-
-def _is_over(time: Any) -> bool:
-    """Whether a value that is to be kept for ``time`` ends at once; False for no number."""
-    length = time.total_seconds() if isinstance(time, timedelta) else time
-    return isinstance(length, (int, float)) and length <= 0
-
-
-class ClusterFlightEnding(FlightEnding):
-    """For a cluster: a command with several keys goes to the node of each."""
-
-    def delete(self, *names: str) -> Any:
-        calls = [_deletion(key) for key in map(self._key, names)]
-        return sum(map(int, run_all(self._client, calls))) if calls else 0
-
-    def pipeline(self, *args: Any, **kwargs: Any) -> Batch:
-        return Batch(self._client)
-
-
-class Batch(ClusterFlightEnding):
-    """Writes that are sent together, in one round trip for each node."""
-
-    def __init__(self, client: Any) -> None:
-        super().__init__(client)
-        self._calls: list[Call] = []
-
-    def delete(self, *names: str) -> Any:
-        for key in map(self._key, names):
-            self._run(_deletion(key))
-
-    def _run(self, call: Call) -> Any:
-        self._calls.append(call)
-
-    def execute(self) -> list[Any]:
-        calls, self._calls = self._calls, []
-        return run_all(self._client, calls) if calls else []
-
-
-def flight_ending(client: Any) -> FlightEnding:
-    return (ClusterFlightEnding if is_cluster(client) else FlightEnding)(client)
+    def scan_iter(self, **options: Any) -> Iterator[Any]:
+        return filter(self._is_shown, self._client.scan_iter(**options))
 
 
 #: Keys that no prefix contains; the second is longer than some key functions leave a key.
@@ -290,67 +279,6 @@ class Writes(GetOrSet):
 # -- asyncio ---------------------------------------------------------------------------------------
 
 
-class _Unanswered(BaseException):
-    """A method needs the reply to ``request``."""
-
-    def __init__(self, request: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        super().__init__()
-        self.request = request
-
-
-class Replies:
-    """What methods for threads use as their redis-py client, in place of the event loop's."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._replies: list[Any] = []
-        self._used = 0
-
-    async def complete(self, method: Callable[..., Any]) -> Any:
-        while True:
-            self._used = 0
-            try:
-                return method(client=self)
-            except _Unanswered as unanswered:
-                request = unanswered.request
-            try:
-                self._replies.append(await request())
-            except (RedisError, OSError) as error:
-                self._replies.append(error)
-
-    def _next(self, request: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        if self._used == len(self._replies):
-            raise _Unanswered(request)
-        self._used += 1
-        reply = self._replies[self._used - 1]
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
-        if name in ("connection_pool", "get_encoder"):
-            return found
-        return lambda *args, **options: self._next(partial(found, *args, **options))
-
-    def pipeline(self) -> Any:
-        return _Pipeline(self._client.pipeline(), self._next)
-
-
-class _Pipeline:
-    """Only ``execute`` needs Redis."""
-
-    def __init__(self, pipeline: Any, reply: Callable[..., Any]) -> None:
-        self._pipeline = pipeline
-        self._reply = reply
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pipeline, name)
-
-    def execute(self) -> Any:
-        return self._reply(self._pipeline.execute)
-
-
 def _awaiting(name: str) -> Any:
     """Django's asynchronous twin of the method ``name``."""
 
@@ -370,9 +298,9 @@ class AsyncMethods(Writes):
         method, client = getattr(self, name), self._client_for(name)
         if client is None:
             return await sync_to_async(method)(*args, **kwargs)
-        # The method may run more than once, and an iterator of keys ends.
-        args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
-        return await Replies(client).complete(partial(method, *args, **kwargs))
+        from .tasks import call  # noqa: PLC0415  # only where there are tasks
+
+        return await call(self, client, name, *args, **kwargs)
 
     def _client_for(self, method: str) -> Any:
         """None if ``method`` is to run in Django's thread."""

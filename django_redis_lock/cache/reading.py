@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 from django_redis.exceptions import ConnectionInterrupted
-from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -33,9 +32,9 @@ from ..transport import (
     is_busy,
     is_observed,
     is_pool_exhausted,
-    read_value,
     server_of,
 )
+from .commands import OwnConnections, own_connections
 from .lock_factory import LockCache
 
 T = TypeVar("T")
@@ -63,7 +62,7 @@ _OF_DECODING = (
 )
 
 #: The errors of an outage, or of a command that Redis refuses.
-_FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
+FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
 
 @contextmanager
@@ -71,7 +70,7 @@ def failing_as_django_redis(redis: Any) -> Iterator[None]:
     """An error of ``redis`` becomes the one that django-redis raises."""
     try:
         yield
-    except _FAILED as error:
+    except FAILED as error:
         raise ConnectionInterrupted(connection=redis) from error
 
 
@@ -114,26 +113,6 @@ class ObservedRead:
         return None if self.stored is None else self.stored[0]
 
     mget = mget_nonatomic = get
-
-
-class DirectReader:
-    """Takes the place of a redis-py ``client`` in django-redis's ``get``: reads on connections of
-    our own, in two thirds of the time."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self._encode = client.get_encoder().encode
-
-    def get(self, key: str) -> Any:
-        return read_value(self.client, self._encode(key))
-
-
-def direct_reader(client: Any) -> DirectReader | None:
-    """None if the way in which django-redis's ``client``, or its redis-py client, reads must be
-    kept."""
-    redis = client.get_client(write=False)
-    kept = type(redis).get is not Redis.get or redis.get_encoder().decode_responses
-    return DirectReader(redis) if takes_client(client.get) and not kept else None
 
 
 def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
@@ -238,9 +217,7 @@ class CacheReader(LockCache):
     def _read_or_join(self, key: str, version: int | None) -> Any:
         """The value; MISSING also if the caller is to join a computation of this process. Raises
         ConnectionInterrupted."""
-        reader = self._reader
-        if reader is not None and is_observed(reader.client):
-            reader = None
+        reader = self._direct()
         is_crowd = self._is_in_flight(key, version)
         if not is_crowd and (reader is None or not server_of(reader.client).must_connect()):
             return self._read_value(key, version, reader)
@@ -261,8 +238,14 @@ class CacheReader(LockCache):
             raise
 
     @cached_property
-    def _reader(self) -> DirectReader | None:
-        return None if self._breaker is None else direct_reader(self.client)
+    def _own(self) -> OwnConnections | None:
+        return None if self._breaker is None else own_connections(self.client)
+
+    def _direct(self) -> OwnConnections | None:
+        """What sends calls on connections of our own; None while a tool observes the client, and
+        where the way in which django-redis's or redis-py's client sends them must be kept."""
+        own = self._own
+        return None if own is None or is_observed(own.client) else own
 
     @cached_property
     def _breaker(self) -> Breaker | None:

@@ -109,7 +109,7 @@ class Subscription:
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     def _subscribe(self) -> Server:
-        node = self._server.at((self._channel,))
+        node = self._server.locate((self._channel,))
         # In RESP2 messages are plain replies.
         self._connection = connection = node.connect(protocol=2)
         listener = None
@@ -140,7 +140,7 @@ class Subscription:
             assert self._connection is not None
             if self._connection.can_read(CHECK_AFTER_SECONDS):
                 self._read()
-            elif self._server.at((self._channel,)) is not node:
+            elif self._server.locate((self._channel,)) is not node:
                 raise RedisConnectionError("there is another primary")
             else:  # Does the connection still lead to the server?
                 self._ask("SUBSCRIBE", self._channel)

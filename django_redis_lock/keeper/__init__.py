@@ -14,7 +14,6 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +50,8 @@ class Job:
     deadline_scale = math.inf
     #: Whether the process does this job before it ends, because other processes wait for it.
     flush_at_exit = False
+    #: The keeper that has it; see ``use_keeper``.
+    added_to: Keeper | None = None
     #: See ``testing``.
     added_by: Any = None
 
@@ -128,7 +129,7 @@ class DeferredRelease(Job):
         self.due = now + self._pause
         self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS)
         passes = is_outage(error) or self.server.refuses(error)
-        self._answers += not passes  # It would be refused for ever.
+        self._answers += not passes  # It would be refused forever.
 
 
 class Keeper:
@@ -136,7 +137,7 @@ class Keeper:
 
     def __init__(self) -> None:
         # The methods enter the mutex and not the condition, because entering a condition is not
-        # atomic: an exception from a signal handler could leave the mutex locked for ever.
+        # atomic: an exception from a signal handler could leave the mutex locked forever.
         self._mutex = Mutex()
         self._condition = threading.Condition(self._mutex)
         self._jobs: set[Job] = set()
@@ -146,14 +147,19 @@ class Keeper:
         self._under_way: dict[Job, float] = {}
         self._thread: threading.Thread | None = None
         self._wakes_at = -math.inf
+        self._loaded: Exchanges | None = None
 
-    @cached_property
+    @property
     def _exchanges(self) -> Exchanges:
-        exchanges: Exchanges = import_module(f"{__name__}.exchange").Exchanges()
-        return exchanges
+        # Not a ``cached_property``: before Python 3.12 that has a mutex, which a forked child may
+        # find locked.
+        loaded = self._loaded or import_module(f"{__name__}.exchange").Exchanges()
+        self._loaded = loaded
+        return loaded
 
     def add(self, job: Job) -> None:
         with self._mutex:
+            job.added_to = self
             self._jobs.add(job)
             self._enqueue(job)
             if self._thread is None:
@@ -162,6 +168,9 @@ class Keeper:
                 self._condition.notify()
 
     def discard(self, job: Job) -> None:
+        if job.added_to is not self and job.added_to is not None:
+            job.added_to.discard(job)
+            return
         self._jobs.discard(job)
         if not self._jobs and self._wakes_at > time.monotonic() + IDLE_SECONDS:
             with self._mutex:

@@ -213,7 +213,7 @@ class Exchanges:
             call = job.call(time.monotonic())
             try:
                 if call is not None:
-                    node = job.server.at(call.keys, self._timeout)
+                    node = job.server.locate(call.keys, self._timeout)
                     self._link(node).called.append((job, call))
                     return
             except OUTAGE as error:
@@ -244,12 +244,12 @@ class Exchanges:
         for link in links:
             if not link.pause:
                 self._check(link)
-        asked = {link.connection: link for link in links if link.has_asked}
-        ends = [self._expires_at(link) - awake() for link in asked.values()]
+        waiting = {link.connection: link for link in links if link.has_asked}
+        ends = [self._expires_at(link) - awake() for link in waiting.values()]
         left = min(until - time.monotonic(), *ends, *(link.pause for link in links), math.inf)
-        for connection in readable(list(asked), 0.0 if self._done else max(0.0, left)):
-            self._receive(asked.pop(connection))
-        for link in asked.values():
+        for connection in readable(list(waiting), 0.0 if self._done else max(0.0, left)):
+            self._receive(waiting.pop(connection))
+        for link in waiting.values():
             if awake() < self._expires_at(link):
                 continue
             if link.checking:

@@ -19,13 +19,13 @@ from weakref import ref
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .. import locking
 from ..exceptions import LockLost
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, aconnect, adrive, arun, in_background
 from .hold import Hold
 from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
-from .records import log_failed
 from .waiting import Refusal, TaskWaiter
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class AsyncLock(LockOperations):
             self._abandon(request, error)
             raise
 
-    async def _ask(self, request: AcquireRequest) -> Any:
+    async def _send_acquire(self, request: AcquireRequest) -> Any:
         call, patience = request.acquire(request.waiter), request.patience()
         return (await arun(self.redis, call, patience=patience)).value
 
@@ -246,7 +246,9 @@ async def aconfirm(
     """As ``confirm``, for tasks."""
     connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)
     try:
-        question = connection.ask(question_to_replicas(keys, token, replicas, patience), replies=2)
+        question = connection.request(
+            question_to_replicas(keys, token, replicas, patience), replies=2
+        )
         held, confirmed = await asyncio.wait_for(question, patience + REPLY_MARGIN_SECONDS)
         return Confirmed(bool(held), int(confirmed))
     except asyncio.TimeoutError:
@@ -267,7 +269,7 @@ def _in_loop(
             if asyncio.iscoroutine(outcome):
                 await outcome
         except Exception:
-            log_failed(on_lost, name)
+            locking.log_failed(on_lost, name)
 
     def call() -> None:
         in_background(run())

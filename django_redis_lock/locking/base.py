@@ -33,9 +33,9 @@ from ..protocol import (
     waiter_id,
 )
 from ..transport import Server, check_for_tasks, is_cluster, may_have_run, server_of
+from . import waiting
 from .hold import Hold, Renewal, Renewals
 from .local_state import Entry, State, ThreadState, ThreadStateWithToken
-from .waiting import unregister
 
 
 class BaseLock:
@@ -44,7 +44,8 @@ class BaseLock:
     Args:
         redis: the redis-py client.
         name: str, bytes or memoryview; the token is kept at exactly this key, as by redis-py.
-        timeout: seconds the lock lives unless renewed; None: until released, also after a crash.
+        timeout: seconds the lock lives unless renewed; None: no expiry; after a crash it stays
+            until it is released by hand.
         sleep: seconds between two tries where waiting cannot be signalled.
         blocking: whether ``acquire`` waits.
         blocking_timeout: seconds it waits at most; None: without end.
@@ -283,7 +284,7 @@ class BaseLock:
         if endless and self.thread_local and hold is not None and hold.is_valid:
             raise LockError(
                 "This lock object already holds the lock in this thread or task, and would wait "
-                "for itself for ever: release it first, or give a blocking_timeout or "
+                "for itself forever: release it first, or give a blocking_timeout or "
                 "reentrant=True",
                 self._shown,
             )
@@ -367,7 +368,7 @@ class BaseLock:
         also if the reply was lost, or an interrupt came before it was noted."""
         sent = may_have_run(error)
         if sent and request.waiter:
-            unregister(server_of(self.redis), request)
+            waiting.unregister(server_of(self.redis), request)
         unsent = None if sent else (request.token, request.attempt)
         for noted in request.may_hold:
             if noted != unsent:
@@ -380,7 +381,7 @@ class BaseLock:
         return local.token, local.hold, local.renewal, entry, entry.times(local) if entry else 0
 
     def _undo(self, before: tuple[Any, ...]) -> None:
-        """An acquisition that its caller will never hear of was none."""
+        """Roll back an acquisition whose caller was interrupted."""
         local, hold = self.local, self.local.hold
         entry: Entry | None = local.entry
         if self._is_anothers:

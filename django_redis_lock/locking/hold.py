@@ -1,8 +1,8 @@
 """One acquisition, and what the keeper does for its holder.
 
-The deadline is on this machine's monotonic clock, and starts *before* the command that set the
-lifetime was sent, so it is never later than the server's. After it the hold is lost, whatever the
-server says (invariant S5).
+A lifetime is judged here, by ``Hold.lost``: the deadline is on this machine's monotonic clock, and
+starts *before* the command that set the lifetime was sent, so it is never later than the server's.
+After it the hold is lost, whatever the server says (invariant S5).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .. import events
+from .. import events, locking
 from ..clock import time
 from ..events import Lost, Subject, group_of
 from ..keeper import DeferredRelease, Job, SentOnce, keeper
@@ -40,7 +40,6 @@ from ..protocol import (
 )
 from ..threads import Mutex, free_after_fork, get_logger
 from ..transport import Server
-from .records import Heartbeat, log_failed, note_call
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -128,6 +127,7 @@ class Hold:
 
     @property
     def from_parent_process(self) -> bool:
+        """Whether this process is a fork of the holder, which may not use or release the lock."""
         return self.pid != os.getpid()
 
     @property
@@ -182,10 +182,10 @@ class Hold:
     def warn(self) -> None:
         self.warns_at = math.inf
         who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
-        words = (
-            "The lock %(lock)s has been held for %(held).1f s (fence %(fence)d, thread %(holder)s)"
+        held_logger.warning(
+            "The lock %(lock)s has been held for %(held).1f s (fence %(fence)d, thread %(holder)s)",
+            self.log_fields(holder=printable(who, 300)),
         )
-        held_logger.warning(words, self.log_fields(holder=printable(who, 300)))
 
     def log_fields(self, **more: Any) -> dict[str, Any]:
         held = time.monotonic() - self.began
@@ -198,11 +198,11 @@ class Hold:
                 return False
             self._lost = self.ended = True
         try:
-            about = self.log_fields(reason=reason)
-            words = "Lost the lock %(lock)s (fence %(fence)d, held for %(held).3f s): %(reason)s"
-            lost_logger.error(words, about)
+            fields = self.log_fields(reason=reason)
+            message = "Lost the lock %(lock)s (fence %(fence)d, held for %(held).3f s): %(reason)s"
+            lost_logger.error(message, fields)
             if events.listeners and self.subject is not None:
-                events.emit(Lost(self.subject, about["held"], reason, self.fence))
+                events.emit(Lost(self.subject, fields["held"], reason, self.fence))
         finally:
             self._tell_holder()
         return True
@@ -214,7 +214,7 @@ class Hold:
                 try:
                     tell()
                 except Exception:
-                    log_failed(tell, self.keys.name)
+                    locking.log_failed(tell, self.keys.name)
 
 
 class Renewal(Job):
@@ -234,7 +234,7 @@ class Renewal(Job):
         self.deadline_scale = hold.lifetime or math.inf
 
     @property
-    def _third(self) -> float:
+    def _interval(self) -> float:
         lifetime = self.hold.lifetime
         return CHECK_INTERVAL_SECONDS if lifetime is None else lifetime / 3
 
@@ -249,19 +249,19 @@ class Renewal(Job):
     def stop(self) -> None:
         keeper().discard(self)
         if self.named:
-            Heartbeat.leave(self)
+            locking.Heartbeat.leave(self)
 
     def _described(self) -> None:
         if not self.named:
             self.named = True
-            Heartbeat.join(self)
+            locking.Heartbeat.join(self)
 
     def schedule(self, last: float) -> None:
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
         at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
         describes_at = math.inf if self.named else hold.began + DESCRIBE_AFTER
-        due = min(hold.deadline, last + self._third, hold.warns_at, describes_at)
+        due = min(hold.deadline, last + self._interval, hold.warns_at, describes_at)
         if hold.pending is not None:  # Perhaps only a renewal outlasts the grant.
             due = min(due, (hold.began + hold.deadline) / 2)
         self.due = due
@@ -288,23 +288,27 @@ class Renewal(Job):
             hold.warn()
         if self._renewing(now) and self.kept_by() is None:
             hold.renews_until = -math.inf
-            words = "Lock %(lock)s was garbage-collected without release(); renewal stopped"
-            logger.warning(words, hold.log_fields())
+            logger.warning(
+                "Lock %(lock)s was garbage-collected without release(); renewal stopped",
+                hold.log_fields(),
+            )
         self._naming = True
-        fields = () if self.named else (*hold.owner().fields(), *self._terms())
+        fields = () if self.named else (*hold.owner().fields(), *self._lock_fields())
         wanted = self._wanted(now)
         return Call(RENEW, hold.keys.renewed, (hold.token, wanted, hold.attempt, *fields))
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold
         if not hold.ended:
-            words = "Lock %(lock)s was garbage-collected inside its with block: released"
-            logger.warning(words, hold.log_fields())
+            logger.warning(
+                "Lock %(lock)s was garbage-collected inside its with block: released",
+                hold.log_fields(),
+            )
             hold.end()
         self.stop()
         keeper().add(hold.deferred_release(self.server, grant_timeout, min_hold))
 
-    def _terms(self) -> list[str]:
+    def _lock_fields(self) -> list[str]:
         """Of the description, what is not about the holder."""
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
@@ -326,7 +330,7 @@ class Renewal(Job):
             return
         hold = self.hold
         held = time.monotonic() - hold.began
-        event = note_call(hold.keys.name, what, hold.owner(), note, held)
+        event = locking.note_call(hold.keys.name, what, hold.owner(), note, held)
         keeper().add(SentOnce(self.server, event))
 
     def _lose(self, reason: str) -> None:
@@ -338,7 +342,7 @@ class Renewal(Job):
         return self.hold.renews_until > now
 
     def _wanted(self, now: float) -> int:
-        """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 is for ever."""
+        """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 removes the lifetime."""
         hold = self.hold
         # What gave a grant its full lifetime may have been lost on the way.
         full = hold.began + self.deadline_scale if hold.pending is not None else -math.inf
@@ -359,13 +363,13 @@ class Renewal(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         level = logging.WARNING if self._renewing(now) else logging.INFO
-        words = "Could not renew the lock %(lock)s: %(error)s"
-        logger.log(level, words, self.hold.log_fields(error=error))
+        fields = self.hold.log_fields(error=error)
+        logger.log(level, "Could not renew the lock %(lock)s: %(error)s", fields)
         self._try_again(now)
 
     def _try_again(self, now: float) -> None:
         hold = self.hold
-        pause = min(max(self._third / 4, 0.02), 1.0)
+        pause = min(max(self._interval / 4, 0.02), 1.0)
         # Look once more just before the deadline, to tell the holder in time.
         last_call = hold.deadline - self._margin
         self.due = now + pause if now >= last_call else min(now + pause, last_call)

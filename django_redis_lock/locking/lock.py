@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from redis.exceptions import RedisError
 
+from .. import locking
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..threads import in_context
 from ..transport import Answer, drive, run, server_of
@@ -19,7 +20,6 @@ from . import waiting
 from .hold import Hold
 from .local_state import enter_again, note_entry
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
-from .records import log_failed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,7 +58,7 @@ class Lock(LockOperations):
 
         Raises:
             TypeError, ValueError: an argument makes no sense.
-            LockError: this handle holds the lock and would wait for itself for ever.
+            LockError: this handle holds the lock and would wait for itself forever.
             redis.exceptions.RedisError: Redis could not be asked; the lock is not held.
         """
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
@@ -75,7 +75,7 @@ class Lock(LockOperations):
             self._undo(before)
             raise
 
-    def _ask(self, request: AcquireRequest) -> Any:
+    def _send_acquire(self, request: AcquireRequest) -> Any:
         return run(self.redis, request.acquire(request.waiter), patience=request.patience()).value
 
     def _wait(self, request: AcquireRequest, refusal: waiting.Refusal | None) -> Acquisition | None:
@@ -203,7 +203,7 @@ class Lock(LockOperations):
 
 def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:
     """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
-    server = server_of(client).at(keys)
+    server = server_of(client).locate(keys)
     question = question_to_replicas(keys, token, replicas, patience)
     replies = server.exchange(question, 2, patience + REPLY_MARGIN_SECONDS)
     return Confirmed(bool(replies[0]), int(replies[1]))
@@ -216,7 +216,7 @@ def in_a_thread(on_lost: Callable[[], Any], name: bytes) -> Callable[[], None]:
         try:
             in_context(context, on_lost)
         except BaseException:  # Also sys.exit(), which Python would ignore.
-            log_failed(on_lost, name)
+            locking.log_failed(on_lost, name)
 
     return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start
 

@@ -1,5 +1,9 @@
 """What the methods of a lock do, written once for threads and for tasks, as generators of steps;
-see ``transport.drive``."""
+see ``transport.drive``.
+
+``base`` has a lock's options and its state (``_owned_token``, ``_start_renewal``, ``_forget``);
+``lock`` and ``aio`` do the steps for threads and for tasks, and start the generators.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
 
-from .. import events
+from .. import events, locking
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
 from ..exceptions import LockError, LockNotAcquired, LockNotOwnedError, TooFewReplicas
@@ -35,11 +39,10 @@ from ..protocol import (
     seconds_to_retry,
 )
 from ..threads import get_logger
-from ..transport import NotReady, Steps, is_refusal, pack, server_of
+from ..transport import NotReady, Steps, is_refusal, pack, pack_words, server_of
 from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
-from .records import note_vanished, question_about, with_answer
 from .waiting import queues
 
 if TYPE_CHECKING:
@@ -72,7 +75,7 @@ class LockOperations(BaseLock):
     #: An ``Answer``.
     _run: Callable[[Call], Any]
     #: What ACQUIRE returns.
-    _ask: Callable[[AcquireRequest], Any]
+    _send_acquire: Callable[[AcquireRequest], Any]
     #: Behind others: an ``Acquisition``, or None at the end of the wait.
     _wait: Callable[[AcquireRequest, Refusal | None], Any]
     #: ``Confirmed`` by the replicas, within so many seconds.
@@ -96,8 +99,8 @@ class LockOperations(BaseLock):
             until = None if wait is None else asked_at + wait
             # It is held also if this question cannot be sent.
             request.may_hold[:] = [(acquired.token, acquired.attempt, acquired.place)]
-            found = yield self._confirm(acquired, patience_of(request, until))
-            confirmed = found.replicas if found.held else 0
+            confirmation = yield self._confirm(acquired, patience_of(request, until))
+            confirmed = confirmation.replicas if confirmation.held else 0
             if confirmed < self.replicas:
                 raise TooFewReplicas(int(confirmed), self.replicas, self._shown)
         hold = self._start_renewal(acquired, renewals)
@@ -115,10 +118,10 @@ class LockOperations(BaseLock):
             return (yield self._wait(request._replace(waiter=b""), None))
         sent_at, refusal = time.monotonic(), None
         try:
-            reply = parse_acquire((yield self._ask(request)))
+            reply = parse_acquire((yield self._send_acquire(request)))
             if reply[0]:
                 if len(reply) > 3:
-                    note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
+                    locking.note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
                 return request.acquired(reply, sent_at)
             refusal = reply, sent_at
             self._on_contended(wait != 0)
@@ -140,11 +143,11 @@ class LockOperations(BaseLock):
     def _release_steps(self) -> Steps[None]:
         call = self._release_call(self._owned_token("release"))
         hold, renewal = self.local.hold, self.local.renewal
-        # A release of this acquisition may have failed before, and perhaps only in the reply.
+        # A release of this acquisition may have failed before, and perhaps only in the reply. Then
+        # Redis has carried it out, and "not yours" is the reply to the second.
         again = hold is not None and hold.released
         self._stop_renewal()
         answer = yield self._run(call)
-        # After a lost reply "not yours" means that an earlier sending has done it.
         released = bool(answer.value or answer.sent_twice or again)
         self._forget(hold)
         if not released:
@@ -198,7 +201,7 @@ class LockOperations(BaseLock):
         if hold is not None and hold.pending is not None:
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
-        at = time.monotonic()
+        sent_at = time.monotonic()
         answer = yield self._run(call)
         if int(answer.value) == 0:
             self._not_owned(verb)
@@ -208,8 +211,8 @@ class LockOperations(BaseLock):
             if replace:
                 # Also if it was lost: the full lifetime is not wanted any more.
                 hold.pending = None
-            until = at + seconds if replace else max(hold.deadline, at) + seconds
-            self._prolonged(hold, until, at)
+            until = sent_at + seconds if replace else max(hold.deadline, sent_at) + seconds
+            self._prolonged(hold, until, sent_at)
         return True
 
     def _extend_call(self, verb: str, seconds: Any, replace: bool) -> Call:
@@ -244,39 +247,39 @@ class LockOperations(BaseLock):
             reply = (yield self._run(self._held_call())).value
             return [] if reply is None else [HolderInfo(reply)]
         replies = (yield self._run(Call(part("limit").HOLDERS, self.keys, (self.limit,)))).value
-        found = [HolderInfo(reply, self.limit) for reply in replies]
-        return sorted(found, key=lambda holder: holder.ttl)
+        holders = [HolderInfo(reply, self.limit) for reply in replies]
+        return sorted(holders, key=lambda holder: holder.ttl)
 
     def _locked_steps(self) -> Steps[bool]:
-        found = yield from self._holders_steps()
+        holders = yield from self._holders_steps()
         # A holder without Redis has no token, and the lock for itself.
-        return len(found) >= self.limit or not all(held.token for held in found)
+        return len(holders) >= self.limit or not all(held.token for held in holders)
 
     def _owned_steps(self) -> Steps[bool]:
         if self.local.token is None:
             return False
         hold: Hold | None = self.local.hold
         if hold is None and self.limit > 1:
-            found = yield from self._holders_steps()
+            holders = yield from self._holders_steps()
         else:
             reply = (yield self._run(self._held_call(hold))).value
-            found = [] if reply is None else [HolderInfo(reply)]
+            holders = [] if reply is None else [HolderInfo(reply)]
         hold = self.local.hold
         token = self.local.token
         if token is None or (hold is not None and not hold.is_valid):
             return False
         mine = token if isinstance(token, bytes) else self._encode(token)
-        return any(held.token == mine for held in found)
+        return any(held.token == mine for held in holders)
 
     def _holder_steps(self) -> Steps[Owner | None]:
         held = yield from self._held_steps()
         if held is None:
             return None
         owner: Owner = held.in_the_way
-        question = question_about(owner)
+        question = locking.question_about(owner)
         if question is None:
             return owner
-        return with_answer(owner, (yield self._run(question)).value)
+        return locking.with_answer(owner, (yield self._run(question)).value)
 
     def _owner_id_steps(self) -> Steps[str | None]:
         held = yield from self._held_steps()
@@ -317,21 +320,23 @@ class LockOperations(BaseLock):
 
     def _warn_of_deadlock(self) -> None:
         if not self.asynchronous and acting_task() is not None:
-            words = "The wait for the lock %(lock)s stops this event loop: use cache.alock() or "
-            words += "AsyncLock"
+            message = "The wait for the lock %(lock)s stops this event loop: use cache.alock() or "
+            message += "AsyncLock"
         elif self.thread_local and is_held_by_caller(self):  # Else another may release it.
             who = "task" if self.asynchronous else "thread"
-            words = f"The lock %(lock)s is held by the same {who} that waits for it now: release "
-            words += "it first, or give reentrant=True both times"
+            message = f"The lock %(lock)s is held by the same {who} that waits for it now: release "
+            message += "it first, or give reentrant=True both times"
         else:
             return
-        logger.warning(words, {"lock": self._printed})
+        logger.warning(message, {"lock": self._printed})
 
     def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             waited = time.monotonic() - asked_at
-            words = "Acquired %(lock)s after %(waited).3f s, fence %(fence)d"
-            logger.debug(words, {"lock": self._printed, "waited": waited, "fence": hold.fence})
+            logger.debug(
+                "Acquired %(lock)s after %(waited).3f s, fence %(fence)d",
+                {"lock": self._printed, "waited": waited, "fence": hold.fence},
+            )
         if events.listeners:
             waited = time.monotonic() - asked_at
             events.emit(Acquired(self.subject, waited, contended, hold.fence))
@@ -339,8 +344,10 @@ class LockOperations(BaseLock):
     def _emit_timed_out(self, asked_at: float, blocking: bool) -> None:
         waited = time.monotonic() - asked_at
         if logger.isEnabledFor(logging.DEBUG):
-            words = "Did not get %(lock)s within %(waited).3f s"
-            logger.debug(words, {"lock": self._printed, "waited": waited})
+            logger.debug(
+                "Did not get %(lock)s within %(waited).3f s",
+                {"lock": self._printed, "waited": waited},
+            )
         if events.listeners:
             events.emit(TimedOut(self.subject, waited) if blocking else Rejected(self.subject))
 
@@ -364,8 +371,10 @@ class LockOperations(BaseLock):
             return False
         if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
             if not self.lost:  # That was logged.
-                words = "Releasing %(lock)s failed, which its block does not raise: %(error)s"
-                logger.warning(words, {"lock": self._printed, "error": error})
+                logger.warning(
+                    "Releasing %(lock)s failed, which its block does not raise: %(error)s",
+                    {"lock": self._printed, "error": error},
+                )
             return True
         return False
 
@@ -390,5 +399,4 @@ def patience_of(request: AcquireRequest, until: float | None) -> float:
 
 def question_to_replicas(keys: LockKeys, token: bytes, replicas: int, patience: float) -> bytes:
     mark = pack(Call(MARK, keys, (token,)), known=False)
-    words = (b"WAIT", b"%d" % replicas, b"%d" % milliseconds(patience))
-    return mark + b"*3\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return mark + pack_words(b"WAIT", b"%d" % replicas, b"%d" % milliseconds(patience))

@@ -107,7 +107,7 @@ exit_code = partial(_whole, allowed="from 0 to 255", most=255)
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return "?"
-    return "for ever" if math.isinf(seconds) else COMPACT.duration(seconds)
+    return "forever" if math.isinf(seconds) else COMPACT.duration(seconds)
 
 
 def clock_time(timestamp: float) -> str:

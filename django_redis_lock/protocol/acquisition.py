@@ -47,12 +47,12 @@ def new_token() -> bytes:
 def named_token() -> bytes:
     """Such a value followed by the process and thread, for ``Owner.from_token``. The token of a
     grant has no name: a release does not know yet which waiter takes it."""
-    return new_token() + b" " + _here.place
+    return new_token() + b" " + _here.process_and_thread
 
 
 def waiter_id() -> bytes:
     """A unique id, from which the admin reads the waiter's process, thread and begin."""
-    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.place)
+    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.process_and_thread)
 
 
 _waiters = itertools.count(secrets.randbits(40))
@@ -60,15 +60,16 @@ _waiters = itertools.count(secrets.randbits(40))
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        place = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
-        self.place = place.encode(errors="backslashreplace")
+        name = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
+        self.process_and_thread = name.encode(errors="backslashreplace")
 
 
 _here = _Here()
 
 
 @after_fork
-def _look_again() -> None:
+def _forget_names() -> None:
+    """The child has another process id."""
     global _here
     _here = _Here()
 
@@ -77,11 +78,11 @@ class Clock(NamedTuple):
     """A reading of the server's clock: its microseconds, and the monotonic time of the request."""
 
     server_us: int
-    at: float
+    read_at: float
 
     def age(self, server_us: int) -> float:
         """The seconds since the server's clock showed ``server_us``, or a little more."""
-        return (self.server_us - server_us) / 1e6 + time.monotonic() - self.at
+        return (self.server_us - server_us) / 1e6 + time.monotonic() - self.read_at
 
 
 class PendingLifetime(Protocol):
@@ -181,13 +182,13 @@ class AcquireRequest(NamedTuple):
         # The operating system limits it to 24 days.
         return min(self.left(), longest, 3600.0) + LAST_TRY_SECONDS
 
-    def with_margin(self, asked_at: float) -> AcquireRequest:
-        """The request with a margin, after a reply to a command sent at ``asked_at``: one round
+    def with_margin(self, sent_at: float) -> AcquireRequest:
+        """The request with a margin, after a reply to a command sent at ``sent_at``: one round
         trip, but at most 2 % of the wait or 10 ms."""
         if self.deadline is None:
             return self
-        trip = time.monotonic() - asked_at
-        return self._replace(margin=min(trip, (self.deadline - asked_at) / 50, 0.01))
+        trip = time.monotonic() - sent_at
+        return self._replace(margin=min(trip, (self.deadline - sent_at) / 50, 0.01))
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -308,8 +309,8 @@ def reset_call(
 
 def parse_grant(element: bytes) -> Grant:
     """An element of the grants list; fence 0 for an invalid one, which thus counts as expired."""
-    found = GRANT.fullmatch(element)
-    if found is None:
+    match = GRANT.fullmatch(element)
+    if match is None:
         return Grant(element, 0)
-    token, fence, place = found.groups()
+    token, fence, place = match.groups()
     return Grant(token, int(fence), int(place or 1))

@@ -1,15 +1,33 @@
 """The Lua scripts of a lock, each under its contract: KEYS, ARGV, what it returns, why atomic.
 
-Keys of a lock are always passed in the order of ``LockKeys``. Times are milliseconds unless a name
-says otherwise; a lifetime of 0 means none. Redis's own clock judges all of them.
+Keys of a lock are always passed in the order of ``LockKeys``:
+
+* KEYS[1], the lock: the token of its holder, with the lock's lifetime.
+* KEYS[2], the list of grants: a waiter's blocking pop is on it.
+* KEYS[3], the waiters: a sorted set of waiter ids, each until when it counts as alive.
+* KEYS[4], the holder's description, a hash.
+* KEYS[5], the index of the database: a sorted set of the held locks, each with its end, and of the
+  last fence.
+
+Times are milliseconds unless a name says otherwise; a lifetime of 0 means none. Redis ends a lock
+by its own clock. Its holder counts the same lifetime by its own clock, from before the command was
+sent, so for the holder it never ends later (``Hold.deadline``).
+
+A released lock that is awaited becomes a grant: the key gets a fresh token with a short lifetime,
+and the token goes to the list. The waiter whose pop returns it confirms it by TAKE_GRANT. One that
+is frozen does not: the grant expires, WATCH, sent by the keeper of another waiter, makes the next,
+and what the frozen one sends later finds another token at the key.
 
 Companion keys may vanish (evicted, deleted by hand) or hold something else than they should. So no
-script trusts their form: what is unreadable counts as missing and is replaced, and nothing is
-written without a lifetime.
+script trusts their form: what is unreadable counts as missing and is replaced. Each has a lifetime,
+except the index, and the description of a lock that has none.
 
 Redis out of memory (``noeviction``) refuses a script's commands that may allocate, until the script
 has written: after a first DEL or PEXPIRE they pass. So every script that keeps a lock, frees it or
 passes it on begins with one of those. Only ACQUIRE of a free lock may be refused, as a whole.
+
+``script`` puts each script together from its text and the shared functions that it calls. ``first``
+answers most calls before the rest is reached; an ``urgent`` one passes the circuit breaker.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from .in_process import computing as computing
 from .in_process import in_flight as in_flight
 from .in_process import innermost_flight as innermost_flight
 from .in_process import own_flights as own_flights
-from .leader import FlightRenewal as FlightRenewal
 from .leader import Producer as Producer
 from .leader import Undecodable as Undecodable
+from .postponed import FlightRenewal as FlightRenewal
 from .postponed import Postponed as Postponed
 from .runners import Runner as Runner
 from .runners import Steps as Steps
@@ -37,9 +37,9 @@ from .runners import ThreadRunner as ThreadRunner
 from .runners import use_background as use_background
 from .scripts import DELETE as DELETE
 from .scripts import END_FLIGHT as END_FLIGHT
+from .scripts import END_SEEN as END_SEEN
 from .scripts import EXPIRE_AT as EXPIRE_AT
 from .scripts import LET_GO as LET_GO
-from .scripts import LETTING_GO as LETTING_GO
 from .scripts import MARK_STALE as MARK_STALE
 from .scripts import WRITE as WRITE
 

@@ -65,6 +65,8 @@ class MultiFlight:
         self._names = names
         #: Of a single key, what the other callers of this process wait for.
         self._shared = InProcessFlight(runner, b"")
+        #: Whether a read has just found no value.
+        self.unseen = False
         #: How many values were there at the first request.
         self.were_there = 0
         #: The SHA-1 of values that cannot be decoded, by key: they count as missing.
@@ -95,7 +97,8 @@ class MultiFlight:
             leader = self.leader(keys)
             mine.asked += 1
             with self._coordination():
-                replies = yield from leader.take(followed, self._unreadable)
+                replies = yield from leader.take(followed, self._unreadable, self.unseen)
+                self.unseen = False
             led: dict[bytes, Seen] = {}
             overtaken: dict[bytes, bytes] = {}
             failed, streams, next_check = None, {}, time.monotonic() + FOLLOWER_CHECK_SECONDS

@@ -111,7 +111,7 @@ class DeferredCall:
             self._begun = True
         try:
             return self._function(*args)
-        except StopIteration as error:  # A future refuses it, and its task would wait for ever.
+        except StopIteration as error:  # A future refuses it, and its task would wait forever.
             raise RuntimeError("the function raised StopIteration") from error
 
     def overtake(self) -> bool:

@@ -4,42 +4,33 @@ to renew it, and to end it with a value, without one, or after an interruption."
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from redis.exceptions import RedisError
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 
 from .. import events
 from ..clock import time
 from ..events import Computed, Computing, Stored, Subject
-from ..keeper import DeferredRelease, Job, keeper
+from ..keeper import DeferredRelease, keeper
 from ..protocol import (
-    FLIGHTS,
     Call,
-    Owner,
     as_bytes,
-    encodable,
-    fingerprint,
     flight_key,
-    flight_leader,
     flight_stream,
-    hostname,
     milliseconds,
     printable,
 )
 from ..threads import get_logger, may_log
-from ..transport import Server, is_outage, is_refusal
+from ..transport import Server, is_outage, is_refusal, pack_words
 from .in_process import InProcessFlight, Overtaken, computing, leave, token_for
-from .postponed import Postponed
+from .postponed import FlightRenewal, Postponed
 from .runners import ProducerFailed, Runner, Steps
-from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
+from .scripts import END_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
 
 T = TypeVar("T")
 
@@ -54,8 +45,6 @@ NOTHING: Seen = ("", "0")
 STREAM_LIFETIME_MILLISECONDS = 10_000
 #: The same if they get a value there that is not stored: it may be large.
 SHARED_LIFETIME_MILLISECONDS = 2_000
-#: Seconds after which a computation is listed in the admin.
-DESCRIBE_AFTER_SECONDS = 0.5
 _logged_at: WeakKeyDictionary[Server, float] = WeakKeyDictionary()
 
 
@@ -149,6 +138,7 @@ class Leader:
         self,
         followed: Mapping[bytes, bytes] = MappingProxyType({}),
         unreadable: Mapping[bytes, str] = MappingProxyType({}),
+        unseen: bool = False,
     ) -> Steps:
         """Run TAKE_FLIGHT for each key; returns the replies.
 
@@ -157,7 +147,10 @@ class Leader:
                 wants the value and not an error, so an outage is retried until a failover would be
                 complete.
             unreadable: the SHA-1 of what is at a key and cannot be decoded.
+            unseen: whether a read has just found no value.
         """
+        if unseen and (yield from self._take_unseen()) and not self._may_be_over():
+            return [(1,)]
         args = (self.token, milliseconds(self.timeout), self.producer.stale)
         streams = {key: (followed[key],) if key in followed else () for key in self.keys}
         calls = tuple(
@@ -170,9 +163,7 @@ class Leader:
         while True:
             try:
                 replies = yield from self._run_or_abort(*calls)
-                late = time.monotonic() > self.asked_at + self.timeout / 2
-                if late and any(int(status) == 1 for status, *_ in replies):
-                    # The flights may be over, or others' by now.
+                if self._may_be_over() and any(int(status) == 1 for status, *_ in replies):
                     replies = yield from self._run_or_abort(*calls)
                 return [(int(status), *news) for status, *news in replies]
             except (RedisError, OSError) as error:
@@ -181,6 +172,29 @@ class Leader:
                 if not is_outage(error) or time.monotonic() >= until:
                     raise
             yield self._runner.pause(0.1)
+
+    def _may_be_over(self) -> bool:
+        """Whether the reply came so late that the flights may be others' by now."""
+        return time.monotonic() > self.asked_at + self.timeout / 2
+
+    def _take_unseen(self) -> Steps:
+        """Lead the flight of a value that is still missing and that nobody computes: by plain
+        commands, which cost the server less than a script. Returns False if TAKE_FLIGHT has to
+        decide."""
+        server, [key, *others] = self.server, self.keys
+        if others or server.is_topology or server.breaker.failing:
+            return False
+        lifetime = b"%d" % milliseconds(self.timeout)
+        taking = pack_words(b"SET", flight_key(key), self.token, b"PX", lifetime, b"NX")
+        command = taking + pack_words(b"GET", key)
+        try:
+            taken, value = yield from self._or_abort(self._runner.exchange, command, 2)
+        except (ResponseError, BusyLoadingError) as error:
+            taken, value = not is_refusal(error), b""  # There may be another type of value.
+        if taken and value is not None:
+            with suppress(RedisError, OSError):
+                yield self._runner.run(*self._endings())
+        return bool(taken) and value is None
 
     def take_over(self, leaders: Mapping[bytes, bytes] | None = None) -> Steps:
         """Lead from now on, for each key in place of this leader (b"": of none, but together with
@@ -193,11 +207,15 @@ class Leader:
         return (yield from self._run_or_abort(*calls))
 
     def _run_or_abort(self, *calls: Call) -> Steps:
-        """The replies to ``calls``. A caller that is interrupted (by cancellation, Ctrl-C or a time
-        limit) cannot know whether it leads, so it ends its flights."""
+        """The replies to ``calls``."""
+        return (yield from self._or_abort(self._runner.run, *calls))
+
+    def _or_abort(self, step: Callable[..., Any], *args: Any) -> Steps:
+        """What a ``step`` of the runner returns. A caller that is interrupted (by cancellation,
+        Ctrl-C or a time limit) cannot know whether it leads, so it ends its flights."""
         self.asked_at = time.monotonic()
         try:
-            return (yield self._runner.run(*calls))
+            return (yield step(*args))
         except (RedisError, OSError, GeneratorExit):
             raise
         except BaseException:
@@ -242,7 +260,7 @@ class Leader:
             pause = self.producer.error_ttl if isinstance(failed.error, Exception) else 0
             yield from self.fail(failed.describe(), pause)
             raise
-        finally:  # In every case: followers would wait for ever for a flight that is renewed.
+        finally:  # In every case: followers would wait forever for a flight that is renewed.
             for renewal in self.renewals:
                 keeper().discard(renewal)
 
@@ -381,46 +399,3 @@ class Leader:
         forked child, because its parent leads."""
         for call in calls if os.getpid() == self._pid else ():
             keeper().add(DeferredRelease(self.server, call))
-
-
-class FlightRenewal(Job):
-    """Renews the flight of the cache key ``key`` during the computation, as long as its leader is
-    not garbage-collected."""
-
-    def __init__(self, leader: Leader, key: bytes) -> None:
-        server, token, lifetime = leader.server, leader.token, leader.timeout
-        self._leader_of_it = weakref.ref(leader)
-        about = {"group": leader.producer.group, "name": leader.stored_names.get(key, "")}
-        self._lifetime = self.deadline_scale = lifetime
-        self._began = time.monotonic()
-        self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))
-        self.key, self.token = key, token
-        self._args = (token, milliseconds(lifetime), key)
-        self._about = {"lifetime": str(self._args[1]), "renews": "1", **about}
-        self._thread = threading.current_thread().name
-        self._named = False
-        super().__init__(server, leader.asked_at + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
-
-    def call(self, now: float) -> Call | None:
-        if self._leader_of_it() is None:  # A signal handler's exception kept it from that.
-            keeper().discard(self)
-            return None
-        leader = () if self._named else self._leader(now)
-        return Call(RENEW_FLIGHT, self._keys, (*self._args, *leader))
-
-    def _leader(self, now: float) -> tuple[str, ...]:
-        """The milliseconds since the computation began, and the description of the leader."""
-        leader = Owner(fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread))
-        known = {name: encodable(text) for name, text in self._about.items() if text}
-        return (f"{(now - self._began) * 1000:.0f}", *leader.fields(), *chain(*known.items()))
-
-    def answered(self, value: Any, sent_at: float) -> None:
-        self._named = True
-        self.due = sent_at + self._lifetime / 3
-        if not value:  # A write has ended the flight. STORE will tell the leader.
-            keeper().discard(self)
-            if (leader := self._leader_of_it()) is not None:
-                leader.lose()
-
-    def failed(self, error: Exception, now: float) -> None:
-        self.due = now + min(self._lifetime / 12, 1.0)

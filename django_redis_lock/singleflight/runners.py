@@ -17,7 +17,15 @@ from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
 from ..threads import InCaller, ThreadEvent, ThreadPool, Work
-from ..transport import is_observed, is_outage, pack_words, read_value, run_all, server_of
+from ..transport import (
+    exchange,
+    is_observed,
+    is_outage,
+    pack_words,
+    read_value,
+    run_all,
+    server_of,
+)
 from .scripts import READ
 
 #: The longest message of a failed computation that other callers get.
@@ -141,6 +149,12 @@ class ThreadRunner:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return run_all(self._client, calls)
 
+    def exchange(self, command: bytes, replies: int) -> Any:
+        """So many ``replies`` to ``command``, which may run twice."""
+        if os.getpid() != self._pid:
+            raise RedisConnectionError("A forked child leaves the flight to its parent")
+        return exchange(self._client, command, replies)
+
     def read(self, key: bytes) -> Any:
         """The value at ``key`` and its PTTL, None if there is none: by the client if a tool
         observes that."""
@@ -186,7 +200,7 @@ class ThreadRunner:
         streams, reply = self.server.in_one_call(streams), None
         server, connection = self.server, None
         try:
-            server = self.server.at(streams)
+            server = self.server.locate(streams)
             connection = server.checkout()
             connection.send_packed_command([reading(streams, until)])
             # Redis checks the timeouts of blocked clients only ten times a second.
@@ -233,7 +247,7 @@ def trace_in(reply: Any) -> str:
 
 
 def reading(streams: Sequence[bytes], until: float) -> bytes:
-    # Not earlier than the caller, who would only ask again; 0 would be for ever.
+    # Not earlier than the caller, who would only ask again; 0 would be forever.
     pause = b"%d" % max(1, math.ceil((until - time.monotonic()) * 1000))
     return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0" for _ in streams))
 

@@ -1,4 +1,4 @@
-"""The Lua scripts of cache values and their flights, in the manner of ``scripts``.
+"""The Lua scripts of cache values and their flights, in the manner of ``protocol.lock_scripts``.
 
 The keys of a value are always passed in this order: the value's own, its flight, the flight's
 stream. Times are milliseconds.
@@ -262,3 +262,14 @@ return found
 #: KEYS  the flight        ARGV  tokens for let_go        returns 1
 #: atomic because another flight may begin.
 LET_GO = script("let_go(KEYS[1], 1) return 1")
+
+#: End a flight that a write has seen, after the write: see ``cache.methods``.
+#:
+#: KEYS  the flight        ARGV  its token
+#: returns 1, or 0 if it has ended, perhaps with a value that is older than the write
+#: atomic because another flight may begin.
+END_SEEN = script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+let_go(KEYS[1], 2)
+return 1
+""")

@@ -16,6 +16,7 @@ from ..keeper import Job
 from ..protocol import Call
 from ..transport import (
     aconnect,
+    aexchange,
     aread_value,
     arun_all,
     cancellable,
@@ -96,6 +97,9 @@ class AsyncRunner:
             return await asyncio.shield(in_background(arun_all(self._client, calls)))
         return await arun_all(self._client, calls)
 
+    async def exchange(self, command: bytes, replies: int) -> Any:
+        return await aexchange(self._client, command, replies)
+
     async def read(self, key: bytes) -> Any:
         call = Call(READ, (key,), ())
         if not self.server.breaker.failing:
@@ -126,7 +130,7 @@ class AsyncRunner:
         try:
             connection = await aconnect(self._client, streams, timeout=5.0)
             try:
-                reply = await _within(connection.ask(reading(streams, until)), until)
+                reply = await _within(connection.request(reading(streams, until)), until)
             finally:
                 connection.disconnect()
         except (RedisError, OSError) as error:

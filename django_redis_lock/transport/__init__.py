@@ -20,6 +20,7 @@ from .circuit_breaker import CircuitOpen as CircuitOpen
 from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
+from .execute import exchange as exchange
 from .execute import is_observed as is_observed
 from .execute import pack as pack
 from .execute import pack_words as pack_words
@@ -50,6 +51,7 @@ from .server import readable as readable
 
 if TYPE_CHECKING:
     from .aio_client import aconnect as aconnect
+    from .aio_client import aexchange as aexchange
     from .aio_client import aread_value as aread_value
     from .aio_client import arun as arun
     from .aio_client import arun_all as arun_all
@@ -65,7 +67,8 @@ if TYPE_CHECKING:
 __getattr__ = on_first_use(
     __name__,
     {
-        "transport.aio_client": "aconnect aread_value arun arun_all asyncio_client cancellable",
+        "transport.aio_client": "aconnect aexchange aread_value arun arun_all asyncio_client "
+        "cancellable",
         "transport.aio_connection": "AsyncRawConnection in_background wait_awake",
         "transport.guarded_connection": "guard",
         "transport.over_a_loop": "spare_of_a_loop",

@@ -19,6 +19,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
@@ -90,12 +91,12 @@ loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
 
 def _of_the_running_loop() -> _OfLoop:
     loop = asyncio.get_running_loop()
-    found = loops.get(loop)
-    if found is None:
+    of_loop = loops.get(loop)
+    if of_loop is None:
         for closed in [each for each in list(loops) if each.is_closed()]:
             loops.pop(closed, None)  # Without a runner.
-        found = loops[loop] = _OfLoop()
-    return found
+        of_loop = loops[loop] = _OfLoop()
+    return of_loop
 
 
 def asyncio_client(client: Any) -> Any:
@@ -127,22 +128,22 @@ def pool_of(client: Any, node: Server) -> Any:
 def _client_of(server: Server, address: Any) -> Any:
     """The running loop's ``redis.asyncio.Redis`` for ``server``."""
     of_loop = _of_the_running_loop()
-    found = of_loop.clients.get(server)
-    if found is None:
+    known = of_loop.clients.get(server)
+    if known is None:
         of_loop.forget_retired()
         pool = _pool_like(address)
         server.for_tasks(pool.connection_kwargs)
-        found = of_loop.clients[server] = cast(Any, Redis(connection_pool=pool))
-        found.execute_command = partial(_execute, found)
-    return found
+        known = of_loop.clients[server] = cast(Any, Redis(connection_pool=pool))
+        known.execute_command = partial(_execute, known)
+    return known
 
 
 def connection_to(node: Server) -> AsyncRawConnection | None:
     """The connection to ``node`` that the tasks of the running loop share, if there is one."""
     of_loop = loops.get(asyncio.get_running_loop())
-    found = None if of_loop is None else of_loop.connections.get(node)
-    usable = found is not None and found.generation == node.generation and found.takes_calls()
-    return found if usable else None
+    known = None if of_loop is None else of_loop.connections.get(node)
+    usable = known is not None and known.generation == node.generation and known.takes_calls()
+    return known if usable else None
 
 
 async def connected(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
@@ -211,7 +212,7 @@ def _pool_like(pool: Any) -> ConnectionPool:
 # -- calls ---------------------------------------------------------------------------------------
 
 
-async def ask(
+async def exchange(
     client: Any,
     node: Server,
     command: bytes,
@@ -229,14 +230,14 @@ async def ask(
     used_before = connection = connection_to(node)
     try:
         connection = connection or await connected(client, node, patience)
-        reply = connection.ask(command, replies)
+        reply = connection.request(command, replies)
         answer = await (reply if patience is None else _within(patience, reply))
     except (ResponseError, BusyLoadingError) as error:
         breaker.answered()
         if connection is not None and is_misdirected(error):
             connection.retire()
             if again and node.renew(connection):
-                return await ask(client, node, command, patience, calls, replies, again=False)
+                return await exchange(client, node, command, patience, calls, replies, again=False)
         raise
     except (RedisError, OSError) as error:
         timeout = timeout_of(pool_of(client, node).connection_kwargs)
@@ -273,14 +274,14 @@ async def _within(seconds: float, reply: asyncio.Future[Any]) -> Any:
     return reply.result()
 
 
-async def _execute(client: Any, *words: Any, **options: Any) -> Any:
+async def _execute(client: Any, *args: Any, **options: Any) -> Any:
     """``Redis.execute_command`` on the connection that the tasks of the loop share."""
     if is_observed(client):
-        return await type(client).execute_command(client, *words, **options)
-    packed = pack_words(*map(client.get_encoder().encode, words))
-    reply = await ask(client, server_of(client), packed)
+        return await type(client).execute_command(client, *args, **options)
+    packed = pack_words(*map(client.get_encoder().encode, args))
+    reply = await exchange(client, server_of(client), packed)
     options.pop("keys", None)  # For redis-py's cache.
-    read = client.response_callbacks.get(words[0])
+    read = client.response_callbacks.get(args[0])
     return reply if read is None else read(reply, **options)
 
 
@@ -319,8 +320,23 @@ async def arun(client: Any, call: Call, *, patience: float | None = None) -> Ans
 
 async def aread_value(client: Any, key: bytes) -> Any:
     """As ``execute.read_value``, with the lifetime. It is not sent again."""
-    value, left = await ask(client, server_of(client), value_with_lifetime(key), replies=2)
+    value, left = await exchange(client, server_of(client), value_with_lifetime(key), replies=2)
     return None if value is None else (value, left)
+
+
+async def aexchange(
+    client: Any, command: bytes, replies: int | None = None, *, again: bool = True
+) -> Any:
+    """As ``execute.exchange``."""
+    server = server_of(client)
+    if not again and (used := connection_to(server)) is not None and used.has_ended():
+        used.disconnect()
+    try:
+        return await exchange(client, server, command, replies=replies)
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        if server.breaker.failing or (not again and may_have_run(error)):
+            raise
+    return await exchange(client, server, command, replies=replies)
 
 
 async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
@@ -340,7 +356,7 @@ class _Awaiting(NamedTuple):
         return _run(self.client, node, call, patience, asking)
 
     def run_all(self, node: Server, calls: Sequence[Call]) -> Any:
-        return ask(self.client, node, pack_all(calls), None, calls, len(calls))
+        return exchange(self.client, node, pack_all(calls), None, calls, len(calls))
 
     def locate(self, keys: Sequence[bytes]) -> Any:
         return located(self.server, keys)
@@ -350,10 +366,10 @@ class _Awaiting(NamedTuple):
 
 
 async def located(server: Server, keys: Sequence[bytes]) -> Server:
-    """``server.at(keys)``, which may have to ask other servers, without blocking the loop."""
+    """``server.locate(keys)``, which may have to ask other servers, without blocking the loop."""
     if not server.must_discover():
-        return server.at(keys)
-    return await asyncio.to_thread(server.at, keys)
+        return server.locate(keys)
+    return await asyncio.to_thread(server.locate, keys)
 
 
 async def _run(
@@ -361,15 +377,15 @@ async def _run(
 ) -> Any:
     if asking:  # By its source: NOSCRIPT would need a second ASKING.
         command = ASKING + pack(call, known=False)
-        return (await ask(client, node, command, patience, (call,), replies=2))[1]
+        return (await exchange(client, node, command, patience, (call,), replies=2))[1]
     try:
-        return await ask(client, node, pack(call), patience, (call,))
+        return await exchange(client, node, pack(call), patience, (call,))
     except NoScriptError:
-        return await ask(client, node, pack(call, known=False), patience, (call,))
+        return await exchange(client, node, pack(call, known=False), patience, (call,))
 
 
 async def aconnect(client: Any, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:
-    """A connection to where ``keys`` are for one task alone, on which a reply may take for ever.
+    """A connection to where ``keys`` are for one task alone, on which a reply may take forever.
 
     Args:
         timeout: seconds that connecting may take.

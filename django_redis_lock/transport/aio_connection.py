@@ -155,7 +155,7 @@ class AsyncRawConnection(ABC):
             return False
         self._in_doubt = True
         try:
-            reply = self.ask(PING)
+            reply = self.request(PING)
         except RedisConnectionError:
             return False
         await wait_awake({reply}, seconds)
@@ -166,7 +166,7 @@ class AsyncRawConnection(ABC):
         error = reply.exception()  # ResponseError: this user may not, or the server is busy.
         return error is None or isinstance(error, ResponseError)
 
-    def ask(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
+    def request(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
         """Send ``command``; its reply, or a list of so many. Of these, the first error is raised
         when all have come.
 
@@ -203,11 +203,15 @@ class AsyncRawConnection(ABC):
     @abstractmethod
     def is_closed(self) -> bool: ...
 
+    def has_ended(self) -> bool:
+        """Whether the server has closed it while no call was on its way."""
+        return not self._calls and self._has_ended()
+
     def _has_ended(self) -> bool:
         """Whether the server has closed it, and the loop has not yet heard of that."""
         return False
 
-    def _came(self, reply: Any) -> None:
+    def _on_reply(self, reply: Any) -> None:
         self._answered_at = time.monotonic()
         if self._calls[0].add(reply):
             self._calls.popleft()
@@ -278,7 +282,7 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         try:
             self._parser.feed(data)
             while (reply := self._parser.gets()) is not INCOMPLETE:
-                self._came(reply)
+                self._on_reply(reply)
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
             self.disconnect()
@@ -324,7 +328,7 @@ class IndirectConnection(AsyncRawConnection):
                     reply = await self._connection.read_response(disconnect_on_error=False)
                 except ResponseError as refusal:
                     reply = refusal
-                self._came(reply)
+                self._on_reply(reply)
         except (RedisError, OSError) as error:
             self._fail(error)
             self._close()

@@ -34,7 +34,7 @@ class CircuitOpen(RedisConnectionError):
 
 
 class Breaker:
-    """That of one server. While it is not ``failing``, nothing else here needs to be asked.
+    """The breaker of one server. While it is not ``failing``, nothing else here needs to be asked.
     ``timeout``: seconds after which a call, or an attempt to connect, is given up otherwise."""
 
     #: How many costly failures in a row open the circuit (0: none), and for how many seconds at a
@@ -100,8 +100,10 @@ class Breaker:
             self._error = str(error)
             opened = self._counted(error, cost, timeout or self._timeout)
         if opened:
-            words = "Calls to Redis at %(server)s fail at once until it answers"
-            logger.warning(words, {"server": self.server})
+            logger.warning(
+                "Calls to Redis at %(server)s fail at once until it answers",
+                {"server": self.server},
+            )
         if began:
             down = ServerDown(self.server, error)
             logger.warning("Redis at %(server)s is unavailable: %(error)s", down._asdict())

@@ -1,6 +1,7 @@
 """How a call reaches a server: in one round trip, without redis-py's retries. With a retry hidden
 in the client, an acquire would find its own key taken, and a release its own work done. Here a call
-whose reply was lost is sent once more, and the answer says so.
+whose reply was lost is sent once more, and the answer says so (``Answer.sent_twice``): Redis may
+have carried out the first. ``retry`` decides on it.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def drive(steps: Steps[R]) -> R:
     interrupt must undo is undone by the caller of ``drive``.
     """
     try:
-        came = next(steps)
+        result_of_step = next(steps)
         while True:
-            came = steps.send(came)
+            result_of_step = steps.send(result_of_step)
     except StopIteration as end:
         result: R = end.value
         return result
@@ -52,11 +53,11 @@ async def adrive(steps: Steps[R]) -> R:
         step = next(steps)
         while True:
             try:
-                came = await step
-            except BaseException as trouble:
-                step = steps.throw(trouble)
+                result_of_step = await step
+            except BaseException as error:
+                step = steps.throw(error)
             else:
-                step = steps.send(came)
+                step = steps.send(result_of_step)
     except StopIteration as end:
         result: R = end.value
         return result
@@ -67,14 +68,14 @@ async def adrive(steps: Steps[R]) -> R:
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
-def pack_words(*words: bytes) -> bytes:
+def pack_words(*parts: bytes) -> bytes:
     """A command as Redis reads it. Only bytes: hiredis 3.5, with which redis-py packs, crashes the
     process if a signal handler raises while it converts an int."""
-    return b"*%d\r\n%b" % (len(words), _bulks(words))
+    return b"*%d\r\n%b" % (len(parts), _bulks(parts))
 
 
-def _bulks(words: Sequence[bytes]) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+def _bulks(parts: Sequence[bytes]) -> bytes:
+    return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
 def pack(call: Call, *, known: bool = True) -> bytes:
@@ -109,7 +110,7 @@ def _bulk(arg: Any) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-#: Lifetimes, modes and the like come again and again. Only of exact types: True equals 1.
+#: Lifetimes, modes and the like repeat. Only of exact types: True equals 1.
 _short = lru_cache(maxsize=256)(_bulk)
 
 
@@ -126,8 +127,8 @@ def pack_all(calls: Sequence[Call]) -> bytes:
 @lru_cache(maxsize=MAX_CACHED)
 def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
     verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
-    words = (verb, body.encode(), b"%d" % len(keys), *keys)
-    return b"*%d\r\n%b" % (len(words) + args, _bulks(words))
+    parts = (verb, body.encode(), b"%d" % len(keys), *keys)
+    return b"*%d\r\n%b" % (len(parts) + args, _bulks(parts))
 
 
 # -- running -------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     server = server_of(client)
     node = None
     try:
-        node = server.at(call.keys)
+        node = server.locate(call.keys)
         first = None if patience is None else first_patience(patience, server.timeout)
         return Answer(_run(node, call, first), False)
     except REPORTED as error:
@@ -182,22 +183,32 @@ def _is_of_redis_py(method: Any) -> bool:
 
 
 def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
-    """GET of ``key``, as ``run`` runs calls; with its ``lifetime`` what ``value_with_lifetime``
-    returns."""
+    """GET of ``key``; with its ``lifetime`` what ``value_with_lifetime`` returns."""
+    if not lifetime:
+        return exchange(client, pack_words(b"GET", key))
+    value = exchange(client, value_with_lifetime(key), 2)
+    return None if value[0] is None else value
+
+
+def exchange(client: Any, command: bytes, replies: int | None = None, *, again: bool = True) -> Any:
+    """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
+
+    Args:
+        again: whether it may run twice, so that it is sent once more if its reply was lost.
+    """
     server = server_of(client)
     patience = admitted(server.breaker, None) if server.breaker.failing else None
-    command = value_with_lifetime(key) if lifetime else pack_words(b"GET", key)
-    replies = 2 if lifetime else None
     try:
-        value = server.exchange(command, replies, patience)
-    except RedisConnectionError:
+        return server.exchange(command, replies, patience, once=not again)
+    except RedisConnectionError as error:
         server.close()
-        value = server.exchange(command, replies, patience)
-    except RedisTimeoutError:
-        if server.breaker.failing:
+        if not again and may_have_run(error):
             raise
-        value = server.exchange(command, replies, patience)  # Only that connection was silent.
-    return None if lifetime and value[0] is None else value
+    except RedisTimeoutError as error:
+        # Else only that connection was silent.
+        if server.breaker.failing or (not again and may_have_run(error)):
+            raise
+    return server.exchange(command, replies, patience, once=not again)
 
 
 def value_with_lifetime(key: bytes) -> bytes:
@@ -225,7 +236,7 @@ class _Blocking(NamedTuple):
         return _run_all(node, calls)
 
     def locate(self, keys: Sequence[bytes]) -> Server:
-        return self.server.at(keys)
+        return self.server.locate(keys)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

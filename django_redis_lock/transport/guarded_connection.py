@@ -201,9 +201,9 @@ class AsyncGuardedConnection(_ReplyCounter):
         return reply
 
 
-def _without_numbers(words: Iterable[Any]) -> list[Any]:
+def _without_numbers(args: Iterable[Any]) -> list[Any]:
     """See ``execute.pack_words``."""
-    return [str(word) if type(word) in (int, float) else word for word in words]
+    return [str(arg) if type(arg) in (int, float) else arg for arg in args]
 
 
 @cache

@@ -24,7 +24,7 @@ class _OverALoop:
         self._loop = loop
         self._connection = connection
         self.generation = connection.generation
-        self._came: SimpleQueue[tuple[BaseException | None, Any]] = SimpleQueue()
+        self._replies: SimpleQueue[tuple[BaseException | None, Any]] = SimpleQueue()
         self._next: tuple[BaseException | None, Any] | None = None
 
     def connect(self) -> None:
@@ -38,29 +38,29 @@ class _OverALoop:
 
     def send_packed_command(self, command: list[bytes]) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._ask, command)
+            self._loop.call_soon_threadsafe(self._send, command)
         except RuntimeError as error:
             raise RedisConnectionError(f"The event loop of the connection: {error}") from error
 
-    def _ask(self, commands: list[bytes]) -> None:
+    def _send(self, commands: list[bytes]) -> None:
         try:
             for command in commands:
-                self._connection.ask(command).add_done_callback(self._answered)
+                self._connection.request(command).add_done_callback(self._answered)
         except RedisError as error:
-            self._came.put((error, None))
+            self._replies.put((error, None))
 
     def _answered(self, reply: asyncio.Future[Any]) -> None:
         error = reply.exception()
-        self._came.put((error, None if error else reply.result()))
+        self._replies.put((error, None if error else reply.result()))
 
     def can_read(self, timeout: float = 0) -> bool:
         if self._next is None:
             with suppress(Empty):
-                self._next = self._came.get(timeout > 0, timeout)
+                self._next = self._replies.get(timeout > 0, timeout)
         return self._next is not None
 
     def read_response(self) -> Any:
-        (error, value), self._next = self._next or self._came.get(), None
+        (error, value), self._next = self._next or self._replies.get(), None
         if error is not None:
             raise error
         return value
@@ -70,9 +70,9 @@ def spare_of_a_loop(node: Server) -> RawConnection | None:
     """A connection to ``node`` that the tasks of an event loop share, for a thread that can
     open none."""
     for loop, of_loop in list(loops.items()):
-        found = of_loop.connections.get(node)
-        if found is None or found.generation != node.generation or found.is_closed():
+        connection = of_loop.connections.get(node)
+        if connection is None or connection.generation != node.generation or connection.is_closed():
             continue
         if loop.is_running():
-            return _OverALoop(loop, found)
+            return _OverALoop(loop, connection)
     return None

@@ -43,8 +43,8 @@ _MISDIRECTED = ("READONLY", "MASTERDOWN", "LOADING")
 def refusal_in(reply: str) -> str:
     """The code of a refusal in a text from Redis; empty if there is none."""
     # Redis 6 reports an error in a script after "Error running script", with a hyphen.
-    said = f"-{reply} "
-    return next((code for code in PASSING if f"-{code} " in said), "")
+    line = f"-{reply} "
+    return next((code for code in PASSING if f"-{code} " in line), "")
 
 
 def refusal(error: BaseException) -> str:

@@ -37,20 +37,20 @@ def server_of(client: Any) -> Server:
                 f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}"
             ) from None
         pool = client  # It has a pool for each of its nodes.
-    found = _by_pool.get(pool)
-    if found is not None:
-        return found
+    known = _by_pool.get(pool)
+    if known is not None:
+        return known
     with _registry:
         kind = _kind_of(pool)
         database = (kind, *kind.identity(pool))
         # One that waits for less, or checks no certificate, must not decide that for others.
         settings = getattr(pool, "nodes_manager", pool).connection_kwargs
         tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
-        place = (*database, kind.patience(settings), *tls)
-        server = _servers.get(place)
+        key = (*database, kind.patience(settings), *tls)
+        server = _servers.get(key)
         if server is None:
             stand_in = None if _make_stand_in is None else _make_stand_in(database)
-            server = _servers[place] = stand_in or kind(pool)
+            server = _servers[key] = stand_in or kind(pool)
             server.database = database
         _by_pool[pool] = server
         server.pools.add(weakref.ref(pool, server.pools.discard))

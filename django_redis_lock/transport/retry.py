@@ -179,21 +179,21 @@ def run_again(
 
 def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Any]]:
     """In one trip for each server; what failed there, one at a time."""
-    places_at: dict[Server, list[int]] = {}
-    for place, call in enumerate(calls):
+    numbers_at: dict[Server, list[int]] = {}
+    for number, call in enumerate(calls):
         node = yield exchange.locate(call.keys)
-        places_at.setdefault(node, []).append(place)
+        numbers_at.setdefault(node, []).append(number)
     answers: list[Any] = [None] * len(calls)
-    for node, places in places_at.items():
+    for node, numbers in numbers_at.items():
         try:
-            found = yield exchange.run_all(node, [calls[place] for place in places])
+            values = yield exchange.run_all(node, [calls[number] for number in numbers])
         except REPORTED as error:
             exchange.server.on_error(error)
             node.close()
-            found = []
-            for place in places:
-                answer = yield from run_again(exchange, calls[place])
-                found.append(answer.value)
-        for place, value in zip(places, found, strict=True):
-            answers[place] = value
+            values = []
+            for number in numbers:
+                answer = yield from run_again(exchange, calls[number])
+                values.append(answer.value)
+        for number, value in zip(numbers, values, strict=True):
+            answers[number] = value
     return answers

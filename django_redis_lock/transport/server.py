@@ -44,7 +44,8 @@ _all: set[weakref.ref[Any]] = set()
 
 @after_fork
 def _forget_connections() -> None:
-    """They are the parent's."""
+    """They are the parent's: ``registry`` forgets the servers, and so their idle connections, too;
+    the child makes new ones when it needs them."""
     for known in list(_all):
         if (server := known()) is not None:
             server._made.clear()
@@ -117,13 +118,13 @@ class Server:
 
     # -- where a key is; a cluster and Sentinel have more than one address ----------------------
 
-    def at(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
+    def locate(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
         """The server that has ``keys``, which are all in one place; finding it may take
         ``patience`` seconds. Raises redis-py's ConnectionError if none is known."""
         return self
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
-        """As ``at``, without asking any server; None if it is not known."""
+        """As ``locate``, without asking any server; None if it is not known."""
         return self
 
     def for_tasks(self, settings: dict[str, Any]) -> None:
@@ -148,7 +149,7 @@ class Server:
         return False
 
     def must_discover(self) -> bool:
-        """Whether ``at`` would ask other servers, which takes time."""
+        """Whether ``locate`` would ask other servers, which takes time."""
         return False
 
     def on_error(self, error: BaseException) -> None:
@@ -174,14 +175,17 @@ class Server:
         replies: int | None = None,
         patience: float | None = None,
         again: bool = True,
+        once: bool = False,
     ) -> Any:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
         Args:
             patience: seconds to wait for each reply; None leaves the wait to the socket's timeout.
             again: whether what a replica has refused is sent once more, on a new connection.
+            once: whether a lost reply is an error for the caller, so that a connection that the
+                server has closed must not be used.
         """
-        idle = self._checkout_idle(patience)
+        idle = self._checkout_idle(patience, once)
         connection, unread = idle or (self._connect(patience), None)
         try:
             connection.send_packed_command([command])
@@ -204,7 +208,7 @@ class Server:
                 connection.disconnect()  # The other replies are still to come.
             self.breaker.answered()
             if misdirected and again and self.renew(connection):
-                return self.exchange(command, replies, patience, False)
+                return self.exchange(command, replies, patience, False, once)
             raise
         except BaseException as error:  # With an unread reply it cannot be used again.
             connection.disconnect()
@@ -326,7 +330,7 @@ class Server:
         return None
 
     def _checkout_idle(
-        self, patience: float | None
+        self, patience: float | None, once: bool = False
     ) -> tuple[RawConnection, PendingLifetime | None] | None:
         """The idle connection that was used last. ``patience``: seconds for its check, and for what
         comes then; 0 for none."""
@@ -335,7 +339,7 @@ class Server:
                 connection, unread, since = self._idle.pop()
             except IndexError:  # Another thread has taken it.
                 return None
-            if time.monotonic() - since < TRUSTED_SECONDS:
+            if time.monotonic() - since < TRUSTED_SECONDS and not (once and _has_ended(connection)):
                 return connection, unread
             if patience == 0:
                 self._idle.append((connection, unread, since))
@@ -372,6 +376,14 @@ def _wait(connection: RawConnection, patience: float | None) -> None:
         raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
 
 
+def _has_ended(connection: RawConnection) -> bool:
+    """Whether there is something to read: a reply on its way, or the end. It is then checked."""
+    try:
+        return connection.can_read(0)
+    except (RedisError, OSError):
+        return True
+
+
 def _with_nothing_to_read(
     connection: RawConnection, unread: PendingLifetime | None
 ) -> RawConnection:
@@ -386,9 +398,9 @@ def readable(connections: Sequence[RawConnection], seconds: float) -> list[RawCo
     while connections:
         left = max(0.0, until - time.monotonic())
         first_only = left if len(connections) == 1 else 0
-        found = [each for each in connections if _is_readable(each, first_only)]
-        if found or not left:
-            return found
+        ready = [each for each in connections if _is_readable(each, first_only)]
+        if ready or not left:
+            return ready
         _wait_for_any(connections, left)
     return []
 

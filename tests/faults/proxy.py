@@ -103,6 +103,10 @@ class Proxy:
         """Carry the next requests for ``script`` to the server, then cut their connections."""
         return self._add(Rule((script.sha.encode(), script.source.encode()), times, True))
 
+    def lose_reply_to(self, command: bytes, times: int = 1) -> Rule:
+        """As ``lose_reply``, of a ``command``."""
+        return self._add(Rule((b"\r\n%b\r\n" % command,), times, True))
+
     def lose_request(self, script: Script, times: int = 1) -> Rule:
         """Cut the connections of the next requests for ``script``; the server never sees them."""
         return self._add(Rule((script.sha.encode(), script.source.encode()), times, False))

@@ -37,11 +37,11 @@ def own_client(own_server: RedisServer) -> Iterator[redis.Redis]:
 def busy(server: RedisServer) -> Iterator[Callable[[], None]]:
     """Redis runs a script until the block is left, or what it gives is called."""
 
-    def run_for_ever() -> None:
+    def run_forever() -> None:
         with suppress(redis.ResponseError), server.client(socket_timeout=None) as client:
             client.eval("while true do end", 0)
 
-    script = threading.Thread(target=run_for_ever, daemon=True)
+    script = threading.Thread(target=run_forever, daemon=True)
     script.start()
     with server.client() as client:
 

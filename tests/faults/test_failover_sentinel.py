@@ -154,10 +154,10 @@ def test_a_connection_to_an_old_primary_is_closed_after_its_call(
     servers: SentinelServers, sentinel_client: redis.Redis
 ) -> None:
     service = server_of(sentinel_client)
-    old = service.at([b"failing"])
+    old = service.locate([b"failing"])
     connection = old.checkout()
     servers.fail_over()
-    until(lambda: service.at([b"failing"]) is not old)
+    until(lambda: service.locate([b"failing"]) is not old)
     old.checkin(connection)
     assert old.must_connect()
     assert old.retired

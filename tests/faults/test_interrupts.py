@@ -343,7 +343,7 @@ def test_a_lock_that_is_passed_on(client: redis.Redis, error: type[BaseException
             holder.release()
         expect_free(client, points)
 
-    each_point(attempt, function="server.can_read", meanwhile=holder.release, error=error)
+    each_point(attempt, function="address.can_read", meanwhile=holder.release, error=error)
 
 
 def test_going_in_again(client: redis.Redis) -> None:
@@ -401,7 +401,7 @@ def test_a_place(client: redis.Redis, contended: bool) -> None:
         assert not client.exists(key), points.where
         assert first.owned(), points.where
 
-    function = "server.can_read" if contended else ""
+    function = "address.can_read" if contended else ""
     each_point(
         attempt, function=function, meanwhile=holder.release, modules=("django_redis_lock.",)
     )
@@ -483,8 +483,8 @@ class RepeatedAcquire(FallbackLock):
         assert Lock(self.redis, NAME, timeout=60).acquire(blocking=False)
         return super()._take_file(file_lock, hold, *args, **options)
 
-    def _ask(self, request: Any) -> Any:
-        reply = super()._ask(request)
+    def _send_acquire(self, request: Any) -> Any:
+        reply = super()._send_acquire(request)
         self.asked += 1
         if self.asked == 2:
             assert self.redis.zcard(self.keys.waiters) == 1

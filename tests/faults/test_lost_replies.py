@@ -365,7 +365,7 @@ class TestRelease:
             until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
             own_server.resume()
 
-    def test_the_keeper_does_not_repeat_for_ever_what_is_refused(self, client: redis.Redis) -> None:
+    def test_the_keeper_does_not_repeat_forever_what_is_refused(self, client: redis.Redis) -> None:
         with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=None):
             client.eval("redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 1)", 1, "shaky")
         until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))

@@ -1,5 +1,6 @@
-"""An exception from a signal handler at each point of a call that goes through redis-py's pool:
-whatever the point, the calls that follow return what belongs to them (P1)."""
+"""An exception from a signal handler at each point of a call of the cache, on connections of our
+own or of redis-py's pool: whatever the point, the calls that follow return what belongs to them
+(P1)."""
 
 from __future__ import annotations
 
@@ -96,6 +97,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "set": lambda cache: cache.set("other", "value", 60),
     "get_many": lambda cache: cache.get_many(VALUES),
     "incr": lambda cache: cache.incr("number"),
+    "add, delete": lambda cache: (cache.add("added", 1, 60), cache.delete("added")),
+    "touch": lambda cache: cache.touch("number", 60),
+    "get_or_set": lambda cache: (cache.delete("made"), cache.get_or_set("made", str, 60)),
     "ttl": lambda cache: cache.ttl("key-1"),
     "get_or_set_many": lambda cache: cache.get_or_set_many(
         ["key-0", "none"], lambda keys: dict.fromkeys(keys, "made"), 60
@@ -112,8 +116,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("cache", ["tcp"], indirect=True)
+#: What goes through the pool only where the project's own class connects.
+OF_A_POOL = ["a pipeline", "a transaction", "a blocking pop", "messages", "keys", "iter_keys"]
+EACH = [("tcp", name) for name in CALLS]
+EACH += [("own class", name) for name in CALLS if name not in OF_A_POOL]
+
+
+@pytest.mark.parametrize(("cache", "name"), EACH, indirect=["cache"])
 def test_at_each_point_of_a_call(cache: Any, name: str) -> None:
     def attempt(points: Points) -> None:
         try:
@@ -123,7 +132,8 @@ def test_at_each_point_of_a_call(cache: Any, name: str) -> None:
             pass
         expect_own_replies(cache)
 
-    each_point(attempt, modules=("redis.", "django_redis_lock.transport."))
+    modules = ("redis.", "django_redis_lock.transport.", "django_redis_lock.cache.")
+    each_point(attempt, modules=modules)
 
 
 def test_at_each_point_of_connecting(cache: Any) -> None:
@@ -133,7 +143,7 @@ def test_at_each_point_of_connecting(cache: Any) -> None:
         cache.client.get_client().connection_pool.disconnect()
         try:
             with points.watched():
-                cache.get("key-0")
+                cache.client.get("key-0")
         except Interrupt:
             pass
         expect_own_replies(cache)

@@ -244,8 +244,8 @@ def test_who_must_ask_again_registers_under_another_waiter_id(
     waiters = []
 
     class Recorded(FallbackLock):
-        def _ask(self, request: Any) -> Any:
-            reply = super()._ask(request)
+        def _send_acquire(self, request: Any) -> Any:
+            reply = super()._send_acquire(request)
             waiters.append(request.waiter)
             return reply
 

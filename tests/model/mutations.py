@@ -150,8 +150,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "a flight is over a millisecond earlier",
     (
         "CLEAR",
-        "if left == 0 then left = 1 elseif left <= 0 then left = 0 end"
-        "  -- RESTORE's 0 is for ever.",
+        "if left == 0 then left = 1 elseif left <= 0 then left = 0 end  -- RESTORE's 0 is forever.",
     ): "0 has become 1 before",
     (
         "TAKE_FLIGHT",

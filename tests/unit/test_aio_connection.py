@@ -62,7 +62,7 @@ async def heard(server: socket.socket) -> bytes:
 
 def test_each_call_gets_its_reply_however_these_come(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        first, second = connection.ask(b"first\r\n"), connection.ask(b"second\r\n")
+        first, second = connection.request(b"first\r\n"), connection.request(b"second\r\n")
         await asyncio.sleep(0)  # Only the first leaves at once.
         assert await heard(server) == b"first\r\nsecond\r\n"
         for piece in (b"*2\r\n:1\r\n$3\r\n", b"one\r", b"\n:2\r\n"):
@@ -75,7 +75,7 @@ def test_each_call_gets_its_reply_however_these_come(over: Any) -> None:
 
 def test_an_error_of_redis_is_one_calls_own(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        first, second = connection.ask(b"first"), connection.ask(b"second")
+        first, second = connection.request(b"first"), connection.request(b"second")
         server.sendall(b"-NOSCRIPT No matching script.\r\n+OK\r\n")
         with pytest.raises(NoScriptError):
             await first
@@ -88,9 +88,9 @@ def test_an_error_of_redis_is_one_calls_own(over: Any) -> None:
 def test_of_several_replies_the_first_error_is_raised_when_all_have_come(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
         several, refused, last = (
-            connection.ask(b"several", replies=2),
-            connection.ask(b"refused", replies=3),
-            connection.ask(b"last"),
+            connection.request(b"several", replies=2),
+            connection.request(b"refused", replies=3),
+            connection.request(b"last"),
         )
         server.sendall(b":1\r\n*0\r\n" + b":1\r\n-ERR one\r\n-ERR two\r\n" + b":3\r\n")
         assert await several == [1, []]
@@ -103,7 +103,7 @@ def test_of_several_replies_the_first_error_is_raised_when_all_have_come(over: A
 
 def test_the_reply_to_a_task_that_was_cancelled_is_dropped(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        first, second = connection.ask(b"first"), connection.ask(b"second")
+        first, second = connection.request(b"first"), connection.request(b"second")
         first.cancel()
         server.sendall(b":1\r\n:2\r\n")
         assert await second == 2
@@ -114,7 +114,7 @@ def test_the_reply_to_a_task_that_was_cancelled_is_dropped(over: Any) -> None:
 
 def test_each_call_has_its_time_and_no_other_ones_late_reply(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        late, second = connection.ask(b"late"), connection.ask(b"second")
+        late, second = connection.request(b"late"), connection.request(b"second")
         connection._calls[1].sent_at += 2 * PATIENCE
         with pytest.raises(RedisTimeoutError):
             await late
@@ -124,9 +124,9 @@ def test_each_call_has_its_time_and_no_other_ones_late_reply(over: Any) -> None:
     over(test, 0.01)
 
 
-def test_without_a_timeout_a_reply_may_take_for_ever(over: Any) -> None:
+def test_without_a_timeout_a_reply_may_take_forever(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        call = connection.ask(b"one")
+        call = connection.request(b"one")
         await asyncio.sleep(0.05)
         server.sendall(b":1\r\n")
         assert await call == 1
@@ -136,12 +136,12 @@ def test_without_a_timeout_a_reply_may_take_for_ever(over: Any) -> None:
 
 def test_a_connection_on_which_all_time_is_over_is_closed(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        calls = [connection.ask(b"one"), connection.ask(b"two")]
+        calls = [connection.request(b"one"), connection.request(b"two")]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, RedisTimeoutError)
         assert not connection.takes_calls()
         with pytest.raises(RedisConnectionError):
-            connection.ask(b"three")
+            connection.request(b"three")
         assert await heard(server) == b"onetwo"
         assert await heard(server) == b""
 
@@ -150,7 +150,7 @@ def test_a_connection_on_which_all_time_is_over_is_closed(over: Any) -> None:
 
 def test_a_reply_that_came_while_the_loop_stood_still_counts(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        call = connection.ask(b"one")
+        call = connection.request(b"one")
         server.sendall(b":1\r\n")
         until = asyncio.get_running_loop().time() + 0.05
         while asyncio.get_running_loop().time() < until:
@@ -162,7 +162,7 @@ def test_a_reply_that_came_while_the_loop_stood_still_counts(over: Any) -> None:
 
 def test_the_end_of_the_server_reaches_all_that_wait(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        calls = [connection.ask(b"one"), connection.ask(b"two")]
+        calls = [connection.request(b"one"), connection.request(b"two")]
         await asyncio.sleep(0)  # Only the first leaves at once.
         server.sendall(b":1\r\n")
         server.shutdown(socket.SHUT_RDWR)
@@ -176,7 +176,7 @@ def test_the_end_of_the_server_reaches_all_that_wait(over: Any) -> None:
 
 def test_what_is_no_reply_ends_the_connection(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        call = connection.ask(b"one")
+        call = connection.request(b"one")
         server.sendall(b"HTTP/1.1 400 Bad Request\r\n")
         with pytest.raises(RedisConnectionError):
             await call
@@ -189,7 +189,7 @@ def test_a_connection_that_owes_a_reply_for_long_takes_no_calls(
     over: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        call = connection.ask(b"one")
+        call = connection.request(b"one")
         assert connection.takes_calls()
         monkeypatch.setattr(aio_connection, "TRUSTED_SECONDS", 0.0)
         assert not connection.takes_calls()
@@ -203,7 +203,7 @@ def test_a_connection_that_owes_a_reply_for_long_takes_no_calls(
 
 def test_a_retired_connection_is_closed_after_its_last_reply(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        call = connection.ask(b"one")
+        call = connection.request(b"one")
         connection.retire()
         assert await heard(server) == b"one"
         server.sendall(b":1\r\n")
@@ -281,7 +281,7 @@ def test_it_can_be_cut_when_its_loop_no_longer_runs(over: Any) -> None:
     kept: list[tuple[AsyncRawConnection, socket.socket]] = []
 
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        call = connection.ask(b"one")
+        call = connection.request(b"one")
         assert await heard(server) == b"one"
         await asyncio.to_thread(connection.cut)
         assert await heard(server) == b""

@@ -85,7 +85,7 @@ def test_a_server_that_hangs_up_ends_the_wait_and_the_read(ends: Any) -> None:
         connection.read_response()
 
 
-def test_a_server_that_reads_nothing_does_not_hold_up_a_request_for_ever(ends: Any) -> None:
+def test_a_server_that_reads_nothing_does_not_hold_up_a_request_forever(ends: Any) -> None:
     connection, _ = ends
     with pytest.raises(RedisTimeoutError):
         connection.send_packed_command([b"x" * 50_000_000])

@@ -57,7 +57,7 @@ class TestCounting:
             assert hold.is_valid is counts
             assert hold.lost is not counts
 
-    def test_without_a_lifetime_it_counts_for_ever(self, make: Any, clock: FakeClock) -> None:
+    def test_without_a_lifetime_it_counts_forever(self, make: Any, clock: FakeClock) -> None:
         hold = make(None)
         clock.now += 1e9
         assert hold.is_valid

@@ -46,7 +46,7 @@ class FakeServer:
         self.breaker = Breaker("nowhere")
         self.heartbeat = self.listener = None
 
-    def at(self, keys: Any, patience: float) -> FakeServer:
+    def locate(self, keys: Any, patience: float) -> FakeServer:
         return self
 
     def on_error(self, error: Exception) -> None:
@@ -579,3 +579,12 @@ class TestMany:
         server.answer = 1
         until(lambda: not keeper._under_way)
         assert server.asked <= exchange.BATCH
+
+
+def test_a_job_is_discarded_by_the_keeper_that_has_it(keeper: Keeper) -> None:
+    """Another one may be in use by now."""
+    job = Counting(FakeServer(), keeper)
+    keeper.add(job)
+    until(lambda: job.answers)
+    Keeper().discard(job)
+    assert job not in keeper

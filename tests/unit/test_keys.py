@@ -221,7 +221,7 @@ def test_flights_are_found_by_a_pattern_of_their_keys() -> None:
         assert fnmatch.fnmatchcase(flight_key(key).decode(), glob)
 
 
-def test_names_are_not_remembered_for_ever() -> None:
+def test_names_are_not_remembered_forever() -> None:
     for number in range(3000):
         lock_keys(b"report-%d" % number)
     assert keys._prefix.cache_info().currsize <= 1024

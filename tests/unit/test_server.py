@@ -83,7 +83,7 @@ def test_threads_may_borrow_and_close_at_once() -> None:
     assert in_threads(8, work) == [None] * 8
 
 
-def test_a_pool_is_not_kept_for_ever() -> None:
+def test_a_pool_is_not_kept_forever() -> None:
     client = redis.Redis()
     kept = weakref.ref(client.connection_pool)
     server = server_of(client)
@@ -113,17 +113,17 @@ class TestDiscovery:
 
         service._discovering = Interrupted()
         with pytest.raises(KeyboardInterrupt):
-            service.at((b"key",))
+            service.locate((b"key",))
         assert in_threads(1, lambda: mutex.acquire(timeout=0)) == [True]
 
     def test_one_that_another_thread_does_is_waited_for(self, service: Any) -> None:
         assert in_threads(1, service._discovering.acquire) == [True]
         with pytest.raises(redis.ConnectionError, match="'nowhere': no answer in time"):
-            service.at((b"key",), 0.01)
+            service.locate((b"key",), 0.01)
 
     def test_the_error_gives_the_cause(self, service: Any) -> None:
         with pytest.raises(redis.ConnectionError, match="'nowhere': there are no sentinels"):
-            service.at((b"key",))
+            service.locate((b"key",))
 
     @pytest.mark.parametrize("kind", [MovedError, AskError])
     def test_a_refusal_is_put_into_words(self, kind: Any) -> None:

@@ -86,7 +86,7 @@ def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     ("seconds", "words"),
     [
         (None, "?"),
-        (math.inf, "for ever"),
+        (math.inf, "forever"),
         (0.9, "0s"),
         (59.9, "59s"),
         (252, "4m 12s"),

@@ -83,7 +83,7 @@ class TestAge:
         wanted = request()
         grant = queue_for(wanted).received(wanted, grant_made(0.1))
         assert grant is not None
-        acquired = wanted.taken(grant.grant, grant.at, grant.at)
+        acquired = wanted.taken(grant.grant, grant.arrived_at, grant.arrived_at)
         assert (acquired.token, acquired.fence) == (b"T", NOW - 100_000)
 
     @pytest.mark.parametrize(

@@ -28,9 +28,90 @@ NAMES = frozenset(REPLACED.split())
 #: Parts of constants that do not say what they limit: LONGEST_PAUSE is MAX_PAUSE_SECONDS.
 PARTS = frozenset(("ROOM", "MOST", "LONGEST", "SHORTEST", "LOOK", "GLANCE"))
 
+#: Private words that are no names at all, of locals and arguments neither. ``place`` is one of the
+#: N places of a lock with ``limit``.
+PRIVATE = {"found", "place", "at", "ask", "asked", "said", "given", "came", "gone", "kept"}
+PRIVATE |= {"words", "about"}
+#: Where a place is always one of the N.
+OF_PLACES = ("protocol/", "locking/", "contrib/several_names/")
+#: The files that have none of them: the path of a lock, and what carries its calls.
+CLEAN = (
+    *("extension.py", "keeper/", "transport/", "locking/waiting/"),
+    *("protocol/lock_scripts.py", "protocol/acquisition.py"),
+    *("locking/hold.py", "locking/operations.py"),
+)
+#: What the other files still have. An entry may only go.
+PRIVATE_ALLOWED: dict[str, str] = {
+    "cache/__init__.py": "given",
+    "cache/get_or_set.py": "found",
+    "cache/lock_factory.py": "found given",
+    "cache/methods.py": "at found words",
+    "cache/reading.py": "about found kept",
+    "conf.py": "found given",
+    "contention.py": "words",
+    "contrib/exporters/__init__.py": "about found",
+    "contrib/exporters/opentelemetry.py": "found said",
+    "contrib/exporters/sentry.py": "about said",
+    "contrib/fallback/__init__.py": "about found words",
+    "contrib/fallback/file_lock.py": "found said words",
+    "contrib/instant_loss.py": "ask",
+    "contrib/locmem/memory/__init__.py": "at came given words",
+    "contrib/locmem/memory/commands.py": "at found given kept words",
+    "contrib/locmem/memory/lua.py": "at found kept",
+    "contrib/locmem/memory/lua_library.py": "at found",
+    "contrib/metrics/__init__.py": "at found kept",
+    "contrib/metrics/figures.py": "at found kept place",
+    "contrib/pages/visit.py": "about found words",
+    "contrib/redlock/__init__.py": "ask came place",
+    "contrib/redlock/base.py": "asked found given place",
+    "contrib/redlock/votes.py": "place words",
+    "contrib/several_names/__init__.py": "asked found",
+    "contrib/several_names/members.py": "asked came",
+    "contrib/testing/__init__.py": "came found given kept place",
+    "contrib/topology/__init__.py": "ask asked at found gone kept said",
+    "contrib/topology/client.py": "found given place",
+    "decorators/__init__.py": "given",
+    "decorators/cached.py": "given",
+    "decorators/on_lost.py": "about words",
+    "decorators/options.py": "given",
+    "decorators/section.py": "about given words",
+    "decorators/transactions.py": "about",
+    "events.py": "found",
+    "locking/local_state.py": "kept",
+    "locking/records.py": "about at found kept said words",
+    "management/by_name.py": "found place said words",
+    "management/commands/locks.py": "about found words",
+    "management/commands/run_locked.py": "at words",
+    "management/job.py": "words",
+    "management/listing.py": "asked found",
+    "middleware/__init__.py": "given",
+    "ops/admin/listing.py": "asked found said",
+    "ops/admin/pages.py": "found said",
+    "ops/admin/releasing.py": "found said",
+    "ops/admin/rows.py": "at place said",
+    "ops/admin/sections.py": "found said",
+    "ops/checks/settings.py": "found",
+    "ops/doctor/__init__.py": "found words",
+    "ops/held_locks.py": "ask asked found place",
+    "ops/inventory/__init__.py": "found kept place",
+    "ops/inventory/listing.py": "found place",
+    "process_tree.py": "found",
+    "protocol/keys.py": "found",
+    "protocol/owner.py": "found given",
+    "protocol/validation.py": "found",
+    "signals.py": "about",
+    "singleflight/flight.py": "asked found",
+    "singleflight/in_process.py": "asked found",
+    "singleflight/leader.py": "about at",
+    "singleflight/runners.py": "words",
+    "templatetags/redis_lock.py": "words",
+    "threads.py": "about found",
+}
+
 #: Words that make a riddle of a sentence.
 RIDDLES = (
     "whoever|nobody|beside|of its own|of their own|of one's own|meanwhile|anew|in vain|at rest"
+    "|for ever|mended"
 )
 PROSE = re.compile(rf"\b({RIDDLES})\b", re.IGNORECASE)
 
@@ -63,6 +144,24 @@ def defined(path: Path) -> Iterator[str]:
                     yield target.id
 
 
+def bound(path: Path) -> set[str]:
+    """All names that a module binds: also locals and arguments."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return {name.lstrip("_") for name in names}
+
+
+def private_words(path: Path) -> set[str]:
+    name = path.relative_to(ROOT / "django_redis_lock").as_posix()
+    return (bound(path) & PRIVATE) - ({"place"} if name.startswith(OF_PLACES) else set())
+
+
 def is_forbidden(name: str) -> bool:
     name = name.lstrip("_")
     return name in NAMES or (name.isupper() and not PARTS.isdisjoint(name.split("_")))
@@ -90,3 +189,15 @@ def test_test_names_are_plain(path: Path) -> None:
 
 def test_the_allow_list_names_only_files_that_exist() -> None:
     assert all((ROOT / path).exists() for path in ALLOWED)
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=_path)
+def test_names_are_no_private_words(path: Path) -> None:
+    name = path.relative_to(ROOT / "django_redis_lock").as_posix()
+    allowed = set(PRIVATE_ALLOWED.get(name, "").split())
+    assert private_words(path) <= allowed, "use a standard term"
+    assert allowed <= private_words(path), "take these out of PRIVATE_ALLOWED"
+
+
+def test_the_path_of_a_lock_has_no_private_words() -> None:
+    assert not {name: words for name, words in PRIVATE_ALLOWED.items() if name.startswith(CLEAN)}

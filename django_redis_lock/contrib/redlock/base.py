@@ -127,7 +127,7 @@ class Election:
         now = time.monotonic()
         clocks = [clock for s in self._servers if (clock := _clocks.get(s)) is not None]
         ahead = max(
-            (int(c.server_us + (now - c.at) * 1e6) + FENCE_LEAD_MICROSECONDS for c in clocks),
+            (int(c.server_us + (now - c.read_at) * 1e6) + FENCE_LEAD_MICROSECONDS for c in clocks),
             default=0,
         )
         # The estimate is not exact, and the servers may have lost their data.

@@ -181,7 +181,7 @@ class VotedRenewal(Renewal):
         if left < 0:
             self.named = False
             if self._requesting_vote or hold.votes[self._place] > -math.inf:
-                self._votes_again_at = sent_at + self._third
+                self._votes_again_at = sent_at + self._interval
             hold.vote(self._place, -math.inf, sent_at)
             if hold.deadline == -math.inf:
                 self._lose("most of its servers no longer hold it")
@@ -204,7 +204,7 @@ class VotedRenewal(Renewal):
     def schedule(self, last: float) -> None:
         super().schedule(last)
         if self.due <= last:
-            self.due = last + self._third
+            self.due = last + self._interval
 
 
 def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | bytes) -> Any:

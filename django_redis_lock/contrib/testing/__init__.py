@@ -37,7 +37,7 @@ __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
 #: A wait moves the clock after so many pauses in real time in which nothing else has happened;
 #: fewer if no other thread or task has used the clock. Counted: the whole process may stop.
 QUIET_PAUSES, QUIET_PAUSES_ALONE, PAUSE_SECONDS = 25, 5, 0.002
-#: How often the keeper is asked in one move; a year of renewals, or a job that is due for ever.
+#: How often the keeper is asked in one move; a year of renewals, or a job that is due forever.
 MAX_ROUNDS = 1_000_000
 #: An endless wait is one that has lasted for so many times so many seconds, and for nothing.
 LONG_WAIT_SECONDS, MAX_LONG_WAITS = 3600.0, 4

@@ -75,7 +75,7 @@ class Topology(Server):
     def must_connect(self) -> bool:
         return False  # Its connections are its nodes'.
 
-    def at(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
+    def locate(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
         if self.must_discover():
             self._discover_or_wait(DISCOVERY_TIMEOUT_SECONDS if patience is None else patience)
         found = self.seen_at(keys)
@@ -323,7 +323,7 @@ class Cluster(Topology):
     def primaries(self) -> dict[Server, list[int]]:
         """All servers that have slots, with their slots."""
         self._discover_at = -math.inf  # Slots may have moved without a refusal.
-        self.at(())
+        self.locate(())
         found: dict[Server, list[int]] = {}
         for slot, owner in enumerate(self._owners):
             if owner is not None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ... import locking
 from ...clock import time
 from ...keeper import Job, SentOnce, keeper
 from ...protocol import (
@@ -27,20 +28,20 @@ from ...protocol import (
 )
 from ...threads import Mutex, after_fork, free_after_fork
 from ...transport import Server
-from ..records import note_vanished
+from . import queues
 
 
 class ReceivedGrant(NamedTuple):
     """A grant that the blocking pop has returned.
 
     Attributes:
-        at: monotonic time at which it was received.
+        arrived_at: monotonic time at which it came in.
         call: gives it its full lifetime.
         until: the deadline, if the grant is fresh enough to be believed without an answer to that.
     """
 
     grant: Grant
-    at: float
+    arrived_at: float
     call: Call
     until: float | None
 
@@ -155,12 +156,14 @@ class WaitQueue:
 
     # -- what the server has answered --------------------------------------------------------
 
-    def ask(self, request: AcquireRequest) -> Call:
+    def acquire_call(self, request: AcquireRequest) -> Call:
         """The call that takes the lock, or else registers the queue."""
         self._may_be_registered = True
         return request.acquire(self.id)
 
-    def asked(self, request: AcquireRequest, reply: Any, sent_at: float) -> Acquisition | None:
+    def on_acquire_reply(
+        self, request: AcquireRequest, reply: Any, sent_at: float
+    ) -> Acquisition | None:
         """The answer to ACQUIRE: the lock, or None for a queue that is registered now."""
         reply = parse_acquire(reply)
         acquired = self.acquired(request, reply, sent_at)
@@ -182,7 +185,7 @@ class WaitQueue:
         if not reply[0]:
             return None
         if len(reply) > 3:
-            note_vanished(self.server, request.keys, reply[3], request.subject)
+            locking.note_vanished(self.server, request.keys, reply[3], request.subject)
         return request.acquired(reply, sent_at)._replace(contended=True)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
@@ -213,7 +216,7 @@ class WaitQueue:
 
     def received(self, request: AcquireRequest, reply: Any) -> ReceivedGrant | None:
         """What the blocking pop has returned: a grant, or None."""
-        at = time.monotonic()
+        arrived_at = time.monotonic()
         (self.node or self.server).answered()
         grant = self.grant_in(reply)
         if grant is None:
@@ -222,21 +225,21 @@ class WaitQueue:
         age = self.clock.age(grant.fence) if self.clock else math.inf
         max_age = min(MAX_GRANT_AGE_SECONDS, request.grant_timeout / 4)
         fresh = abs(age) < max_age and not request.must_confirm_grants
-        until = min(at + request.grant_timeout - max(age, 0.0), request.until(at))
-        return ReceivedGrant(grant, at, call, until if fresh else None)
+        until = arrived_at + request.grant_timeout - max(age, 0.0)
+        until = min(until, request.until(arrived_at))
+        return ReceivedGrant(grant, arrived_at, call, until if fresh else None)
 
     def confirmed(
         self, request: AcquireRequest, received: ReceivedGrant, until: float
     ) -> Acquisition | None:
-        """The answer about a grant that was not believed: the lock, or None."""
+        """The reply about a grant that was not believed: the lock, or None. Then the grant expired
+        while this process was frozen, and the wait goes on."""
         if until > -math.inf:
-            return request.taken(received.grant, received.at, until)
+            return request.taken(received.grant, received.arrived_at, until)
         self.registered = False  # Or perhaps not; asking again makes sure.
         return None
 
 
-#: The queues of this process. Waiters with different limits do not wait for the same places.
-queues: dict[tuple[Server, bytes, Any, int], WaitQueue] = {}
 _mutex = free_after_fork(Mutex())
 
 
@@ -253,11 +256,11 @@ def _forget_queues() -> None:
 def join(waiter: Any, queue: WaitQueue, new_turn: Callable[[], Any]) -> None:
     """Add ``waiter`` at the end of the queue for the lock, which is ``queue`` if there is none."""
     with _mutex:
-        waiter.queue = found = queues.setdefault(queue.key, queue)
-        if found.waiters:
+        waiter.queue = joined = queues.setdefault(queue.key, queue)
+        if joined.waiters:
             waiter.turn = new_turn()
-        found.waiters.append(waiter)
-    if found is not queue and queue.request.waiter:
+        joined.waiters.append(waiter)
+    if joined is not queue and queue.request.waiter:
         unregister(queue.server, queue.request)
 
 
@@ -286,7 +289,7 @@ class WaiterHeartbeat(Job):
         pttl, server_us, untaken = map(int, value[:3])
         request = self._queue.request
         for vanished in value[3:]:
-            note_vanished(self.server, request.keys, vanished, request.subject)
+            locking.note_vanished(self.server, request.keys, vanished, request.subject)
         self.due = self._queue.next_look(pttl, Clock(server_us, sent_at))
         self._queue.registered_again()
         # A grant is untaken although we wait: Redis does not know our blocking pop, because its

@@ -85,20 +85,20 @@ class Waiter:
                 return None
         return (yield from self._wait_through_outages())
 
-    def _ask(self) -> Steps:
+    def _acquire_or_register(self) -> Steps:
         """Take the lock if it is free, else register the queue."""
         sent_at = time.monotonic()
-        call, patience = self.queue.ask(self._request), self._request.patience()
+        call, patience = self.queue.acquire_call(self._request), self._request.patience()
         reply = yield self._run(call, patience)
         self._request = self._request.with_margin(sent_at)
-        return self.queue.asked(self._request, reply, sent_at)
+        return self.queue.on_acquire_reply(self._request, reply, sent_at)
 
     def _wait_through_outages(self) -> Steps:
         queue = self.queue
         pause, away_since = FIRST_PAUSE_SECONDS, math.inf
         while True:
             try:
-                if not queue.registered and (acquired := (yield from self._ask())):
+                if not queue.registered and (acquired := (yield from self._acquire_or_register())):
                     return acquired
                 pause, away_since = FIRST_PAUSE_SECONDS, math.inf
                 return (yield from self._wait_in_redis())
@@ -138,7 +138,7 @@ class Waiter:
                     return (yield from self._last_try())
             acquired = yield from self._take_grant()
             if acquired is None and not queue.registered:
-                acquired = yield from self._ask()
+                acquired = yield from self._acquire_or_register()
             if acquired is not None:
                 return acquired
 
@@ -146,7 +146,7 @@ class Waiter:
         """Wait without a blocking pop, which this Redis user may not use."""
         while (left := self._request.left()) > 0:
             yield self._sleep(min(self._request.sleep, left))
-            if acquired := (yield from self._ask()):
+            if acquired := (yield from self._acquire_or_register()):
                 return acquired
         return None
 
@@ -169,7 +169,7 @@ class Waiter:
         try:
             pending = yield queue.extend(received.call, request.until(time.monotonic()))
             if received.until is not None:
-                return request.taken(grant, received.at, received.until, pending)
+                return request.taken(grant, received.arrived_at, received.until, pending)
             until = yield pending.confirmed()
             if until is None:
                 raise RedisTimeoutError("the connection broke while a grant was taken")

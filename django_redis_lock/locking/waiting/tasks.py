@@ -54,9 +54,9 @@ class PendingAnswer:
 async def _answer(connection: AsyncRawConnection, call: Call) -> Any:
     """The reply to ``call``; the script is sent to a server that does not know it."""
     try:
-        return await connection.ask(pack(call))
+        return await connection.request(pack(call))
     except NoScriptError:
-        return await connection.ask(pack(call, known=False))
+        return await connection.request(pack(call, known=False))
 
 
 class TaskQueue(WaitQueue):
@@ -80,7 +80,7 @@ class TaskQueue(WaitQueue):
 
     async def begin_pop(self, command: bytes) -> None:
         assert self.connection is not None
-        self.reading = self.connection.ask(command)
+        self.reading = self.connection.request(command)
 
     async def pop_ended(self, seconds: float) -> bool:
         assert self.reading is not None
@@ -192,8 +192,8 @@ class TaskWaiter(Waiter):
                 release = request.give_back(grant.token, place=grant.place)
                 await arun(self._client, release)
         except (RedisError, OSError, asyncio.TimeoutError) as error:
-            about = {"lock": printable(request.keys.lock), "error": error}
-            logger.info("Left the wait for %(lock)s without Redis: %(error)s", about)
+            fields = {"lock": printable(request.keys.lock), "error": error}
+            logger.info("Left the wait for %(lock)s without Redis: %(error)s", fields)
         finally:
             connection.disconnect()
 

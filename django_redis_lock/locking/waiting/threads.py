@@ -92,7 +92,7 @@ class ThreadQueue(WaitQueue):
 
     def connect(self, client: Any) -> None:
         if self.connection is None:
-            self.node = self.server.at(self.request.keys)
+            self.node = self.server.locate(self.request.keys)
             self.connection = self.node.checkout()
             if not has_socket(self.connection):
                 self.disconnect()
@@ -208,7 +208,7 @@ class AbandonedPop(SentOnce):
 
 class ThreadWakeEvent:
     """``threading.Event`` without its innards: an exception from a signal handler that came in the
-    middle of them would leave it locked, and its thread waiting for ever."""
+    middle of them would leave it locked, and its thread waiting forever."""
 
     def __init__(self) -> None:
         self._gate = threading.Lock()

@@ -311,7 +311,7 @@ def _channel_error(target: Target) -> str:
     channel = process_key("doctor")
     if error := _error_at(target, channel, TRIED_IN_CHANNEL):
         return error
-    connection = target.server.at((channel,)).connect(protocol=2)
+    connection = target.server.locate((channel,)).connect(protocol=2)
     try:
         connection.send_command("SUBSCRIBE", channel)
         connection.read_response()

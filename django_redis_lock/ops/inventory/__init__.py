@@ -93,7 +93,7 @@ local function keep(key)
     return false  -- Its slot has moved to another node.
   end
   local left = redis.call('PTTL', key)
-  if left == 0 then left = 1 elseif left < 0 then left = 0 end  -- RESTORE's 0 is for ever.
+  if left == 0 then left = 1 elseif left < 0 then left = 0 end  -- RESTORE's 0 is forever.
   kept[#kept + 1] = {key, left, dump}
   room = room - #dump
   return true

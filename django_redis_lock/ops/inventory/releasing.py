@@ -297,7 +297,9 @@ class OwnLocks:
     def _named(self, lock: LockInfo) -> LockInfo:
         if lock.stored_name:
             return replace(lock, name=lock.stored_name)
-        return replace(lock, name=lock.name.removeprefix(self._prefix.decode()))
+        return replace(
+            lock, name=lock.name.removeprefix(self._prefix.decode(errors="backslashreplace"))
+        )
 
     def _unknown(self, number: int, done: str = "") -> ImproperlyConfigured:
         return ImproperlyConfigured(

@@ -402,12 +402,12 @@ def test_a_value_that_takes_the_place_of_a_lock_is_not_released(
     admin_client: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is decided where it is released, not where it is shown."""
-    from django_redis_lock.ops import inventory  # noqa: PLC0415
+    from django_redis_lock.ops.inventory import releasing  # noqa: PLC0415
 
     lock = caches["default"].lock("report")
     assert lock.acquire(token="chosen")
     choice = admin_client.get(PAGE).context["data"]["rows"][0]["choice"]
-    send = inventory.reset_call
+    send = releasing.reset_call
 
     def meanwhile(keys: Any, *args: Any) -> Any:
         """The lock ends, and a value of the same bytes is stored there."""
@@ -415,7 +415,7 @@ def test_a_value_that_takes_the_place_of_a_lock_is_not_released(
         client.set(keys.lock, "chosen")
         return send(keys, *args)
 
-    monkeypatch.setattr(inventory, "reset_call", meanwhile)
+    monkeypatch.setattr(releasing, "reset_call", meanwhile)
     admin_client.post(RELEASE, {"selected": choice, "confirmed": "yes"})
     assert client.get(lock.keys.lock) == b"chosen"
 

@@ -465,7 +465,7 @@ def test_a_lifetime_that_is_no_number_is_refused_by_redis_py(cache: Any, name: s
 SAME_AS_THE_CLIENTS = (
     *("set", "add", "delete", "set_many", "delete_many", "incr_version", "delete_pattern"),
     *("incr", "decr", "touch", "expire", "expire_at", "pexpire", "pexpire_at"),
-    *("keys", "iter_keys"),
+    *("keys", "iter_keys", "get_many", "has_key", "ttl", "pttl"),
 )
 
 

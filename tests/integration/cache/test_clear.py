@@ -189,7 +189,7 @@ def test_a_lock_taken_during_clear_stays_held(
     assert [lock.name for lock in held if not client.exists(lock.keys.lock)] == []
 
 
-def test_a_pattern_for_everything_spares_what_belongs_to_locks(
+def test_a_pattern_foreverything_spares_what_belongs_to_locks(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     """Where cache keys are the keys of Redis, "*" matches all there is in the database."""

@@ -1,8 +1,10 @@
-"""Hits are read on connections of the package's own, past redis-py."""
+"""Calls of the cache go over connections of the package's own, past redis-py, unless somebody
+wants to see them there."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -86,3 +88,86 @@ def test_the_get_of_a_subclass_is_called(
     before = counting.reads
     assert cache.get_or_set("report", never) == "there"
     assert counting.reads == before + 1
+
+
+#: Calls on a cache with a number.
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda c: c.get("number"),
+    "get_many": lambda c: c.get_many(["number", "none"]),
+    "has_key": lambda c: c.has_key("number"),
+    "ttl": lambda c: c.ttl("number"),
+    "pttl": lambda c: c.pttl("number"),
+    "set": lambda c: c.set("number", 2),
+    "set for 0": lambda c: c.set("number", 2, 0),
+    "add": lambda c: c.add("number", 2),
+    "set_many": lambda c: c.set_many({"number": 2, "other": 3}),
+    "delete": lambda c: c.delete("number"),
+    "delete_many": lambda c: c.delete_many(["number", "other"]),
+    "incr": lambda c: c.incr("number"),
+    "decr": lambda c: c.decr("number"),
+    "touch": lambda c: c.touch("number", 60),
+    "touch for ever": lambda c: c.touch("number", None),
+    "expire": lambda c: c.expire("number", 60),
+    "pexpire": lambda c: c.pexpire("number", 60_000),
+    "expire_at": lambda c: c.expire_at("number", 10**10),
+    "incr_version": lambda c: c.incr_version("number"),
+}
+
+
+def connections_of_the_pool(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes each that a call takes from there."""
+    pool, taken = cache.client.get_client(write=True).connection_pool, list[str]()
+    take = pool.get_connection
+
+    def get_connection(*args: Any) -> Any:
+        taken.append("one")
+        return take(*args)
+
+    monkeypatch.setattr(pool, "get_connection", get_connection)
+    return taken
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_uses_no_connection_of_the_pool(
+    cache: RedisCache, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.set("number", 1)
+    taken = connections_of_the_pool(cache, monkeypatch)
+    CALLS[name](cache)
+    assert not taken
+
+
+class OwnRedis(redis.Redis):
+    """A project's."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        return super().execute_command(*args, **options)
+
+    def ttl(self, name: Any) -> Any:
+        return super().ttl(name)
+
+
+class OwnConnection(redis.Connection):
+    """A project's."""
+
+
+#: What keeps calls in redis-py.
+KEPT: dict[str, dict[str, Any]] = {
+    "a client of the project's own": {"REDIS_CLIENT_CLASS": f"{__name__}.OwnRedis"},
+    "a connection of its own": {"CONNECTION_POOL_KWARGS": {"connection_class": OwnConnection}},
+    "connections that are closed": {"CLOSE_CONNECTION": True},
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_goes_through_redis_py_where_it_must(
+    redis_server: RedisServer, name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pools are kept by URL.
+    url = f"{redis_server.url}?client_name={list(KEPT).index(how)}"
+    found = RedisCache(url, {"OPTIONS": KEPT[how]})
+    found.set("number", 1)
+    taken = connections_of_the_pool(found, monkeypatch)
+    CALLS[name](found)
+    assert taken

@@ -18,12 +18,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
-from django_redis_lock.cache import RedisCache, reading
+from django_redis_lock.cache import RedisCache, commands
 from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, in_process, runners
-from django_redis_lock.singleflight.leader import FlightRenewal
+from django_redis_lock.singleflight.postponed import FlightRenewal
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
 from django_redis_lock.transport import execute
 from tests.processes import PATIENCE, in_threads, until, waiting_in
@@ -300,7 +300,10 @@ def test_a_hit_is_one_get_and_a_miss_three_commands(cache: RedisCache, client: r
     client.config_resetstat()
     cache.get_or_set("report", 1)
     counted = client.info("commandstats")
-    assert counted["cmdstat_evalsha"]["calls"] == 2
+    assert counted["cmdstat_evalsha"]["calls"] == 1
+    # Beside those in the script: GET; SET of the flight, and GET once more in the same trip.
+    assert counted["cmdstat_set"]["calls"] == 2
+    assert counted["cmdstat_get"]["calls"] == 3
     client.config_resetstat()
     cache.get_or_set("report", 1)
     counted = client.info("commandstats")
@@ -915,7 +918,7 @@ def test_no_caller_waits_for_a_computation_if_the_value_is_there(
             assert go_on.wait(PATIENCE)
         return execute.read_value(*args, **options)
 
-    for module in (reading, runners):
+    for module in (commands, runners):
         monkeypatch.setattr(module, "read_value", read)
     first = Asking(cache.get_or_set, "report", 1, 60, stale=stale)
     until(lambda: not slow_reads)
@@ -1114,7 +1117,8 @@ def test_the_threads_of_a_process_meet_an_outage_together(
         until(lambda: waiting_in_memory() == 7)
         raise redis.TimeoutError("away")
 
-    monkeypatch.setattr(runners, "run_all", away)
+    for name in ("exchange", "run_all"):
+        monkeypatch.setattr(runners, name, away)
     found = in_threads(8, cache.get_or_set, "report", 1)
     assert [type(each) for each in found] == [redis.TimeoutError] * 8
     assert tries == 1

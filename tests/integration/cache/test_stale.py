@@ -128,7 +128,7 @@ def test_a_plain_get_gives_the_old_value(stale: RedisCache) -> None:
     assert stale.get("report") == "old"
 
 
-def test_stale_for_ever_is_refused(cache: RedisCache) -> None:
+def test_stale_forever_is_refused(cache: RedisCache) -> None:
     with pytest.raises(ValueError, match="stale needs a timeout"):
         cache.get_or_set("report", 1, None, stale=5)
 

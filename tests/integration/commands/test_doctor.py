@@ -303,7 +303,7 @@ def compute(link: Link, location: str) -> None:
     RedisCache(location, {}).get_or_set("report", slow, 60)
 
 
-def test_the_documented_rules_are_enough_for_everything_else(
+def test_the_documented_rules_are_enough_foreverything_else(
     own_server: RedisServer, at: Callable[..., None], doctor: Doctor, capfd: Any, settings: Any
 ) -> None:
     more = [

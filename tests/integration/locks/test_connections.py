@@ -68,5 +68,5 @@ def test_a_question_to_a_sentinel_leaves_its_connection_for_the_next(
 ) -> None:
     with sentinel_servers.client() as client:
         service: Any = server_of(client)
-        service.at(())
+        service.locate(())
         assert any(not sentinel.must_connect() for sentinel in service._sentinels)

@@ -353,8 +353,12 @@ def test_a_last_try_that_is_never_sent_leaves_no_trace(
         async with redis.asyncio.Redis.from_url(redis_server.url) as server:
             return await AsyncLock(server, "taken", timeout=60).acquire(blocking_timeout=0.05)
 
+    async def is_silent(connection: Any, seconds: float) -> bool:
+        return False
+
     monkeypatch.setattr(redis.asyncio.Connection, "connect", connect_twice)
     monkeypatch.setattr(aio_client, "connection_to", lambda node: None)
+    monkeypatch.setattr(aio_client.AsyncRawConnection, "still_answers", is_silent)
     with Lock(client, "taken", timeout=60):
         assert not asyncio.run(wait())
         assert len(made) == 3
@@ -375,7 +379,7 @@ def test_a_waiter_that_finds_a_queue_after_its_request_is_registered_once(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread of the process came between its first request and the queue."""
-    ask, waiters = Lock._ask, f"{{{NAME}}}:waiters"
+    ask, waiters = Lock._send_acquire, f"{{{NAME}}}:waiters"
     others: list[Background] = []
 
     def with_another(self: Lock, request: AcquireRequest) -> Any:
@@ -387,7 +391,7 @@ def test_a_waiter_that_finds_a_queue_after_its_request_is_registered_once(
         return refusal
 
     with Lock(client, NAME, timeout=30):
-        monkeypatch.setattr(Lock, "_ask", with_another)
+        monkeypatch.setattr(Lock, "_send_acquire", with_another)
         others.append(Background(wait_and_release, Lock(client, NAME, timeout=5)))
         until(lambda: places(NAME) == 2)
         until(lambda: client.zcard(waiters) == 1)

@@ -85,7 +85,7 @@ class TestForOthers(LockContract):
         return ByOtherCallers(client)
 
     test_taking_it_twice_does_not_lose_it = None
-    test_it_does_not_wait_for_itself_for_ever = None
+    test_it_does_not_wait_for_itself_forever = None
     test_a_wait_for_oneself_is_logged = None
     test_a_token_can_be_chosen = None
     test_the_same_token_is_not_the_same_holder = None
@@ -112,7 +112,7 @@ class TestForOtherTasks(LockContract):
         tasks.close()
 
     test_taking_it_twice_does_not_lose_it = None
-    test_it_does_not_wait_for_itself_for_ever = None
+    test_it_does_not_wait_for_itself_forever = None
     test_a_wait_for_oneself_is_logged = None
     test_a_token_can_be_chosen = None
     test_the_same_token_is_not_the_same_holder = None
@@ -159,7 +159,7 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         for kind, name in (
-            (Lock, "_ask"),
+            (Lock, "_send_acquire"),
             (Lock, "_run"),
             (Redlock, "_run"),
             (Redlock, "_ask_servers"),

@@ -478,8 +478,8 @@ def test_what_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     package, extra = exporters._NEEDS[name]
-    monkeypatch.delitem(sys.modules, f"django_redis_lock.exporters.{name}", raising=False)
-    for module in [m for m in sys.modules if m.partition(".")[0] == package]:
+    monkeypatch.delitem(sys.modules, f"django_redis_lock.contrib.exporters.{name}", raising=False)
+    for module in {package, *(m for m in sys.modules if m.partition(".")[0] == package)}:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImproperlyConfigured, match=rf"pip install django-redis-lock\[{extra}\]"):
         exporters.load(name)

@@ -195,7 +195,7 @@ def test_the_figures_of_several_processes_add_up(client: redis.Redis) -> None:
     assert found.acquisitions == found.holds.count == 150
 
 
-def hold_for_ever(link: Link) -> None:
+def hold_forever(link: Link) -> None:
     lock_often(link, 10)
     metrics.flush()
     caches["default"].lock("import").acquire()
@@ -204,7 +204,7 @@ def hold_for_ever(link: Link) -> None:
 
 
 def test_a_killed_process_costs_only_what_it_had_not_written(client: redis.Redis) -> None:
-    with processes(hold_for_ever) as crew:
+    with processes(hold_forever) as crew:
         crew.go()
         assert crew[0].hear() == "held"
         crew[0].kill()
@@ -568,10 +568,10 @@ def test_a_process_that_finds_a_crash_and_ends_counts_it(
         (redis.ConnectionError("gone"), collecting.AWAY),
         (ReadOnlyError("You can't write against a read only replica."), collecting.AWAY),
         (NoPermissionError("NOPERM"), collecting.REFUSED),
-        (redis.ResponseError("OOM command not allowed"), collecting.REFUSED),
+        (redis.ResponseError("OOM command not allowed"), collecting.AWAY),
     ],
 )
-def test_a_failover_is_tried_again_soon_and_a_refusal_late(
+def test_what_passes_is_tried_again_soon_and_a_refusal_late(
     client: redis.Redis, error: Exception, pause: float
 ) -> None:
     job = collecting.Writing(metrics._metrics, server_of(client), 0.0)

@@ -82,7 +82,7 @@ def sentry(exporter: bool = False, cache_spans: bool = True) -> tuple[Any, Recor
             yield seen
         for span in spans:
             hit = span["data"].get("cache.hit")
-            command = span.get("tags", {}).get("redis.command", "")
+            command = span.get("tags", {}).get("redis.command", "pipeline")
             seen.append(
                 {"db.redis": command}.get(span["op"], span["op"])
                 + {True: " hit", False: " miss", None: ""}[hit]
@@ -288,6 +288,24 @@ def operations(cache: Any) -> dict[str, Callable[[], Any]]:
         "aget_or_set, hit": aget_or_set("there"),
         "get_or_set_many, hit": get_or_set_many,
         "aget_or_set_many, hit": lambda: asyncio.run(aget_or_set_many()),
+        "add": lambda: cache.add("there", 1),
+        "delete": lambda: cache.delete("gone"),
+        "incr": lambda: cache.incr("number"),
+        "touch": lambda: cache.touch("there", 60),
+        "has_key": lambda: cache.has_key("there"),
+        "ttl": lambda: cache.ttl("there"),
+        "expire": lambda: cache.expire("there", 60),
+        "get_many": lambda: cache.get_many(["a", "b"]),
+        "set_many": lambda: cache.set_many({"a": 1, "b": 1}),
+        "delete_many": lambda: cache.delete_many(["gone", "gone too"]),
+        "aadd": lambda: asyncio.run(cache.aadd("there", 1)),
+        "adelete": lambda: asyncio.run(cache.adelete("gone")),
+        "aincr": lambda: asyncio.run(cache.aincr("number")),
+        "atouch": lambda: asyncio.run(cache.atouch("there", 60)),
+        "ahas_key": lambda: asyncio.run(cache.ahas_key("there")),
+        "aget_many": lambda: asyncio.run(cache.aget_many(["a", "b"])),
+        "aset_many": lambda: asyncio.run(cache.aset_many({"a": 1, "b": 1})),
+        "adelete_many": lambda: asyncio.run(cache.adelete_many(["gone", "gone too"])),
         "lock, free": lock,
         "lock, taken": wait,
     }
@@ -298,7 +316,7 @@ def main(tool: str) -> None:
     seen: dict[str, list[str]] = {}
     for round_ in ("the scripts are sent to the server", "recorded"):
         cache.clear()
-        cache.set_many({"there": 1, "a": 1, "b": 2})
+        cache.set_many({"there": 1, "number": 1, "a": 1, "b": 2})
         for key in ("fresh", "stale"):
             cache.get_or_set(key, 1, **TERMS)
         cache.client.get_client().pexpire(cache.make_key("stale"), 3_500_000)

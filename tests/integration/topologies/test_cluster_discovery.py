@@ -31,7 +31,7 @@ def test_a_search_that_had_no_time_for_all_nodes_goes_on_with_the_others(
     with redis.RedisCluster.from_url(cluster_servers.url) as client:
         found: Any = server_of(client)
         if begun:
-            found.at(())
+            found.locate(())
         else:
             found._first = [("127.0.0.1", server.port) for server in cluster_servers.servers[:2]]
         monkeypatch.setattr(discovery, "ask", ask)
@@ -58,7 +58,7 @@ def test_a_frozen_node_is_asked_last(cluster_servers: ClusterServers, asked: lis
     """Else each search would cost the callers of all slots a second."""
     with redis.RedisCluster.from_url(cluster_servers.url) as client:
         found: Any = server_of(client)
-        found.at(())
+        found.locate(())
         frozen = found._known[0]
         port = frozen.address.connection_kwargs["port"]
         server = next(each for each in cluster_servers.servers if each.port == port)

@@ -1,0 +1,337 @@
+"""What django-redis's methods, with their encoding, timeouts and versions, get in place of a
+redis-py client: connections of our own (``OwnConnections``); or, where a tool observes the client,
+and on a client that the caller gives, ``FlightEnding``. In both, writes end the flights of what
+they write: a value computed from older data must not overwrite them (invariant C2).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache, partial
+from inspect import signature
+from typing import Any, NamedTuple, TypeAlias
+
+from django.conf import settings
+from redis import Redis
+from redis.exceptions import DataError, NoScriptError
+
+from ..protocol import Call, Script, flight_key
+from ..singleflight import DELETE, END_SEEN, EXPIRE_AT, WRITE, own_flights
+from ..transport import exchange, is_cluster, pack, pack_words, run, run_all
+
+#: A write of one value, or of several.
+Write: TypeAlias = "Set | Delete"
+
+
+class Set(NamedTuple):
+    """SET of a value.
+
+    Attributes:
+        px: its lifetime in milliseconds; None: no expiry.
+        mode: ``b"NX"``, ``b"XX"`` or empty.
+    """
+
+    key: bytes
+    value: bytes
+    px: int | None
+    mode: bytes
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        return (self.key,)
+
+    @property
+    def may_run_twice(self) -> bool:
+        return self.mode != b"NX"
+
+    def packed(self) -> bytes:
+        words = [b"SET", self.key, self.value]
+        if self.px is not None:
+            words += (b"PX", b"%d" % self.px)
+        return pack_words(*words, self.mode) if self.mode else pack_words(*words)
+
+    def call(self, own: Mapping[bytes, bytes]) -> Call:
+        """The script that does the same, and ends the flight unless the caller is part of it."""
+        args = (self.value, "" if self.px is None else self.px, self.mode, *own.values())
+        return Call(WRITE, (self.key, flight_key(self.key)), args)
+
+    def again(self, key: bytes) -> Call | None:
+        """What to do if the flight of ``key`` has ended by itself since the write. No leader has
+        overwritten a value that was added."""
+        return self.call({}) if self.may_run_twice else None
+
+
+class Delete(NamedTuple):
+    """DEL of values."""
+
+    keys: tuple[bytes, ...]
+
+    @property
+    def may_run_twice(self) -> bool:
+        return True
+
+    def packed(self) -> bytes:
+        return pack_words(b"DEL", *self.keys)
+
+    def call(self, own: Mapping[bytes, bytes]) -> Call:
+        return Call(DELETE, (*self.keys, *map(flight_key, self.keys)), tuple(own.values()))
+
+    def again(self, key: bytes) -> Call | None:
+        return Delete((key,)).call({})
+
+
+def look_at_flights(keys: Sequence[bytes]) -> bytes:
+    """The command that returns the token of the flight of a key, or a list of those of several."""
+    flights = map(flight_key, keys)
+    return pack_words(b"GET", *flights) if len(keys) == 1 else pack_words(b"MGET", *flights)
+
+
+def in_transaction(writes: Sequence[Write]) -> tuple[bytes, int]:
+    """``writes``, and a look at all their flights, as one command; and how many replies it has."""
+    looking = look_at_flights([key for write in writes for key in write.keys])
+    commands = (pack_words(b"MULTI"), *(write.packed() for write in writes), looking)
+    return b"".join((*commands, pack_words(b"EXEC"))), len(commands) + 1
+
+
+class Seen(dict[bytes, "tuple[bytes, Write]"]):
+    """The flights that some writes have to end: by key, with the token and the write."""
+
+    def __init__(
+        self, writes: Sequence[Write], replies: Sequence[Any], tokens: Any, own: Mapping[bytes, Any]
+    ) -> None:
+        tokens = iter(tokens if type(tokens) is list else [tokens])
+        for write, reply in zip(writes, replies, strict=True):
+            for key in write.keys:
+                token = next(tokens)
+                if None not in (token, reply) and token != own.get(key):
+                    self[key] = token, write
+
+    def end(self) -> list[Call]:
+        return [Call(END_SEEN, (flight_key(key),), (token,)) for key, (token, _) in self.items()]
+
+    def again(self, ended: Sequence[Any]) -> list[Call]:
+        """The writes whose flights have ``ended`` by themselves: the leader may have stored a value
+        just before."""
+        pairs = zip(self.items(), ended, strict=True)
+        calls = [write.again(key) for (key, (_, write)), done in pairs if not done]
+        return [call for call in calls if call is not None]
+
+
+class Commands(ABC):
+    """A redis-py ``client`` whose writes end the flights of the keys they write."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        has_encoder = client if hasattr(client, "get_encoder") else client.connection_pool
+        self._key = _encoding(has_encoder.get_encoder())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+    def set(
+        self, name: str, value: Any, nx: bool = False, px: int | None = None, xx: bool = False
+    ) -> Any:
+        if nx and xx:
+            raise DataError("nx and xx are mutually exclusive")
+        key = self._key(name)
+        if type(value) is not bytes:  # A subclass of int may have another ``str()``.
+            value = b"%d" % value if isinstance(value, int) else self._key(value)
+        mode = b"NX" if nx else b"XX" if xx else b""
+        return self._write(Set(key, value, px, mode), own_flights((key,)))
+
+    def delete(self, *names: str) -> Any:
+        keys = tuple(map(self._key, names))
+        return self._write(Delete(keys), own_flights(keys, "deleted"))
+
+    def expire(self, name: str, time: int | timedelta) -> Any:
+        if _is_over(time):
+            return bool(self.delete(name))
+        return self._keep("expire", name, time)
+
+    def pexpire(self, name: str, time: int | timedelta) -> Any:
+        return self.delete(name) if _is_over(time) else self._keep("pexpire", name, time)
+
+    def persist(self, name: str) -> Any:
+        return self._keep("persist", name)
+
+    def expireat(self, name: str, when: int | datetime) -> Any:
+        at = when.timestamp() if isinstance(when, datetime) else when
+        return self._expire_at(name, "EXPIREAT", int(at))
+
+    def pexpireat(self, name: str, when: int | datetime) -> Any:
+        at = when.timestamp() * 1000 if isinstance(when, datetime) else when
+        return self._expire_at(name, "PEXPIREAT", int(at))
+
+    def _expire_at(self, name: str, command: str, at: int) -> Any:
+        key = self._key(name)
+        args: tuple[bytes | str | int, ...] = (command, at, *own_flights((key,)).values())
+        return bool(self._run(Call(EXPIRE_AT, (key, flight_key(key)), args)))
+
+    def _counting(self, script: str, name: str, args: tuple[Any, ...]) -> Call:
+        key, words = self._key(name), map(self._key, args)
+        own = own_flights((key,)).values()
+        return Call(_counter(script, len(args)), (key, flight_key(key)), (*words, *own))
+
+    @abstractmethod
+    def _keep(self, command: str, name: str, *time: Any) -> Any:
+        """Send a ``command`` that changes how long a value is kept."""
+
+    @abstractmethod
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
+        """Send ``write``; it ends no flight that is the caller's ``own``."""
+
+    @abstractmethod
+    def _run(self, call: Call) -> Any: ...
+
+
+def _encoding(encoder: Any) -> Callable[[Any], bytes]:
+    """redis-py's ``encoder``, which costs more than to encode a text."""
+    if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
+        return encoder.encode  # type: ignore[no-any-return]  # redis-py
+    return lambda word: word.encode() if isinstance(word, str) else encoder.encode(word)
+
+
+@lru_cache(maxsize=8)
+def _counter(script: str, args: int) -> Script:
+    """A ``script`` that increments a number, and then lets go of its flight."""
+    return Script(
+        f"local function count() {script} end\n"
+        f"local number = count()\nif number then let_go(KEYS[2], {args + 1}) end\nreturn number"
+    )
+
+
+def _is_over(time: Any) -> bool:
+    """Whether a value that is to be kept for ``time`` ends at once; False for no number."""
+    length = time.total_seconds() if isinstance(time, timedelta) else time
+    return isinstance(length, (int, float)) and length <= 0
+
+
+class OwnConnections(Commands):
+    """Takes the place of a redis-py client whose server is the only one, past redis-py's layers.
+
+    A write is a plain command with a look at its flight in the same trip: hardly ever does another
+    caller compute a value that is written, and a script costs the server six times as much. A
+    flight that the look has seen is ended by a second trip, before the write returns.
+    """
+
+    def get(self, name: str) -> Any:
+        return self._ask("GET", name)
+
+    def mget(self, *names: str) -> Any:
+        return self._ask("MGET", *names)
+
+    def exists(self, name: str) -> Any:
+        return self._ask("EXISTS", name)
+
+    def ttl(self, name: str) -> Any:
+        return self._ask("TTL", name)
+
+    def pttl(self, name: str) -> Any:
+        return self._ask("PTTL", name)
+
+    def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
+        """django-redis increments by a script, which returns nothing if there is no number."""
+        call = self._counting(script, name, args)
+        try:
+            return exchange(self.client, pack(call), again=False)
+        except NoScriptError:
+            return exchange(self.client, pack(call, known=False), again=False)
+
+    def pipeline(self, *args: Any, **kwargs: Any) -> Batch:
+        return Batch(self.client)
+
+    def _ask(self, command: str, *words: Any) -> Any:
+        return exchange(self.client, pack_words(command.encode(), *map(self._key, words)))
+
+    def _keep(self, command: str, name: str, *time: Any) -> Any:
+        own_flights((self._key(name),))
+        return bool(self._ask(command.upper(), name, *map(partial(_length, command), time)))
+
+    def _run(self, call: Call) -> Any:
+        return run(self.client, call).value
+
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
+        command, again = write.packed() + look_at_flights(write.keys), write.may_run_twice
+        reply, tokens = exchange(self.client, command, 2, again=again)
+        if tokens and (type(tokens) is not list or any(tokens)):
+            self._end(Seen([write], [reply], tokens, own))
+        return reply
+
+    def _end(self, seen: Seen) -> Any:
+        if seen and (again := seen.again(run_all(self.client, seen.end()))):
+            run_all(self.client, again)
+
+
+def _length(command: str, time: Any) -> Any:
+    """A ``time`` as redis-py sends it with ``command``."""
+    if isinstance(time, timedelta):
+        return int(time.total_seconds() * (1000 if command == "pexpire" else 1))
+    return time
+
+
+class Batch(OwnConnections):
+    """Writes that are sent together: in one transaction, or in one trip to each node of a
+    cluster."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self.writes: list[Write] = []
+        self.own: dict[bytes, bytes] = {}
+
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> None:
+        self.writes.append(write)
+        self.own.update(own)
+
+    def execute(self) -> list[Any]:
+        writes, self.writes = self.writes, []
+        if not writes:
+            return []
+        if is_cluster(self.client):
+            return run_all(self.client, [write.call(self.own) for write in writes])
+        replies, tokens = outcomes(exchange(self.client, *in_transaction(writes)))
+        self._end(Seen(writes, replies, tokens, self.own))
+        return replies
+
+
+def outcomes(replies: list[Any]) -> tuple[list[Any], Any]:
+    """Those of the writes ``in_transaction``, and what the look at the flights has returned."""
+    *done, tokens = replies[-1]
+    for reply in (*done, tokens):
+        if isinstance(reply, Exception):
+            raise reply
+    return done, tokens
+
+
+#: The methods of django-redis's client that are given ``OwnConnections``, and those of redis-py's
+#: that these stand for.
+_GIVEN = ("get", "get_many", "set", "delete", "delete_many", "has_key", "ttl", "pttl", "touch")
+_STOOD_FOR = (
+    *("get", "mget", "set", "delete", "exists", "ttl", "pttl", "expire", "pexpire", "persist"),
+    *("expireat", "pexpireat", "eval", "evalsha", "pipeline"),
+)
+
+
+def own_connections(client: Any) -> OwnConnections | None:
+    """None if django-redis's ``client`` takes no other, if it closes its connections after each
+    request, or if a class of the project's own sends its commands, or connects."""
+    closing = getattr(settings, "DJANGO_REDIS_CLOSE_CONNECTION", False)
+    closes = client._options.get("CLOSE_CONNECTION", closing)
+    if closes or not all(takes_client(getattr(client, name)) for name in _GIVEN):
+        return None
+    redis = client.get_client(write=True)
+    kind = type(redis)
+    plain = all(getattr(kind, name) is getattr(Redis, name) for name in _STOOD_FOR)
+    connects = redis.connection_pool.connection_class
+    connects = getattr(connects, "guards", connects)
+    ours = hasattr(connects, "asyncio_class")
+    known = ours or connects.__module__.startswith("redis.")
+    plain = plain and known and not redis.get_encoder().decode_responses
+    return OwnConnections(redis) if plain else None
+
+
+def takes_client(method: Callable[..., Any]) -> bool:
+    """Whether ``method`` takes what stands for a redis-py client."""
+    parameters = signature(method).parameters
+    return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
