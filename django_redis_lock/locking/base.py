@@ -44,8 +44,7 @@ class BaseLock:
     Args:
         redis: the redis-py client.
         name: str, bytes or memoryview; the token is kept at exactly this key, as by redis-py.
-        timeout: seconds the lock lives unless renewed; None: no expiry; after a crash it stays
-            until it is released by hand.
+        timeout: seconds the lock lives unless renewed; None: no expiry, not even after a crash.
         sleep: seconds between two tries where waiting cannot be signalled.
         blocking: whether ``acquire`` waits.
         blocking_timeout: seconds it waits at most; None: without end.

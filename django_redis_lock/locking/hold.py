@@ -45,8 +45,7 @@ lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
 logger = get_logger("django_redis_lock.keeper")
 
-#: A lock held longer than this many seconds gets its holder described in Redis. Shorter ones
-#: are gone before anybody could look, and the name would cost them a round trip.
+#: The holder of a lock held for so many seconds is described in Redis, which costs a round trip.
 DESCRIBE_AFTER = 0.5
 #: Between two looks at a held lock that has no lifetime.
 CHECK_INTERVAL_SECONDS = 10.0
@@ -54,8 +53,7 @@ CHECK_INTERVAL_SECONDS = 10.0
 
 class Hold:
     """One acquisition, shared by the lock object and the keeper. It is made before the lock is
-    acquired, which leaves less to do for a waiter after its grant; what the acquisition decides,
-    such as ``keys`` and ``token``, it has from ``begin`` on.
+    acquired; what the acquisition decides (``keys``, ``token``) it has from ``begin`` on.
 
     Args:
         renews_for: seconds for which it is renewed; -inf for never.
@@ -198,8 +196,8 @@ class Hold:
                 return False
             self._lost = self.ended = True
         try:
-            fields = self.log_fields(reason=reason)
             message = "Lost the lock %(lock)s (fence %(fence)d, held for %(held).3f s): %(reason)s"
+            fields = self.log_fields(reason=reason)
             lost_logger.error(message, fields)
             if events.listeners and self.subject is not None:
                 events.emit(Lost(self.subject, fields["held"], reason, self.fence))
@@ -278,20 +276,16 @@ class Renewal(Job):
             return None
         hold.confirm()
         if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
-            self._lose(
-                "Redis confirmed no renewal in time"
-                if self._renewing(now)
-                else "its lifetime ran out before it was released"
-            )
+            renewing = self._renewing(now)
+            unrenewed = "its lifetime ran out before it was released"
+            self._lose("Redis confirmed no renewal in time" if renewing else unrenewed)
             return None
         if now >= hold.warns_at:
             hold.warn()
         if self._renewing(now) and self.kept_by() is None:
             hold.renews_until = -math.inf
-            logger.warning(
-                "Lock %(lock)s was garbage-collected without release(); renewal stopped",
-                hold.log_fields(),
-            )
+            message = "Lock %(lock)s was garbage-collected without release(); renewal stopped"
+            logger.warning(message, hold.log_fields())
         self._naming = True
         fields = () if self.named else (*hold.owner().fields(), *self._lock_fields())
         wanted = self._wanted(now)
@@ -300,10 +294,8 @@ class Renewal(Job):
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold
         if not hold.ended:
-            logger.warning(
-                "Lock %(lock)s was garbage-collected inside its with block: released",
-                hold.log_fields(),
-            )
+            message = "Lock %(lock)s was garbage-collected inside its with block: released"
+            logger.warning(message, hold.log_fields())
             hold.end()
         self.stop()
         keeper().add(hold.deferred_release(self.server, grant_timeout, min_hold))

@@ -13,7 +13,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -75,8 +75,9 @@ def of_super(node: ast.AST) -> TypeGuard[ast.Attribute]:
     )
 
 
-def used_in(tree: ast.AST, ours: set[str]) -> Iterator[str]:
-    """The private names of others in ``tree``; ``ours``: those that our modules define."""
+def used_in(tree: ast.AST, ours: set[str], theirs: Set[str] = frozenset()) -> Iterator[str]:
+    """The private names of others in ``tree``; ``ours``: those that our modules define, of which
+    ``theirs`` are names of others, too."""
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -94,7 +95,8 @@ def used_in(tree: ast.AST, ours: set[str]) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.Call) and receiver(node.func).endswith("attr"):
             names = {str(arg.value) for arg in node.args[1:2] if isinstance(arg, ast.Constant)}
-            yield from names - ours if receiver(node.args[0]) == "self" else names
+            of = receiver(node.args[0]) if node.args else ""
+            yield from names if of in THEIRS else names - (ours - theirs if of != "self" else ours)
 
 
 @cache
@@ -141,10 +143,11 @@ def shared_with_bases() -> Iterator[tuple[str, str]]:
 def uses() -> set[tuple[str, str]]:
     """Each private name of another package, with the file that uses it."""
     ours = {name for tree in trees().values() for name in defined_in(tree)}
+    theirs = {name for tree in trees().values() for name in used_in(tree, ours)}
     written = {
         (name, file)
         for file, tree in trees().items()
-        for name in used_in(tree, ours)
+        for name in used_in(tree, ours, theirs)
         if is_private(name)
     }
     return written | set(shared_with_bases())

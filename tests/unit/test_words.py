@@ -61,7 +61,7 @@ PRIVATE_ALLOWED: dict[str, str] = {
     "contrib/locmem/memory/lua_library.py": "at found",
     "contrib/metrics/__init__.py": "at found kept",
     "contrib/metrics/figures.py": "at found kept place",
-    "contrib/pages/visit.py": "about found words",
+    "contrib/pages/visit.py": "about at found words",
     "contrib/redlock/__init__.py": "ask came place",
     "contrib/redlock/base.py": "asked found given place",
     "contrib/redlock/votes.py": "place words",
