@@ -119,6 +119,8 @@ class Leader:
         self._shared = shared
         self._names = names
         plain = getattr(producer.cache, "_has_plain_keys", True)
+        #: When the last request to lead was sent: the lifetimes of the flights began no earlier.
+        self.asked_at = time.monotonic()
         #: By key, for people, where the key may not show it.
         self.stored_names = {} if plain else names or {keys[0]: producer.name}
         self._replaced: Mapping[bytes, Seen] = {}
@@ -147,7 +149,7 @@ class Leader:
             unreadable: the SHA-1 of what is at a key and cannot be decoded.
             unseen: whether a read has just found no value.
         """
-        if unseen and (yield from self._take_unseen()):
+        if unseen and (yield from self._take_unseen()) and not self._may_be_over():
             return [(1,)]
         args = (self.token, milliseconds(self.timeout), self.producer.stale)
         streams = {key: (followed[key],) if key in followed else () for key in self.keys}
@@ -161,6 +163,8 @@ class Leader:
         while True:
             try:
                 replies = yield from self._run_or_abort(*calls)
+                if self._may_be_over() and any(int(status) == 1 for status, *_ in replies):
+                    replies = yield from self._run_or_abort(*calls)
                 return [(int(status), *news) for status, *news in replies]
             except (RedisError, OSError) as error:
                 if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
@@ -168,6 +172,10 @@ class Leader:
                 if not is_outage(error) or time.monotonic() >= until:
                     raise
             yield self._runner.pause(0.1)
+
+    def _may_be_over(self) -> bool:
+        """Whether the reply came so late that the flights may be others' by now."""
+        return time.monotonic() > self.asked_at + self.timeout / 2
 
     def _take_unseen(self) -> Steps:
         """Lead the flight of a value that is still missing and that no caller computes: by plain
@@ -205,6 +213,7 @@ class Leader:
     def _or_abort(self, step: Callable[..., Any], *args: Any) -> Steps:
         """What a ``step`` of the runner returns. A caller that is interrupted (by cancellation,
         Ctrl-C or a time limit) cannot know whether it leads, so it ends its flights."""
+        self.asked_at = time.monotonic()
         try:
             return (yield step(*args))
         except (RedisError, OSError, GeneratorExit):

@@ -82,7 +82,7 @@ class FlightRenewal(Job):
         self._fields = {"lifetime": str(self._args[1]), "renews": "1", **description}
         self._thread = threading.current_thread().name
         self._named = False
-        super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
+        super().__init__(server, leader.asked_at + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
 
     def call(self, now: float) -> Call | None:
         if self._leader_of_it() is None:  # A signal handler's exception kept it from that.

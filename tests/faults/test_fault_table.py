@@ -37,6 +37,7 @@ from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.ops.held_locks import held_locks
 from django_redis_lock.ops.inventory import list_held, listing
+from django_redis_lock.singleflight.scripts import TAKE_FLIGHT
 from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.faults import test_refusals as refusals
 from tests.faults.proxy import Proxy
@@ -662,3 +663,36 @@ def table() -> str:
         which = 0 if fault.errors is None else 1 if fault.refuses else -1
         rows.append((fault.name, *(cells[which] for cells in COLUMNS.values())))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+@pytest.mark.parametrize("late", [0.7, 1.6], ids=["it is nearly over", "it is over"])
+@pytest.mark.parametrize("world", FAULTS[:1], ids=["late"], indirect=True)
+def test_the_reply_that_makes_a_leader_comes_when_its_flight_ends(
+    world: World, late: float
+) -> None:
+    """Kind: what a late reply grants counts from its request."""
+    location, options = world.another_cache
+    options["OPTIONS"] |= {"SOCKET_TIMEOUT": PATIENCE, "LOCK_FLIGHT_TIMEOUT": 1.0}
+    one = RedisCache(location, options)
+    other = RedisCache(location.replace("localhost", "127.0.0.1"), options)
+    one.get_or_set("warm", lambda: 1, 300)
+    began, go_on = threading.Event(), threading.Event()
+    computed: list[str] = []
+
+    def compute(name: str) -> str:
+        computed.append(name)
+        began.set()
+        assert go_on.wait(PATIENCE)
+        return name
+
+    world.proxy.delay_reply(late, TAKE_FLIGHT.sha.encode())
+    leader = Background(lambda: one.get_or_set("led", lambda: compute("first"), 300))
+    assert began.wait(PATIENCE)
+    time.sleep(max(0.0, 1.2 - late))  # Nobody has renewed it so far: is it over now?
+    follower = Background(
+        lambda: other.get_or_set("led", lambda: compute("second"), 300, wait=PATIENCE)
+    )
+    until(lambda: blocked(world) or len(computed) > 1)
+    go_on.set()
+    assert leader.result() == follower.result() == "first"
+    assert computed == ["first"]
