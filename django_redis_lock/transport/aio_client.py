@@ -332,11 +332,11 @@ async def aexchange(
     if not again and (used := connection_to(server)) is not None and used.has_ended():
         used.disconnect()
     try:
-        return await ask(client, server, command, replies=replies)
+        return await exchange(client, server, command, replies=replies)
     except (RedisConnectionError, RedisTimeoutError) as error:
         if server.breaker.failing or (not again and may_have_run(error)):
             raise
-    return await ask(client, server, command, replies=replies)
+    return await exchange(client, server, command, replies=replies)
 
 
 async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:

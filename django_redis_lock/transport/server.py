@@ -44,8 +44,7 @@ _all: set[weakref.ref[Any]] = set()
 
 @after_fork
 def _forget_connections() -> None:
-    """They are the parent's: ``registry`` forgets the servers, and so their idle connections, too;
-    the child makes new ones when it needs them."""
+    """They are the parent's; ``registry`` forgets the servers, with their idle connections."""
     for known in list(_all):
         if (server := known()) is not None:
             server._made.clear()
