@@ -170,7 +170,7 @@ class Leader:
             yield self._runner.pause(0.1)
 
     def _take_unseen(self) -> Steps:
-        """Lead the flight of a value that is still missing and that nobody computes: by plain
+        """Lead the flight of a value that is still missing and that no caller computes: by plain
         commands, which cost the server less than a script. Returns False if TAKE_FLIGHT has to
         decide."""
         server, [key, *others] = self.server, self.keys
