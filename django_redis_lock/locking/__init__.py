@@ -11,14 +11,18 @@ from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
 from .lock import unwinding as unwinding
 from .operations import LockOperations as LockOperations
-from .records import Event as Event
-from .records import last_heartbeats as last_heartbeats
-from .records import note_call as note_call
-from .records import note_vanished as note_vanished
-from .records import read_events as read_events
 
 if TYPE_CHECKING:
     from .aio import AsyncLock as AsyncLock
+    from .records import Event as Event
+    from .records import Heartbeat as Heartbeat
+    from .records import last_heartbeats as last_heartbeats
+    from .records import log_failed as log_failed
+    from .records import note_call as note_call
+    from .records import note_vanished as note_vanished
+    from .records import question_about as question_about
+    from .records import read_events as read_events
+    from .records import with_answer as with_answer
     from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
     from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
     from .waiting import TaskWaiter as TaskWaiter
@@ -28,6 +32,8 @@ __getattr__ = on_first_use(
     __name__,
     {
         "locking.aio": "AsyncLock",
+        "locking.records": "Event Heartbeat last_heartbeats log_failed note_call note_vanished "
+        "question_about read_events with_answer",
         "locking.waiting": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS TaskWaiter ThreadWaiter",
     },
 )

@@ -19,13 +19,13 @@ from weakref import ref
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .. import locking
 from ..exceptions import LockLost
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, aconnect, adrive, arun, in_background
 from .hold import Hold
 from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
-from .records import log_failed
 from .waiting import Refusal, TaskWaiter
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _in_loop(
             if asyncio.iscoroutine(outcome):
                 await outcome
         except Exception:
-            log_failed(on_lost, name)
+            locking.log_failed(on_lost, name)
 
     def call() -> None:
         in_background(run())

@@ -33,9 +33,9 @@ from ..protocol import (
     waiter_id,
 )
 from ..transport import Server, check_for_tasks, is_cluster, may_have_run, server_of
+from . import waiting
 from .hold import Hold, Renewal, Renewals
 from .local_state import Entry, State, ThreadState, ThreadStateWithToken
-from .waiting import unregister
 
 
 class BaseLock:
@@ -367,7 +367,7 @@ class BaseLock:
         also if the reply was lost, or an interrupt came before it was noted."""
         sent = may_have_run(error)
         if sent and request.waiter:
-            unregister(server_of(self.redis), request)
+            waiting.unregister(server_of(self.redis), request)
         unsent = None if sent else (request.token, request.attempt)
         for noted in request.may_hold:
             if noted != unsent:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .. import events
+from .. import events, locking
 from ..clock import time
 from ..events import Lost, Subject, group_of
 from ..keeper import DeferredRelease, Job, SentOnce, keeper
@@ -40,14 +40,12 @@ from ..protocol import (
 )
 from ..threads import Mutex, free_after_fork, get_logger
 from ..transport import Server
-from .records import Heartbeat, log_failed, note_call
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
 logger = get_logger("django_redis_lock.keeper")
 
-#: A lock held longer than this many seconds gets its holder described in Redis. Shorter ones
-#: are gone before anybody could look, and the name would cost them a round trip.
+#: The holder of a lock held for so many seconds is described in Redis, which costs a round trip.
 DESCRIBE_AFTER = 0.5
 #: Between two looks at a held lock that has no lifetime.
 CHECK_INTERVAL_SECONDS = 10.0
@@ -55,8 +53,7 @@ CHECK_INTERVAL_SECONDS = 10.0
 
 class Hold:
     """One acquisition, shared by the lock object and the keeper. It is made before the lock is
-    acquired, which leaves less to do for a waiter after its grant; what the acquisition decides,
-    such as ``keys`` and ``token``, it has from ``begin`` on.
+    acquired; what the acquisition decides (``keys``, ``token``) it has from ``begin`` on.
 
     Args:
         renews_for: seconds for which it is renewed; -inf for never.
@@ -215,7 +212,7 @@ class Hold:
                 try:
                     tell()
                 except Exception:
-                    log_failed(tell, self.keys.name)
+                    locking.log_failed(tell, self.keys.name)
 
 
 class Renewal(Job):
@@ -250,12 +247,12 @@ class Renewal(Job):
     def stop(self) -> None:
         keeper().discard(self)
         if self.named:
-            Heartbeat.leave(self)
+            locking.Heartbeat.leave(self)
 
     def _described(self) -> None:
         if not self.named:
             self.named = True
-            Heartbeat.join(self)
+            locking.Heartbeat.join(self)
 
     def schedule(self, last: float) -> None:
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
@@ -325,7 +322,7 @@ class Renewal(Job):
             return
         hold = self.hold
         held = time.monotonic() - hold.began
-        event = note_call(hold.keys.name, what, hold.owner(), note, held)
+        event = locking.note_call(hold.keys.name, what, hold.owner(), note, held)
         keeper().add(SentOnce(self.server, event))
 
     def _lose(self, reason: str) -> None:

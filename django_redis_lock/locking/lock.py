@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from redis.exceptions import RedisError
 
+from .. import locking
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..threads import in_context
 from ..transport import Answer, drive, run, server_of
@@ -19,7 +20,6 @@ from . import waiting
 from .hold import Hold
 from .local_state import enter_again, note_entry
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
-from .records import log_failed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -216,7 +216,7 @@ def in_a_thread(on_lost: Callable[[], Any], name: bytes) -> Callable[[], None]:
         try:
             in_context(context, on_lost)
         except BaseException:  # Also sys.exit(), which Python would ignore.
-            log_failed(on_lost, name)
+            locking.log_failed(on_lost, name)
 
     return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
 
-from .. import events
+from .. import events, locking
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
 from ..exceptions import LockError, LockNotAcquired, LockNotOwnedError, TooFewReplicas
@@ -43,7 +43,6 @@ from ..transport import NotReady, Steps, is_refusal, pack, pack_words, server_of
 from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
-from .records import note_vanished, question_about, with_answer
 from .waiting import queues
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class LockOperations(BaseLock):
             reply = parse_acquire((yield self._send_acquire(request)))
             if reply[0]:
                 if len(reply) > 3:
-                    note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
+                    locking.note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
                 return request.acquired(reply, sent_at)
             refusal = reply, sent_at
             self._on_contended(wait != 0)
@@ -277,10 +276,10 @@ class LockOperations(BaseLock):
         if held is None:
             return None
         owner: Owner = held.in_the_way
-        question = question_about(owner)
+        question = locking.question_about(owner)
         if question is None:
             return owner
-        return with_answer(owner, (yield self._run(question)).value)
+        return locking.with_answer(owner, (yield self._run(question)).value)
 
     def _owner_id_steps(self) -> Steps[str | None]:
         held = yield from self._held_steps()

@@ -44,7 +44,7 @@ _all: set[weakref.ref[Any]] = set()
 
 @after_fork
 def _forget_connections() -> None:
-    """They are the parent's; ``registry`` forgets the servers, with their idle connections."""
+    """They are the parent's; ``registry`` forgets the servers with their idle connections."""
     for known in list(_all):
         if (server := known()) is not None:
             server._made.clear()
@@ -58,8 +58,7 @@ def disconnect_idle(pool: Any) -> None:
 
 
 class Server:
-    """One address, and the idle connections of our own that lead there, the last used on top. Each
-    serves one call or one wait at a time."""
+    """One address, and the idle connections of our own there; each serves one call at a time."""
 
     MAX_IDLE_CONNECTIONS = 16
 
@@ -118,8 +117,7 @@ class Server:
     # -- where a key is; a cluster and Sentinel have more than one address ----------------------
 
     def locate(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
-        """The server that has ``keys``, which are all in one place; finding it may take
-        ``patience`` seconds. Raises redis-py's ConnectionError if none is known."""
+        """The server of ``keys``, within ``patience`` seconds. Raises redis-py's errors."""
         return self
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:

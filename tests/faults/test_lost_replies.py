@@ -18,12 +18,11 @@ import redis
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from django_redis_lock import AsyncLock, Lock, LockError, LockNotOwnedError
+from django_redis_lock import AsyncLock, Lock, LockError, LockNotOwnedError, MultiLock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.clock import time as clock
 from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.keeper import DeferredRelease, keeper
-from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol import HELD, HolderInfo

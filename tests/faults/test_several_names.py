@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import Lock
+from django_redis_lock import Lock, MultiLock
 from django_redis_lock.contrib.several_names.members import ACQUIRE_ALL
-from django_redis_lock.locking import MultiLock
 from tests.faults.proxy import Proxy
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background

@@ -11,8 +11,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import Lock
-from django_redis_lock.locking import AsyncMultiLock, MultiLock
+from django_redis_lock import AsyncMultiLock, Lock, MultiLock
 from tests.faults.proxy import Proxy
 from tests.integration.locks.test_lock_waiting import blocked
 from tests.lock_contract import Background

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ... import locking
 from ...clock import time
 from ...keeper import Job, SentOnce, keeper
 from ...protocol import (
@@ -27,7 +28,7 @@ from ...protocol import (
 )
 from ...threads import Mutex, after_fork, free_after_fork
 from ...transport import Server
-from ..records import note_vanished
+from . import queues
 
 
 class ReceivedGrant(NamedTuple):
@@ -184,7 +185,7 @@ class WaitQueue:
         if not reply[0]:
             return None
         if len(reply) > 3:
-            note_vanished(self.server, request.keys, reply[3], request.subject)
+            locking.note_vanished(self.server, request.keys, reply[3], request.subject)
         return request.acquired(reply, sent_at)._replace(contended=True)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
@@ -239,8 +240,6 @@ class WaitQueue:
         return None
 
 
-#: The queues of this process. Waiters with different limits do not wait for the same places.
-queues: dict[tuple[Server, bytes, Any, int], WaitQueue] = {}
 _mutex = free_after_fork(Mutex())
 
 
@@ -290,7 +289,7 @@ class WaiterHeartbeat(Job):
         pttl, server_us, untaken = map(int, value[:3])
         request = self._queue.request
         for vanished in value[3:]:
-            note_vanished(self.server, request.keys, vanished, request.subject)
+            locking.note_vanished(self.server, request.keys, vanished, request.subject)
         self.due = self._queue.next_look(pttl, Clock(server_us, sent_at))
         self._queue.registered_again()
         # A grant is untaken although we wait: Redis does not know our blocking pop, because its

@@ -25,7 +25,6 @@ from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, in_process, runners
 from django_redis_lock.singleflight.postponed import FlightRenewal
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
-from django_redis_lock.transport import execute
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import FOR_COMMAND, RedisServer
 
@@ -913,13 +912,16 @@ def test_no_caller_waits_for_a_computation_if_the_value_is_there(
     cache.set("report", "newer", 600)
     slow_reads, go_on = [True], threading.Event()
 
-    def read(*args: Any, **options: Any) -> Any:
-        if slow_reads and slow_reads.pop():
-            assert go_on.wait(PATIENCE)
-        return execute.read_value(*args, **options)
+    def slowly(read: Any) -> Any:
+        def reading(*args: Any, **options: Any) -> Any:
+            if slow_reads and slow_reads.pop():
+                assert go_on.wait(PATIENCE)
+            return read(*args, **options)
 
-    for module in (commands, runners):
-        monkeypatch.setattr(module, "read_value", read)
+        return reading
+
+    for module, name in ((commands, "exchange"), (runners, "read_value")):
+        monkeypatch.setattr(module, name, slowly(getattr(module, name)))
     first = Asking(cache.get_or_set, "report", 1, 60, stale=stale)
     until(lambda: not slow_reads)
     second = Asking(cache.get_or_set, "report", 1, 60, stale=stale)

@@ -19,11 +19,13 @@ from hypothesis import given, settings, strategies
 
 from django_redis_lock import (
     AsyncLock,
+    AsyncMultiLock,
     Lock,
     LockError,
     LockLost,
     LockNotAcquired,
     LockNotOwnedError,
+    MultiLock,
     current_lock,
     locked,
 )
@@ -32,7 +34,7 @@ from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib import several_names as multi_lock
 from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.locking import AsyncMultiLock, Hold, MultiLock, lock
+from django_redis_lock.locking import Hold, lock
 from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
 from django_redis_lock.transport import run

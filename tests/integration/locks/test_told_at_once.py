@@ -22,8 +22,9 @@ from django.core.management import call_command
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import reset_all
+from django_redis_lock.contrib import instant_loss
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.keeper import keeper, subscription
+from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, list_held, release
@@ -422,7 +423,7 @@ def test_a_server_that_reports_the_keepers_own_changes(
 ) -> None:
     """As Redis 6.2 did at first, for changes in scripts. A renewal must not lead to the next."""
     monkeypatch.setattr(
-        subscription, "TRACK", tuple(w for w in subscription.TRACK if w != "NOLOOP")
+        instant_loss, "TRACK", tuple(w for w in instant_loss.TRACK if w != "NOLOOP")
     )
     lock = Lock(client, NAME, timeout=10_000, renew=True)
     with lock:
@@ -523,11 +524,11 @@ def test_it_follows_the_primary(
     client: redis.Redis, own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the old one has not found out that it is none any more."""
-    monkeypatch.setattr(subscription, "CHECK_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr(instant_loss, "CHECK_AFTER_SECONDS", 0.05)
     with own_server.client() as other:
         primaries = [server_of(client), server_of(other)]
         service: Any = Mock(timeout=5.0, at=lambda keys: primaries[0])
-        listening = subscription.Subscription(service, b"channel", Mock())
+        listening = instant_loss.Subscription(service, b"channel", Mock())
         listening.start()
         try:
             until(lambda: client.pubsub_channels("channel"))
@@ -551,7 +552,7 @@ def test_one_that_is_closed_while_it_connects_leaves_the_place_to_its_successor(
             assert connected.wait(PATIENCE)
             return connect(**settings)
 
-        first, second = (subscription.Subscription(server, b"channel", Mock()) for _ in "12")
+        first, second = (instant_loss.Subscription(server, b"channel", Mock()) for _ in "12")
         with monkeypatch.context() as patch:
             patch.setattr(server, "connect", connect_slowly)
             first.start()
@@ -572,7 +573,7 @@ def test_one_that_is_closed_while_it_connects_leaves_the_place_to_its_successor(
 def test_a_connection_that_died_without_a_word_is_replaced(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "CHECK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(instant_loss, "CHECK_AFTER_SECONDS", 0.1)
     with (
         Proxy(own_server) as proxy,
         proxy.client(socket_timeout=0.3) as client,
@@ -588,8 +589,8 @@ def test_a_connection_that_died_without_a_word_is_replaced(
 def test_a_refused_connection_is_tried_again(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(subscription, "REFUSED_PAUSE_SECONDS", 0.05)
-    caplog.set_level("INFO", subscription.logger.name)
+    monkeypatch.setattr(instant_loss, "REFUSED_PAUSE_SECONDS", 0.05)
+    caplog.set_level("INFO", instant_loss.logger.name)
     rights = ("reset", "on", "nopass", "~*", "&*", "+@all")
     with own_server.client() as admin:
         admin.execute_command("ACL SETUSER", "app", *rights)
