@@ -14,6 +14,7 @@ import pytest
 from django_redis_lock.clock import Clock, time
 from django_redis_lock.contrib.several_names.members import MultiHold
 from django_redis_lock.locking import hold as hold_module
+from django_redis_lock.locking import records
 from django_redis_lock.locking.hold import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Hold, Renewal
 from django_redis_lock.locking.local_state import Entry
 from django_redis_lock.protocol import Acquisition, printable
@@ -232,7 +233,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
     fake = FakeKeeper()
     monkeypatch.setattr(hold_module, "keeper", lambda: fake)
     for name in ("join", "leave"):  # No heartbeats: there is no server.
-        monkeypatch.setattr(hold_module.Heartbeat, name, lambda job: None)
+        monkeypatch.setattr(records.Heartbeat, name, lambda job: None)
     return fake
 
 

@@ -74,7 +74,8 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
 
 
 def test_the_wheel_is_small(wheel: zipfile.ZipFile) -> None:
-    assert Path(wheel.filename or "").stat().st_size <= 400_000
+    """What a site loads of it is bounded in ``test_imports``."""
+    assert Path(wheel.filename or "").stat().st_size <= 480_000
 
 
 #: What somebody does who has installed it: settings, migrations, a lock, the list of locks.
