@@ -527,7 +527,7 @@ def test_it_follows_the_primary(
     monkeypatch.setattr(instant_loss, "CHECK_AFTER_SECONDS", 0.05)
     with own_server.client() as other:
         primaries = [server_of(client), server_of(other)]
-        service: Any = Mock(timeout=5.0, at=lambda keys: primaries[0])
+        service: Any = Mock(timeout=5.0, locate=lambda keys: primaries[0])
         listening = instant_loss.Subscription(service, b"channel", Mock())
         listening.start()
         try:
