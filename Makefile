@@ -29,7 +29,7 @@ INSTALLED_RELEASE := $(VENV)/.installed-release
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test test-newest test-oldest pictures model mutations soak django-suite neighbours lint docs matrix dist messages bench clean
+.PHONY: help demo demo-check test test-all test-newest test-oldest pictures model mutations soak django-suite neighbours lint docs matrix dist messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ demo-check: $(INSTALLED_DEMO) ## The demo without the site.
 
 test: $(INSTALLED) ## Run the test suite.
 	$(RUN) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-all: $(INSTALLED) ## Run each cell of the large tables, too; as each night.
+	$(RUN) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --all $(ARGS)
 
 test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.
 	@python=$$(sh .ci/find_python 15 14 13 12); if [ -z "$$python" ]; then \

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cache
@@ -84,6 +85,29 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a table marked ``sample(n)``, run each n-th cell; with ``--all``, all of them. Where n and
+    the length of a row have no common factor, each row and each column has cells that run."""
+    if config.getoption("--all"):
+        return
+    seen: Counter[str] = Counter()
+    left_out: list[pytest.Item] = []
+    for item in items:
+        if (mark := item.get_closest_marker("sample")) is not None:
+            table = item.nodeid.partition("[")[0]
+            if seen[table] % mark.args[0]:
+                left_out.append(item)
+            seen[table] += 1
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 def _import_tests(folders: list[str], worker: dict[str, Any]) -> None:

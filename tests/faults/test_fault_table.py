@@ -626,6 +626,7 @@ def world(
                 keeper().discard(job)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CALLERS)
 @pytest.mark.parametrize("world", FAULTS, ids=[fault.name for fault in FAULTS], indirect=True)
 def test_a_fault_and_a_caller(world: World, name: str) -> None:

@@ -109,6 +109,7 @@ def calls(link: Link, port: int, storm: str, name: str) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("storm", STORMS)
 def test_a_signal_postpones_no_timeout(own_server: RedisServer, storm: str, name: str) -> None:

@@ -453,6 +453,7 @@ def cache(own_server: RedisServer, tmp_path: Path) -> Iterator[RedisCache]:
             keeper().discard(job)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("refusal", "name"), _TABLE, ids=[f"{refusal.__name__}-{name}" for refusal, name in _TABLE]
 )
