@@ -92,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a table marked ``sample(n)``, run each n-th cell; with ``--all``, all of them. Where n and
+    """Of a table marked ``sample(n)``, run each n-th cell (0: none); with ``--all``, all. Where n and
     the length of a row have no common factor, each row and each column has cells that run."""
     if config.getoption("--all"):
         return
@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if (mark := item.get_closest_marker("sample")) is not None:
             table = item.nodeid.partition("[")[0]
-            if seen[table] % mark.args[0]:
+            if not mark.args[0] or seen[table] % mark.args[0]:
                 left_out.append(item)
             seen[table] += 1
     if left_out:

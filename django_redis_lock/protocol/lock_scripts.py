@@ -448,8 +448,8 @@ EXTEND_BODY = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[4] ~= '' and not by_attempt(ARGV[4], true) then return 0 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
-if left < 0 then return -1 end
 if ARGV[3] == '0' then
+  if left < 0 then return -1 end
   if redis.pcall('HGET', KEYS[4], 'extension') == ARGV[5] then return 1 end
   wanted = wanted + left
 end

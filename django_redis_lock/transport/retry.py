@@ -117,7 +117,8 @@ class RetryPolicy:
     def _worth_a_second_try(self, error: Exception) -> bool:
         if self.patience is not None and isinstance(error, RedisTimeoutError):
             self.patience -= first_patience(self.patience, self._server.timeout) or 0.0
-            if self.patience <= 0:
+            # A new connection has not been answered, either: that is the server's silence.
+            if self.patience <= 0 or self._server.breaker.failing:
                 return False
         # Behind sentinels and on a cluster the server may have been replaced by now.
         return may_have_run(error) or self._server.must_discover()

@@ -151,6 +151,8 @@ def test_at_each_point_of_connecting(cache: Any) -> None:
     each_point(attempt, modules=("redis.connection", "django_redis_lock.transport."))
 
 
+# Its signals may come within the standard library, which keeps a mutex locked then.
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("cache", ["tcp", "unix", "own class", "RESP3"], indirect=True)
 def test_at_random_moments(cache: Any) -> None:
     """Not on a blocking pool: an interrupt may leave the mutex of its queue locked."""

@@ -379,6 +379,7 @@ def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool) -> dict[str, 
         PendingReply._has_come = has_come
         in_a_child(lambda: use_a_parents_grant(lock, lambda act: act()))
     _, status = os.waitpid(pid, 0)
+    PendingReply._has_come = has_come
     lock.extend(60)
     answer = pending.confirm(True)
     lock.release()

@@ -101,7 +101,6 @@ PRIVATE_ALLOWED: dict[str, str] = {
     "singleflight/flight.py": "asked found",
     "singleflight/in_process.py": "asked found",
     "singleflight/leader.py": "about at",
-    "singleflight/postponed.py": "about",
     "singleflight/runners.py": "words",
     "templatetags/redis_lock.py": "words",
     "threads.py": "about found",

@@ -108,14 +108,11 @@ def test_a_token_from_elsewhere_extends_without_a_timeout(
     holder.release()
 
 
-@pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("options", [{}, {"limit": 2}])
-def test_a_lock_without_a_lifetime_gets_none(
-    client: redis.Redis, options: dict[str, Any], replace: bool
-) -> None:
+def test_a_lock_without_a_lifetime_gets_none(client: redis.Redis, options: dict[str, Any]) -> None:
     holder = Lock(client, "name", timeout=None, **options)
     holder.acquire()
     with pytest.raises(LockError, match="no timeout"):
-        Lock(client, "name", id=holder.local.token, **options).extend(30, replace_ttl=replace)
+        Lock(client, "name", id=holder.local.token, **options).extend(30)
     assert client.pttl("name") == -1
     holder.release()
