@@ -92,8 +92,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a table marked ``sample(n)``, run each n-th cell (0: none); with ``--all``, all. Where n and
-    the length of a row have no common factor, each row and each column has cells that run."""
+    """Of a table marked ``sample(n)``, run each n-th cell (0: none); with ``--all``, all. Where n
+    and the length of a row have no common factor, each row and each column has cells that run."""
     if config.getoption("--all"):
         return
     seen: Counter[str] = Counter()

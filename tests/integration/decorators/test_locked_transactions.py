@@ -498,7 +498,8 @@ def looking(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[list[bool]]:
     original: Callable[[Any], None] = getattr(wrapper, name)
 
     def look(self: Any) -> None:
-        seen.append(held())
+        if self.alias == "shop":
+            seen.append(held())
         original(self)
 
     with monkeypatch.context() as patch:
