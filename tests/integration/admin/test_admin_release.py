@@ -294,7 +294,7 @@ def test_an_error_with_one_lock_leaves_the_others_to_be_released(
 def test_a_failed_entry_does_not_break_the_requests_own_transaction(
     admin_client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.DATABASES["default"]["ATOMIC_REQUESTS"] = True
+    monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", True)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     monkeypatch.setattr(HeldLockAdmin, "log_change", partial(fails_for, 0))
     lock = hold("a")
