@@ -42,3 +42,7 @@ __all__ = [
 ]
 
 __getattr__ = on_first_use(__name__, {"contrib.metrics": " ".join(__all__)})
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -12,3 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["load", "start_configured"]
 
 __getattr__ = on_first_use(__name__, {"contrib.exporters": " ".join(__all__)})
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -12,3 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Sentry", "start"]
 
 __getattr__ = on_first_use(__name__, {"contrib.exporters.sentry": " ".join(__all__)})
+
+
+def __dir__() -> list[str]:
+    return __all__
