@@ -105,22 +105,6 @@ def nothing_raised_by_the_body_is_hidden() -> Iterator[None]:
         yield
 
 
-NO_SECONDS: list[Any] = [
-    -1,
-    -0.001,
-    math.nan,
-    math.inf,
-    -math.inf,
-    True,
-    "5",
-    b"5",
-    [5],
-    101 * YEAR,
-]
-NO_NAMES: list[Any] = ["", b"", None, 5, ["name"]]
-NO_TOKENS: list[Any] = ["", b"", 5, True, ["token"]]
-
-
 class LockContract:
     """The tests. ``backend`` is for subclasses to say."""
 
@@ -1012,67 +996,3 @@ class LockContract:
         assert not lock.owned()
         assert lock.local.token is None
         assert not lock.locked()
-
-    # -- wrong arguments -----------------------------------------------------------------------
-
-    @pytest.mark.parametrize("value", [0, 0.0, *NO_SECONDS], ids=repr)
-    @pytest.mark.parametrize("argument", ["timeout", "max_hold", "grant_timeout"])
-    def test_lifetimes_that_make_no_sense(self, make: Any, argument: str, value: Any) -> None:
-        options = {"timeout": 30, "renew": True, argument: value}
-        with pytest.raises((TypeError, ValueError), match=f"^{argument} must be .*second"):
-            make(**options)
-
-    @pytest.mark.parametrize("value", NO_SECONDS, ids=repr)
-    @pytest.mark.parametrize("argument", ["sleep", "blocking_timeout", "min_hold"])
-    def test_waits_that_make_no_sense(self, make: Any, argument: str, value: Any) -> None:
-        with pytest.raises((TypeError, ValueError), match=f"^{argument} must be .*second"):
-            make(timeout=30, **{argument: value})
-        if argument != "min_hold":
-            lock = make(timeout=30)
-            with pytest.raises((TypeError, ValueError), match=f"^{argument} must be .*second"):
-                lock.acquire(**{argument: value})
-            assert not lock.locked()
-
-    @pytest.mark.parametrize("value", [0, None, *NO_SECONDS], ids=repr)
-    def test_extensions_that_make_no_sense(self, make: Any, value: Any) -> None:
-        lock = make(timeout=30)
-        lock.acquire()
-        with pytest.raises((TypeError, ValueError), match=r"^additional_time must be .*second"):
-            lock.extend(value)
-        assert lock.ttl() <= 30
-        lock.release()
-
-    @pytest.mark.parametrize("value", NO_NAMES, ids=repr)
-    def test_names_that_are_none(self, backend: Backend, value: Any) -> None:
-        with pytest.raises((TypeError, ValueError), match="name must"):
-            backend.make_lock(value, timeout=30)
-
-    @pytest.mark.parametrize("value", NO_TOKENS, ids=repr)
-    def test_tokens_that_are_none(self, make: Any, value: Any) -> None:
-        with pytest.raises((TypeError, ValueError), match="token must"):
-            make(timeout=30, id=value)
-        lock = make(timeout=30)
-        with pytest.raises((TypeError, ValueError), match="token must"):
-            lock.acquire(token=value)
-        assert not lock.locked()
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"timeout": None, "renew": True},
-            {"timeout": None, "max_hold": 5},
-            {"timeout": 5, "max_hold": 60},
-            {"timeout": 5, "renew": True, "max_hold": 5, "min_hold": 6},
-            {"timeout": 5, "on_lost": "print"},
-            {"timeout": 5, "label": 5},
-            {"timeout": 5, "label": b"bytes"},
-            {"timeout": 5, "group": 5},
-            {"timeout": 5, "group": ""},
-            {"timeout": 5, "group": "x" * 201},
-            {"timeout": 5, "group": "two\nlines"},
-        ],
-        ids=repr,
-    )
-    def test_options_that_make_no_sense(self, make: Any, options: Any) -> None:
-        with pytest.raises((TypeError, ValueError), match=r"must|need"):
-            make(**options)

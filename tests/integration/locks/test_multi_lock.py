@@ -69,12 +69,10 @@ class ContractOfSeveral(LockContract):
     # Of names that are not str, and of tokens that the caller chooses: both are refused, see below.
     test_any_name_will_do = None
     test_what_the_body_raised_comes_before_the_loss = None
-    test_names_that_are_none = None
     test_a_token_can_be_chosen = None
     test_the_same_token_is_not_the_same_holder = None
     test_another_handle_acts_for_a_token = None
     test_a_handle_with_a_token_takes_the_lock_with_it = None
-    test_tokens_that_are_none = None
 
     def test_the_last_try_counts(self, backend: Backend, make: Any) -> None:
         """Free since a moment before the deadline, and nobody said so."""
