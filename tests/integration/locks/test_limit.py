@@ -119,6 +119,7 @@ class TestLockAtPlace(ContractAtPlace):
         return AtPlace(client, 3)
 
 
+@pytest.mark.sample(3)
 class TestLockInMemoryAtPlace(ContractAtPlace):
     @pytest.fixture
     def backend(self) -> Backend:
@@ -137,6 +138,7 @@ class FromTasks(AtPlace):
         return ForThreads(self._tasks, lock)
 
 
+@pytest.mark.sample(3, 1)
 class TestAsyncLockAtPlace(ContractAtPlace):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:

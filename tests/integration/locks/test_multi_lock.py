@@ -104,6 +104,7 @@ class WithFallback(OfSeveral):
         return MultiLock(self.client, names, timeout, lock_class=FallbackLock, **options)
 
 
+@pytest.mark.sample(3)
 class TestMultiLockWithFallback(ContractOfSeveral):
     @pytest.fixture
     def backend(self, client: redis.Redis, tmp_path: Path) -> Backend:
@@ -117,6 +118,7 @@ class InTasksOfSeveral(InTasks):
         return ForThreads(self._tasks, made)
 
 
+@pytest.mark.sample(3, 1)
 class TestAsyncMultiLock(ContractOfSeveral):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:
