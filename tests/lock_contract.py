@@ -176,6 +176,7 @@ class LockContract:
             assert lock.acquire(blocking=False) is True
             lock.release()
 
+    @pytest.mark.invariant("S1")
     def test_it_is_held_by_one_at_a_time(self, make: Any) -> None:
         one, two = make(timeout=30), make(timeout=30)
         assert one.acquire()
@@ -250,6 +251,7 @@ class LockContract:
         with pytest.raises(LockError):
             lock.release()
 
+    @pytest.mark.invariant("S2")
     def test_a_lock_of_another_owner_cannot_be_released(self, make: Any) -> None:
         one, two = make(timeout=30), make(timeout=30)
         one.acquire()
@@ -267,6 +269,7 @@ class LockContract:
             lock.release()
         assert caught.value.lock_name == self.name
 
+    @pytest.mark.invariant("S2")
     def test_what_is_anothers_by_now_is_left_alone(self, backend: Backend, make: Any) -> None:
         one, two = make(timeout=30), make(timeout=30)
         one.acquire()
@@ -326,6 +329,7 @@ class LockContract:
 
     @pytest.mark.parametrize("name", ["contract", b"\xff\x00 bytes"])
     @pytest.mark.parametrize("raise_on_release_error", [True, False])
+    @pytest.mark.invariant("C4")
     def test_what_the_body_raised_comes_before_the_loss(
         self, backend: Backend, name: Any, raise_on_release_error: bool
     ) -> None:
@@ -353,6 +357,7 @@ class LockContract:
         holder.release()
 
     @pytest.mark.parametrize("wait", [0.001, 0.19])
+    @pytest.mark.invariant("L5")
     def test_a_wait_ends_at_its_deadline(self, make: Any, wait: float) -> None:
         holder, other = make(timeout=30), make(timeout=30)
         holder.acquire()
@@ -402,6 +407,7 @@ class LockContract:
         assert not make().acquire(blocking=False)
 
     @pytest.mark.parametrize("same_handle", [True, False])
+    @pytest.mark.invariant("L1")
     def test_waiters_have_it_in_the_order_they_came(
         self, backend: Backend, make: Any, same_handle: bool
     ) -> None:
@@ -422,6 +428,7 @@ class LockContract:
             waiter.result()
         assert order == list(range(7))
 
+    @pytest.mark.invariant("L1")
     def test_who_gave_up_is_passed_over(self, backend: Backend, make: Any) -> None:
         holder = make(timeout=30)
         holder.acquire()
@@ -437,6 +444,7 @@ class LockContract:
         holder.release()
         assert second.result() is True
 
+    @pytest.mark.invariant("L2")
     def test_a_waiter_has_it_when_the_holders_lifetime_is_over(
         self, backend: Backend, make: Any
     ) -> None:
@@ -448,6 +456,7 @@ class LockContract:
         assert holder.lost
         other.release()
 
+    @pytest.mark.invariant("L2")
     def test_a_waiter_has_it_when_the_key_is_deleted(self, backend: Backend, make: Any) -> None:
         holder, other = make(timeout=30), make(timeout=30)
         holder.acquire()
@@ -559,6 +568,7 @@ class LockContract:
 
     # -- fences --------------------------------------------------------------------------------
 
+    @pytest.mark.invariant("S4")
     def test_fences_strictly_increase(self, backend: Backend, make: Any) -> None:
         fences = []
 
@@ -648,6 +658,7 @@ class LockContract:
         waiter.result()
 
     @pytest.mark.parametrize(("verb", "args"), [("extend", (5,)), ("reacquire", ())])
+    @pytest.mark.invariant("S2")
     def test_who_may_not_extend(
         self, backend: Backend, make: Any, verb: str, args: tuple[Any, ...]
     ) -> None:
@@ -749,6 +760,7 @@ class LockContract:
 
     # -- losing it -----------------------------------------------------------------------------
 
+    @pytest.mark.invariant("S5")
     def test_it_is_lost_at_its_deadline(self, make: Any) -> None:
         calls: list[int] = []
         lock = make(timeout=0.5, on_lost=lambda: calls.append(1))

@@ -17,7 +17,10 @@ import pytest
 
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="CLOCK_BOOTTIME is Linux's")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="CLOCK_BOOTTIME is Linux's"),
+    pytest.mark.invariant("S5", "P4"),
+]
 
 BEGIN = """
 import asyncio, json, sys, threading, time

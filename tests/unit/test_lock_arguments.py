@@ -16,6 +16,8 @@ from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.integration.locks.test_async_lock import ForThreads, Tasks
 
+pytestmark = pytest.mark.invariant("W1")
+
 YEAR = 365 * 24 * 3600
 
 NO_SECONDS: list[Any] = [

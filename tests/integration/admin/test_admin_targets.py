@@ -31,7 +31,7 @@ from tests.integration.admin.test_admin import OURS, PAGE
 from tests.processes import until
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.invariant("U3")]
 
 RELEASE = f"{PAGE}release/"
 CODE = "271828"

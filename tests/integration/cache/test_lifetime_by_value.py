@@ -20,6 +20,8 @@ from django_redis_lock.singleflight import leader
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("C5")
+
 KEY = b":1:report"
 
 Ask = Callable[..., Any]

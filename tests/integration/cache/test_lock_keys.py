@@ -21,6 +21,8 @@ from django_redis_lock import Lock
 from django_redis_lock.cache import LocMemCache, RedisCache
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("S6")
+
 REFUSED = "no name for a"
 
 

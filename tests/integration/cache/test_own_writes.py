@@ -19,6 +19,8 @@ from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("C6")
+
 Write = Callable[[Any], Any]
 OLD = 5
 

@@ -26,6 +26,8 @@ from django_redis_lock.decorators import cached, cached_page
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("C6")
+
 
 class Failing:
     def __setstate__(self, state: Any) -> None:

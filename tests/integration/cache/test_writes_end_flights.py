@@ -20,6 +20,8 @@ from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("C2")
+
 CACHE = {"KEY_PREFIX": "site"}
 KEY = b"site:1:report"
 

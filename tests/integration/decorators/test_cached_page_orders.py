@@ -36,6 +36,8 @@ from django_redis_lock import cached_page
 from tests.integration.decorators.test_cached_page import MEMORY, PLAIN, followers
 from tests.processes import PATIENCE, in_threads, until
 
+pytestmark = pytest.mark.invariant("U1")
+
 COUNT = "{{ who }}"
 
 

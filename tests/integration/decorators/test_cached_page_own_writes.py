@@ -21,6 +21,8 @@ from django_redis_lock.middleware import CachedPageMiddleware
 from tests.integration.decorators.test_cached_page import MEMORY, ask
 from tests.processes import in_threads
 
+pytestmark = pytest.mark.invariant("C6")
+
 #: What a view does to its own page.
 WRITES: dict[str, Callable[[HttpRequest], Any]] = {
     "clear": lambda request: cache.clear(),

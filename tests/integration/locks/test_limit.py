@@ -32,6 +32,8 @@ from tests.integration.locks.test_lock import places as waiting
 from tests.lock_contract import Backend, Background, LockContract
 from tests.processes import PATIENCE, in_threads, until
 
+pytestmark = pytest.mark.invariant("S7")
+
 LIMIT = 3
 
 
