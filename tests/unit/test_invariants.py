@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.invariants import invariants, by_invariant
+from tests.invariants import by_invariant, invariants
 
 
 def test_each_invariant_has_a_test() -> None:
