@@ -35,6 +35,7 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
+from . import lanes
 from .processes import STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
@@ -93,12 +94,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    lanes.everything = config.getoption("--all")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a table marked ``sample(n)``, run each n-th cell (0: none), or of a class so marked, each
     n-th test; with ``--all``, all. Where n and the length of a row have no common factor, each row
     and each column has cells that run. A second number is the first cell: of n classes with the
     same tests, each then runs other ones."""
-    if config.getoption("--all"):
+    if lanes.everything:
         return
     seen: Counter[str] = Counter()
     left_out: list[pytest.Item] = []
