@@ -192,6 +192,7 @@ def test_a_killed_process_leaves_its_history(tmp_path) -> None:
     assert (found.kind, found.process, found.values["fence"]) == ("held", "killed", 1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["plain", "cache"])
 def test_a_brief_run(workload: str) -> None:

@@ -250,6 +250,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_caller_that_computed_gets_the_error(
     cache: Any, client: redis.Redis, ask: Ask, wrong: str

@@ -92,6 +92,7 @@ def _empty_cache(request: pytest.FixtureRequest, client: redis.Redis, settings: 
     cache.clear()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("finish", [plain, varied])
 @pytest.mark.parametrize("kind", ["function", "template", "coroutine"])
 @pytest.mark.parametrize("write", WRITES)

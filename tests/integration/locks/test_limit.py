@@ -421,6 +421,7 @@ def test_a_lock_on_several_servers_has_no_places() -> None:
 # -- companions with data of somebody else -----------------------------------------------------
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "nothing"])
 @pytest.mark.parametrize("part", ["grants", "waiters", "owner", "lock", "held_index"])
 def test_what_is_unreadable_counts_as_missing(client: redis.Redis, part: str, form: str) -> None:

@@ -87,8 +87,15 @@ class ContractOfSeveral(LockContract):
 
 class TestMultiLock(ContractOfSeveral):
     @pytest.fixture
-    def backend(self, any_client: redis.Redis) -> Backend:
-        return OfSeveral(any_client)
+    def backend(self, client: redis.Redis) -> Backend:
+        return OfSeveral(client)
+
+
+@pytest.mark.sample(3, 1)
+class TestMultiLockInMemory(TestMultiLock):
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return OfSeveral(client_of(Database("memory")))
 
 
 class WithFallback(OfSeveral):
