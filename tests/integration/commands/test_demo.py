@@ -149,6 +149,7 @@ def test_one_computation_instead_of_nine_and_a_line_in_order(start: Start) -> No
     assert demo.has_left_nothing()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_all_of_it(start: Start, signum: signal.Signals) -> None:
@@ -164,6 +165,7 @@ def test_a_signal_stops_all_of_it(start: Start, signum: signal.Signals) -> None:
     assert demo.has_left_nothing()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["--only-serve", "--no-redis"])
 def test_the_site_has_locks_to_show(start: Start, how: str) -> None:
@@ -203,6 +205,7 @@ def test_killed_it_leaves_nothing_either(start: Start) -> None:
     until(demo.has_left_nothing)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_a_check_that_was_interrupted_has_not_passed(start: Start) -> None:
     demo = start("--no-serve")
@@ -212,6 +215,7 @@ def test_a_check_that_was_interrupted_has_not_passed(start: Start) -> None:
     assert demo.has_left_nothing()
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_a_given_redis_is_used_and_gets_its_locks_back(
     start: Start, own_server: RedisServer
