@@ -1,7 +1,8 @@
 """The two lanes of the suite. The first runs on each occasion, and has each capability, each
 invariant and one run of each fault; with ``--all`` everything runs, as each night.
 
-Cells of a table are left out by ``@pytest.mark.sample``, cases within one test by ``some``.
+Cells of a table are left out by ``@pytest.mark.sample``, cases within one test by ``some``, and
+examples of a property by ``examples``.
 """
 
 from __future__ import annotations
@@ -22,3 +23,8 @@ def some(cases: Iterable[T], each: int) -> list[T]:
     same in each run."""
     first = zlib.crc32(os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0].encode())
     return list(cases) if everything else list(cases)[first % each :: each]
+
+
+def examples(number: int) -> int:
+    """How many examples hypothesis tries; with ``--all``, ``number`` of them."""
+    return number if everything else number // 4
