@@ -20,6 +20,8 @@ from tests.redis_server import RedisServer
 from .test_interrupts import Interrupt, Points, TimeLimit, each_point
 from .test_real_signals import interrupted
 
+pytestmark = pytest.mark.invariant("P1")
+
 VALUES = {f"key-{number}": f"value {number}" for number in range(5)}
 
 
