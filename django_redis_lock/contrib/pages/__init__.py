@@ -81,7 +81,7 @@ class CachedPageMiddleware(CacheMiddleware):
     def _alone(
         self, request: HttpRequest, view: Callable[[HttpRequest], Any], asynchronous: bool
     ) -> Steps[Any]:
-        """With a cache of another backend: nobody waits for this page."""
+        """With a cache of another backend: no caller waits for this page."""
 
         def store(response: Any) -> Any:
             page = self.storable(request, response)
