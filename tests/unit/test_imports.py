@@ -74,6 +74,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "contrib.debug_toolbar": "the panel of django-debug-toolbar",
         "contrib.exporters": "Prometheus, OpenTelemetry and Sentry",
         "contrib.fallback": "what a lock does while Redis is down",
+        "contrib.idempotency": "the same request twice gives the same answer once",
         "ops.inventory": "which locks are held, and ending them by force",
     },
     {
