@@ -126,7 +126,9 @@ class LockedFunction:
                 raise TypeError(f"{self.target} is not a management command: {ONLY_COMMANDS}")
             return self._run(section, args, kwargs)
         if self.options.on_lost == "terminate":
-            ending = CommandTerminator(args[0], self.options.lost_exit_code, section.name)
+            ending = CommandTerminator(
+                args[0], self.options.lost_exit_code, section.name, section.lost_reason
+            )
             section.on_lost = ending
             return ending.run(lambda: self._run(section, args, kwargs))
         with release_on_sigterm():

@@ -9,6 +9,7 @@ from the lock for its own lifetime, half a minute here.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import linecache
@@ -29,13 +30,14 @@ from django.core.cache import caches
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import Lock, MultiLock, Redlock, locked
+from django_redis_lock import Lock, MultiLock, Redlock, cached, locked
 from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.decorators import section
 from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.locking.waiting.threads import ThreadQueue, ThreadWaiter
 from django_redis_lock.protocol import acquisition
+from django_redis_lock.singleflight.in_process import being_computed
 from django_redis_lock.transport import server_of
 from tests.integration.cache.test_get_or_set import renewals
 from tests.integration.locks.test_lock import places
@@ -210,7 +212,8 @@ def _line(file: str, number: int) -> str:
 
 
 def _stack(frame: FrameType | None) -> Iterator[tuple[Any, int]]:
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(MODULES):
+    walked = (*MODULES, "contextlib")
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(walked):
         yield frame.f_code, frame.f_lineno
         frame = frame.f_back
 
@@ -655,3 +658,50 @@ def test_a_computation(client: redis.Redis, terms: dict[str, Any]) -> None:
         until(lambda: not renewals())
 
     each_point(attempt, modules=("django_redis_lock.singleflight", "django_redis_lock.c"))
+
+
+def empty() -> str:
+    return ""
+
+
+def in_a_task(cache: Any) -> None:
+    """The task goes on after the interrupt."""
+
+    async def work() -> None:
+        try:
+            await cache.aget_or_set("report", str, 60)
+        finally:
+            assert not being_computed()
+
+    asyncio.run(work())
+
+
+COMPUTING: dict[str, Callable[[Any], Any]] = {
+    "get_or_set": lambda cache: cache.get_or_set("report", str, 60),
+    "stale": lambda cache: cache.get_or_set("report", str, 60, stale=60),
+    "compute": lambda cache: cache.compute("report", str, 60),
+    "get_or_set_many": lambda cache: cache.get_or_set_many(
+        ["report", "other"], lambda keys: dict.fromkeys(keys, ""), 60
+    ),
+    "cached": lambda cache: cached("report", timeout=60)(empty)(),
+    "aget_or_set": in_a_task,
+}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("name", COMPUTING)
+def test_nothing_counts_as_being_computed_after_the_call(client: redis.Redis, name: str) -> None:
+    """Else the caller could not request the value again: its function would seem to do so."""
+    cache: Any = caches["default"]
+
+    def attempt(points: Points) -> None:
+        cache.delete_many(["report", "other"])
+        try:
+            with points.watched():
+                COMPUTING[name](cache)
+        except Interrupt:
+            assert not being_computed(), points.where
+        cache.delete_many(["report", "other"])  # Its flight may live on for a while.
+        COMPUTING[name](cache)
+
+    each_point(attempt, modules=("django_redis_lock.singleflight", "contextlib"))
