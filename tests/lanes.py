@@ -50,5 +50,5 @@ def some(cases: Iterable[T], each: int) -> list[T]:
 
 
 def examples(number: int) -> int:
-    """How many examples hypothesis tries; with ``--all``, ``number`` of them."""
+    """How often something is tried at random; with ``--all``, ``number`` times."""
     return number if everything else number // 4

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, 2)
 @pytest.mark.parametrize("macros", BRIEF)
 def test_no_run_breaks_the_protocols_word(macros: str) -> None:
     outcome = check(macros)
