@@ -91,6 +91,7 @@ CALLERS: dict[str, tuple[Callable[[Proxy], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("caller", CALLERS)
 def test_a_call_after_a_pause(proxy: Proxy, caller: str) -> None:
     make, call = CALLERS[caller]
