@@ -192,7 +192,9 @@ def _stylesheet() -> str:
 
 
 def _seconds(seconds: float) -> str:
-    number, unit = max(0, round(seconds)), "second"
+    number, unit = round(seconds), "second"
+    if number < 1:
+        return "less than a second"
     if seconds >= 120:
         number, unit = round(seconds / 60), "minute"
     return f"{number} {unit}" + "s" * (number != 1)

@@ -66,7 +66,22 @@ class LockError(redis_exceptions.LockError):
 
 
 class LockNotOwnedError(LockError, redis_exceptions.LockNotOwnedError):
-    """This lock object does not hold the lock (any more): it expired, or was reset."""
+    """This lock object does not hold the lock (any more): it expired, or was reset.
+
+    Attributes:
+        reason (str): why it does not, as far as that is known; the message has it, too.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        lock_name: str | bytes | None = None,
+        holder: Owner | None = None,
+        *,
+        reason: str = "",
+    ) -> None:
+        super().__init__(message, lock_name, holder)
+        self.reason = reason
 
 
 class LockLost(LockNotOwnedError):

@@ -12,7 +12,9 @@ from .key_template import Names, Template, names_from, short
 from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
 from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
-from .wrapper import LockedFunction, declarations, decorate
+from .transactions import after_commit
+from .views import is_api_view, is_dispatch, view_of
+from .wrapper import LockedFunction, around_handlers, declarations, decorate
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -31,13 +33,18 @@ __all__ = [
     "LockedFunction",
     "LockedWithDefault",
     "RetryUntil",
+    "after_commit",
+    "around_handlers",
     "cached",
     "cached_page",
     "current_lock",
     "declarations",
     "interrupt_main_thread",
+    "is_api_view",
+    "is_dispatch",
     "locked",
     "outages_not_logged",
+    "view_of",
 ]
 
 P = ParamSpec("P")

@@ -175,6 +175,9 @@ class Section:
     def conflict(self) -> Any:
         return self._drive(self._conflict())
 
+    def lost_reason(self) -> str:
+        return str(getattr(self.lock, "lost_reason", ""))
+
     def abandon(self) -> None:
         """A signal handler's exception interrupted the section: the keeper releases."""
         lock = getattr(self, "lock", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from django import template
 from django.core.cache import caches
@@ -11,6 +12,7 @@ from django.core.cache.utils import make_template_fragment_key
 from django.template.base import FilterExpression, Node, NodeList, Parser, Token
 from django.template.context import Context
 from django.template.exceptions import TemplateSyntaxError
+from django.utils.html import format_html
 
 from ..cache import MISSING, value_cache
 from ..middleware import Conditions
@@ -19,6 +21,14 @@ from ..threads import get_logger
 logger = get_logger("django_redis_lock.pages")
 
 register = template.Library()
+
+
+@register.simple_tag
+def idempotency_key(name: str = "idempotency_key") -> str:
+    """A hidden field for a form whose view has ``@idempotent(key=field())``: sent twice, it is
+    carried out once."""
+    return format_html('<input type="hidden" name="{}" value="{}">', name, uuid4())
+
 
 #: Seconds for which the callers of a fragment with a CSRF token do not wait for each other.
 NOT_CACHEABLE_SECONDS = 5.0
