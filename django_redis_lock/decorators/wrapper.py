@@ -29,7 +29,7 @@ from ..contention import (
 from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
-from ..transport import is_outage
+from ..transport import is_outage, is_unusable
 from .key_template import bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Options
@@ -188,7 +188,7 @@ class LockedFunction:
         """The request of a view that answers 503 because of ``error``, or None. With a default or
         its own ``on_conflict``, the error is raised."""
         chosen = self.options.on_conflict is not None or self.options.default is not MISSING
-        return None if chosen or not is_outage(error) else self._request_of_view(args, kwargs)
+        return None if chosen or not is_unusable(error) else self._request_of_view(args, kwargs)
 
     def _request_of_view(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The request, if this is a call of a view."""
