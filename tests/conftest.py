@@ -94,7 +94,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    lanes.everything = config.getoption("--all")
+    is_named = any("::" in name for name in config.args)
+    lanes.everything = config.getoption("--all") or is_named
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
