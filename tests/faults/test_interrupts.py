@@ -234,8 +234,8 @@ def _in_a_pop(frame: FrameType | None) -> bool:
 
 def each_point(attempt: Callable[[Points], None], **options: Any) -> None:
     """``attempt`` with an interrupt at each of its points in turn; without ``--all``, at each
-    twelfth. Each in a thread of its own: Python may go on taking the interrupted thread for one that
-    handles an exception."""
+    twelfth. Each in a thread of its own: Python may go on taking the interrupted thread for one
+    that handles an exception."""
     # At first without one, so that connections are there, and nothing is done only once.
     Background(lambda: attempt(Points(**options))).result()
 
