@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tables",
         type=Path,
         metavar="FILE",
-        help="write all tables here; a full run does so anyway",
+        help="write all tables here; so does a full run",
     )
     return parser
 

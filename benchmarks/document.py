@@ -1,4 +1,4 @@
-"""Two pages from one run: ``docs/benchmarks.md`` with six tables, ``benchmarks/results.md`` with all.
+"""Two pages from one run: ``docs/benchmarks.md`` has six tables, ``benchmarks/results.md`` all.
 
 Their texts are ``page.md`` and ``results_page.md``, beside this file.
 """
