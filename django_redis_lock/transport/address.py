@@ -351,7 +351,7 @@ def _at_once(milliseconds: float) -> bool:
 
 
 class _SameSocket(_socket.socket):
-    """A connection's socket with a separate timeout; the connection alone closes it."""
+    """A connection's socket with another timeout; only the connection closes it."""
 
     def __del__(self) -> None:
         self.detach()
