@@ -1,5 +1,5 @@
-"""Everything else is in setup.cfg. PROJECT_URL, a variable of the environment, names the repository:
-the description needs it, because a package index follows no relative links."""
+"""Everything else is in setup.cfg. The variable PROJECT_URL of the environment is the address of
+the repository, for the description: a package index follows no relative links."""
 
 import os
 import re
