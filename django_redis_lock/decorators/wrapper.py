@@ -34,7 +34,7 @@ from .key_template import bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
-from .views import is_api_view, is_dispatch, is_view, refuse_hook, refuse_object
+from .views import complete, is_api_view, is_dispatch, is_view, refuse_hook, refuse_object
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
@@ -152,20 +152,7 @@ class LockedFunction:
             raise
         if not entered:
             return self._answer(section.conflict(), args, kwargs)
-        return self._complete(result)
-
-    def _complete(self, result: Any) -> Any:
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            kind = "generator"
-            instead = 'return a list, or take the lock inside the generator: with locked("name")'
-        elif inspect.iscoroutine(result):
-            result.close()
-            kind = "coroutine"
-            instead = "make it a coroutine function, or mark it: asgiref.sync.markcoroutinefunction"
-        else:
-            return result
-        returned = f"{self.target} returned a {kind}, which would run after the lock's release"
-        raise TypeError(f"{returned}: {instead}")
+        return complete(result, self.target)
 
     def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not (args and isinstance(args[0], BaseCommand)):
@@ -243,7 +230,7 @@ class LockedFunction:
             await section.leave(error)
             raise
         await section.leave()
-        return self._complete(result)
+        return complete(result, self.target)
 
     async def _aanswer(
         self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]
