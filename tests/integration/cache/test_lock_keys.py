@@ -149,6 +149,19 @@ OTHERS = {
 }
 
 
+def reached(cache: Any, *keys: str) -> list[tuple[Any, ...]]:
+    """The methods that do not refuse one of these keys, and what they do."""
+    found: list[tuple[Any, ...]] = []
+    for key in keys:
+        for name, call in CALLS.items():
+            try:
+                found.append((name, key, call(cache, key)))
+            except Exception as error:
+                if REFUSED not in str(error):
+                    found.append((name, key, error))
+    return found
+
+
 def test_the_table_has_every_method() -> None:
     tried = {name.partition(" ")[0] for name in CALLS} | {"in"}
     methods = {
