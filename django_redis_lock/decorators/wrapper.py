@@ -21,6 +21,7 @@ from ..conf import Conf
 from ..contention import (
     RETRY_ONLY_CELERY,
     Conflict,
+    of_this_moment,
     retry_task,
     service_unavailable,
     skip,
@@ -151,7 +152,7 @@ class LockedFunction:
                 self._end_command(section.name, error, args)
             raise
         if not entered:
-            return self._answer(section.conflict(), args, kwargs)
+            return of_this_moment(self._answer(section.conflict(), args, kwargs))
         return complete(result, self.target)
 
     def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -221,7 +222,8 @@ class LockedFunction:
             # Its template may query the database.
             return await sync_to_async(self._unavailable)(request, section.name, error)
         if not entered:
-            return await self._aanswer(await section.conflict(), args, kwargs)
+            answer = await self._aanswer(await section.conflict(), args, kwargs)
+            return of_this_moment(answer)
         try:
             result = self.function(*args, **kwargs)
             # A mixin's dispatch() may return a response.
