@@ -232,8 +232,8 @@ def _forget_held_locks() -> None:
         else:
             keeper().discard(job)
     # Nor is what the keeper is about to say of it.
-    deadline = time.monotonic() + 0.5
+    deadline = time.monotonic() + 0.2
     while keeper()._under_way and time.monotonic() < deadline:
         time.sleep(0.001)
-    threads.flush(0.5)
+    threads.flush(0.2)
     metrics._metrics._reset()
