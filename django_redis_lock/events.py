@@ -137,7 +137,7 @@ class Shared(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One call of ``get_or_set`` and its kin looked for ``values`` values of ``cache``. Emitted
+    """One call of ``get_or_set`` and the like looked for ``values`` values of ``cache``. Emitted
     when the call knows the result: ``"hit"``; ``"stale"``; or ``"miss"``: no caller finds a value,
     also if another computes it.
 
