@@ -14,7 +14,7 @@ from django.template.context import Context
 from django.template.exceptions import TemplateSyntaxError
 from django.utils.html import format_html
 
-from ..cache import MISSING, lock_cache
+from ..cache import MISSING, value_cache
 from ..middleware import Conditions
 from ..threads import get_logger
 
@@ -48,7 +48,7 @@ class CachedNode(Node):
         alias = options.pop("using", None) or _default_alias()
         if alias not in caches.settings:
             raise TemplateSyntaxError(f"cached: there is no cache {alias!r}")
-        cache: Any = lock_cache(alias)
+        cache: Any = value_cache(alias)
         timeout = _seconds("timeout", self.timeout.resolve(context))
         options = {name: _seconds(name, value) for name, value in options.items()}
         # Never in another thread: the context is this one's, and goes on with the page.

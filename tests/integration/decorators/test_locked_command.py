@@ -573,6 +573,7 @@ def test_an_exception_passes_and_the_lock_is_released(error: Exception) -> None:
     assert not caches["default"].lock("nightly").locked()
 
 
+@pytest.mark.invariant("C4")
 def test_an_exception_is_not_hidden_by_a_lost_lock(client: redis.Redis) -> None:
     """C4."""
 
