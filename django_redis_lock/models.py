@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,16 +11,16 @@ from django.utils.functional import lazystr
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-#: How many holders are silent, for the menu of the admin that is being rendered.
-silent: ContextVar[int] = ContextVar("django_redis_lock_silent", default=0)
+#: A weak reference to the request whose menu of the admin is made, and how many holders are silent.
+silent: ContextVar[tuple[Callable[[], Any], int]] = ContextVar("django_redis_lock_silent")
 
 
 class _Plural:
     """The model's plural, which is its entry in the admin's menu."""
 
     def __str__(self) -> str:
-        name, number = gettext("held locks"), silent.get()
-        if not number:
+        name, (request, number) = gettext("held locks"), silent.get((lambda: None, 0))
+        if not number or request() is None:
             return name
         words = ngettext("%(name)s ⚠ %(number)d silent", "%(name)s ⚠ %(number)d silent", number)
         return words % {"name": name, "number": number}

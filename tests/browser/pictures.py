@@ -208,8 +208,8 @@ def troubled(locks: dict[str, Lock]) -> None:
 @newest
 def test_from_right_to_left(open_page: Open, client: redis.Redis, settings: Any) -> None:
     settings.LANGUAGE_CODE = "ar"
-    troubled(staged(client))
     named(hold("تقرير-2026", label="التقرير الليلي", timeout=300), client)
+    troubled(staged(client))
     page = open_page(viewport=WIDE)
     take(page, "admin-list-ar")
     page.get_by_role("link", name="import-42").click()

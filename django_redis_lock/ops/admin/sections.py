@@ -231,9 +231,10 @@ def events_data(query: QueryDict, url_of: UrlOf) -> dict[str, Any]:
         ],
         url_of,
     )
+    nothing = _("No event matches.") if news else _("Nothing went wrong in the last day.")
     return {
         "rows": rows,
-        "total": len(news),
+        "nothing": "" if rows or failures else nothing,
         "choices": [
             {"name": "what", "title": _("Event"), "chosen": what, "options": kinds.items()},
             {
