@@ -3,7 +3,6 @@ of Django's change list."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +41,7 @@ class HeldLockAdmin(ModelAdmin):
     def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
         """Django asks before it names the model in a menu."""
         perms = super().get_model_perms(request)
-        number = part("menu").silent_now() if perms["view"] else 0
-        models.silent.set((weakref.ref(request), number))
+        models.silent.set(part("menu").silent_now() if perms["view"] else 0)
         return perms
 
     def has_release_permission(self, request: HttpRequest) -> bool:

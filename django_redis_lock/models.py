@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,16 +10,16 @@ from django.utils.functional import lazystr
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-#: A weak reference to the request whose menu of the admin is made, and how many holders are silent.
-silent: ContextVar[tuple[Callable[[], Any], int]] = ContextVar("django_redis_lock_silent")
+#: How many holders are silent, for the menu of the admin, during a request for one of its pages.
+silent: ContextVar[int] = ContextVar("django_redis_lock_silent", default=0)
 
 
 class _Plural:
     """The model's plural, which is its entry in the admin's menu."""
 
     def __str__(self) -> str:
-        name, (request, number) = gettext("held locks"), silent.get((lambda: None, 0))
-        if not number or request() is None:
+        name, number = gettext("held locks"), silent.get()
+        if not number:
             return name
         words = ngettext("%(name)s ⚠ %(number)d silent", "%(name)s ⚠ %(number)d silent", number)
         return words % {"name": name, "number": number}

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
+
+from django.core.signals import request_finished
 
 from ... import threads
+from ...models import silent
 from ...threads import get_logger
 from ..held_locks import held_locks
 from ..inventory import LOCK
@@ -16,6 +20,13 @@ logger = get_logger("django_redis_lock.admin")
 #: Seconds for which a count is shown.
 COUNT_EVERY_SECONDS = 10.0
 _number, _due = 0, 0.0
+
+
+def _forget(**_: Any) -> None:
+    silent.set(0)
+
+
+request_finished.connect(_forget)
 
 
 def silent_now() -> int:
