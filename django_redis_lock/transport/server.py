@@ -132,7 +132,7 @@ class Server:
         return keys
 
     def index_of(self, index: bytes, key: bytes) -> bytes:
-        """The sorted set in which ``key`` is to be noted: INDEX, FLIGHTS, or that of its slot."""
+        """The sorted set in which ``key`` is to be noted: ``index``, or that of its slot."""
         return index
 
     def nodes(self) -> Sequence[Server]:
