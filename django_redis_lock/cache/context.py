@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import iscoroutinefunction, sync_to_async
 
 from ..protocol import printable
-from ..singleflight import DeferredCall, Overtaken, Producer, Runner, Steps, ThreadRunner
+from ..singleflight import DeferredCall, Overtaken, Producer, Runner, ThreadRunner
 from ..threads import Work, get_logger, may_log, was_logged
+from ..transport import Steps
 from .lock_factory import NamedKey
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Refresh:
         """Whether another one was, less than a minute ago. Then the caller computes."""
         return was_logged(self._kind, _refused_at)
 
-    def prepare(self, runner: Runner, producer: Producer) -> Steps:
+    def prepare(self, runner: Runner, producer: Producer) -> Steps[Producer]:
         """``producer``, for the background. The caller's part: call BACKGROUND_CONTEXT."""
         in_thread = isinstance(runner, ThreadRunner)
         if (make := self._make_context) is not None:

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from inspect import signature
 from pickle import PickleError
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
+from django_redis.client import DefaultClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
@@ -19,19 +20,23 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .. import events
 from ..clock import time
+from ..conf import GetOrSetOptions
 from ..events import Read, Subject
 from ..protocol import printable
-from ..singleflight import Runner, Steps, ThreadRunner, Undecodable, in_flight
+from ..singleflight import Runner, ThreadRunner, Undecodable, in_flight
 from ..threads import after_fork, get_logger, may_log
 from ..transport import (
     OUTAGE,
     Breaker,
     CircuitOpen,
     Server,
+    Steps,
     drive,
+    exchange_with,
     is_busy,
     is_observed,
     is_pool_exhausted,
+    pack_words,
     server_of,
 )
 from .commands import OwnConnections, own_connections
@@ -44,6 +49,9 @@ MISSING = object()
 
 #: Seconds a thread waits for its turn to read; then it reads in any case.
 COLD_READ_TIMEOUT_SECONDS = 1.0
+
+#: After so many misses in a row, a caller does not read first: its query for the leader reads, too.
+EXPECTED_AFTER_MISSES = 3
 
 #: Held by the thread of a crowd that reads from the server: the others find its connection.
 _cold_reads: WeakKeyDictionary[Server, threading.Lock] = WeakKeyDictionary()
@@ -115,6 +123,50 @@ class ObservedRead:
     mget = mget_nonatomic = get
 
 
+def _missing_unless_outage(error: ConnectionInterrupted) -> Any:
+    """MISSING if ``error`` is no outage. Else raises it."""
+    cause = error.__cause__
+    if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
+        return MISSING
+    raise error
+
+
+class FirstRead(NamedTuple):
+    """What a read before the flight has returned.
+
+    Attributes:
+        value: MISSING if there is none.
+        began, seconds: monotonic time, and how long it took.
+        is_stale: whether the value is to be computed again.
+        unseen: whether there is probably no value in Redis.
+        outage: why Redis is unavailable.
+    """
+
+    value: Any
+    began: float
+    seconds: float
+    is_stale: bool = False
+    unseen: bool = False
+    outage: BaseException | None = None
+
+
+class ReadPath(NamedTuple):
+    """How a cache reads one value: directly, through django-redis's client, or through the method
+    with which a tool observes it.
+
+    Attributes:
+        chosen_for: what decides that; a tool may replace it at any time.
+        read: the method of the cache.
+        own: the connections that it uses; None: those of the pool.
+        is_direct: whether nothing else has to see the read.
+    """
+
+    chosen_for: tuple[Any, ...]
+    read: Callable[[str, int | None, Any], Any]
+    own: OwnConnections | None
+    is_direct: bool
+
+
 def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
     """The functions that are these ``methods``, and the code of each."""
     functions = {name: getattr(backend, name) for name in methods}
@@ -132,6 +184,10 @@ class CacheReader(LockCache):
 
     #: The methods that tools replace to observe reads; see ``originals``.
     _methods: ClassVar[dict[str, tuple[Any, Any]]]
+    _path: ReadPath | None = None
+    get: Any
+    #: How many reads before this one have returned no value.
+    _misses_in_a_row = 0
 
     @cached_property
     def _usable(self) -> Collection[str]:
@@ -169,7 +225,9 @@ class CacheReader(LockCache):
             seconds = time.monotonic() - began if seconds is None else seconds
             events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
-    def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
+    def _read_observed(
+        self, runner: Runner, steps: Steps[Any], key: str, version: int | None
+    ) -> Steps[tuple[Any, Any]]:
         """As ``_get_observed``. In an event loop ``get`` must not wait: it is called afterwards."""
         if isinstance(runner, ThreadRunner):
             return self._get_observed(key, version, lambda _: drive(steps))
@@ -198,8 +256,9 @@ class CacheReader(LockCache):
             raise client.error
         return client.stored, value
 
-    def _get_by_tool(self, key: str, missing: Any, version: int | None, reader: Any) -> Any:
-        redis = reader or self.client.get_client(write=False)
+    def _get_by_tool(self, key: str, version: int | None) -> Any:
+        own = self._direct()
+        redis = self.client.get_client(write=False) if own is None else own
         with failing_as_django_redis(redis):
             return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
 
@@ -215,27 +274,67 @@ class CacheReader(LockCache):
             return found
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
-        """The value; MISSING also if the caller is to join a computation of this process. Raises
-        ConnectionInterrupted."""
-        reader = self._direct()
+        """The value; MISSING also if the query for the leader is to read it, because that has its own
+        connection, and is repeated. Raises ConnectionInterrupted."""
+        path = self._read_path()
+        server = None if path.own is None else server_of(path.own.client)
+        if not in_flight and (server is None or not server.must_connect()):
+            return path.read(key, version, server)
         is_crowd = self._is_in_flight(key, version)
-        if not is_crowd and (reader is None or not server_of(reader.client).must_connect()):
-            return self._read_value(key, version, reader)
+        if not is_crowd and (server is None or not server.must_connect()):
+            return path.read(key, version, server)
         with cold_read(server_of(self._lock_client())):
-            return self._read_value(key, version, reader)
+            return path.read(key, version, server)
 
-    def _read_value(self, key: str, version: int | None, reader: Any) -> Any:
-        get = self._get_by_tool if self._is_replaced("get") else self.client.get
+    def _read_path(self) -> ReadPath:
+        """How to read now."""
+        path, get, own = self._path, self._methods["get"][0], self._own
+        kind: Any = None if own is None else type(own.client)
+        sends = None if own is None else (kind.execute_command, kind.evalsha)
+        chosen_for = type(self).get, get.__code__, "get" in self.__dict__, sends
+        if path is None or path.chosen_for != chosen_for:
+            path = self._path = self._chosen_path(chosen_for)
+        return path
+
+    def _chosen_path(self, chosen_for: tuple[Any, ...]) -> ReadPath:
+        own = self._direct()
+        if self._is_replaced("get"):
+            read = self._read_by_tool
+        elif own is not None and type(self.client).get is DefaultClient.get:
+            read = self._read_directly
+        else:
+            read = self._read_by_client
+        return ReadPath(chosen_for, read, own, read == self._read_directly)
+
+    def _read_directly(self, key: str, version: int | None, server: Any) -> Any:
+        """As django-redis's ``get``."""
+        own, client = self._own, self.client
+        assert own is not None
+        nkey = own._key(client.make_key(key, version=version))
         try:
-            if reader is not None:
-                return get(key, MISSING, version, reader)
+            stored = exchange_with(server, pack_words(b"GET", nkey))
+        except FAILED as error:
+            if is_busy(error):
+                return MISSING
+            raise ConnectionInterrupted(connection=own) from error
+        return MISSING if stored is None else client.decode(stored)
+
+    def _read_by_client(self, key: str, version: int | None, server: Any) -> Any:
+        get, own = self.client.get, self._direct()
+        try:
+            if own is not None:
+                return get(key, MISSING, version, own)
             return self._with_breaker(get, key, MISSING, version, None)
         except ConnectionInterrupted as error:
-            # The caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
-            cause = error.__cause__
-            if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
-                return MISSING
-            raise
+            return _missing_unless_outage(error)
+
+    def _read_by_tool(self, key: str, version: int | None, server: Any) -> Any:
+        try:
+            if self._direct() is not None:
+                return self._get_by_tool(key, version)
+            return self._with_breaker(self._get_by_tool, key, version)
+        except ConnectionInterrupted as error:
+            return _missing_unless_outage(error)
 
     @cached_property
     def _own(self) -> OwnConnections | None:
@@ -313,7 +412,9 @@ class CacheReader(LockCache):
                 text + "%(key)s (%(error)s)", {name: printable(about[name]) for name in about}
             )
 
-    def _check_decoding(self, runner: Runner, error: Exception, key: str, version: Any) -> Steps:
+    def _check_decoding(
+        self, runner: Runner, error: Exception, key: str, version: int | None
+    ) -> Steps[None]:
         """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
         stored = yield runner.read(self._encoded_key(key, version))
         try:
@@ -365,9 +466,57 @@ class CacheReader(LockCache):
             raise error
         return error
 
-    def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps:
+    def _first_read(self, key: str, version: int | None) -> FirstRead | None:
+        """Read a value that is never stale; None if the query for the leader reads it, too."""
+        began, value, outage = time.monotonic(), MISSING, None
+        if self._expects_miss() and self._read_path().is_direct:
+            return None
+        try:
+            value = self._read_or_join(key, version)
+        except ConnectionInterrupted as error:
+            outage = self._without_redis(error.__cause__ or error)
+        except Exception as error:
+            runner = self._thread_runner()
+            runner.do(self._check_decoding(runner, error, key, version))
+        return FirstRead(value, began, time.monotonic() - began, unseen=True, outage=outage)
+
+    def _first_read_steps(
+        self, runner: Runner, nkey: bytes, key: str, version: int | None, chosen: GetOrSetOptions
+    ) -> Steps[FirstRead]:
+        """Read a value that may be stale, or in a task; only if the query for the leader, which
+        reads it too, would not do."""
+        began, stale = time.monotonic(), int(chosen.stale * 1000)
+        stored: Any = None
+        value: Any = MISSING
+        outage: BaseException | None = None
+        replaced = self._is_replaced("get")
+        reads = bool(stale or replaced or runner.is_observed)
+        try:
+            steps = self._read(runner, nkey, reads)
+            if replaced:
+                stored, value = yield from self._read_observed(runner, steps, key, version)
+            else:
+                stored = yield from steps
+        except (RedisError, OSError) as error:
+            outage = self._without_redis(error)
+        except Exception as error:
+            yield from self._check_decoding(runner, error, key, version)
+        seconds = time.monotonic() - began
+        if stored is not None and (value is MISSING or 0 <= int(stored[1]) <= stale):
+            try:
+                value = self._decoded(key, chosen.group, stored[0])
+            except Undecodable:
+                return FirstRead(MISSING, began, seconds, outage=outage)
+        is_stale = stored is not None and 0 <= int(stored[1]) <= stale
+        unseen = stored is None and (reads or self._expects_miss())
+        return FirstRead(value, began, seconds, is_stale, unseen, outage)
+
+    def _expects_miss(self) -> bool:
+        return self._misses_in_a_row >= EXPECTED_AFTER_MISSES
+
+    def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps[Any]:
         """The stored value with its remaining lifetime; None if there is none, or if this read is
-        not ``needed`` because TAKE_FLIGHT returns the value."""
+        not ``needed`` because the query for the leader returns the value."""
         server = runner.server
         is_crowd = (server, nkey, runner.group) in in_flight
         if not needed and not is_crowd:

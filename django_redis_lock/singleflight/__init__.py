@@ -32,7 +32,6 @@ from .leader import Undecodable as Undecodable
 from .postponed import FlightRenewal as FlightRenewal
 from .postponed import Postponed as Postponed
 from .runners import Runner as Runner
-from .runners import Steps as Steps
 from .runners import ThreadRunner as ThreadRunner
 from .runners import use_background as use_background
 from .scripts import DELETE as DELETE
