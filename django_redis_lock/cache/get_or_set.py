@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
@@ -92,15 +92,14 @@ class GetOrSet(CacheReader):
         may_be_stale = options.get("stale", self.conf.STALE)
         if may_be_stale and "stale" not in options:
             may_be_stale = self._timeout(timeout) is not None
-        if may_be_stale:
-            read = None
-        else:
+        read: FirstRead | None = None
+        if not may_be_stale:
             if options:
                 GetOrSetOptions.check_without_stale(**options)
             if type(timeout) is not int and timeout is not DEFAULT_TIMEOUT:
                 GetOrSetOptions.check_timeout(timeout)
             read = self._first_read(key, version)
-            if read is not None and read.value is not MISSING:
+            if read.value is not MISSING:
                 self._misses_in_a_row = 0
                 self._record_read(key, options.get("group"), "hit", read.began)
                 return read.value
@@ -213,7 +212,10 @@ class GetOrSet(CacheReader):
         """The steps of ``get_or_set``, after a ``read`` that returned no value, or without one."""
         began = time.monotonic()
         chosen = self._options(timeout, options)
-        [nkey] = yield from self._keys(runner, [key], version)
+        if self._has_plain_keys or isinstance(runner, ThreadRunner):
+            nkey = self._encoded_key(key, version)
+        else:
+            [nkey] = yield from self._keys(runner, [key], version)
         if read is None:
             read = yield from self._first_read_steps(runner, nkey, key, version, chosen)
             if read.value is not MISSING and not read.is_stale:
@@ -358,7 +360,7 @@ class GetOrSet(CacheReader):
 
     def _encoded(self, value: Any) -> bytes | int:
         """``value`` as the server stores it. Serializers and compressors may return any buffer."""
-        if isinstance(self.client, HerdClient):
+        if self._is_herd:
             raise ImproperlyConfigured(
                 "HerdClient stores values in a format that get_or_set cannot use. "
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
@@ -367,6 +369,10 @@ class GetOrSet(CacheReader):
         if isinstance(encoded, int):
             return int(encoded)  # A subclass may have another ``str()``.
         return encoded if isinstance(encoded, bytes) else bytes(encoded)
+
+    @cached_property
+    def _is_herd(self) -> bool:
+        return isinstance(self.client, HerdClient)
 
     def _timeout(self, timeout: Any) -> Any:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout

@@ -144,7 +144,7 @@ class FirstRead(NamedTuple):
 
     value: Any
     began: float
-    seconds: float
+    seconds: float = 0.0
     is_stale: bool = False
     unseen: bool = False
     outage: BaseException | None = None
@@ -274,8 +274,8 @@ class CacheReader(LockCache):
             return found
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
-        """The value; MISSING also if the query for the leader is to read it, because that has its own
-        connection, and is repeated. Raises ConnectionInterrupted."""
+        """The value; MISSING also if the query for the leader is to read it: that is repeated. Raises
+        ConnectionInterrupted."""
         path = self._read_path()
         server = None if path.own is None else server_of(path.own.client)
         if not in_flight and (server is None or not server.must_connect()):
@@ -466,11 +466,12 @@ class CacheReader(LockCache):
             raise error
         return error
 
-    def _first_read(self, key: str, version: int | None) -> FirstRead | None:
-        """Read a value that is never stale; None if the query for the leader reads it, too."""
+    def _first_read(self, key: str, version: int | None) -> FirstRead:
+        """Read a value that is never stale, unless it is probably missing: the query for the leader
+        reads it, too."""
         began, value, outage = time.monotonic(), MISSING, None
-        if self._expects_miss() and self._read_path().is_direct:
-            return None
+        if self._expects_miss() and not in_flight and self._read_path().is_direct:
+            return FirstRead(MISSING, began, unseen=True)
         try:
             value = self._read_or_join(key, version)
         except ConnectionInterrupted as error:
@@ -478,7 +479,7 @@ class CacheReader(LockCache):
         except Exception as error:
             runner = self._thread_runner()
             runner.do(self._check_decoding(runner, error, key, version))
-        return FirstRead(value, began, time.monotonic() - began, unseen=True, outage=outage)
+        return FirstRead(value, began, time.monotonic() - began, False, True, outage)
 
     def _first_read_steps(
         self, runner: Runner, nkey: bytes, key: str, version: int | None, chosen: GetOrSetOptions

@@ -145,7 +145,7 @@ class MultiFlight:
                     in_thread = False
                     replies.streams.update(dict.fromkeys(replies.led, b""))
             # Decoding may fail, so first compute the values for which others wait.
-            undecodable = self._decode(replies, is_first=not followed)
+            undecodable = bool(replies.present) and self._decode(replies, is_first=not followed)
             if replies.failed is not None:
                 raise replies.failed
             missing = list(replies.streams)

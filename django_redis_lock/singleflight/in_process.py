@@ -4,8 +4,7 @@ wait for it."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -183,16 +182,22 @@ def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> di
     return own
 
 
-@contextmanager
-def computing(
-    server: Server | None, keys: Iterable[bytes], computation: Computation
-) -> Iterator[None]:
+class computing:
     """In this block, the caller is part of the ``computation`` of the values at ``keys``."""
-    here = {(server, key): computation for key in keys}
-    mark = _computing.set((*_computing.get(), here))
-    try:
-        yield
-    finally:
-        here.clear()  # A task started in this block may outlive it, with a copy of the context.
-        with suppress(ValueError):  # The garbage collector closes the generator in another context.
-            _computing.reset(mark)
+
+    __slots__ = ("_here", "_mark")
+
+    def __init__(
+        self, server: Server | None, keys: Iterable[bytes], computation: Computation
+    ) -> None:
+        self._here = {(server, key): computation for key in keys}
+
+    def __enter__(self) -> None:
+        self._mark = _computing.set((*_computing.get(), self._here))
+
+    def __exit__(self, *error: object) -> None:
+        self._here.clear()  # A task that began in this block may outlive it, with its context.
+        try:
+            _computing.reset(self._mark)
+        except ValueError:
+            pass  # The garbage collector closes the generator in another context.

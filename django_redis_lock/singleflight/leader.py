@@ -3,7 +3,6 @@ to renew it, and to end it with a value, without one, or after an interruption."
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,7 +17,7 @@ from ..clock import time
 from ..events import Computed, Computing, Stored, Subject
 from ..keeper import DeferredRelease, keeper
 from ..protocol import Call, as_bytes, flight_key, flight_stream, milliseconds, printable
-from ..threads import get_logger, may_log
+from ..threads import get_logger, may_log, this_process
 from ..transport import Server, Steps, is_outage, is_refusal, pack_words
 from .in_process import InProcessFlight, Overtaken, computing, leave, token_for
 from .postponed import FlightRenewal, Postponed
@@ -120,7 +119,7 @@ class Leader:
         self.encoded: Mapping[bytes, Encoded] = _NONE
         self._before: Mapping[bytes, Before] = _NONE
         self._names = names
-        self._pid = os.getpid()
+        self._process = this_process()
         self._runner = runner
         self._shared = shared
 
@@ -258,9 +257,10 @@ class Leader:
         Raises:
             Overtaken: another thread leads instead.
         """
+        keeping = keeper()
         try:
             for renewal in self.renewals:
-                keeper().add(renewal)
+                keeping.add(renewal)
             values = yield from self.compute()
             self.encoded = self.encode(values)
             return values
@@ -277,7 +277,7 @@ class Leader:
             raise
         finally:  # In every case: followers would wait forever for a flight that is renewed.
             for renewal in self.renewals:
-                keeper().discard(renewal)
+                keeping.discard(renewal)
 
     def resume(self, runner: Runner, compute: Callable[[], Any]) -> Steps[None]:
         """As ``lead`` and ``store``, after the computation was postponed."""
@@ -369,13 +369,14 @@ class Leader:
 
     def _storing(self, key: bytes) -> Call:
         value, lifetime = self.encoded[key]
-        digest, expires_at, leader = self._before.get(key, NOTHING)
-        token = as_bytes(leader) if leader else self.token
+        before, did = self._before.get(key, NOTHING), self.own_writes.get(key, "")
+        token = as_bytes(before.leader) if before.leader else self.token
         stream = SHARED_LIFETIME_MILLISECONDS if lifetime < 0 else STREAM_LIFETIME_MILLISECONDS
-        did = self.own_writes.get(key, "")
-        args = (token, value, lifetime, stream, digest, expires_at, did)
+        args: tuple[bytes | str | int, ...] = token, value, lifetime, stream
         if self.trace:
-            args += (self.trace,)  # type: ignore[assignment]  # a tuple that is longer
+            args += before.digest, before.expires_at, did, self.trace
+        elif did or before is not NOTHING:
+            args += before.digest, before.expires_at, did
         return Call(STORE, self._keys(key, token), args)
 
     def fail(self, message: str = "", pause: int = 0) -> Steps[None]:
@@ -405,5 +406,5 @@ class Leader:
     def _end_later(self, calls: Sequence[Call]) -> None:
         """Have the keeper repeat ``calls``, which failed: until then the followers wait. Not in a
         forked child, because its parent leads."""
-        for call in calls if os.getpid() == self._pid else ():
+        for call in calls if this_process() is self._process else ():
             keeper().add(DeferredRelease(self.server, call))

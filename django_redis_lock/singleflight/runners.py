@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,10 +15,10 @@ from redis.exceptions import RedisError, ResponseError
 from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
-from ..threads import InCaller, ThreadEvent, ThreadPool, Work
+from ..threads import InCaller, ThreadEvent, ThreadPool, Work, this_process
 from ..transport import (
     Steps,
-    exchange,
+    exchange_with,
     is_observed,
     is_outage,
     pack_words,
@@ -101,7 +100,7 @@ class ThreadRunner:
 
     def __init__(self, client: Any, afterwards: Work = lambda: None) -> None:
         self._client = client
-        self._pid = os.getpid()
+        self._process = this_process()
         self._afterwards = afterwards
         self.server = server_of(client)
 
@@ -145,15 +144,15 @@ class ThreadRunner:
         Args:
             done: also if the task is cancelled.
         """
-        if os.getpid() != self._pid:
+        if this_process() is not self._process:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return run_all(self._client, calls)
 
     def exchange(self, command: bytes, replies: int) -> Any:
         """So many ``replies`` to ``command``, which may run twice."""
-        if os.getpid() != self._pid:
+        if this_process() is not self._process:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
-        return exchange(self._client, command, replies)
+        return exchange_with(self.server, command, replies)
 
     def read(self, key: bytes) -> Any:
         """The value at ``key`` and its PTTL, None if there is none: by the client if a tool

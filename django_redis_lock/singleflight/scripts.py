@@ -94,15 +94,17 @@ return {1}
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
 #: ARGV  token, value, the value's lifetime (0 none, negative: it is not stored, and the followers
-#:       get it with the stream), lifetime of the stream, digest and expiry of the value that was
-#:       there when the flight began (see seen), what the computation itself did to the value
-#:       ('deleted', 'written', ''), the trace of the computation for the followers (left out: none)
+#:       get it with the stream), lifetime of the stream; these are left out if they say nothing:
+#:       digest and expiry of the value that was there when the flight began (see seen), what the
+#:       computation itself did to the value ('deleted', 'written', ''), the trace of the computation
+#:       for the followers
 #: returns 1 stored, 0 not this leader's flight any more, or another client changed the value
 #: atomic because a write between the check and the store would be overwritten (invariant C2).
-STORE = script("""
+STORE = script(
+    """
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
 local done = {'XADD', KEYS[3], '*', 'outcome', 'ended'}
-local expected = ARGV[7] == 'written' or unchanged(KEYS[1], ARGV[5], ARGV[6])
+local expected = ARGV[7] == 'written' or unchanged(KEYS[1], ARGV[5] or '', ARGV[6] or '0')
   or (ARGV[7] == 'deleted' and redis.call('EXISTS', KEYS[1]) == 0)
 if mine and not expected then
   redis.call('DEL', KEYS[2])
@@ -125,7 +127,18 @@ if ARGV[8] then done[#done + 1] = 'trace'; done[#done + 1] = ARGV[8] end
 redis.pcall(unpack(done))  -- Out of memory, it is refused to one who does not lead any more.
 redis.pcall('PEXPIRE', KEYS[3], ARGV[4])
 return mine and 1 or 0
-""")
+""",
+    first="""
+if not ARGV[5] and tonumber(ARGV[3]) > 0 and redis.call('GET', KEYS[2]) == ARGV[1]
+  and redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3], 'NX') then
+  redis.call('DEL', KEYS[2])
+  redis.pcall('XADD', KEYS[3], '*', 'outcome', 'stored')
+  redis.pcall('PEXPIRE', KEYS[3], ARGV[4])
+  return 1
+end
+
+""",
+)
 
 #: The leader has no value to give: its computation failed.
 #:
