@@ -13,9 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django_redis.client import HerdClient
 
-from .. import singleflight, transport
+from .. import events, singleflight, transport
 from ..clock import time
 from ..conf import GetOrSetOptions, Timeout, given
+from ..events import Read
 from ..exceptions import LockNotAcquired
 from ..singleflight import (
     TOO_LATE,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..conf import GetOrSetArguments, GetOrSetManyArguments
-    from .context import Refresh
 
 
 class GetOrSet(CacheReader):
@@ -226,7 +226,7 @@ class GetOrSet(CacheReader):
         if read.is_stale:
             self._record_read(key, chosen.group, "stale", read.began, read.seconds)
             refresh = on_first_use("Refresh")(self, key, version, nkey)
-            return (yield from self._refreshed(runner, refresh, producer, nkey, read.value, chosen))
+            return (yield from refresh.value(runner, producer, read.value, chosen.refresh_wait))
         flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
         flight.unseen = read.unseen
         outage = read.outage
@@ -250,25 +250,6 @@ class GetOrSet(CacheReader):
         if chosen.on_wait_timeout == "default":
             return None if callable(default) else default
         return (yield from flight.compute_value(outage))
-
-    def _refreshed(
-        self,
-        runner: Runner,
-        refresh: Refresh,
-        producer: Producer,
-        nkey: bytes,
-        old: Any,
-        chosen: GetOrSetOptions,
-    ) -> Steps[Any]:
-        """The ``old`` value, or what ``refresh`` has computed in time."""
-        wait = chosen.refresh_wait
-        if wait is not None:
-            if refresh.was_refused():
-                wait = None
-            else:
-                producer = yield from refresh.prepare(runner, producer)
-        flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
-        return (yield from flight.refresh(old, wait))
 
     def _values(
         self,
@@ -342,6 +323,22 @@ class GetOrSet(CacheReader):
         if usual is None or usual[0] is not settings:
             usual = self._usual_options = settings, GetOrSetOptions.of(self.conf, seconds)
         return usual[1]
+
+    def _record_read(
+        self,
+        key: str,
+        group: str | None,
+        result: str,
+        began: float,
+        seconds: float | None = None,
+        values: int = 1,
+    ) -> None:
+        """Count a read, and emit a ``Read``; see there. Without ``seconds`` it ends now."""
+        if events.count_read is not None:
+            events.count_read(self, key, group or "", result, values)
+        if events.read_listeners:
+            seconds = time.monotonic() - began if seconds is None else seconds
+            events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
     def _producer(
         self, key: str, default: Any, timeout: Timeout, chosen: GetOrSetOptions

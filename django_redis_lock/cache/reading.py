@@ -5,33 +5,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
-from inspect import signature
-from pickle import PickleError
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from asgiref.sync import sync_to_async
 from django_redis.client import DefaultClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .. import events
 from ..clock import time
 from ..conf import GetOrSetOptions
-from ..events import Read, Subject
-from ..protocol import printable
+from ..events import Subject
+from ..extension import OnUse
 from ..singleflight import Runner, ThreadRunner, Undecodable, in_flight
-from ..threads import after_fork, get_logger, may_log
+from ..threads import after_fork
 from ..transport import (
     OUTAGE,
     Breaker,
     CircuitOpen,
     Server,
     Steps,
-    drive,
     exchange_with,
     is_busy,
     is_observed,
@@ -39,10 +34,12 @@ from ..transport import (
     pack_words,
     server_of,
 )
-from .commands import OwnConnections, own_connections
+from .commands import OwnConnections, own_connections, takes_client
 from .lock_factory import LockCache
 
 T = TypeVar("T")
+
+_observed, _undecodable = OnUse("cache.observed"), OnUse("cache.undecodable")
 
 #: Returned if there is no value.
 MISSING = object()
@@ -57,17 +54,6 @@ EXPECTED_AFTER_MISSES = 3
 _cold_reads: WeakKeyDictionary[Server, threading.Lock] = WeakKeyDictionary()
 after_fork(_cold_reads.clear)
 
-
-logger = get_logger("django_redis_lock.flights")
-_undecodable_logged_at: dict[str, float] = {}
-#: After so many it is emptied.
-MAX_LOGGED_GROUPS = 1000
-
-#: The usual errors of decoding; any other may be a signal handler's, such as a time limit.
-_OF_DECODING = (
-    *(AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError),
-    PickleError,
-)
 
 #: The errors of an outage, or of a command that Redis refuses.
 FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
@@ -97,30 +83,6 @@ def cold_read(server: Server) -> Iterator[None]:
     finally:
         if is_turn:
             mutex.release()
-
-
-class ObservedRead:
-    """What ``get`` or ``get_many`` uses as its redis-py client while a tool observes a read.
-
-    Attributes:
-        stored: the result of ``read``: what Redis stores and the remaining lifetime in ms, or None.
-        error: why it failed; IGNORE_EXCEPTIONS may hide that.
-    """
-
-    def __init__(self, read: Callable[[Any], Any]) -> None:
-        self._read = read
-        self.stored: Any = None
-        self.error: Exception | None = None
-
-    def get(self, *keys: Any) -> Any:
-        try:
-            self.stored = self._read(*keys)
-        except (RedisError, OSError) as error:
-            self.error = error
-            raise
-        return None if self.stored is None else self.stored[0]
-
-    mget = mget_nonatomic = get
 
 
 def _missing_unless_outage(error: ConnectionInterrupted) -> Any:
@@ -173,19 +135,13 @@ def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
     return {name: (function, function.__code__) for name, function in functions.items()}
 
 
-def takes_client(method: Callable[..., Any]) -> bool:
-    """Whether ``method`` can be given an ``ObservedRead``."""
-    parameters = signature(method).parameters
-    return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
 class CacheReader(LockCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that reads."""
 
     #: The methods that tools replace to observe reads; see ``originals``.
     _methods: ClassVar[dict[str, tuple[Any, Any]]]
-    _path: ReadPath | None = None
     get: Any
+    _path: ReadPath | None = None
     #: How many reads before this one have returned no value.
     _misses_in_a_row = 0
 
@@ -193,11 +149,6 @@ class CacheReader(LockCache):
     def _usable(self) -> Collection[str]:
         """The methods that take django-redis's arguments; others are not called."""
         return [name for name in self._methods if takes_client(getattr(self, name))]
-
-    def _is_in_flight(self, key: str, version: int | None) -> bool:
-        if not in_flight:
-            return False
-        return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight
 
     def _is_replaced(self, method: str) -> bool:
         """Whether a tool observes ``method``: has replaced it on the class (django-prometheus), on
@@ -209,78 +160,32 @@ class CacheReader(LockCache):
         is_own = getattr(type(self), method) is function and function.__code__ is code
         return is_own and method not in self.__dict__
 
-    def _record_read(
-        self,
-        key: str,
-        group: str | None,
-        result: str,
-        began: float,
-        seconds: float | None = None,
-        values: int = 1,
-    ) -> None:
-        """Count a read, and emit a ``Read``; see there. Without ``seconds`` it ends now."""
-        if events.count_read is not None:
-            events.count_read(self, key, group or "", result, values)
-        if events.read_listeners:
-            seconds = time.monotonic() - began if seconds is None else seconds
-            events.emit(Read(self, str(key), group or "", result, values, began, seconds))
-
-    def _read_observed(
-        self, runner: Runner, steps: Steps[Any], key: str, version: int | None
-    ) -> Steps[tuple[Any, Any]]:
-        """As ``_get_observed``. In an event loop ``get`` must not wait: it is called afterwards."""
-        if isinstance(runner, ThreadRunner):
-            return self._get_observed(key, version, lambda _: drive(steps))
-        stored = yield from steps
-        get = partial(self._get_observed, key, version, lambda _: stored)
-        return get() if self._has_plain_keys else (yield sync_to_async(get)())
-
-    def _get_observed(
-        self, key: str, version: int | None, read: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        """Call ``get``, which calls ``read``; returns the results of both, MISSING for a value that
-        is not there."""
-        get: Any = self.get
-        return self._observed(lambda client: get(key, MISSING, version, client=client), read)
-
-    def _observed(
-        self, method: Callable[[ObservedRead], Any], read: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        client, value = ObservedRead(read), MISSING
-        try:
-            value = method(client)
-        except Exception:
-            if client.error is None:
-                raise
-        if client.error is not None:
-            raise client.error
-        return client.stored, value
+    def _is_in_flight(self, key: str, version: int | None) -> bool:
+        return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight
 
     def _get_by_tool(self, key: str, version: int | None) -> Any:
         own = self._direct()
         redis = self.client.get_client(write=False) if own is None else own
         with failing_as_django_redis(redis):
-            return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
+            return _observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -1))[1]
 
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
         redis = self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
         with failing_as_django_redis(redis):
-            found: dict[str, Any] = self._observed(
+            values: dict[str, Any] = _observed.observed(
                 lambda client: get_many(names, version, client=client),
                 lambda *nkeys: (mget(*nkeys), -1),
             )[1]
-            return found
+            return values
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
-        """The value; MISSING also if the query for the leader is to read it: that is repeated. Raises
-        ConnectionInterrupted."""
+        """The value; MISSING also if the query for the leader reads it, too: that is repeated.
+        Raises ConnectionInterrupted."""
         path = self._read_path()
         server = None if path.own is None else server_of(path.own.client)
-        if not in_flight and (server is None or not server.must_connect()):
-            return path.read(key, version, server)
-        is_crowd = self._is_in_flight(key, version)
+        is_crowd = bool(in_flight) and self._is_in_flight(key, version)
         if not is_crowd and (server is None or not server.must_connect()):
             return path.read(key, version, server)
         with cold_read(server_of(self._lock_client())):
@@ -366,7 +271,7 @@ class CacheReader(LockCache):
                 raise ConnectionInterrupted(connection=None) from error
         began = time.monotonic()
         try:
-            found = read(*args)
+            reply = read(*args)
         except ConnectionInterrupted as error:
             cause = error.__cause__
             unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
@@ -375,69 +280,9 @@ class CacheReader(LockCache):
             raise
         if breaker.failing:
             breaker.answered()
-        return found
+        return reply
 
     # -- values that cannot be decoded -----------------------------------------------------------
-
-    def _decode(self, stored: Any) -> Any:
-        """The value that is ``stored``. Raises Undecodable if it cannot be decoded: a class was
-        renamed, or it is from another serializer or compressor."""
-        try:
-            return self.client.decode(stored)
-        except Exception as error:
-            try:
-                self.client.decode(stored)
-            except Exception as again:
-                if type(again) is type(error):
-                    raise Undecodable(f"{type(error).__name__}: {error}") from error
-            raise  # An exception of a signal handler, such as a time limit.
-
-    def _decoded(self, key: str, group: str | None, stored: Any) -> Any:
-        """As ``_decode``, and logs a failure."""
-        try:
-            return self._decode(stored)
-        except Undecodable as error:
-            self._log_undecodable(key, group, error)
-            raise
-
-    def _log_undecodable(self, key: str, group: str | None, error: Exception) -> None:
-        """Once a minute for each group."""
-        group = group or events.group_of(str(key))
-        if len(_undecodable_logged_at) > MAX_LOGGED_GROUPS:
-            _undecodable_logged_at.clear()
-        if may_log(group, _undecodable_logged_at):
-            text = "A stored value of %(group)s cannot be decoded, so it counts as missing: "
-            about = {"group": group, "key": str(key), "error": str(error)}
-            logger.warning(
-                text + "%(key)s (%(error)s)", {name: printable(about[name]) for name in about}
-            )
-
-    def _check_decoding(
-        self, runner: Runner, error: Exception, key: str, version: int | None
-    ) -> Steps[None]:
-        """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
-        stored = yield runner.read(self._encoded_key(key, version))
-        try:
-            if stored is not None:
-                self._decode(stored[0])
-        except Undecodable:
-            return
-        if not isinstance(error, _OF_DECODING):  # Else another caller has stored the value again.
-            raise error
-
-    def _decodable(self, names: list[str], version: int | None) -> tuple[dict[str, Any], bool]:
-        """As ``_client_get_many``, without the values that cannot be decoded; and whether there are
-        such."""
-        redis, found, failed = self.client.get_client(write=False), {}, False
-        mget = getattr(redis, "mget_nonatomic", redis.mget)
-        values = mget([self.client.make_key(name, version=version) for name in names])
-        for name, stored in zip(names, values, strict=True):
-            try:
-                if stored is not None:
-                    found[name] = self._decode(stored)
-            except Undecodable:
-                failed = True
-        return found, failed
 
     def _read_many(
         self, names: list[str], version: int | None
@@ -453,12 +298,12 @@ class CacheReader(LockCache):
             if isinstance(cause, (RedisError, ConnectionInterrupted)):
                 return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
             try:
-                found, failed = self._decodable(names, version)
+                values, failed = _undecodable.read_others(self, names, version)
             except (RedisError, OSError) as outage:
                 return {}, self._without_redis(outage)
-            if not failed and not isinstance(cause, _OF_DECODING):
+            if not failed and not isinstance(cause, _undecodable.DECODING_ERRORS):
                 raise cause from None
-            return found, None
+            return values, None
 
     def _without_redis(self, error: BaseException) -> BaseException:
         """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""
@@ -477,7 +322,7 @@ class CacheReader(LockCache):
         except ConnectionInterrupted as error:
             outage = self._without_redis(error.__cause__ or error)
         except Exception as error:
-            runner = self._thread_runner()
+            runner = ThreadRunner(self._lock_client())
             runner.do(self._check_decoding(runner, error, key, version))
         return FirstRead(value, began, time.monotonic() - began, False, True, outage)
 
@@ -495,7 +340,9 @@ class CacheReader(LockCache):
         try:
             steps = self._read(runner, nkey, reads)
             if replaced:
-                stored, value = yield from self._read_observed(runner, steps, key, version)
+                stored, value = yield from _observed.get_in_steps(
+                    self, runner, steps, key, version, MISSING
+                )
             else:
                 stored = yield from steps
         except (RedisError, OSError) as error:
@@ -526,6 +373,33 @@ class CacheReader(LockCache):
             return (yield runner.read(nkey))
         with cold_read(server):
             return (yield runner.read(nkey))
+
+    def _decode(self, stored: Any) -> Any:
+        """The value that is ``stored``. Raises Undecodable if it cannot be decoded: a class was
+        renamed, or it is from another serializer or compressor."""
+        try:
+            return self.client.decode(stored)
+        except Exception as error:
+            try:
+                self.client.decode(stored)
+            except Exception as again:
+                if type(again) is type(error):
+                    raise Undecodable(f"{type(error).__name__}: {error}") from error
+            raise  # An exception of a signal handler, such as a time limit.
+
+    def _decoded(self, key: str, group: str | None, stored: Any) -> Any:
+        """As ``_decode``, and logs a failure."""
+        try:
+            return self._decode(stored)
+        except Undecodable as error:
+            _undecodable.log(key, group, error)
+            raise
+
+    def _check_decoding(
+        self, runner: Runner, error: Exception, key: str, version: int | None
+    ) -> Steps[None]:
+        """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
+        return (yield from _undecodable.check(self, runner, error, key, version))
 
     def subject_of(self, key: str, group: str) -> Subject:
         return Subject.of(key, group, "", server_of(self._lock_client()), self)

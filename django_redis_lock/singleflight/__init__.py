@@ -43,6 +43,9 @@ from .scripts import MARK_STALE as MARK_STALE
 from .scripts import WRITE as WRITE
 
 if TYPE_CHECKING:
+    from .refreshing import Refreshing as Refreshing
     from .tasks import AsyncRunner as AsyncRunner
 
-__getattr__ = on_first_use(__name__, {"singleflight.tasks": "AsyncRunner"})
+__getattr__ = on_first_use(
+    __name__, {"singleflight.refreshing": "Refreshing", "singleflight.tasks": "AsyncRunner"}
+)

@@ -12,7 +12,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from ..clock import time
-from ..events import RefreshFailed, Shared
+from ..events import Shared
 from ..exceptions import ComputationFailed
 from ..protocol import as_bytes, flight_stream, printable
 from ..threads import get_logger
@@ -27,8 +27,8 @@ from .in_process import (
     refuse_recursion,
 )
 from .leader import Leader, Producer, Undecodable
-from .replies import NOTHING, Before, Failed, Follows, Found, Leads, Reply
-from .runners import ProducerFailed, Runner
+from .runners import Runner
+from .scripts import NOTHING, Before, Failed, Follows, Found, Leads, Reply
 
 logger = get_logger("django_redis_lock.flights")
 
@@ -313,60 +313,6 @@ class SingleFlight(MultiFlight):
         if outage:
             return (yield from self.leader([self._key]).compute(outage))[self._key]
         return (yield from self.compute_anyway([self._key]))[self._key]
-
-    def refresh(self, old: Any, wait: float | None) -> Steps[Any]:
-        """Compute a stale value again; if another caller is doing so, return the old one.
-
-        Args:
-            old: the value.
-            wait: compute in the background, and return the old value if that takes more seconds;
-                None: compute here.
-        """
-        leader, producer = self.leader([self._key]), self._producer
-        try:
-            [reply] = yield from leader.query()
-        except (RedisError, OSError) as error:
-            logger.warning("Could not refresh %s: %s", leader, error)
-            return old
-        match reply:
-            case Found(value):
-                return producer.decode(value)
-            case Leads(before):
-                leader.begin({self._key: before})
-            case _:
-                producer.emit(self._server, Shared, True, 1)
-                return old
-        refreshing = self._refresh_or_return_old(leader, old)
-        if wait is None:
-            return (yield from refreshing)
-        ended, results = self._runner.new_event(), []
-
-        def in_background() -> Steps[None]:
-            try:
-                results.append((yield from refreshing))
-            finally:
-                ended.set()
-
-        if not (yield self._runner.run_in_background(in_background(), leader.renewals[0])):
-            logger.warning("Too many refreshes in the background: %s is not refreshed now", leader)
-            yield from leader.fail()
-        elif wait:
-            yield self._runner.wait_for_event(ended, time.monotonic() + wait)
-        return results[0] if results and wait else old
-
-    def _refresh_or_return_old(self, leader: Leader, old: Any) -> Steps[Any]:
-        try:
-            return (yield from self._compute(leader))[self._key]
-        except Overtaken:
-            return old
-        except ProducerFailed as failed:
-            if not isinstance(failed.error, Exception):
-                raise
-            logger.warning(
-                "The refresh of %s failed; the stale value is served", leader, exc_info=failed.error
-            )
-            self._producer.emit(self._server, RefreshFailed, failed.error)
-            return old
 
     def _compute_without_redis(self, shared: InProcessFlight, outage: BaseException) -> Steps[Any]:
         leader = self.leader([self._key])

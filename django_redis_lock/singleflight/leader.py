@@ -21,9 +21,8 @@ from ..threads import get_logger, may_log, this_process
 from ..transport import Server, Steps, is_outage, is_refusal, pack_words
 from .in_process import InProcessFlight, Overtaken, computing, leave, token_for
 from .postponed import FlightRenewal, Postponed
-from .replies import NOTHING, Before, Leads, Reply, parse
 from .runners import Computation, ProducerFailed, Runner
-from .scripts import END_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
+from .scripts import END_FLIGHT, NOTHING, STORE, TAKE_FLIGHT, TAKE_OVER, Before, Leads, Reply, parse
 
 logger = get_logger("django_redis_lock.flights")
 outage_logger = get_logger("django_redis_lock.outage")

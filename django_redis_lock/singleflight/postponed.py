@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,6 @@ from ..protocol import (
     hostname,
     milliseconds,
 )
-from ..transport import Steps
-from .runners import Runner
 from .scripts import RENEW_FLIGHT
 
 if TYPE_CHECKING:
@@ -36,35 +33,10 @@ DESCRIBE_AFTER_SECONDS = 0.5
 
 class Postponed(BaseException):
     """Raised by a producer whose value will be complete later, perhaps in another thread: the
-    flight goes on for its timeout, and longer with ``renew``, until ``resumed`` or ``drop``."""
+    flight goes on for its timeout. See ``contrib.pages``."""
 
+    #: None: Redis was down when the computation began, or the flight has ended.
     leader: Leader | None = None
-
-    def renew(self) -> None:
-        """The rest of the computation begins: the keeper renews the flight."""
-        for renewal in self.leader.renewals if self.leader else ():
-            renewal.due = time.monotonic()
-            keeper().add(renewal)
-
-    def resumed(self, runner: Runner, compute: Callable[[], Any]) -> Steps[None]:
-        """End the flight with what ``compute`` returns, or as its exception says. (Without a
-        leader, Redis was down when the computation began.)"""
-        if self.leader is not None:
-            leader, self.leader = self.leader, None
-            yield from leader.resume(runner, compute)
-
-    def fail(self) -> Steps[None]:
-        """End the flight without a value; also without a leader."""
-        if self.leader is not None:
-            leader, self.leader = self.leader, None
-            yield from leader.fail()
-
-    def drop(self) -> None:
-        """End the flight without a value: the rest of the computation will never begin. The garbage
-        collector may call this, so the keeper does it."""
-        if self.leader is not None:
-            self.leader.end_later()
-            self.leader = None
 
 
 class FlightRenewal(Job):

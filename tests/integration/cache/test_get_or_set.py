@@ -1119,7 +1119,7 @@ def test_the_threads_of_a_process_meet_an_outage_together(
         until(lambda: waiting_in_memory() == 7)
         raise redis.TimeoutError("away")
 
-    for name in ("exchange", "run_all"):
+    for name in ("exchange_with", "run_all"):
         monkeypatch.setattr(runners, name, away)
     found = in_threads(8, cache.get_or_set, "report", 1)
     assert [type(each) for each in found] == [redis.TimeoutError] * 8
