@@ -399,7 +399,7 @@ class CacheReader(LockCache):
         self, runner: Runner, error: Exception, key: str, version: int | None
     ) -> Steps[None]:
         """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
-        return (yield from _undecodable.check(self, runner, error, key, version))
+        yield from _undecodable.check(self, runner, error, key, version)
 
     def subject_of(self, key: str, group: str) -> Subject:
         return Subject.of(key, group, "", server_of(self._lock_client()), self)
