@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cache
@@ -34,6 +33,7 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
+from . import lanes
 from .processes import STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
@@ -92,20 +92,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    lanes.everything = config.getoption("--all")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a table marked ``sample(n)``, run each n-th cell (0: none); with ``--all``, all. Where n
-    and the length of a row have no common factor, each row and each column has cells that run."""
-    if config.getoption("--all"):
-        return
-    seen: Counter[str] = Counter()
-    left_out: list[pytest.Item] = []
-    for item in items:
-        if (mark := item.get_closest_marker("sample")) is not None:
-            table = item.nodeid.partition("[")[0]
-            if not mark.args[0] or seen[table] % mark.args[0]:
-                left_out.append(item)
-            seen[table] += 1
-    if left_out:
+    if left_out := lanes.left_out(items):
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
@@ -152,7 +144,7 @@ def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
     _forget_held_locks()
 
 
-@pytest.fixture(params=["redis", "memory"])
+@pytest.fixture(params=["redis", lanes.IN_MEMORY])
 def any_client(request: pytest.FixtureRequest) -> redis.Redis:
     """``client``, or one of an empty server in memory, for what both must do alike."""
     if request.param == "memory":

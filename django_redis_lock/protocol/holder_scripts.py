@@ -43,15 +43,42 @@ local function is_known(key, value, index, owner, only)
 end
 """)
 
+# record(key, event, most, lifetime, at, known): see RECORD_EVENT.
+RECORD = shared("""
+local function record(key, event, most, lifetime, at, known)
+  at = at and at ~= '' and at or string.format('%.0f', now())
+  local lines, releases, last = {at .. ' ' .. event}, 0, 0
+  most = tonumber(most)
+  local kept = redis.pcall('GET', key)
+  if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
+  if known and known ~= '' and string.find(kept, known, 1, true) then return 0 end
+  for line in string.gmatch(kept, '[^\\n]+') do
+    lines[#lines + 1] = line
+    if string.find(line, '"what": "released"', 1, true) then
+      releases, last = releases + 1, #lines
+    end
+  end
+  local gone = releases > most / 2 and last or #lines
+  if #lines > most then
+    for i = gone, #lines do lines[i] = lines[i + 1] end
+  end
+  local left = math.max(redis.call('PTTL', key), tonumber(lifetime))
+  redis.call('SET', key, table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
+  return 1
+end
+""")
+
 #: End the lock of the holder that HELD named, so that it is safe to send twice; the first live
 #: waiter gets it.
 #:
-#: KEYS  lock keys
+#: KEYS  lock keys, events
 #: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
 #:       in turn may have one chosen token), '' or the id of the token's owner, '1' where only locks
-#:       are stored: without an id the caller knows that it is a lock
+#:       are stored: without an id the caller knows that it is a lock; if it is to be noted, what
+#:       RECORD_EVENT has first
 #: returns 1 ended, 0 it was free, held by another than the named one, or other data
-#: atomic for the same reason as RELEASE. The holder's process is told which lock it was.
+#: atomic for the same reason as RELEASE. The holder's process is told which lock it was, and finds
+#: the event.
 RESET_BODY = """
 local holder = redis.call('GET', KEYS[1])
 if not holder then redis.pcall('ZREM', KEYS[5], KEYS[1]) end
@@ -64,6 +91,7 @@ if ARGV[6] and ARGV[5] ~= '' and redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
 end
 local process = redis.pcall('HGET', KEYS[4], 'process')
 pass_on(ARGV[1], ARGV[2])
+if ARGV[9] then record(KEYS[6], ARGV[7], ARGV[8], ARGV[9]) end
 if type(process) == 'string' then
   redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
 end
@@ -79,32 +107,17 @@ RESET = script(RESET_BODY)
 #:       was, in microseconds ('' for now); what must not be noted yet ('' for nothing)
 #: returns 1, or 0 if that was noted
 #: atomic because two that note at the same time must not write over each other.
-RECORD_EVENT = script("""
-local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
-local lines, most, releases, last = {at .. ' ' .. ARGV[1]}, tonumber(ARGV[2]), 0, 0
-local kept = redis.pcall('GET', KEYS[1])
-if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
-if ARGV[5] ~= '' and string.find(kept, ARGV[5], 1, true) then return 0 end
-for line in string.gmatch(kept, '[^\\n]+') do
-  lines[#lines + 1] = line
-  if string.find(line, '"what": "released"', 1, true) then releases, last = releases + 1, #lines end
-end
-local gone = releases > most / 2 and last or #lines
-if #lines > most then
-  for i = gone, #lines do lines[i] = lines[i + 1] end
-end
-local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
-redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
-return 1
-""")
+RECORD_EVENT = script("return record(KEYS[1], unpack(ARGV))")
 
 #: Note that a process is alive.
 #:
-#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it        returns 1
+#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it
+#: returns 1, or 0 if there was none before
 #: atomic because it is the server's time that is kept.
 HEARTBEAT = script("""
+local before = redis.call('EXISTS', KEYS[1])
 redis.call('SET', KEYS[1], string.format('%.0f', now()), 'PX', ARGV[1])
-return 1
+return before
 """)
 
 #: When processes gave their last heartbeats.

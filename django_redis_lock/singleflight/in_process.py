@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 from ..exceptions import LockError
 from ..protocol import new_token
 from ..threads import Mutex, after_fork
 from ..transport import Server
-from .runners import Runner
+from .runners import Runner, under_computation
 
 # -- the callers of one value ----------------------------------------------------------------------
 
@@ -67,11 +66,6 @@ def leave(shared: InProcessFlight) -> None:
 
 
 # -- what is being computed ------------------------------------------------------------------------
-
-#: What this thread or task is computing, each with what has its token.
-_computing: ContextVar[tuple[dict[tuple[Server | None, bytes], Computation], ...]] = ContextVar(
-    "computing", default=()
-)
 
 
 class Computation(Protocol):
@@ -149,7 +143,7 @@ def overtake(leader: bytes) -> bool:
 def refuse_recursion(server: Server, keys: Iterable[bytes]) -> None:
     """Raises LockError if this thread or task, or the one that started it, is computing one of
     these ``keys``: it would wait for itself."""
-    for here in _computing.get():
+    for here in under_computation.get():
         for key in keys:
             if (server, key) in here:
                 raise LockError("the function that computes this value requests the value", key)
@@ -157,7 +151,7 @@ def refuse_recursion(server: Server, keys: Iterable[bytes]) -> None:
 
 def innermost_flight() -> tuple[bytes, bytes] | None:
     """The key that the caller itself computes, and the token of its flight."""
-    for here in reversed(_computing.get()):
+    for here in reversed(under_computation.get()):
         for (server, key), computation in [*here.items()]:
             if server is not None:
                 return key, computation.token
@@ -169,7 +163,7 @@ def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> di
     the token of its flight. A write to them by the caller is older than the computation's result,
     so it must not end the flight, and STORE must expect it: the caller is about to have ``did`` it.
     """
-    computations = _computing.get()
+    computations = under_computation.get()
     if not computations:  # As in almost every write.
         return {}
     wanted, own = None if keys is None else set(keys), {}
@@ -193,11 +187,11 @@ class computing:
         self._here = {(server, key): computation for key in keys}
 
     def __enter__(self) -> None:
-        self._mark = _computing.set((*_computing.get(), self._here))
+        self._mark = under_computation.set((*under_computation.get(), self._here))
 
     def __exit__(self, *error: object) -> None:
         self._here.clear()  # A task that began in this block may outlive it, with its context.
         try:
-            _computing.reset(self._mark)
+            under_computation.reset(self._mark)
         except ValueError:
             pass  # The garbage collector closes the generator in another context.

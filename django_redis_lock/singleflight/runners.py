@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
@@ -64,6 +65,14 @@ class ProducerFailed(Exception):
         return f"{type(self.error).__name__}: {self.error}"[:MAX_MESSAGE_CHARACTERS]
 
 
+#: What this thread or task is computing, by server and key, each with what has its token; see
+#: ``in_process.computing``. A runner restores it after each call, because an exception from a
+#: signal handler may keep that block from it.
+under_computation: ContextVar[tuple[dict[tuple[Any, bytes], Any], ...]] = ContextVar(
+    "under_computation", default=()
+)
+
+
 class Computation(NamedTuple):
     """A step, of threads and of tasks: the call of ``function``, whose result is awaited if it is
     awaitable. It raises ProducerFailed if that raises."""
@@ -111,6 +120,7 @@ class ThreadRunner:
     def do(self, steps: Steps[R]) -> R:
         """What ``steps`` return in the end. The function that computes is called here, and not by
         the generators: for values that need each other, each level adds one frame to the stack."""
+        before = under_computation.set(under_computation.get())
         try:
             result = next(steps)
             while True:
@@ -129,6 +139,7 @@ class ThreadRunner:
         except ProducerFailed as failed:
             error = failed.error
         finally:
+            under_computation.reset(before)
             steps.close()  # A traceback may keep what was interrupted between two steps.
         raise error
 

@@ -25,6 +25,8 @@ from tests.holding import hurry, settle
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("S6")
+
 CACHE = {"KEY_PREFIX": "site"}
 KEYS = lock_keys(b"site:1:lock:report")
 
@@ -158,6 +160,7 @@ def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
     assert cache.held_locks(2000).total == 1000
 
 
+@pytest.mark.sample(5)
 @EMPTYING
 @pytest.mark.parametrize("before", [0, 100], ids="{} locks before".format)
 def test_a_lock_taken_during_clear_stays_held(
