@@ -21,6 +21,7 @@ from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
 from .execute import exchange as exchange
+from .execute import exchange_with as exchange_with
 from .execute import is_observed as is_observed
 from .execute import pack as pack
 from .execute import pack_words as pack_words
