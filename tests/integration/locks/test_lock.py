@@ -164,7 +164,9 @@ def test_on_lost_never_runs_in_the_keepers_thread(
         called.append(threading.get_ident())
         over.set()
 
-    losing = SimpleNamespace(add=lambda job: job.hold.lose("it was lost at once"))
+    losing = SimpleNamespace(
+        add=lambda job: job.hold.lose("it was lost at once"), discard=lambda job: None
+    )
     monkeypatch.setattr(hold_module, "keeper", lambda: losing)
     assert Lock(client, "lost", timeout=30, on_lost=on_lost).acquire()
     assert over.wait(PATIENCE)
