@@ -369,9 +369,7 @@ class GetOrSet(CacheReader):
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
             )
         encoded = self.client.encode(value)
-        if isinstance(encoded, int):
-            return int(encoded)  # A subclass may have another ``str()``.
-        return encoded if isinstance(encoded, bytes) else bytes(encoded)
+        return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
 
     def _timeout(self, timeout: Any) -> Any:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
