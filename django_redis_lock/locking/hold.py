@@ -325,7 +325,7 @@ class Renewal(Job):
             return
         hold = self.hold
         held = time.monotonic() - hold.began
-        event = records.note_call(hold.keys.name, what, hold.owner(), note, held)
+        event = records.note_call(hold.keys.name, what, hold.owner(), note, held, name=hold.name)
         keeper().add(SentOnce(self.server, event))
 
     def _lose(self, reason: str) -> None:

@@ -178,7 +178,7 @@ NEWS = ("lost", "reset", "crashed")
 #: Kept of each text in an event.
 MAX_TEXT_CHARACTERS = 200
 #: The fields of an event that are texts.
-TEXTS = ("what", "id", "host", "thread", "label", "doing", "note")
+TEXTS = ("what", "id", "host", "thread", "label", "doing", "note", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +192,7 @@ class Event:
         owner: the holder.
         note: why it was lost, or who has reset it.
         held: seconds for which it had been held; None where that is not known.
+        name: that of the lock in its cache, if its key may not show it.
     """
 
     at: float
@@ -199,6 +200,7 @@ class Event:
     owner: Owner
     note: str = ""
     held: float | None = None
+    name: str = ""
 
 
 def note_vanished(
@@ -219,7 +221,9 @@ class CrashRecord(SentOnce):
         self, server: Server, name: bytes, event: Event, subject: events.Subject | None
     ) -> None:
         at = round(event.at * 1e6)
-        super().__init__(server, note_call(name, event.what, event.owner, held=event.held, at=at))
+        what, owner = event.what, event.owner
+        note = note_call(name, what, owner, held=event.held, at=at, name=event.name)
+        super().__init__(server, note)
         self.due += REPORT_SECONDS
         self._known = name, event.owner, subject
 
@@ -247,7 +251,7 @@ def _vanished(found: Any) -> Event | None:
         return None  # It was released, and rested.
     at = int(ended_us) / 1e6
     held = None if owner.since is None else max(0.0, at - owner.since)
-    return Event(at, "crashed", owner, held=held)
+    return Event(at, "crashed", owner, held=held, name=described.get("name", ""))
 
 
 def note_call(
@@ -257,11 +261,12 @@ def note_call(
     note: str = "",
     held: float | None = None,
     at: int | None = None,
+    name: str = "",
 ) -> Call:
-    """Records that ``what`` happened to the lock at ``key``: now, or ``at`` microseconds of the
-    server's clock."""
+    """Records that ``what`` happened to the lock at ``key``, whose ``name`` the key may not show:
+    now, or ``at`` microseconds of the server's clock."""
     about = {"host": owner.host, "thread": owner.thread, "label": owner.label}
-    about |= {"doing": owner.doing, "note": note}
+    about |= {"doing": owner.doing, "note": note, "name": name}
     texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in about.items() if text}
     event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
@@ -298,7 +303,7 @@ def _read(kept: bytes) -> Event | None:
         return None
     where = (texts["host"], int(pid), texts["thread"], texts["label"])
     owner = Owner(texts["id"], *where, doing=texts["doing"])
-    return Event(at / 1e6, texts["what"], owner, texts["note"], held)
+    return Event(at / 1e6, texts["what"], owner, texts["note"], held, texts["name"])
 
 
 def log_failed(on_lost: Any, name: bytes) -> None:

@@ -13,6 +13,7 @@ import sys
 import venv
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from shutil import rmtree
@@ -165,7 +166,8 @@ def run(neighbour: Neighbour, source: Path, backend: str, url: str) -> Outcomes:
         "NEIGHBOUR_BACKEND": backend,
         "NEIGHBOUR_URL": url,
     }
-    with report.with_suffix(".log").open("w") as log:
+    ended = f"did not end within {TIMEOUT_SECONDS} seconds"
+    with report.with_suffix(".log").open("w") as log, suppress(subprocess.TimeoutExpired):
         subprocess.run(
             command,
             cwd=source,
@@ -175,8 +177,9 @@ def run(neighbour: Neighbour, source: Path, backend: str, url: str) -> Outcomes:
             timeout=TIMEOUT_SECONDS,
             check=False,
         )
+        ended = "did not run"
     if not report.exists():
-        sys.exit(f"The tests of {neighbour.name} did not run: see {report.with_suffix('.log')}")
+        sys.exit(f"The tests of {neighbour.name} {ended}: see {report.with_suffix('.log')}")
     return outcomes(report)
 
 

@@ -217,7 +217,8 @@ def _reset_of(
 
 
 def _note_of(key: bytes, held: HolderInfo, by: str) -> Call:
-    return note_call(keys_at(key).name, "reset", held.owner, by, held.held_for)
+    name = held.described.get("name", "")
+    return note_call(keys_at(key).name, "reset", held.owner, by, held.held_for, name=name)
 
 
 def _end_flight(client: Any, key: bytes, token: bytes) -> Outcome:
