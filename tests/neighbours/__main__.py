@@ -127,12 +127,13 @@ NEIGHBOURS = (
 Outcomes = dict[str, str]
 
 
-def install(neighbours: Sequence[Neighbour]) -> None:
+def install() -> None:
+    """All of them: several share one module of settings."""
     if not PYTHON.exists():
         venv.create(BUILD / "venv", with_pip=True)
     ours = [need for need in metadata.requires("django-redis-lock") or [] if "extra ==" not in need]
-    theirs = [f"{each.name}=={each.version}" for each in neighbours if each.paths]
-    needs = [need for each in neighbours for need in each.needs]
+    theirs = [f"{each.name}=={each.version}" for each in NEIGHBOURS if each.paths]
+    needs = [need for each in NEIGHBOURS for need in each.needs]
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     tools = ["pytest", "pytest-django", "pytest-subtests"]
     subprocess.run([*pip, *tools, *ours, *theirs, *needs], check=True)
@@ -199,7 +200,7 @@ def main(names: Sequence[str]) -> int:
     if unknown:
         sys.exit(f"not among the neighbours: {', '.join(sorted(unknown))}")
     chosen = [each for each in NEIGHBOURS if not names or each.name in names]
-    install(chosen)
+    install()
     print("| package | version | tests | passed | failed | skipped | different |")
     print("|---|---|--:|--:|--:|--:|--:|")
     failed = False
