@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cache
@@ -27,6 +26,7 @@ from django.conf import settings
 from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 
+from django_redis_lock import threads
 from django_redis_lock.contrib import metrics
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.decorators import wrapper
@@ -34,6 +34,7 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
+from . import lanes
 from .processes import STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
@@ -92,20 +93,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    is_named = any("::" in name for name in config.args)
+    lanes.everything = config.getoption("--all") or is_named
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a table marked ``sample(n)``, run each n-th cell (0: none); with ``--all``, all. Where n
-    and the length of a row have no common factor, each row and each column has cells that run."""
-    if config.getoption("--all"):
-        return
-    seen: Counter[str] = Counter()
-    left_out: list[pytest.Item] = []
-    for item in items:
-        if (mark := item.get_closest_marker("sample")) is not None:
-            table = item.nodeid.partition("[")[0]
-            if not mark.args[0] or seen[table] % mark.args[0]:
-                left_out.append(item)
-            seen[table] += 1
-    if left_out:
+    if left_out := lanes.left_out(items):
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
@@ -152,7 +146,7 @@ def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
     _forget_held_locks()
 
 
-@pytest.fixture(params=["redis", "memory"])
+@pytest.fixture(params=["redis", lanes.IN_MEMORY])
 def any_client(request: pytest.FixtureRequest) -> redis.Redis:
     """``client``, or one of an empty server in memory, for what both must do alike."""
     if request.param == "memory":
@@ -237,4 +231,9 @@ def _forget_held_locks() -> None:
             keeper().reschedule(job, time.monotonic())
         else:
             keeper().discard(job)
+    # Nor is what the keeper is about to say of it.
+    deadline = time.monotonic() + 0.2
+    while keeper()._under_way and time.monotonic() < deadline:
+        time.sleep(0.001)
+    threads.flush(0.2)
     metrics._metrics._reset()

@@ -23,14 +23,16 @@ from ..conf import SETTING, Conf, GetOrSetOptions, given
 from ..events import MAX_CACHED
 from ..extension import part
 from ..protocol import RESERVED, Call, as_bytes, flight_key, is_reserved, refuse_reserved
-from ..singleflight import MARK_STALE, Runner, Steps, own_flights
-from ..transport import server_of
+from ..singleflight import MARK_STALE, Runner, own_flights
+from ..transport import Steps, server_of
 from .get_or_set import GetOrSet, waiting_thread
 
 if TYPE_CHECKING:
     from . import RedisCache
     from .on_commit import OnCommit
-
+    from .typed import TypedValues
+else:
+    TypedValues = GetOrSet
 
 #: The most held locks that ``keys()`` leaves out where their keys do not show what they are.
 MAX_HIDDEN = 10_000
@@ -200,7 +202,7 @@ class WithoutLocks:
 _PROBES = ("9d41f0", "c7e25a" * 100)
 
 
-class Writes(GetOrSet):
+class Writes(TypedValues):
     """The part of the backends that marks values stale, and knows which keys are its own."""
 
     # Of django-redis.
@@ -249,7 +251,7 @@ class Writes(GetOrSet):
 
     def _marked_stale(
         self, runner: Runner, keys: Iterable[str], version: int | None, stale: float
-    ) -> Steps:
+    ) -> Steps[int]:
         seconds = self._stale_seconds(stale)
         names = yield from self._keys(runner, keys, version)
         args: tuple[bytes | str | int, ...] = (int(seconds * 1000), *own_flights(names).values())

@@ -30,12 +30,12 @@ from ..contention import (
 from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
-from ..transport import is_outage
+from ..transport import is_outage, is_unusable
 from .key_template import bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
-from .views import complete, is_api_view, is_dispatch, is_view, refuse_hook, refuse_object
+from .views import complete, is_api_view, is_dispatch, is_view, refuse_hook, refuse_object, view_of
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
@@ -110,9 +110,8 @@ class LockedFunction:
 
             def dispatch(*args: Any, **kwargs: Any) -> Any:
                 # Django awaits the result if the view's methods are coroutine functions.
-                method = bound_method(function)
-                view: Any = next(iter(args), None) if method is None else method.__self__
-                if isinstance(view, View) and view.view_is_async:
+                view = view_of(function, args)
+                if view is not None and view.view_is_async:
                     return self.arun(args, kwargs)
                 return self.run(args, kwargs)
 
@@ -128,7 +127,9 @@ class LockedFunction:
                 raise TypeError(f"{self.target} is not a management command: {ONLY_COMMANDS}")
             return self._run(section, args, kwargs)
         if self.options.on_lost == "terminate":
-            ending = CommandTerminator(args[0], self.options.lost_exit_code, section.name)
+            ending = CommandTerminator(
+                args[0], self.options.lost_exit_code, section.name, section.lost_reason
+            )
             section.on_lost = ending
             return ending.run(lambda: self._run(section, args, kwargs))
         with release_on_sigterm():
@@ -175,7 +176,7 @@ class LockedFunction:
         """The request of a view that answers 503 because of ``error``, or None. With a default or
         its own ``on_conflict``, the error is raised."""
         chosen = self.options.on_conflict is not None or self.options.default is not MISSING
-        return None if chosen or not is_outage(error) else self._request_of_view(args, kwargs)
+        return None if chosen or not is_unusable(error) else self._request_of_view(args, kwargs)
 
     def _request_of_view(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The request, if this is a call of a view."""
@@ -330,7 +331,9 @@ def _class(options: Options, target: type) -> type:
         target.handle = LockedFunction(options, target.handle, dotted).wrapper()  # type: ignore[method-assign]
     elif is_api_view(target):
         _refuse_command_options(options, "a view")
-        _api_view(options, target, dotted)
+        around_handlers(
+            target, lambda each: LockedFunction(options, each, dotted, is_handler=True).wrapper()
+        )
     elif issubclass(target, View):
         _refuse_command_options(options, "a view")
         # As above.
@@ -384,23 +387,23 @@ def celery_task(target: Any) -> Any:
 # -- Django REST framework -------------------------------------------------------------------
 
 
-def _api_view(options: Options, target: Any, dotted: str) -> None:
-    """Take the lock around the handler (``get``, ``post`` or an action): by then the user is
+def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
+    """Wrap the handlers (``get``, ``post`` or an action) of a class of views: by then the user is
     authenticated, and a request that is not permitted takes no lock."""
     initial = target.initial
 
     def handle(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._without_lock[handle](request, *args, **kwargs)
+        return self._unwrapped[handle](request, *args, **kwargs)
 
-    locked_handler = LockedFunction(options, handle, dotted, is_handler=True).wrapper()
+    wrapped = wrap(handle)
 
     @functools.wraps(initial)
     def then(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         initial(self, request, *args, **kwargs)
         method = request.method.lower()
         if method in self.http_method_names and method != "options" and hasattr(self, method):
-            # A base class, or another decorator, may have a lock, too.
-            vars(self).setdefault("_without_lock", {})[handle] = getattr(self, method)
-            setattr(self, method, functools.partial(locked_handler, self))
+            # A base class, or another decorator, may wrap them, too.
+            vars(self).setdefault("_unwrapped", {})[handle] = getattr(self, method)
+            setattr(self, method, functools.partial(wrapped, self))
 
     target.initial = then

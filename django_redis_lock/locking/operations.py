@@ -12,14 +12,14 @@ import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from redis.exceptions import RedisError
 
 from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from ..exceptions import LockError, LockNotAcquired, LockNotOwnedError, TooFewReplicas
+from ..exceptions import LockError, LockNotAcquired, TooFewReplicas
 from ..extension import OnUse, part
 from ..protocol import (
     EXTEND,
@@ -45,7 +45,7 @@ from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
 from .waiting import queues
 
-records = OnUse("locking.records")
+records, causes = OnUse("locking.records"), OnUse("locking.causes")
 
 if TYPE_CHECKING:
     from .waiting import Refusal
@@ -148,13 +148,17 @@ class LockOperations(BaseLock):
         # A release of this acquisition may have failed before, and perhaps only in the reply. Then
         # Redis has carried it out, and "not yours" is the reply to the second.
         again = hold is not None and hold.released
+        early = None if hold is None else time.monotonic() < hold.deadline
         self._stop_renewal()
         answer = yield self._run(call)
         released = bool(answer.value or answer.sent_twice or again)
         self._forget(hold)
         if not released:
-            self._emit_lost(hold)
-            self._not_owned("release")
+            reason = yield from self._why_steps(call, early, hold)
+            self._emit_lost(hold, reason)
+            if renewal is not None and hold is not None and hold.released:
+                renewal.emit("lost", reason)
+            self._not_owned("release", reason)
         if renewal is not None:
             renewal.emit("released")
         self._emit_released(hold)
@@ -165,7 +169,7 @@ class LockOperations(BaseLock):
         if entry is None or not entry.leave(self.local):
             return False
         if entry.hold.lost:
-            self._not_owned("release")
+            self._not_owned("release", self.lost_reason)
         return True
 
     def _leave_to_keeper(self, before: tuple[Any, ...] | None = None) -> None:
@@ -204,9 +208,10 @@ class LockOperations(BaseLock):
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
         sent_at = time.monotonic()
+        early = None if hold is None else sent_at < hold.deadline
         answer = yield self._run(call)
         if int(answer.value) == 0:
-            self._not_owned(verb)
+            self._not_owned(verb, (yield from self._why_steps(call, early, hold)))
         if int(answer.value) < 0:
             raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         if hold is not None:
@@ -231,9 +236,6 @@ class LockOperations(BaseLock):
         if limit == 1:
             return Call(EXTEND, keys, (token, amount, *how))
         return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
-
-    def _not_owned(self, verb: str) -> NoReturn:
-        raise LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", self._shown)
 
     # -- who holds it ------------------------------------------------------------------------
 
@@ -307,7 +309,9 @@ class LockOperations(BaseLock):
         return bool(holders)
 
     def _reset_call(self, held: HolderInfo) -> Call:
-        return reset_call(self.keys, held, self.grant_timeout, self.limit)
+        about = (held.in_the_way, causes.reset_here(), held.held_for, self.stored_name)
+        event = records.event_args(self.keys.name, "reset", *about)
+        return reset_call(self.keys, held, self.grant_timeout, self.limit, event=event)
 
     # -- what listeners and the log hear -----------------------------------------------------
 
@@ -360,11 +364,11 @@ class LockOperations(BaseLock):
         if events.listeners and hold is not None:
             events.emit(Released(self.subject, time.monotonic() - hold.began, hold.fence))
 
-    def _emit_lost(self, hold: Hold | None) -> None:
+    def _emit_lost(self, hold: Hold | None, reason: str) -> None:
         """A release found that the lock had ended before, which was not emitted yet."""
         if events.listeners and hold is not None and hold.released:
             held = time.monotonic() - hold.began
-            events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
+            events.emit(Lost(self.subject, held, reason, hold.fence))
 
     def _release_failed(self, before: Any, error: BaseException, body_failed: bool) -> bool:
         """The release at the end of a block failed. Returns whether the block swallows ``error``;

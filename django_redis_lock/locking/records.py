@@ -30,6 +30,7 @@ from ..protocol import (
     HEARTBEATS,
     MAX_PID,
     MAX_UNIX_TIME,
+    NEWS,
     RECORD_EVENT,
     SILENT_AFTER,
     Call,
@@ -69,6 +70,8 @@ class Heartbeat(Job):
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
         #: When the next heartbeat is due; ``due`` may be earlier, to stop listening.
         self._beat_at = self.due
+        #: When the last one was sent, and the last one that Redis has lost (monotonic).
+        self.sent_at = self.forgotten_at = -math.inf
         self._subscription: Any = None
 
     @classmethod
@@ -121,6 +124,9 @@ class Heartbeat(Job):
             keeper().reschedule(job, time.monotonic())
 
     def answered(self, value: Any, sent_at: float) -> None:
+        if not int(value) and self.sent_at > sent_at - DAY / 1000:
+            self.forgotten_at = self.sent_at
+        self.sent_at = sent_at
         self._beat_at = self.due = sent_at + HEARTBEAT_EVERY
 
     def failed(self, error: Exception, now: float) -> None:
@@ -174,11 +180,11 @@ REPORT_SECONDS = 0.5
 #: Events kept of each lock.
 MAX_EVENTS = 10
 #: What is worth looking for on the next morning.
-NEWS = ("lost", "reset", "crashed")
+NEWSWORTHY = ("lost", "reset", "crashed")
 #: Kept of each text in an event.
 MAX_TEXT_CHARACTERS = 200
 #: The fields of an event that are texts.
-TEXTS = ("what", "id", "host", "thread", "label", "doing", "note", "name")
+TEXTS = ("what", "id", "host", "thread", "label", "doing", "note", "lock", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,7 @@ class Event:
         owner: the holder.
         note: why it was lost, or who has reset it.
         held: seconds for which it had been held; None where that is not known.
+        lock: the lock's key, if it is news.
         name: that of the lock in its cache, if its key may not show it.
     """
 
@@ -200,6 +207,7 @@ class Event:
     owner: Owner
     note: str = ""
     held: float | None = None
+    lock: bytes = b""
     name: str = ""
 
 
@@ -221,9 +229,8 @@ class CrashRecord(SentOnce):
         self, server: Server, name: bytes, event: Event, subject: events.Subject | None
     ) -> None:
         at = round(event.at * 1e6)
-        what, owner = event.what, event.owner
-        note = note_call(name, what, owner, held=event.held, at=at, name=event.name)
-        super().__init__(server, note)
+        of_it = (name, event.what, event.owner, event.note, event.held, event.name)
+        super().__init__(server, note_call(*of_it, at=at, server=server))
         self.due += REPORT_SECONDS
         self._known = name, event.owner, subject
 
@@ -254,27 +261,45 @@ def _vanished(found: Any) -> Event | None:
     return Event(at, "crashed", owner, held=held, name=described.get("name", ""))
 
 
-def note_call(
+def event_args(
     key: bytes,
     what: str,
     owner: Owner,
     note: str = "",
     held: float | None = None,
-    at: int | None = None,
     name: str = "",
-) -> Call:
-    """Records that ``what`` happened to the lock at ``key``, whose ``name`` the key may not show:
-    now, or ``at`` microseconds of the server's clock."""
+) -> tuple[str | int, ...]:
+    """The first arguments of RECORD_EVENT: that ``what`` happened to the lock at ``key``, whose
+    ``name`` the key may not show."""
     about = {"host": owner.host, "thread": owner.thread, "label": owner.label}
     about |= {"doing": owner.doing, "note": note, "name": name}
     texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in about.items() if text}
     event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
         event["held"] = round(held, 3)
-    keep = DAY if what in NEWS else HOUR
-    known = json.dumps({"what": "lost", "id": owner.id})[:-1] if what == "crashed" else ""
-    args = (json.dumps(event), MAX_EVENTS, keep, at or "", known)
-    return Call(RECORD_EVENT, (events_key(key),), args)
+    if what in NEWSWORTHY:
+        event["lock"] = key.decode(errors="surrogateescape")
+    return json.dumps(event), MAX_EVENTS, DAY if what in NEWSWORTHY else HOUR
+
+
+def note_call(
+    key: bytes,
+    what: str,
+    owner: Owner,
+    note: str = "",
+    held: float | None = None,
+    name: str = "",
+    at: int | None = None,
+    server: Server | None = None,
+) -> Call:
+    """Records that ``what`` happened to the lock at ``key``: now, or ``at`` microseconds of the
+    server's clock; among the news of all locks of ``server``, too, if it is any."""
+    # Each end once: the one who has ended it, or noticed it first, knows more.
+    before = {"crashed": "lost", "lost": "reset"}.get(what)
+    known = json.dumps({"what": before, "id": owner.id})[:-1] if before else ""
+    args = (*event_args(key, what, owner, note, held, name), at or "", known)
+    news = (server.index_of(NEWS, key),) if server and what in NEWSWORTHY else ()
+    return Call(RECORD_EVENT, (events_key(key), *news), args)
 
 
 def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
@@ -303,7 +328,8 @@ def _read(kept: bytes) -> Event | None:
         return None
     where = (texts["host"], int(pid), texts["thread"], texts["label"])
     owner = Owner(texts["id"], *where, doing=texts["doing"])
-    return Event(at / 1e6, texts["what"], owner, texts["note"], held, texts["name"])
+    lock = texts["lock"].encode(errors="surrogateescape")
+    return Event(at / 1e6, texts["what"], owner, texts["note"], held, lock, texts["name"])
 
 
 def log_failed(on_lost: Any, name: bytes) -> None:

@@ -43,15 +43,55 @@ local function is_known(key, value, index, owner, only)
 end
 """)
 
+# record(key, event, most, lifetime, at, known): see RECORD_EVENT. record_news(key, event, at): the
+# last day's, 1,000 at most.
+RECORD = shared("""
+local function record(key, event, most, lifetime, at, known)
+  at = at and at ~= '' and at or string.format('%.0f', now())
+  local lines, releases, last = {at .. ' ' .. event}, 0, 0
+  most = tonumber(most)
+  local kept = redis.pcall('GET', key)
+  if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
+  if known and known ~= '' and string.find(kept, known, 1, true) then return 0 end
+  for line in string.gmatch(kept, '[^\\n]+') do
+    lines[#lines + 1] = line
+    if string.find(line, '"what": "released"', 1, true) then
+      releases, last = releases + 1, #lines
+    end
+  end
+  local gone = releases > most / 2 and last or #lines
+  if #lines > most then
+    for i = gone, #lines do lines[i] = lines[i + 1] end
+  end
+  local left = math.max(redis.call('PTTL', key), tonumber(lifetime))
+  redis.call('SET', key, table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
+  return 1
+end
+
+local function record_news(key, event, at)
+  at = at and at ~= '' and at or string.format('%.0f', now())
+  put('ZADD', key, at, event)
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now() - 86400000000))
+  local size = redis.call('ZCOUNT', key, '-inf', '+inf')
+  if size > 1000 then
+    local oldest = redis.call('ZRANGEBYSCORE', key, '-inf', '+inf', 'LIMIT', 0, size - 1000)
+    redis.call('ZREM', key, unpack(oldest))
+  end
+  redis.call('PEXPIRE', key, 86400000)
+end
+""")
+
 #: End the lock of the holder that HELD named, so that it is safe to send twice; the first live
 #: waiter gets it.
 #:
-#: KEYS  lock keys
+#: KEYS  lock keys; if it is to be noted, events and news
 #: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
 #:       in turn may have one chosen token), '' or the id of the token's owner, '1' where only locks
-#:       are stored: without an id the caller knows that it is a lock
+#:       are stored: without an id the caller knows that it is a lock; if it is to be noted, what
+#:       RECORD_EVENT has first
 #: returns 1 ended, 0 it was free, held by another than the named one, or other data
-#: atomic for the same reason as RELEASE. The holder's process is told which lock it was.
+#: atomic for the same reason as RELEASE. The holder's process is told which lock it was, and finds
+#: the event.
 RESET_BODY = """
 local holder = redis.call('GET', KEYS[1])
 if not holder then redis.pcall('ZREM', KEYS[5], KEYS[1]) end
@@ -64,6 +104,10 @@ if ARGV[6] and ARGV[5] ~= '' and redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
 end
 local process = redis.pcall('HGET', KEYS[4], 'process')
 pass_on(ARGV[1], ARGV[2])
+if ARGV[9] then
+  record(KEYS[6], ARGV[7], ARGV[8], ARGV[9])
+  record_news(KEYS[7], ARGV[7])
+end
 if type(process) == 'string' then
   redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
 end
@@ -74,37 +118,26 @@ RESET = script(RESET_BODY)
 #: Note what has happened to a lock. Releases by its holders push out no other events, unless most
 #: are others. (A list would want commands that those who may lock need not have the right to.)
 #:
-#: KEYS  events: a line for each, the latest first
+#: KEYS  events: a line for each, the latest first; for news, those of all locks, a sorted set
 #: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds; when it
 #:       was, in microseconds ('' for now); what must not be noted yet ('' for nothing)
 #: returns 1, or 0 if that was noted
 #: atomic because two that note at the same time must not write over each other.
 RECORD_EVENT = script("""
-local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
-local lines, most, releases, last = {at .. ' ' .. ARGV[1]}, tonumber(ARGV[2]), 0, 0
-local kept = redis.pcall('GET', KEYS[1])
-if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
-if ARGV[5] ~= '' and string.find(kept, ARGV[5], 1, true) then return 0 end
-for line in string.gmatch(kept, '[^\\n]+') do
-  lines[#lines + 1] = line
-  if string.find(line, '"what": "released"', 1, true) then releases, last = releases + 1, #lines end
-end
-local gone = releases > most / 2 and last or #lines
-if #lines > most then
-  for i = gone, #lines do lines[i] = lines[i + 1] end
-end
-local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
-redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
-return 1
+local recorded = record(KEYS[1], unpack(ARGV))
+if recorded == 1 and KEYS[2] then record_news(KEYS[2], ARGV[1], ARGV[4]) end
+return recorded
 """)
 
 #: Note that a process is alive.
 #:
-#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it        returns 1
+#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it
+#: returns 1, or 0 if there was none before
 #: atomic because it is the server's time that is kept.
 HEARTBEAT = script("""
+local before = redis.call('EXISTS', KEYS[1])
 redis.call('SET', KEYS[1], string.format('%.0f', now()), 'PX', ARGV[1])
-return 1
+return before
 """)
 
 #: When processes gave their last heartbeats.

@@ -16,7 +16,6 @@ from ..clock import real_time as time
 from ..protocol import PendingLifetime
 from ..threads import after_fork
 from .address import (
-    PROBE_SECONDS,
     TRUSTED_SECONDS,
     RawConnection,
     allow,
@@ -24,6 +23,7 @@ from .address import (
     for_threads,
     note_sent,
     own_settings,
+    probe_seconds,
     shut,
     still_answers,
     timeout_of,
@@ -31,7 +31,7 @@ from .address import (
     without_credentials,
 )
 from .circuit_breaker import Breaker
-from .refusals import is_misdirected
+from .refusals import is_misdirected, name_missing_right
 
 #: Seconds that a new connection may take which shows whether a server is up to which another is
 #: silent.
@@ -132,7 +132,7 @@ class Server:
         return keys
 
     def index_of(self, index: bytes, key: bytes) -> bytes:
-        """The sorted set in which ``key`` is to be noted: INDEX, FLIGHTS, or that of its slot."""
+        """The sorted set in which ``key`` is to be noted: ``index``, or that of its slot."""
         return index
 
     def nodes(self) -> Sequence[Server]:
@@ -151,6 +151,7 @@ class Server:
 
     def on_error(self, error: BaseException) -> None:
         """A call to one of these servers ended with ``error``: its keys may have moved."""
+        name_missing_right(error)
 
     def refuses(self, error: BaseException) -> bool:
         """Whether ``error`` says that the keys have moved, or are being moved."""
@@ -227,8 +228,7 @@ class Server:
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         timeout = self.timeout if timeout is None else timeout
         connection_class, settings = self.address
-        settings = {**own_settings(connection_class, settings, timeout), **changes}
-        connection = connection_class(**settings)
+        connection = connection_class(**own_settings(connection_class, settings, timeout) | changes)
         began, generation = time.monotonic(), self.generation
         try:
             connection.connect()
@@ -343,7 +343,7 @@ class Server:
                 return None
             # A reply that has not come by now may never come.
             complete = unread is None or unread.confirm(False) is not None
-            limit = min(PROBE_SECONDS, (self.timeout if patience is None else patience) / 2)
+            limit = probe_seconds(self.timeout if patience is None else patience)
             if complete and still_answers(connection, limit):
                 return connection, None
             connection.disconnect()

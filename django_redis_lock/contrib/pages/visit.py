@@ -21,7 +21,7 @@ from django.utils.http import parse_http_date_safe
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
-from ...cache import MISSING, lock_cache
+from ...cache import MISSING, value_cache
 from ...conf import GetOrSetOptions
 from ...events import RefreshFailed
 from ...protocol import Call, as_bytes, flight_key, script
@@ -31,6 +31,7 @@ from ...transport import Steps, adrive, drive
 from .responses import (
     Conditions,
     NotThePage,
+    OpenFlight,
     OwnWrites,
     PageFailed,
     Rendering,
@@ -65,7 +66,7 @@ _FAILED = (ConnectionInterrupted, RedisError, OSError)
 _REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 #: By caller, cache alias and key: flights that are open until a response is rendered. Their callers
 #: must not wait for them.
-_open: weakref.WeakValueDictionary[tuple[Any, str, str], Postponed] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[tuple[Any, str, str], OpenFlight] = weakref.WeakValueDictionary()
 
 
 class Visit:
@@ -84,7 +85,7 @@ class Visit:
         self.request: Any = request
         self.view = view
         self.asynchronous = asynchronous
-        self.cache: Any = lock_cache(middleware.cache_alias)
+        self.cache: Any = value_cache(middleware.cache_alias)
         self.caller = self._here()
         self.timeout = 0.0
         #: The flight that this caller leads: the key in Redis, and the token; and what the view has
@@ -172,8 +173,7 @@ class Visit:
         except _FAILED:
             return MISSING
         except Exception as error:
-            runner = self._runner()
-            yield runner.do(cache._check_decoding(runner, error, key, None))
+            yield self._runner().do(cache._check_decoding(self._runner(), error, key, None))
             return MISSING
 
     def _get_or_compute(
@@ -290,7 +290,7 @@ class Visit:
         conditions: Conditions,
         generation: str,
         response: Any,
-        postponed: Postponed,
+        postponed: OpenFlight,
     ) -> Any:
         """End the flight of ``key`` after the rendering, which is synchronous."""
         self.asynchronous = False
@@ -307,7 +307,7 @@ class Visit:
             self._resume(postponed, value)
         return conditional(request, response) if key else response
 
-    def _rendering_failed(self, key: str, error: BaseException, postponed: Postponed) -> Any:
+    def _rendering_failed(self, key: str, error: BaseException, postponed: OpenFlight) -> Any:
         """The old page, if there is one."""
         self.asynchronous, leader = False, postponed.leader
         if isinstance(error, _REFUSALS):
@@ -323,7 +323,7 @@ class Visit:
                     return self._hit(old)
         return None
 
-    def _resume(self, postponed: Postponed, outcome: Any) -> None:
+    def _resume(self, postponed: OpenFlight, outcome: Any) -> None:
         """End the flight with the value ``outcome``, or as a failure with this exception."""
 
         def compute() -> Any:

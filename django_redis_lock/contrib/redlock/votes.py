@@ -15,7 +15,7 @@ from typing import Any
 from ...clock import time
 from ...exceptions import TooFewServers
 from ...keeper import keeper
-from ...locking import Hold, Renewal
+from ...locking import WHY, Hold, Renewal
 from ...protocol import (
     EXTEND,
     HEARTBEATS,
@@ -137,6 +137,10 @@ class QuorumHold(Hold):
         self.votes = list(granted.votes)
         self._answered_at = [-math.inf] * len(self.votes)
 
+    @property
+    def least_fence(self) -> int:
+        return 0  # Its fence is the greatest of several servers'.
+
     def vote(self, place: int, deadline: float, asked_at: float) -> None:
         """The server at ``place`` has replied to a request sent at ``asked_at`` that it holds the
         lock for this caller until ``deadline`` (both monotonic; -inf: it does not). Of two
@@ -165,6 +169,8 @@ class VotedRenewal(Renewal):
     def call(self, now: float) -> Call | None:
         renewal, hold = super().call(now), self.hold
         self._requesting_vote = False
+        if self._early is not None:
+            return renewal
         wanted = self._wanted(now)
         has_vote = hold.votes[self._place] > -math.inf
         if renewal is None or not wanted or has_vote or now < self._votes_again_at:
@@ -173,7 +179,10 @@ class VotedRenewal(Renewal):
         return vote_call(hold.keys, hold.token, max(wanted, 0), hold.attempt, hold.fence)
 
     def answered(self, value: Any, sent_at: float) -> None:
-        hold = self.hold
+        if self._question is not None:
+            super().answered(value, sent_at)
+            return
+        hold, early = self.hold, sent_at < self.hold.votes[self._place]
         if self._requesting_vote:
             left = (hold.lifetime or math.inf) * 1000 if int(value[0]) else -2.0
         else:
@@ -184,7 +193,7 @@ class VotedRenewal(Renewal):
                 self._votes_again_at = sent_at + self._interval
             hold.vote(self._place, -math.inf, sent_at)
             if hold.deadline == -math.inf:
-                self._lose("most of its servers no longer hold it")
+                self._ask_why(early)
                 return
         else:
             hold.vote(self._place, sent_at + left / 1000 - drift(left / 1000), sent_at)
@@ -196,6 +205,9 @@ class VotedRenewal(Renewal):
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
+        if self._early is not None:
+            super().failed(error, now)
+            return
         # Not a warning: the lock is held as long as a majority replies.
         words = "Could not renew the lock %(lock)s: %(error)s"
         logger.info(words, self.hold.log_fields(error=error))
@@ -217,6 +229,8 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
         return _held(replies, needed)
     if call.script is HEARTBEATS:
         return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) or 0))
+    if call.script is WHY:  # A forced release is recorded on those that had the lock.
+        return next((reply for reply in replies if b'"reset"' in as_bytes(reply[0])), replies[0])
     if call.script is EXTEND:
         return next((n for n in (1, -1) if sum(int(r) == n for r in replies) >= needed), 0)
     # A release: a server that is down has not refused it.

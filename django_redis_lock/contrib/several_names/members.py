@@ -11,7 +11,7 @@ from typing import Any
 
 from ...keeper import keeper
 from ...locking import Hold, LockOperations
-from ...protocol import Call, Script, new_token, release_call
+from ...protocol import Call, Script, new_token, printable, release_call
 from ...threads import Mutex
 from ...transport import Answer, Server, Steps
 
@@ -40,6 +40,11 @@ class MultiHold:
             hold.on_lost = self._lose
         if self.lost:
             self._lose()
+
+    @property
+    def reason(self) -> str:
+        """Why the first of them was lost."""
+        return next((hold.reason for hold in self._holds if hold.lost and hold.reason), "")
 
     @property
     def fence(self) -> int:
@@ -74,9 +79,11 @@ class MultiHold:
             if self._handled or self.ended:
                 return
             self._handled = True
+        lost = next((hold for hold in self._holds if hold.reason), self._holds[0])
+        reason = f"it was held with {printable(lost.keys.name)}, which was lost: {lost.reason}"
         for hold in self._holds:
             # One without a fence was taken without Redis.
-            if hold.lose("another name that was held with it was lost") and hold.fence:
+            if hold.lose(reason) and hold.fence:
                 keeper().add(hold.deferred_release(self._server, self._grant_timeout))
         for tell in (self._on_lost, self.cancellation and self.cancellation.request):
             if tell is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from asgiref.sync import AsyncToSync
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.test.utils import TestContextDecorator, override_settings
+from django.test.utils import TestContextDecorator
 from redis.exceptions import RedisError
 
 from ...cache import lock_cache, lock_caches
@@ -31,6 +31,7 @@ from ...transport import Server, server_of, standing_in
 from .. import metrics
 from ..instant_loss import Subscription
 from ..locmem import Database, client_of, databases
+from .in_memory import CachesInMemory, Configs
 
 __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
 
@@ -236,10 +237,10 @@ class VirtualClock(Clock):
 
 
 class MemoryServer:
-    """What takes the place of all servers and caches.
+    """The server in memory that replaces all servers and caches.
 
     Args:
-        clock: left out, the real one.
+        clock: default: the real one.
     """
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
@@ -273,7 +274,7 @@ class MemoryServer:
         return sorted(found)
 
     def lose(self, name: str | bytes) -> None:
-        """End the lock at the key ``name`` as a server that forgot it would; its holder is told.
+        """End the lock at the key ``name``, as by a loss of data; its holder learns of it.
 
         Raises:
             KeyError: no lock is held there.
@@ -313,16 +314,22 @@ class MemoryServer:
         found.stands_in = True
         return found
 
-    def _caches(self) -> dict[str, dict[str, Any]]:
-        """CACHES with each in memory. Those with one LOCATION still share it."""
+    def _caches(self, configs: Configs) -> Configs:
+        """``configs`` with each in memory. Those with one LOCATION still share it."""
         return {
             alias: {
                 **{name: kept[name] for name in _KEPT if name in kept},
                 "BACKEND": "django_redis_lock.cache.LocMemCache",
                 "LOCATION": self._location(alias, kept),
             }
-            for alias, kept in settings.CACHES.items()
+            for alias, kept in configs.items()
         }
+
+    def _connect_caches(self) -> None:
+        for alias in settings.CACHES:
+            # Its server must be there before the first question.
+            lock_cache(alias)._lock_client()
+        self.away = self.away
 
     def _has(self, server: Server) -> bool:
         return server.address.connection_kwargs.get("database") in self._databases()
@@ -346,12 +353,12 @@ class override(TestContextDecorator):
 
         with override() as server:
             nightly_report()                      # takes its lock in memory
-            server.lose(":1:lock:nightly")        # the holder is told, as by an expired lock
+            server.lose(":1:lock:nightly")        # its holder learns of the loss
             server.away = True                    # every call raises redis-py's ConnectionError
             server.clock.advance(60)              # a minute later
 
     Args:
-        server: left out, a new one with a ``VirtualClock``.
+        server: default: a new one with a ``VirtualClock``.
     """
 
     def __init__(self, server: MemoryServer | None = None) -> None:
@@ -381,11 +388,7 @@ class override(TestContextDecorator):
                 server._find_places()
             undo.enter_context(standing_in(server._server))
             if settings.configured:
-                undo.enter_context(override_settings(CACHES=server._caches()))
-                for alias in settings.CACHES:
-                    # Its server must be there before the first question.
-                    lock_cache(alias)._lock_client()
-                server.away = server.away
+                undo.enter_context(CachesInMemory(server._caches, server._connect_caches))
             self._undo = undo.pop_all()
         return server
 

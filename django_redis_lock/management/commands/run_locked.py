@@ -152,6 +152,7 @@ class Command(BaseCommand):
                 acquired = self._acquired(lock, options)
             if not acquired:
                 return
+            loss.hold = lock.local.hold
             code = self._run(lock, work, loss, options)
         if code and getattr(self, "_called_from_command_line", False):
             sys.exit(code)
@@ -237,8 +238,8 @@ class Command(BaseCommand):
                 self.stderr.write(traceback.format_exc())
         if loss.ends_it:
             raise CommandError(
-                f"the lock {options['name']} was lost while the command ran: another may have run "
-                "at the same time",
+                f"the lock {options['name']} was lost while the command ran ({lock.lost_reason}): "
+                "another may have run at the same time",
                 returncode=Exit.LOST,
             )
         return code
@@ -261,9 +262,12 @@ class Loss:
     """Called in another thread when the lock is lost.
 
     Attributes:
+        hold: what is lost, once it was acquired.
         over: set when the command has ended.
         ends_it: the lock was lost while the command ran, and the command must end.
     """
+
+    hold: Any = None
 
     def __init__(
         self, command: BaseCommand, work: Work, name: str, terminates: bool, grace: float
@@ -281,7 +285,8 @@ class Loss:
             f"ending {self._work.label}" if self._terminates else "the command continues without it"
         )
         try:
-            self._command.stderr.write(f"The lock {self._name} is lost; {doing}.")
+            why = f": {self.hold.reason}" if self.hold else ""
+            self._command.stderr.write(f"The lock {self._name} is lost{why}; {doing}.")
             self._command.stderr.flush()
         finally:  # Also if the reader of the pipe is gone.
             if self._terminates:

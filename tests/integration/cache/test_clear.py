@@ -25,6 +25,8 @@ from tests.holding import hurry, settle
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("S6")
+
 CACHE = {"KEY_PREFIX": "site"}
 KEYS = lock_keys(b"site:1:lock:report")
 
@@ -147,6 +149,7 @@ def test_other_sites_in_the_database_keep_their_locks(
     assert all(lock.owned() for lock in (*own, bare))
 
 
+@pytest.mark.sample(2)
 def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
     locks = [cache.lock(f"report {number}", timeout=600) for number in range(1000)]
     for lock in locks:
@@ -158,6 +161,7 @@ def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
     assert cache.held_locks(2000).total == 1000
 
 
+@pytest.mark.sample(5)
 @EMPTYING
 @pytest.mark.parametrize("before", [0, 100], ids="{} locks before".format)
 def test_a_lock_taken_during_clear_stays_held(
@@ -212,6 +216,7 @@ def test_a_pattern_foreverything_spares_what_belongs_to_locks(
     assert all(lock.owned() for lock in locks)
 
 
+@pytest.mark.sample(3)
 @EMPTYING
 def test_no_script_has_many_keys(
     cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any
