@@ -7,6 +7,7 @@ the same on a server in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -57,6 +58,12 @@ def _returning(value: Any) -> Callable[[_Method], _Method]:
     return ignoring
 
 
+def _encoded(encode: Callable[..., Any], value: Any, **options: Any) -> Any:
+    """What ``encode`` makes of ``value``. A subclass of int may have another ``str()``."""
+    encoded = encode(value, **options)
+    return int(encoded) if isinstance(encoded, int) else encoded
+
+
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache. Each method documents its differences."""
 
@@ -72,11 +79,13 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     @property
     def client(self) -> Any:
-        """django-redis's client: it makes no key of a lock, and of its connections none returns the
-        reply to another call, nor stays with a server that has become a replica."""
+        """django-redis's client: it makes no key of a lock, stores numbers as such, and of its
+        connections none returns the reply to another call, nor stays with a server that has become
+        a replica."""
         if self._client is None:
             client = self._client_cls(self._server, self._params, self)
             client.make_key = self._guard.make_key
+            client.encode = partial(_encoded, client.encode)
             connect = client.connection_factory.connect
             client.connection_factory.connect = lambda url: transport.follow_address(
                 transport.guard(connect(url))

@@ -363,9 +363,7 @@ class GetOrSet(CacheReader):
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
             )
         encoded = self.client.encode(value)
-        if isinstance(encoded, int):
-            return int(encoded)  # A subclass may have another ``str()``.
-        return encoded if isinstance(encoded, bytes) else bytes(encoded)
+        return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
 
     @cached_property
     def _is_herd(self) -> bool:

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 from weakref import getweakrefcount
 
+from django.urls import get_urlconf
 from django.views import View
 
 from ..middleware import request_of
@@ -140,7 +141,8 @@ def is_view(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     match = getattr(request, "resolver_match", None)
     if match is None:
         return (
-            method is None
+            get_urlconf() is None  # Else Django's handler has yet to resolve it, for a middleware.
+            and method is None
             and (first is request or (first is None and "sender" not in kwargs))
             and name not in HOOKS
         )
