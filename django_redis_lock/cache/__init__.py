@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
+from django.apps import apps
 from django.core.cache import InvalidCacheBackendError
 from django.core.cache import caches as djangos
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django.core.checks import CheckMessage, register
 from django.utils.connection import ConnectionProxy
 from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
 from django_redis.cache import RedisCache as DjangoRedisCache
@@ -21,7 +23,7 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
 from .. import transport
-from ..extension import on_first_use, part
+from ..extension import PACKAGE, on_first_use, part
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -57,6 +59,12 @@ def _returning(value: Any) -> Callable[[_Method], _Method]:
     return ignoring
 
 
+@register("redis_lock")
+def check_installed(**kwargs: Any) -> list[CheckMessage]:
+    """All other checks are registered by the app, which may be missing."""
+    return [] if apps.is_installed(PACKAGE) else [part("checks").not_installed()]
+
+
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache. Each method documents its differences."""
 
@@ -75,6 +83,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         """django-redis's client: it makes no key of a lock, and of its connections none returns the
         reply to another call, nor stays with a server that has become a replica."""
         if self._client is None:
+            if apps.ready and not apps.is_installed(PACKAGE):
+                part("checks").log_not_installed()
             client = self._client_cls(self._server, self._params, self)
             client.make_key = self._guard.make_key
             connect = client.connection_factory.connect

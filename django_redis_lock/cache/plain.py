@@ -41,15 +41,6 @@ class PlainCache:
     def __init__(self, alias: str, cache: BaseCache) -> None:
         self._alias, self._cache = alias, cache
         self.conf = Conf(settings.CACHES[alias].get("OPTIONS"))
-        kind = type(cache.client if isinstance(cache, LockCache) else cache)
-        name = kind.__qualname__
-        if (alias, name) not in _logged:
-            _logged.add((alias, name))
-            logger.warning(
-                "Each caller computes its own values of the cache %r: callers of a %s cannot wait "
-                "for each other. In CACHES[%r] write BACKEND: %r, with one primary server",
-                *(alias, name, alias, BACKEND),
-            )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(lock_cache(self._alias) if name in _OF_LOCKS else self._cache, name)
@@ -179,6 +170,19 @@ class PlainCache:
         if timeout is not DEFAULT_TIMEOUT:
             GetOrSetOptions.check_timeout(timeout)
         GetOrSetOptions.check(**options)
+        self.log_backend()
+
+    def log_backend(self) -> None:
+        """Once in a process, that values are computed more often than the project expects."""
+        kind = type(self._cache.client if isinstance(self._cache, LockCache) else self._cache)
+        name = kind.__qualname__
+        if (self._alias, name) not in _logged:
+            _logged.add((self._alias, name))
+            logger.warning(
+                "Each caller computes its own values of the cache %r: callers of a %s cannot wait "
+                "for each other. In CACHES[%r] write BACKEND: %r, with one primary server",
+                *(self._alias, name, self._alias, BACKEND),
+            )
 
 
 class PlainOnCommit(OnCommit):

@@ -1,4 +1,4 @@
-"""The setting CACHES in memory for as long as an override lasts, whoever changes it meanwhile."""
+"""The setting CACHES in memory while an override lasts, also if a test changes it."""
 
 from __future__ import annotations
 
