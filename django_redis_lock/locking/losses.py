@@ -36,8 +36,7 @@ class Losses:
     @property
     def lost_reason(self) -> str:
         """Why the lock was lost: released by force and by whom, expired, deleted by another
-        program, or Redis lost its data. Empty if it was not lost; as ``on_lost`` is called, it is
-        known."""
+        program, or Redis lost its data. Empty if it was not lost."""
         hold = self.local.hold
         if hold is None or not hold.lost:
             return ""

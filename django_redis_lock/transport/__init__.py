@@ -46,6 +46,7 @@ from .retry import is_busy as is_busy
 from .retry import is_outage as is_outage
 from .retry import is_pool_exhausted as is_pool_exhausted
 from .retry import is_refusal as is_refusal
+from .retry import is_unusable as is_unusable
 from .server import Server as Server
 from .server import readable as readable
 

@@ -13,6 +13,10 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from ..extension import OnUse
+
+hints = OnUse("transport.hints")
+
 #: The codes, each with what people can do.
 PASSING = {
     "READONLY": "this server is a replica: let the address lead to the primary",
@@ -62,10 +66,12 @@ def is_misdirected(error: BaseException) -> bool:
 
 
 def explained(error: BaseException) -> str:
-    """``error`` as people read it, with what to do about a refusal."""
-    code = refusal(error)
-    text = str(error)
-    if not code:
-        return text
-    name = "" if f"{code} " in f"{text} " else f"{code} "
-    return f"{name}{text} ({PASSING[code]})"
+    """``error`` as people read it, with what to do about it, as far as that is known."""
+    text: str = hints.explained(error)
+    return text
+
+
+def name_missing_right(error: BaseException) -> None:
+    """Let an error about rights say which; in a script, Redis says its hash."""
+    if "permissions to" in (text := str(error)) or "user executing the script" in text:
+        error.args = (hints.missing_right(text),)

@@ -47,6 +47,13 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, NotReady) or bool(refusal(error))
 
 
+def is_unusable(error: BaseException) -> bool:
+    """Whether ``error`` comes from the server, its settings or this user's rights there, and not
+    from the data at a key."""
+    refused = isinstance(error, ResponseError) and "WRONGTYPE" not in str(error)
+    return refused or is_outage(error)
+
+
 def is_pool_exhausted(error: BaseException) -> bool:
     """Whether ``error`` is about the pool and not about the server."""
     return str(error).startswith(("Too many connections", "No connection available"))
