@@ -15,10 +15,11 @@ from django.core.cache import InvalidCacheBackendError
 from django.core.cache import caches as djangos
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.checks import CheckMessage, register
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.connection import ConnectionProxy
 from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
 from django_redis.cache import RedisCache as DjangoRedisCache
-from django_redis.client import ShardClient
+from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .typed import CurrentLock as CurrentLock
     from .typed import LockArguments as LockArguments
 
+NO_LOCATION = 'the cache has no LOCATION: give it the address of Redis, "LOCATION": "redis://127.0.0.1:6379/1"'
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 #: Decorates methods that raise no outages if IGNORE_EXCEPTIONS is set.
@@ -85,6 +87,9 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         if self._client is None:
             if apps.ready and not apps.is_installed(PACKAGE):
                 part("checks").log_not_installed()
+            needs_one = issubclass(self._client_cls, DefaultClient) and not self.in_memory
+            if needs_one and not self._server:
+                raise ImproperlyConfigured(NO_LOCATION)
             client = self._client_cls(self._server, self._params, self)
             client.make_key = self._guard.make_key
             connect = client.connection_factory.connect

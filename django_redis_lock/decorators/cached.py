@@ -68,7 +68,7 @@ def cached(
 def cached(
     target: Any = None,
     /,
-    *,
+    *others: Any,
     key: Any = None,
     timeout: Timeout = DEFAULT_TIMEOUT,
     version: int | None = None,
@@ -98,12 +98,17 @@ def cached(
         TypeError, ValueError: an option is invalid, the template names an argument that the
             function does not have, or a function with arguments has no key, or one that names none.
     """
+    if others:
+        raise TypeError('cached() takes its options by name: @cached("report-{year}", timeout=300)')
     if target is not None and not callable(target):
         if key is not None:
             raise TypeError("cached() takes the key once")
         key = target
     if key is not None and not callable(key) and not isinstance(key, str):
-        raise TypeError(f"key must be a str, a callable or None, not {key!r}")
+        raise TypeError(
+            f"key must be a str, a callable or None, not {key!r}: write it first, and the rest by "
+            'name, @cached("report-{year}", timeout=300)'
+        )
     if isinstance(key, str) and not key.strip():
         raise ValueError("key must not be empty")
     given = {"timeout": timeout, "version": version, **GetOrSetOptions.check(**options)}
@@ -202,6 +207,8 @@ def cached_page(
     given: Any = GetOrSetOptions.check(**options)
 
     def decorate(view: V) -> V:
+        if hasattr(view, "META"):
+            raise TypeError("@cached_page needs a timeout: write @cached_page(300)")
         if isinstance(view, type) or not callable(view):
             raise TypeError(
                 f"@cached_page(300) decorates functions, not {view!r}. For a class of views write "
@@ -230,7 +237,7 @@ def _cached_view(
         if not hasattr(request, "META"):
             raise TypeError(
                 f"cached_page() needs a request as the first argument of {dotted}, not "
-                f"{request!r}. For a method use Django's method_decorator"
+                f"{request!r}. For a method write @method_decorator(cached_page(300))"
             )
         return middleware.respond(
             request, lambda request: view(request, *args, **kwargs), asynchronous=asynchronous

@@ -34,7 +34,7 @@ ADDED = {"_cached_pages", "_fresh_until", "_rendering", "_without_lock", "_clust
 #: What a receiver that is another package's is called in this one, so that a name counts as theirs
 #: even if one of our classes has the same.
 THEIRS = {"connection", "_connection", "pool", "client", "request", "response", "user", "task"}
-THEIRS |= {"stdout", "asyncio"}
+THEIRS |= {"stdout", "asyncio", "settings"}
 #: Packages whose absence is no fault: this one only recognizes their objects.
 OPTIONAL = {"ninja", "rest_framework", "sentry_sdk"}
 
