@@ -39,8 +39,23 @@ T = TypeVar("T")
 
 mistakes = OnUse("protocol.mistakes")
 
-#: Stands for an argument left out, where None would be a value: the setting applies.
-SETTING: Any = object()
+
+class Default:
+    """What a parameter is if it is left out, where None would be a value.
+
+    Args:
+        text: for people who read the signature.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+#: The setting applies; for the timeout of a value, that of the cache.
+SETTING: Any = Default("<setting>")
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
 VALUES_ON_REDIS_DOWN = ("compute", "raise")
 CLEAR = ("database", "prefix")
@@ -284,7 +299,8 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
 
 
 class GetOrSetOptions:
-    """``GetOrSetArguments``, checked. What is left out is a setting, read when it is needed."""
+    """``GetOrSetArguments``, checked. What is left out is a setting, read when it is needed, and
+    remembered from then on."""
 
     stale: float
     wait: float
@@ -302,7 +318,8 @@ class GetOrSetOptions:
     def __getattr__(self, name: str) -> Any:
         if name not in _CHECKS:
             raise AttributeError(name)
-        return getattr(self._conf, name.upper())
+        value = vars(self)[name] = getattr(self._conf, name.upper())
+        return value
 
     @classmethod
     def of(cls, conf: Conf, timeout: Timeout, **arguments: Any) -> GetOrSetOptions:
@@ -367,7 +384,8 @@ class GetOrSetOptions:
     def _milliseconds(self, timeout: float | None) -> int:
         if timeout is None:
             return 0
-        milliseconds = int(min(timeout, 1e15) * 1000 * (1 - self.jitter * random.random()))
+        share = 1 - self.jitter * random.random() if self.jitter else 1
+        milliseconds = int(min(timeout, 1e15) * 1000 * share)
         return milliseconds + int(self.stale * 1000) if milliseconds > 0 else -1
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache, default_key_func
+from django.core.cache.backends.base import BaseCache, default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
@@ -316,7 +316,7 @@ class LockCache(BaseCache):
         expire: float | None = None,
         id: str | bytes | None = None,
         lock_key: str | None = None,
-        timeout: Any = DEFAULT_TIMEOUT,
+        timeout: Any = SETTING,
     ) -> Any:
         """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
 

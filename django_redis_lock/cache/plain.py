@@ -54,7 +54,7 @@ class PlainCache:
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> Any:
@@ -68,7 +68,7 @@ class PlainCache:
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> Any:
@@ -82,7 +82,7 @@ class PlainCache:
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> Any:
@@ -95,7 +95,7 @@ class PlainCache:
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> Any:
@@ -110,7 +110,7 @@ class PlainCache:
         self,
         keys: Iterable[str],
         default_many: Callable[[list[str]], Mapping[str, Any]],
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class PlainCache:
         self,
         keys: Iterable[str],
         default_many: Callable[[list[str]], Any],
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class PlainCache:
 
     def _check(self, timeout: Any, options: dict[str, Any]) -> None:
         """What is refused in production is refused in a test."""
-        if timeout is not DEFAULT_TIMEOUT:
+        if timeout is not SETTING and timeout is not DEFAULT_TIMEOUT:
             GetOrSetOptions.check_timeout(timeout)
         GetOrSetOptions.check(**options)
         self.log_backend()
@@ -199,6 +199,8 @@ class PlainOnCommit(OnCommit):
 
 
 def _lifetime(timeout: Any, value: Any) -> Any:
+    if timeout is SETTING:
+        return DEFAULT_TIMEOUT
     return timeout(value) if callable(timeout) else timeout
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
-from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.views import View
 
 from ..cache import NamedKey, value_cache
@@ -60,7 +59,7 @@ def cached(
     /,
     *,
     key: str | Callable[..., str] | None = None,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout = SETTING,
     version: int | None = None,
     using: str = "default",
     **options: Unpack[GetOrSetArguments],
@@ -70,7 +69,7 @@ def cached(
     /,
     *others: Any,
     key: Any = None,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout = SETTING,
     version: int | None = None,
     using: str = "default",
     **options: Any,

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, TypedDict
 
 from ..cache import check_using
-from ..conf import SETTING
+from ..conf import SETTING, Default
 from ..contention import OnConflict, redirect_to, respond
 from ..events import check_group
 from ..extension import OnUse
@@ -26,7 +26,7 @@ mistakes = OnUse("protocol.mistakes")
 OnLost = Callable[[], Any] | None
 
 #: Stands for ``default`` left out; None would be a value.
-MISSING: Any = object()
+MISSING: Any = Default("<nothing>")
 #: Those of a command.
 EXIT_CODES = ("exit_code", "lost_exit_code", "unavailable_exit_code")
 #: Those that a lock has, too.

@@ -309,7 +309,9 @@ class LockOperations(BaseLock):
         return bool(holders)
 
     def _reset_call(self, held: HolderInfo) -> Call:
-        event = records.event_args("reset", held.in_the_way, causes.reset_here(), held.held_for)
+        event = records.event_args(
+            self.keys.name, "reset", held.in_the_way, causes.reset_here(), held.held_for
+        )
         return reset_call(self.keys, held, self.grant_timeout, self.limit, event=event)
 
     # -- what listeners and the log hear -----------------------------------------------------

@@ -23,6 +23,7 @@ from .holder_scripts import RECORD_EVENT as RECORD_EVENT
 from .keys import FIGURES as FIGURES
 from .keys import FLIGHTS as FLIGHTS
 from .keys import INDEX as INDEX
+from .keys import NEWS as NEWS
 from .keys import RESERVED as RESERVED
 from .keys import SLOTS as SLOTS
 from .keys import LockKeys as LockKeys

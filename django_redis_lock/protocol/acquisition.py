@@ -22,7 +22,7 @@ from ..events import Subject
 from ..extension import part
 from ..threads import after_fork
 from .holder_scripts import RESET
-from .keys import LockKeys, events_key, wake_key
+from .keys import INDEX, NEWS, LockKeys, events_key, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH
 from .owner import MAX_FENCE, HolderInfo, hostname
 from .script import Call
@@ -304,10 +304,10 @@ def reset_call(
     last = (held.fence or MAX_FENCE) if fence is None else fence
     proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
     args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof, *event)
-    events = events_key(keys.name)
+    noted = events_key(keys.name), keys.held_index.replace(INDEX, NEWS)
     if limit == 1:
-        return Call(RESET, (*keys, events), args)
-    return Call(part("limit").PLACE_RESET, (*keys.at_place(held.place), events), (*args, limit))
+        return Call(RESET, (*keys, *noted), args)
+    return Call(part("limit").PLACE_RESET, (*keys.at_place(held.place), *noted), (*args, limit))
 
 
 def parse_grant(element: bytes) -> Grant:

@@ -1,4 +1,4 @@
-"""The setting CACHES in memory while an override lasts, also if a test changes it."""
+"""The setting CACHES in memory for as long as an override lasts, also if it changes."""
 
 from __future__ import annotations
 
