@@ -97,7 +97,7 @@ class GetOrSet(CacheReader):
             if options:
                 GetOrSetOptions.check_without_stale(**options)
             if type(timeout) is not int and timeout is not SETTING:
-                GetOrSetOptions.check_timeout(timeout)
+                GetOrSetOptions.check_timeout(self._timeout(timeout))
             read = self._first_read(key, version)
             if read.value is not MISSING:
                 self._misses_in_a_row = 0

@@ -39,16 +39,16 @@ class CachedFunction(Protocol[P, R_co]):
         it is running, its result is not stored."""
 
     def mark_stale(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Let the result for these arguments be stale from now on, as ``cache.mark_stale`` does;
-        returns whether there is one."""
+        """Let the result for these arguments be stale; returns whether there is one. See
+        ``cache.mark_stale``."""
 
     def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Compute and store the result for these arguments, even if there is one. Until then other
         callers get the old result, or wait if there is none."""
 
     def on_commit(self, using: str | None = None, *, robust: bool = False) -> FunctionOnCommit[P]:
-        """``invalidate``, ``mark_stale`` and ``refresh``, done after the commit of the open
-        transaction of the database ``using``, as by ``cache.on_commit``."""
+        """``invalidate``, ``mark_stale`` and ``refresh`` after the commit. Of the open transaction
+        of the database ``using``, as by ``cache.on_commit``."""
 
 
 @overload
@@ -156,7 +156,7 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
             made = await made_for_task(key_of, args, kwargs, by_function=callable(key))
             return await getattr(value_cache(using), f"a{name}")(made, *compute, **options)
 
-        return acall if iscoroutinefunction(function) else call
+        return functools.wraps(function)(acall if iscoroutinefunction(function) else call)
 
     cache_alias = using
 
@@ -165,12 +165,25 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
         of_cache = cache.on_commit(using, robust=robust)
         return of_cache.of_function(wrapped, key_of, version=version, stale=stale)
 
-    wrapped: Any = functools.update_wrapper(method("get_or_set", True, **options), function)
+    wrapped: Any = method("get_or_set", True, **options)
     wrapped.refresh = method("compute", True, **options)
     wrapped.invalidate = method("delete", False, version=version)
     wrapped.mark_stale = method("mark_stale", False, version=version, stale=stale)
     wrapped.on_commit = on_commit
+    wrapped.__doc__ = _describe(wrapped, function)
     return wrapped
+
+
+def _describe(wrapped: Any, function: Any) -> str:
+    """Name the methods as ``help()`` shows them; returns the description of the function."""
+    lines = []
+    for name in ("refresh", "invalidate", "mark_stale", "on_commit"):
+        method, of_all = getattr(wrapped, name), getattr(CachedFunction, name)
+        method.__name__, method.__doc__ = name, of_all.__doc__
+        method.__qualname__ = f"{function.__qualname__}.{name}"
+        first = " ".join(of_all.__doc__.split()).partition(". ")[0].rstrip(".").replace("`", "")
+        lines.append(f"{function.__name__}.{name}(…): {first}.")
+    return "\n".join([inspect.getdoc(function) or "", "", "Cached:", *lines]).lstrip()
 
 
 def cached_page(
