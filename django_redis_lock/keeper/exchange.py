@@ -21,11 +21,11 @@ from ..protocol import Call
 from ..threads import get_logger
 from ..transport import (
     OUTAGE,
-    PROBE_SECONDS,
     RawConnection,
     Server,
     is_misdirected,
     pack,
+    probe_seconds,
     readable,
 )
 
@@ -261,7 +261,7 @@ class Exchanges:
         return done
 
     def _expires_at(self, link: Link) -> float:
-        limit = min(PROBE_SECONDS, self._timeout / 2) if link.checking else self._timeout
+        limit = probe_seconds(self._timeout) if link.checking else self._timeout
         return link.heard_at + limit
 
     def _end_check(self, link: Link, silent: bool = False) -> None:

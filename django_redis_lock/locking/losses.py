@@ -29,7 +29,7 @@ class Losses:
 
     @property
     def lost(self) -> bool:
-        """Whether the lock this handle acquired ended before it was released."""
+        """Whether the acquired lock ended before its release."""
         hold = self.local.hold
         return hold is not None and bool(hold.lost)
 
@@ -43,11 +43,11 @@ class Losses:
         return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
 
     def ensure_held(self) -> None:
-        """Go on only while the lock is held; no round trip.
+        """Raise an error unless the lock is held; no round trip.
 
         Raises:
-            LockLost: it was acquired by this handle and is not held any more.
-            LockError: this handle (in this thread or task) has not acquired it.
+            LockLost: this lock object has acquired it, and does not hold it any more.
+            LockError: this lock object (in this thread or task) has not acquired it.
         """
         hold = self.local.hold
         if hold is None:

@@ -44,6 +44,7 @@ SLOTS = 16384
 
 #: What every reserved key begins with.
 RESERVED = ("{", "django_redis_lock")
+_RESERVED = tuple(start.encode() for start in RESERVED)
 _COMPANION = re.compile(
     rb"\{([^}]*)\}(?::|\|(.*)\|)"
     rb"(grants|waiters|fence|owner|events|flight|leader"
@@ -169,7 +170,7 @@ def is_reserved(key: bytes) -> bool:
 
 def refuse_reserved(key: bytes) -> None:
     """Raises ValueError if a lock or a cache value at ``key`` would break another lock."""
-    if is_reserved(key):
+    if key.startswith(_RESERVED) and is_reserved(key):
         raise ValueError(
             f"{key!r} is no name for a lock or a cache value: django_redis_lock stores its own "
             "data at keys of this form. Choose a KEY_PREFIX that does not begin with '{'"

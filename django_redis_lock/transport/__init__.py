@@ -6,13 +6,13 @@ What tasks and pools use is imported when it is used.
 from typing import TYPE_CHECKING
 
 from ..extension import on_first_use
-from .address import PROBE_SECONDS as PROBE_SECONDS
 from .address import RawConnection as RawConnection
 from .address import has_socket as has_socket
 from .address import is_cluster as is_cluster
 from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
 from .address import own_settings as own_settings
+from .address import probe_seconds as probe_seconds
 from .address import shut as shut
 from .address import still_answers as still_answers
 from .circuit_breaker import Breaker as Breaker
@@ -21,6 +21,7 @@ from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
 from .execute import exchange as exchange
+from .execute import exchange_with as exchange_with
 from .execute import is_observed as is_observed
 from .execute import pack as pack
 from .execute import pack_words as pack_words
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from .aio_client import arun_all as arun_all
     from .aio_client import asyncio_client as asyncio_client
     from .aio_client import cancellable as cancellable
+    from .aio_client import has_idle_connection as has_idle_connection
     from .aio_connection import AsyncRawConnection as AsyncRawConnection
     from .aio_connection import in_background as in_background
     from .aio_connection import wait_awake as wait_awake
@@ -69,7 +71,7 @@ __getattr__ = on_first_use(
     __name__,
     {
         "transport.aio_client": "aconnect aexchange aread_value arun arun_all asyncio_client "
-        "cancellable",
+        "cancellable has_idle_connection",
         "transport.aio_connection": "AsyncRawConnection in_background wait_awake",
         "transport.guarded_connection": "guard",
         "transport.over_a_loop": "spare_of_a_loop",
