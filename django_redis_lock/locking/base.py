@@ -35,8 +35,7 @@ from ..protocol import (
 from ..transport import Server, check_for_tasks, is_cluster, may_have_run, server_of
 from . import waiting
 from .hold import Hold, Renewal
-from .local_state import Entry, Losses, State, ThreadState, ThreadStateWithToken
-from .renewals import Renewals
+from .local_state import Entry, Losses, Renewals, State, ThreadState, ThreadStateWithToken
 
 
 class BaseLock(Losses):
