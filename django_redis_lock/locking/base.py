@@ -36,9 +36,7 @@ from ..protocol import (
 from ..transport import Server, check_for_tasks, is_cluster, may_have_run, server_of
 from . import waiting
 from .hold import Hold, Renewal
-from .local_state import Entry, State, ThreadState, ThreadStateWithToken
-from .losses import Losses
-from .renewals import Renewals
+from .local_state import Entry, Losses, Renewals, State, ThreadState, ThreadStateWithToken
 
 if TYPE_CHECKING:
     from typing_extensions import Never
