@@ -34,7 +34,6 @@ from ..protocol import (
     milliseconds,
     parse_acquire,
     printable,
-    reset_call,
     script,
     seconds_to_retry,
 )
@@ -309,10 +308,9 @@ class LockOperations(BaseLock):
         return bool(holders)
 
     def _reset_call(self, held: HolderInfo) -> Call:
-        event = records.event_args(
-            self.keys.name, "reset", held.in_the_way, causes.reset_here(), held.held_for
-        )
-        return reset_call(self.keys, held, self.grant_timeout, self.limit, event=event)
+        name, timeout = self.stored_name, self.grant_timeout
+        call: Call = causes.reset_here(self.keys, held, timeout, self.limit, name)
+        return call
 
     # -- what listeners and the log hear -----------------------------------------------------
 

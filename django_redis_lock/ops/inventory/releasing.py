@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ...locking import event_args, reset_here
+from ...locking import code_here, event_args
 from ...protocol import (
     INDEX,
     MAX_LIMIT,
@@ -183,7 +183,7 @@ def release_all(
                 elif wanted is None and waited_for.setdefault(key, holder.token) == holder.token:
                     unknown += 1
                     done.remove(key)
-            outcomes = _released(client, held, by=reset_here())
+            outcomes = _released(client, held, by=code_here())
             released += list(outcomes.values()).count(Outcome.RELEASED)
         if not unknown and (whole or not left):
             return released, 0
@@ -204,7 +204,8 @@ def _reset_of(
 ) -> Call:
     keys = keys_at(key, is_cluster(client))
     limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
-    event = event_args(keys.name, "reset", held.in_the_way, by, held.held_for)
+    name = held.described.get("name", "")
+    event = event_args(keys.name, "reset", held.in_the_way, by, held.held_for, name)
     only = keys.name.startswith(only_locks)
     return reset_call(keys, held, grant_timeout, limit, fence, only, event)
 
