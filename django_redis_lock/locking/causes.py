@@ -104,7 +104,10 @@ def code_here() -> str:
     return f"reset() in {hostname()}, process {os.getpid()}, thread {encodable(thread)}"
 
 
-def reset_here(keys: LockKeys, held: HolderInfo, grant_timeout: float, limit: int) -> Call:
-    """A forced release by code, with its event."""
-    event = event_args(keys.name, "reset", held.in_the_way, code_here(), held.held_for)
+def reset_here(
+    keys: LockKeys, held: HolderInfo, grant_timeout: float, limit: int, name: str
+) -> Call:
+    """A forced release by code, with its event; ``name``: the lock's, if its key may not show
+    it."""
+    event = event_args(keys.name, "reset", held.in_the_way, code_here(), held.held_for, name)
     return reset_call(keys, held, grant_timeout, limit, event=event)

@@ -308,7 +308,8 @@ class LockOperations(BaseLock):
         return bool(holders)
 
     def _reset_call(self, held: HolderInfo) -> Call:
-        call: Call = causes.reset_here(self.keys, held, self.grant_timeout, self.limit)
+        name, timeout = self.stored_name, self.grant_timeout
+        call: Call = causes.reset_here(self.keys, held, timeout, self.limit, name)
         return call
 
     # -- what listeners and the log hear -----------------------------------------------------
