@@ -22,13 +22,13 @@ from ..clock import time
 from ..events import Read, Subject
 from ..protocol import printable
 from ..singleflight import Runner, Steps, ThreadRunner, Undecodable, in_flight
+from ..steps import drive
 from ..threads import after_fork, get_logger, may_log
 from ..transport import (
     OUTAGE,
     Breaker,
     CircuitOpen,
     Server,
-    drive,
     is_busy,
     is_observed,
     is_pool_exhausted,

@@ -22,7 +22,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..exceptions import LockLost
 from ..extension import OnUse
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
-from ..transport import Answer, aconnect, adrive, arun, in_background
+from ..steps import adrive
+from ..transport import Answer, aconnect, arun, in_background
 from .hold import Hold
 from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas

@@ -14,8 +14,9 @@ from redis.exceptions import RedisError
 
 from ..extension import OnUse
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
+from ..steps import drive
 from ..threads import in_context
-from ..transport import Answer, drive, run, server_of
+from ..transport import Answer, run, server_of
 from . import waiting
 from .hold import Hold
 from .local_state import enter_again, note_entry

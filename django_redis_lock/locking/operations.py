@@ -1,5 +1,5 @@
 """What the methods of a lock do, written once for threads and for tasks, as generators of steps;
-see ``transport.drive``.
+see ``steps``.
 
 ``base`` has a lock's options and its state (``_owned_token``, ``_start_renewal``, ``_forget``);
 ``lock`` and ``aio`` do the steps for threads and for tasks, and start the generators.
@@ -38,8 +38,9 @@ from ..protocol import (
     script,
     seconds_to_retry,
 )
+from ..steps import Steps
 from ..threads import get_logger
-from ..transport import NotReady, Steps, is_refusal, pack, pack_words, server_of
+from ..transport import NotReady, is_refusal, pack, pack_words, server_of
 from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller

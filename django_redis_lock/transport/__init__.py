@@ -18,8 +18,6 @@ from .address import still_answers as still_answers
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
 from .execute import admitted as admitted
-from .execute import adrive as adrive
-from .execute import drive as drive
 from .execute import exchange as exchange
 from .execute import is_observed as is_observed
 from .execute import pack as pack
@@ -41,7 +39,6 @@ from .registry import standing_in as standing_in
 from .retry import OUTAGE as OUTAGE
 from .retry import Answer as Answer
 from .retry import NotReady as NotReady
-from .retry import Steps as Steps
 from .retry import is_busy as is_busy
 from .retry import is_outage as is_outage
 from .retry import is_pool_exhausted as is_pool_exhausted

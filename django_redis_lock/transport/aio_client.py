@@ -24,6 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..protocol import Call
+from ..steps import adrive
 from .address import PROBE_SECONDS, TWINS, common_settings, may_have_run, note_sent, timeout_of
 from .aio_connection import (
     READ_FIRST_SECONDS,
@@ -35,7 +36,6 @@ from .aio_connection import (
 from .execute import (
     ASKING,
     admitted,
-    adrive,
     is_observed,
     pack,
     pack_all,

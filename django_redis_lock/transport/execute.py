@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
@@ -18,50 +18,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import real_time as time
 from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..protocol import Call, Script
+from ..steps import drive
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .registry import server_of
-from .retry import REPORTED, Answer, Steps, first_patience, run_again, run_all_steps
+from .retry import REPORTED, Answer, first_patience, run_again, run_all_steps
 from .server import Server
-
-R = TypeVar("R")
-
-# -- drivers -------------------------------------------------------------------------------------
-
-
-def drive(steps: Steps[R]) -> R:
-    """What ``steps`` return in the end. They call methods that do each step, and yield what these
-    return: for threads the result itself, for tasks (``adrive``) an awaitable::
-
-        answer = yield self._run(call)
-
-    A signal handler may interrupt between two steps, when no code of the generator runs. So what an
-    interrupt must undo is undone by the caller of ``drive``.
-    """
-    try:
-        result_of_step = next(steps)
-        while True:
-            result_of_step = steps.send(result_of_step)
-    except StopIteration as end:
-        result: R = end.value
-        return result
-
-
-async def adrive(steps: Steps[R]) -> R:
-    """``drive`` for tasks."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                result_of_step = await step
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(result_of_step)
-    except StopIteration as end:
-        result: R = end.value
-        return result
-
 
 # -- how a call is written -----------------------------------------------------------------------
 

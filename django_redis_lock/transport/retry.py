@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from redis.exceptions import AskError, ClusterError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -11,13 +11,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..protocol import Call
+from ..steps import Steps
 from .address import may_have_run, note_sent
 from .refusals import refusal
 from .server import CHECK_SECONDS, Server
-
-R = TypeVar("R")
-#: See ``execute.drive``.
-Steps = Generator[Any, Any, R]
 
 #: What an absent or restarting Redis, or one that moves slots, looks like; see ``refusals`` too.
 OUTAGE: tuple[type[Exception], ...] = (

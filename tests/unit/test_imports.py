@@ -33,6 +33,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "extension": "the optional parts, and when they are loaded",
         "clock": "the time, which tests can move",
         "exceptions": "the errors; each carries the lock's name and holder",
+        "steps": "one algorithm for threads and for tasks: generators of steps",
         "process_tree": "all that a process has started: signals to it, and its end",
         "events": "what happens to locks and computations, and who listens",
         "threads": "what a forked child begins anew; work that must not delay its caller",

@@ -33,8 +33,9 @@ from ...protocol import (
     new_token,
     printable,
 )
+from ...steps import Steps
 from ...threads import get_logger, may_log
-from ...transport import Steps, is_outage
+from ...transport import is_outage
 from .file_lock import LocalLock, held_locally, pauses, problem_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.middleware.cache import CacheMiddleware
 
 from ...cache import lock_cache
-from ...transport import adrive, drive
+from ...steps import adrive, drive
 from .responses import Conditions as Conditions
 from .visit import Visit
 

@@ -26,8 +26,8 @@ from ...conf import GetOrSetOptions
 from ...events import RefreshFailed
 from ...protocol import Call, as_bytes, flight_key, script
 from ...singleflight import Postponed, computing, innermost_flight
+from ...steps import Steps, adrive, drive
 from ...threads import get_logger
-from ...transport import Steps, adrive, drive
 from .responses import (
     Conditions,
     NotThePage,

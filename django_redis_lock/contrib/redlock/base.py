@@ -1,4 +1,4 @@
-"""The algorithm of a lock on several servers, as generators of steps; see ``transport.drive``.
+"""The algorithm of a lock on several servers, as generators of steps; see ``steps``.
 
 A caller sends its request to all servers at once, and has the lock if more than half of them grant
 it. Otherwise it releases what it got from the servers after the first one that refused, keeps what
@@ -41,7 +41,8 @@ from ...protocol import (
     milliseconds,
     named_token,
 )
-from ...transport import Server, Steps, is_outage, may_have_run, server_of
+from ...steps import Steps
+from ...transport import Server, is_outage, may_have_run, server_of
 from .votes import (
     Ballot,
     QuorumAcquisition,

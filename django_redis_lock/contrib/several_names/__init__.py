@@ -26,16 +26,8 @@ from ...protocol import (
     named_token,
     slot_of,
 )
-from ...transport import (
-    NotReady,
-    Steps,
-    arun,
-    is_cluster,
-    is_outage,
-    is_refusal,
-    run,
-    server_of,
-)
+from ...steps import Steps
+from ...transport import NotReady, arun, is_cluster, is_outage, is_refusal, run, server_of
 from .members import ACQUIRE_ALL, MultiHold, member_class, together
 
 #: Options of a lock with a fallback only; and those of the whole, which no single name has.

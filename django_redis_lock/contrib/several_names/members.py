@@ -12,8 +12,9 @@ from typing import Any
 from ...keeper import keeper
 from ...locking import Hold, LockOperations
 from ...protocol import Call, Script, new_token, release_call
+from ...steps import Steps
 from ...threads import Mutex
-from ...transport import Answer, Server, Steps
+from ...transport import Answer, Server
 
 
 class MultiHold:

@@ -11,7 +11,7 @@ doubt whether a grant came first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import NoPermissionError
@@ -20,6 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ...clock import time
 from ...keeper import DeferredRelease, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable
+from ...steps import Steps
 from ...threads import get_logger
 from ...transport import is_outage, may_have_run, note_sent, pack_words
 from .queue import WaitQueue, join
@@ -31,7 +32,6 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 
 #: The answer to an ACQUIRE that did not get the lock, and the monotonic time at which it was sent.
 Refusal = tuple[Any, float]
-Steps = Generator[Any, Any, Acquisition | None]
 
 
 class MayNotBlock(Exception):
@@ -73,7 +73,7 @@ class Waiter:
 
     # -- steps -------------------------------------------------------------------------------
 
-    def _wait(self, refusal: Refusal | None) -> Steps:
+    def _wait(self, refusal: Refusal | None) -> Steps[Acquisition | None]:
         """Join the queue and wait until the lock is ours, or until the request's deadline."""
         mine = self.queue
         join(self, mine, self._new_turn)
@@ -85,7 +85,7 @@ class Waiter:
                 return None
         return (yield from self._wait_through_outages())
 
-    def _acquire_or_register(self) -> Steps:
+    def _acquire_or_register(self) -> Steps[Acquisition | None]:
         """Take the lock if it is free, else register the queue."""
         sent_at = time.monotonic()
         call, patience = self.queue.acquire_call(self._request), self._request.patience()
@@ -93,7 +93,7 @@ class Waiter:
         self._request = self._request.with_margin(sent_at)
         return self.queue.on_acquire_reply(self._request, reply, sent_at)
 
-    def _wait_through_outages(self) -> Steps:
+    def _wait_through_outages(self) -> Steps[Acquisition | None]:
         queue = self.queue
         pause, away_since = FIRST_PAUSE_SECONDS, math.inf
         while True:
@@ -127,7 +127,7 @@ class Waiter:
                 yield self._sleep(min(pause, self._request.left()))
                 pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
-    def _wait_in_redis(self) -> Steps:
+    def _wait_in_redis(self) -> Steps[Acquisition | None]:
         request, queue = self._request, self.queue
         yield queue.connect(self._client)
         while True:
@@ -142,7 +142,7 @@ class Waiter:
             if acquired is not None:
                 return acquired
 
-    def _poll(self) -> Steps:
+    def _poll(self) -> Steps[Acquisition | None]:
         """Wait without a blocking pop, which this Redis user may not use."""
         while (left := self._request.left()) > 0:
             yield self._sleep(min(self._request.sleep, left))
@@ -150,7 +150,7 @@ class Waiter:
                 return acquired
         return None
 
-    def _take_grant(self) -> Steps:
+    def _take_grant(self) -> Steps[Acquisition | None]:
         """What the pop has returned: the lock, or None (it was ended, or its grant is over)."""
         request, queue = self._request, self.queue
         try:
@@ -180,7 +180,7 @@ class Waiter:
             raise
         return queue.confirmed(request, received, until)
 
-    def _last_try(self) -> Steps:
+    def _last_try(self) -> Steps[Acquisition | None]:
         queue, sent_at = self.queue, time.monotonic()
         leave = self._request.leave(queue.id_to_unregister(), try_again=True)
         try:

@@ -15,8 +15,9 @@ from redis.exceptions import NoScriptError, RedisError
 from ...clock import time
 from ...keeper import keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable
+from ...steps import adrive
 from ...threads import get_logger
-from ...transport import AsyncRawConnection, aconnect, adrive, arun, in_background, pack, server_of
+from ...transport import AsyncRawConnection, aconnect, arun, in_background, pack, server_of
 from .queue import WaitQueue
 from .steps import Refusal, Waiter
 

@@ -13,17 +13,9 @@ from redis.exceptions import NoScriptError, RedisError
 from ...clock import time
 from ...keeper import SentOnce, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call
+from ...steps import drive
 from ...threads import Mutex
-from ...transport import (
-    RawConnection,
-    Server,
-    drive,
-    has_socket,
-    pack,
-    run,
-    server_of,
-    shut,
-)
+from ...transport import RawConnection, Server, has_socket, pack, run, server_of, shut
 from .queue import WaitQueue
 from .steps import MayNotBlock, Refusal, Waiter
 
