@@ -11,7 +11,7 @@ Two rules for every such generator:
   ``drive``, and the generator's ``except`` and ``finally`` run when it is collected, or never. So
   what an interrupt must undo, the caller of ``drive`` undoes.
 * A single question needs no generator: one call, and a function that reads its reply; see
-  ``locking.operations.Query``.
+  ``locking.questions``.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from .records import log_failed as log_failed
     from .records import note_call as note_call
     from .records import note_vanished as note_vanished
-    from .records import question_about as question_about
     from .records import read_events as read_events
-    from .records import with_answer as with_answer
     from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
     from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
     from .waiting import TaskWaiter as TaskWaiter
@@ -33,7 +31,7 @@ __getattr__ = on_first_use(
     {
         "locking.aio": "AsyncLock",
         "locking.records": "Event Heartbeat last_heartbeats log_failed note_call note_vanished "
-        "question_about read_events with_answer",
+        "read_events",
         "locking.waiting": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS TaskWaiter ThreadWaiter",
     },
 )

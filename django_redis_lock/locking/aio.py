@@ -21,18 +21,30 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
 from ..extension import OnUse
-from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
+from ..protocol import (
+    AcquireRequest,
+    Acquisition,
+    Call,
+    HolderInfo,
+    LockKeys,
+    Owner,
+    Refused,
+    check_seconds,
+)
 from ..steps import adrive
 from ..transport import Answer, aconnect, arun, in_background
 from .hold import Hold
 from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
-from .waiting import Refusal, TaskWaiter
-
-records = OnUse("locking.records")
+from .waiting import TaskWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from . import questions, records
+    from .questions import Query
+else:
+    questions, records = OnUse("locking.questions"), OnUse("locking.records")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,8 +125,8 @@ class AsyncLock(LockOperations):
         call, patience = request.acquire(request.waiter), request.patience()
         return (await arun(self.redis, call, patience=patience)).value
 
-    async def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Acquisition | None:
-        return await TaskWaiter(self.redis, request).wait(refusal)
+    async def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
+        return await TaskWaiter(self.redis, request).wait(refused)
 
     async def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
         keys = self.keys.at_place(acquired.place)
@@ -161,36 +173,47 @@ class AsyncLock(LockOperations):
 
     async def locked(self) -> bool:
         """As ``Lock.locked``."""
-        return await adrive(self._locked_steps())
+        return await self._answer(questions.locked(self))
 
     @for_the_caller
     async def owned(self) -> bool:
         """Whether this handle (in this task) holds the lock."""
-        return await adrive(self._owned_steps())
+        return await self._answer(self._owned_query())
 
     async def holder(self) -> Owner | None:
         """As ``Lock.holder``."""
-        return await adrive(self._holder_steps())
+        held = await self._answer(questions.held(self))
+        return await self._answer(questions.heartbeat(held))
 
     async def get_owner_id(self) -> str | None:
         """As ``Lock.get_owner_id``."""
-        return await adrive(self._owner_id_steps())
+        return await self._answer(questions.owner_id(self))
 
     async def ttl(self) -> float | None:
         """As ``Lock.ttl``."""
-        return await adrive(self._ttl_steps())
+        return await self._answer(questions.ttl(self))
 
     async def held(self) -> HolderInfo | None:
         """As ``Lock.held``."""
-        return await adrive(self._held_steps())
+        return await self._answer(questions.held(self))
 
     async def holders(self) -> list[HolderInfo]:
         """As ``Lock.holders``."""
-        return await adrive(self._holders_steps())
+        return await self._answer(self._holders_query())
 
     async def reset(self) -> bool:
         """As ``Lock.reset``."""
         return await adrive(self._reset_steps())
+
+    async def _answer(self, query: Query[T]) -> T:
+        try:
+            reply = await self._reply_to(query)
+        except Exception as error:
+            return query.after(error)
+        return query.parse(reply)
+
+    async def _reply_to(self, query: Query[Any]) -> Any:
+        return None if query.call is None else (await self._run(query.call)).value
 
     async def _run(self, call: Call) -> Answer:
         return await arun(self.redis, call)
@@ -199,7 +222,7 @@ class AsyncLock(LockOperations):
         if await self.acquire():
             self._entered()
             return self
-        raise await adrive(self._not_acquired_steps())
+        raise await self._answer(questions.not_acquired(self))
 
     def _entered(self) -> None:
         super()._entered()

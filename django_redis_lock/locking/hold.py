@@ -35,6 +35,7 @@ from ..protocol import (
     hostname,
     milliseconds,
     new_token,
+    parse_renew,
     printable,
     process_id,
     release_call,
@@ -347,13 +348,13 @@ class Renewal(Job):
         return -1 if hold.lifetime is None else milliseconds(min(hold.lifetime, until - now))
 
     def answered(self, value: Any, sent_at: float) -> None:
-        left = int(value)
-        if left == -2:
+        renewed = parse_renew(value, sent_at)
+        if renewed is None:
             self._lose("it expired, was reset, or its key was deleted")
             return
         self._described()
         self.hold.pending = None
-        self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
+        self.hold.held_until(renewed.until, sent_at)
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:

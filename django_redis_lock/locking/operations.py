@@ -11,32 +11,28 @@ import logging
 import math
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
-
-from redis.exceptions import RedisError
 
 from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from ..exceptions import LockError, LockNotAcquired, LockNotOwnedError, TooFewReplicas
+from ..exceptions import LockError, LockNotOwnedError, TooFewReplicas
 from ..extension import OnUse, part
 from ..protocol import (
     EXTEND,
-    HELD,
     AcquireRequest,
     Acquisition,
     Call,
+    Extended,
     HolderInfo,
     LockKeys,
-    Owner,
+    Refused,
+    Taken,
     check_seconds,
     milliseconds,
     parse_acquire,
     printable,
-    reset_call,
     script,
-    seconds_to_retry,
 )
 from ..steps import Steps
 from ..threads import get_logger
@@ -46,10 +42,11 @@ from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
 from .waiting import queues
 
-records = OnUse("locking.records")
-
 if TYPE_CHECKING:
-    from .waiting import Refusal
+    from . import questions, records
+    from .questions import Query
+else:
+    questions, records = OnUse("locking.questions"), OnUse("locking.records")
 
 logger = get_logger("django_redis_lock.lock")
 
@@ -72,7 +69,7 @@ return 1
 
 
 class LockOperations(BaseLock):
-    """The steps of the methods."""
+    """The steps of the methods, and their questions to Redis."""
 
     # What these return is a step: the result for threads, an awaitable for tasks.
     #: An ``Answer``.
@@ -80,7 +77,7 @@ class LockOperations(BaseLock):
     #: What ACQUIRE returns.
     _send_acquire: Callable[[AcquireRequest], Any]
     #: Behind others: an ``Acquisition``, or None at the end of the wait.
-    _wait: Callable[[AcquireRequest, Refusal | None], Any]
+    _wait: Callable[[AcquireRequest, Refused | None], Any]
     #: ``Confirmed`` by the replicas, within so many seconds.
     _confirm: Callable[[Acquisition, float], Any]
     #: Until the full lifetime of a lock got by a grant is confirmed.
@@ -119,14 +116,13 @@ class LockOperations(BaseLock):
         if queues and wait != 0 and self._queue_key() in queues:
             self._on_contended(True)
             return (yield self._wait(request._replace(waiter=b""), None))
-        sent_at, refusal = time.monotonic(), None
+        sent_at, refused = time.monotonic(), None
         try:
-            reply = parse_acquire((yield self._send_acquire(request)))
-            if reply[0]:
-                if len(reply) > 3:
-                    records.note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
-                return request.acquired(reply, sent_at)
-            refusal = reply, sent_at
+            reply = parse_acquire((yield self._send_acquire(request)), sent_at)
+            if isinstance(reply, Taken):
+                self._note_vanished(reply)
+                return request.acquired(reply)
+            refused = reply
             self._on_contended(wait != 0)
         except Exception as error:
             # A waiter waits until the server refuses no more; one with a fallback uses it. A wait
@@ -136,7 +132,12 @@ class LockOperations(BaseLock):
                 raise
         if wait == 0:
             return None
-        return (yield self._wait(request.with_margin(sent_at), refusal))
+        return (yield self._wait(request.with_margin(sent_at), refused))
+
+    def _note_vanished(self, taken: Taken) -> None:
+        if taken.vanished is not None:
+            server = server_of(self.redis)
+            records.note_vanished(server, self.keys, taken.vanished, self.subject)
 
     def _queue_key(self) -> tuple[Any, ...]:
         return server_of(self.redis), self.keys.lock, self._loop(), self.limit
@@ -205,11 +206,11 @@ class LockOperations(BaseLock):
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
         sent_at = time.monotonic()
-        answer = yield self._run(call)
-        if int(answer.value) == 0:
-            self._not_owned(verb)
-        if int(answer.value) < 0:
-            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
+        match Extended((yield self._run(call)).value):
+            case Extended.NOT_OWNED:
+                self._not_owned(verb)
+            case Extended.NO_LIFETIME:
+                raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         if hold is not None:
             if replace:
                 # Also if it was lost: the full lifetime is not wanted any more.
@@ -238,77 +239,18 @@ class LockOperations(BaseLock):
 
     # -- who holds it ------------------------------------------------------------------------
 
-    def _held_call(self, hold: Hold | None = None) -> Call:
-        """Asks who has the lock; with ``hold``, who has its place."""
-        return Call(HELD, self.keys if hold is None else hold.keys, ())
+    def _holders_query(self) -> Query[list[HolderInfo]]:
+        return questions.holders_in_redis(self)
 
-    def _held_steps(self) -> Steps[HolderInfo | None]:
-        return next(iter((yield from self._holders_steps())), None)
-
-    def _holders_steps(self) -> Steps[list[HolderInfo]]:
-        if self.limit == 1:
-            reply = (yield self._run(self._held_call())).value
-            return [] if reply is None else [HolderInfo(reply)]
-        replies = (yield self._run(Call(part("limit").HOLDERS, self.keys, (self.limit,)))).value
-        holders = [HolderInfo(reply, self.limit) for reply in replies]
-        return sorted(holders, key=lambda holder: holder.ttl)
-
-    def _locked_steps(self) -> Steps[bool]:
-        holders = yield from self._holders_steps()
-        # A holder without Redis has no token, and the lock for itself.
-        return len(holders) >= self.limit or not all(held.token for held in holders)
-
-    def _owned_steps(self) -> Steps[bool]:
-        if self.local.token is None:
-            return False
-        hold: Hold | None = self.local.hold
-        if hold is None and self.limit > 1:
-            holders = yield from self._holders_steps()
-        else:
-            reply = (yield self._run(self._held_call(hold))).value
-            holders = [] if reply is None else [HolderInfo(reply)]
-        hold = self.local.hold
-        token = self.local.token
-        if token is None or (hold is not None and not hold.is_valid):
-            return False
-        mine = token if isinstance(token, bytes) else self._encode(token)
-        return any(held.token == mine for held in holders)
-
-    def _holder_steps(self) -> Steps[Owner | None]:
-        held = yield from self._held_steps()
-        if held is None:
-            return None
-        owner: Owner = held.in_the_way
-        question = records.question_about(owner)
-        if question is None:
-            return owner
-        described: Owner = records.with_answer(owner, (yield self._run(question)).value)
-        return described
-
-    def _owner_id_steps(self) -> Steps[str | None]:
-        held = yield from self._held_steps()
-        return None if held is None else held.token.decode(errors="replace")
-
-    def _ttl_steps(self) -> Steps[float | None]:
-        held = yield from self._held_steps()
-        return None if held is None else held.ttl
-
-    def _not_acquired_steps(self) -> Steps[LockNotAcquired]:
-        """The error of a ``with`` block."""
-        held: HolderInfo | None = None
-        with suppress(RedisError, OSError):
-            held = yield from self._held_steps()
-        seconds = seconds_to_retry(held, events.usual_hold(self.subject))
-        return LockNotAcquired.from_held(self._shown, held, float(seconds))
+    def _owned_query(self) -> Query[bool]:
+        return questions.owned(self)
 
     def _reset_steps(self) -> Steps[bool]:
-        holders = yield from LockOperations._holders_steps(self)  # Those in Redis.
+        reply = (yield self._run(questions.holders_call(self))).value
+        holders = questions.parse_holders(self.limit, reply)
         for held in holders:
-            yield self._run(self._reset_call(held))
+            yield self._run(questions.reset_call_of(self, held))
         return bool(holders)
-
-    def _reset_call(self, held: HolderInfo) -> Call:
-        return reset_call(self.keys, held, self.grant_timeout, self.limit)
 
     # -- what listeners and the log hear -----------------------------------------------------
 

@@ -21,10 +21,10 @@ from ..clock import time
 from ..events import Subject
 from ..extension import part
 from ..threads import after_fork
-from .holder_scripts import RESET
 from .keys import LockKeys, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH
-from .owner import MAX_FENCE, HolderInfo, hostname
+from .owner import hostname
+from .replies import Taken
 from .script import Call
 from .validation import milliseconds
 
@@ -72,17 +72,6 @@ def _forget_names() -> None:
     """The child has another process id."""
     global _here
     _here = _Here()
-
-
-class Clock(NamedTuple):
-    """A reading of the server's clock: its microseconds, and the monotonic time of the request."""
-
-    server_us: int
-    read_at: float
-
-    def age(self, server_us: int) -> float:
-        """The seconds since the server's clock showed ``server_us``, or a little more."""
-        return (self.server_us - server_us) / 1e6 + time.monotonic() - self.read_at
 
 
 class PendingLifetime(Protocol):
@@ -244,10 +233,10 @@ class AcquireRequest(NamedTuple):
         """The deadline of a lock whose lifetime was set by a command sent at ``sent_at``."""
         return math.inf if self.lifetime is None else sent_at + self.lifetime
 
-    def acquired(self, reply: Any, sent_at: float) -> Acquisition:
-        place, fence = int(reply[0]), int(reply[1])
-        until = self.until(sent_at)
-        return Acquisition(self.token, fence, sent_at, until, self.attempt, place=place)
+    def acquired(self, taken: Taken, contended: bool = False) -> Acquisition:
+        place, fence, _, began, _ = taken
+        of_it = (self.token, fence, began, self.until(began), self.attempt)
+        return Acquisition(*of_it, None, contended, place)
 
     def taken(
         self, grant: Grant, came_at: float, until: float, pending: PendingLifetime | None = None
@@ -255,16 +244,6 @@ class AcquireRequest(NamedTuple):
         token, fence, place = grant
         held_with = self.token if self.chosen else token
         return Acquisition(held_with, fence, came_at, until, self.attempt, pending, True, place)
-
-
-def parse_acquire(reply: Any) -> Any:
-    """ACQUIRE's reply as a table: place (0: refused), fence or PTTL, server time, perhaps more."""
-    if isinstance(reply, list):
-        return reply
-    if isinstance(reply, int):
-        return 1, reply, reply
-    pttl, server_us = reply.split()
-    return 0, int(pttl), int(server_us)
 
 
 def release_call(
@@ -287,24 +266,6 @@ def release_call(
     if limit == 1:
         return Call(RELEASE, keys, args)
     return Call(part("limit").PLACE_RELEASE, keys, (*args, limit))
-
-
-def reset_call(
-    keys: LockKeys,
-    held: HolderInfo,
-    grant_timeout: float,
-    limit: int = 1,
-    fence: int | None = None,
-    only_locks: bool | None = None,
-) -> Call:
-    """End the lock of the holder that HELD named. ``fence``: known from before; ``only_locks``:
-    whether only locks are stored under such keys, None if the caller knows that this is one."""
-    last = (held.fence or MAX_FENCE) if fence is None else fence
-    proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
-    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof)
-    if limit == 1:
-        return Call(RESET, keys, args)
-    return Call(part("limit").PLACE_RESET, keys.at_place(held.place), (*args, limit))
 
 
 def parse_grant(element: bytes) -> Grant:

@@ -8,7 +8,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..threads import after_fork
+from .replies import HeldReply
 
 #: The latest valid Unix time: about the year 5000.
 MAX_UNIX_TIME = 1e11
@@ -178,26 +179,25 @@ class HolderInfo:
         described itself yet is named by its token."""
         return self.owner if self.owner.host else Owner.from_token(self.token) or self.owner
 
-    def __init__(self, reply: Any, limit: int = 1) -> None:
-        token, pttl, fields, server_us, *place = reply
+    def __init__(self, reply: Sequence[Any], limit: int = 1) -> None:
+        token, pttl, fields, server_us, self.place = HeldReply(*reply)
         self.token = as_bytes(token)
-        self.place = int(place[0]) if place else 1
-        self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
+        self.ttl = math.inf if pttl < 0 else pttl / 1000
         found = fields_of(fields)
-        owner = Owner.from_fields(found, fingerprint(self.token), int(server_us))
+        owner = Owner.from_fields(found, fingerprint(self.token), server_us)
         self.fence = fence_of(found, owner.id) or 0
         self.resting = found.get("rests", "").encode() == self.token
         self.described = described = found if found.get("id") == owner.id else {}
         seen = bounded(described.get("seen"), MAX_UNIX_TIME * 1e6)
         if seen is not None:
-            owner = replace(owner, seen=max(0.0, (int(server_us) - seen) / 1e6))
+            owner = replace(owner, seen=max(0.0, (server_us - seen) / 1e6))
         self.owner = owner
         self.limit = int(bounded(described.get("limit"), MAX_FENCE) or limit)
         self.renews = "renews" in described
         lifetime = bounded(described.get("lifetime"), MAX_UNIX_TIME * 1e3)  # In milliseconds.
-        self.overdue = self.renews and lifetime is not None and int(pttl) < lifetime / 2
+        self.overdue = self.renews and lifetime is not None and pttl < lifetime / 2
         since = owner.since
-        self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)
+        self.held_for = None if since is None else max(0.0, server_us / 1e6 - since)
 
     def __repr__(self) -> str:
         held_for = None if self.held_for is None else round(self.held_for, 1)

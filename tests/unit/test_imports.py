@@ -299,7 +299,7 @@ def test_a_module_imports_other_packages_by_their_face(module: str) -> None:
 #: What optional parts may import besides a package's ``__init__``: they are made of what the core
 #: is made of.
 SECOND_FACES = {"protocol.lock_scripts", "protocol.holder_scripts", "protocol.script"}
-SECOND_FACES |= {"transport.address"}
+SECOND_FACES |= {"locking.questions", "transport.address"}
 
 
 def test_no_packages_import_each_other() -> None:

@@ -14,10 +14,10 @@ from django_redis_lock.locking.waiting.threads import ThreadWakeEvent
 from django_redis_lock.protocol.acquisition import (
     MAX_GRANT_AGE_SECONDS,
     AcquireRequest,
-    Clock,
     new_token,
 )
 from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.replies import Clock
 
 KEYS = lock_keys(b"report")
 #: What the server's clock shows at the beginning of each test, in microseconds.

@@ -23,9 +23,11 @@ from ...events import FellBack
 from ...exceptions import LocalLockUnavailable, LockError, TooFewReplicas
 from ...extension import on_first_use
 from ...locking import AsyncLock, Hold, Lock, LockOperations
+from ...locking.questions import Query
 from ...protocol import (
     AcquireRequest,
     Acquisition,
+    HeldReply,
     HolderInfo,
     Owner,
     check_policy,
@@ -281,22 +283,22 @@ class Fallback(LockOperations):
             return True
         return (yield from super()._change_steps(verb, seconds, replace))
 
-    def _owned_steps(self) -> Steps[bool]:
-        return self.degraded is not None or (yield from super()._owned_steps())
+    def _owned_query(self) -> Query[bool]:
+        return super()._owned_query() if self.degraded is None else Query(None, lambda _: True)
 
-    def _holders_steps(self) -> Steps[list[HolderInfo]]:
-        away = False
-        try:
-            if not self.degraded and (found := (yield from super()._holders_steps())):
-                return found
-        except Exception as error:
+    def _holders_query(self) -> Query[list[HolderInfo]]:
+        def without_redis(error: Exception) -> list[HolderInfo]:
             if self.on_redis_down != "local" or not is_outage(error):
-                raise
-            away = True
-        held = self._held_on_host(away=away)
-        return [] if held is None else [held]
+                raise error
+            return self._held_on_host(away=True)
 
-    def _held_on_host(self, *, away: bool = False) -> HolderInfo | None:
+        if self.degraded:
+            return Query(None, lambda _: self._held_on_host())
+        in_redis = super()._holders_query()
+        in_either = in_redis.then(lambda holders: holders or self._held_on_host())
+        return in_either.or_else(without_redis)
+
+    def _held_on_host(self, *, away: bool = False) -> list[HolderInfo]:
         """The holder of this host's lock who has none in Redis; while Redis is ``away``, any."""
         hold = self.local.hold
         owner = hold.owner() if self.degraded and hold is not None else None
@@ -309,11 +311,11 @@ class Fallback(LockOperations):
                     raise
                 self._note_unavailable(error)
         if owner is None:
-            return None
-        held = HolderInfo([b"", -1, [], 0, 0])
+            return []
+        held = HolderInfo(HeldReply(b"", -1, (), 0, 0))
         held.owner, held.resting = owner, False
         held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
-        return held
+        return [held]
 
 
 class FallbackLock(Fallback, Lock):

@@ -28,6 +28,7 @@ from ...locking import (
     TaskWaiter,
     ThreadWaiter,
     note_vanished,
+    questions,
 )
 from ...protocol import (
     EXTEND,
@@ -37,6 +38,7 @@ from ...protocol import (
     Call,
     Clock,
     HolderInfo,
+    Taken,
     check_seconds,
     milliseconds,
     named_token,
@@ -51,6 +53,7 @@ from .votes import (
     drift,
     majority,
     merged,
+    parse_vote,
     too_few,
     vote_call,
 )
@@ -102,7 +105,7 @@ class Election:
         if mine not in recorded:
             recorded.append(mine)
 
-    def vote(self, floor: int = 0) -> Steps[Any]:
+    def vote(self, floor: int = 0) -> Steps[Ballot]:
         self._record_token()
         request, limit = self.request, self._limit
         if request.deadline is not None:
@@ -111,14 +114,17 @@ class Election:
         call = vote_call(request.keys, *asked, floor or self._floor())
         sent_at = time.monotonic()
         answers = yield self._lock._ask_servers(dict.fromkeys(self._places, call), limit)
-        for place, answer in answers.items():
-            if not isinstance(answer, Exception):
-                _clocks[self._servers[place]] = Clock(int(answer[2]), sent_at)
-                if len(answer) > 3:
-                    note_vanished(self._servers[place], request.keys, answer[3], request.subject)
-            elif may_have_run(answer) or place in self._granted:
-                self._unanswered.add(place)
-        ballot = Ballot(len(self._places), self._places, answers, sent_at, request.lifetime)
+        votes = {p: parse_vote(answers[p], sent_at) for p in self._places if p in answers}
+        for place, vote in votes.items():
+            if isinstance(vote, Exception):
+                if may_have_run(vote) or place in self._granted:
+                    self._unanswered.add(place)
+                continue
+            server = self._servers[place]
+            _clocks[server] = vote.clock
+            if isinstance(vote, Taken) and vote.vanished is not None:
+                note_vanished(server, request.keys, vote.vanished, request.subject)
+        ballot = Ballot(len(self._places), votes, sent_at, request.lifetime)
         self._granted = set(ballot.fences)
         for place, fence in ballot.fences.items():
             _fences[self._servers[place]] = fence
@@ -135,7 +141,7 @@ class Election:
         last = max((_fences.get(s, 0) for s in self._servers), default=0)
         return last + 1 if ahead <= last < ahead + FENCE_LEAD_MICROSECONDS else ahead
 
-    def queue(self, gate: int) -> Steps[Any]:
+    def queue(self, gate: int) -> Steps[bool]:
         """Wait in the queue of the server at ``gate``; False at the deadline."""
         self._record_token()
         try:
@@ -149,7 +155,7 @@ class Election:
             self._granted.add(gate)
         return granted
 
-    def give_back(self, gate: int | None = None) -> Steps[Any]:
+    def give_back(self, gate: int | None = None) -> Steps[None]:
         """Release what the servers granted: all of it, or only from ``gate`` on."""
         begin = 0 if gate is None else self._places.index(gate)
         yield from self._release(self._places[begin:])
@@ -164,7 +170,7 @@ class Election:
         elif gate is None:
             self.request.may_hold.clear()
 
-    def _release(self, places: Sequence[int]) -> Steps[Any]:
+    def _release(self, places: Sequence[int]) -> Steps[None]:
         calls = {place: self._back for place in places if place in self._granted}
         self._granted.difference_update(calls)
         if calls:
@@ -252,7 +258,9 @@ class Quorum(LockOperations):
     def _new_waiter(self) -> bytes:
         return b""  # It waits with another id on each server.
 
-    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:
+    def _obtain(
+        self, request: AcquireRequest, wait: float | None
+    ) -> Steps[QuorumAcquisition | None]:
         """Raises TooFewServers after the first round, or at the end of the wait."""
         election = Election(self, request._replace(outage_patience=0.0))
         pause, contended = FIRST_PAUSE_SECONDS, False
@@ -297,19 +305,19 @@ class Quorum(LockOperations):
 
     # -- other methods ------------------------------------------------------------------------
 
-    def _reset_steps(self) -> Steps[Any]:
+    def _reset_steps(self) -> Steps[bool]:
         """End the lock on each server, as ``Lock.reset`` does on one."""
-        question = self._held_call()
-        answers = yield self._ask_servers(self._calls(question), self.server_timeout)
+        call = questions.held_call(self)
+        answers = yield self._ask_servers(self._calls(call), self.server_timeout)
         held = {p: a for p, a in answers.items() if a and not isinstance(a, Exception)}
         order = [p for p in reversed(self._order()) if p in held]
-        resets = {p: self._reset_call(HolderInfo(held[p])) for p in order}
+        resets = {p: questions.reset_call_of(self, HolderInfo(held[p])) for p in order}
         ended = (yield self._ask_servers(resets, self.server_timeout)) if resets else {}
-        found = merged(question, answers, len(self.redis), self._shown)
+        holder = merged(call, answers, len(self.redis), self._shown)
         away = {p: a for p, a in {**answers, **ended}.items() if isinstance(a, Exception)}
         if len(away) > len(self.redis) - majority(len(self.redis)):
             raise too_few(away, len(self.redis), self._shown)
-        return found is not None
+        return holder is not None
 
     def _calls(self, call: Call) -> dict[int, Call]:
         """Sends to the first in order last: a waiter there then finds the others released."""

@@ -22,8 +22,10 @@ from ...protocol import (
     Call,
     Clock,
     Grant,
-    parse_acquire,
+    Refused,
+    Taken,
     parse_grant,
+    parse_watch,
     waiter_id,
 )
 from ...threads import Mutex, after_fork, free_after_fork
@@ -163,32 +165,19 @@ class WaitQueue:
         self._may_be_registered = True
         return request.acquire(self.id)
 
-    def on_acquire_reply(
-        self, request: AcquireRequest, reply: Any, sent_at: float
-    ) -> Acquisition | None:
-        """The answer to ACQUIRE: the lock, or None for a queue that is registered now."""
-        reply = parse_acquire(reply)
-        acquired = self.acquired(request, reply, sent_at)
-        if acquired is None:
-            self.refused(reply, sent_at)
-        return acquired
-
-    def refused(self, reply: Any, sent_at: float) -> None:
+    def refused(self, refused: Refused) -> None:
         """ACQUIRE, sent with this queue's id, has not got the lock: the queue is registered."""
-        _, pttl, server_us = reply
         self.registered = self._may_be_registered = True
         if self._heartbeat is None:
             self._heartbeat = WaiterHeartbeat(self)
-        self._heartbeat.due = self.next_look(int(pttl), Clock(int(server_us), sent_at))
+        self._heartbeat.due = self.next_look(refused.pttl, refused.clock)
         keeper().add(self._heartbeat)
 
-    def acquired(self, request: AcquireRequest, reply: Any, sent_at: float) -> Acquisition | None:
-        """The answer to ACQUIRE or LEAVE: the lock, if the call got it."""
-        if not reply[0]:
-            return None
-        if len(reply) > 3:
-            records.note_vanished(self.server, request.keys, reply[3], request.subject)
-        return request.acquired(reply, sent_at)._replace(contended=True)
+    def taken(self, request: AcquireRequest, taken: Taken) -> Acquisition:
+        """ACQUIRE or LEAVE has got the lock."""
+        if taken.vanished is not None:
+            records.note_vanished(self.server, request.keys, taken.vanished, request.subject)
+        return request.acquired(taken, contended=True)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
         """When the keeper looks at the lock again, in monotonic seconds: ``pttl`` is how long the
@@ -288,11 +277,11 @@ class WaiterHeartbeat(Job):
         return self._queue.request.watch(self._queue.id, len(self._queue.waiters))
 
     def answered(self, value: Any, sent_at: float) -> None:
-        pttl, server_us, untaken = map(int, value[:3])
+        pttl, clock, untaken, all_vanished = parse_watch(value, sent_at)
         request = self._queue.request
-        for vanished in value[3:]:
+        for vanished in all_vanished:
             records.note_vanished(self.server, request.keys, vanished, request.subject)
-        self.due = self._queue.next_look(pttl, Clock(server_us, sent_at))
+        self.due = self._queue.next_look(pttl, clock)
         self._queue.registered_again()
         # A grant is untaken although we wait: Redis does not know our blocking pop, because its
         # connection has died without a word. Only the second time in a row: it may be on its way.

@@ -19,7 +19,16 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import time
 from ...keeper import DeferredRelease, keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable
+from ...protocol import (
+    LAST_TRY_SECONDS,
+    AcquireRequest,
+    Acquisition,
+    Call,
+    Refused,
+    Taken,
+    parse_acquire,
+    printable,
+)
 from ...steps import Steps
 from ...threads import get_logger
 from ...transport import is_outage, may_have_run, note_sent, pack_words
@@ -29,9 +38,6 @@ logger = get_logger("django_redis_lock.waiting")
 
 #: Pauses between attempts to reach a server that is away, in seconds.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
-
-#: The answer to an ACQUIRE that did not get the lock, and the monotonic time at which it was sent.
-Refusal = tuple[Any, float]
 
 
 class MayNotBlock(Exception):
@@ -73,12 +79,12 @@ class Waiter:
 
     # -- steps -------------------------------------------------------------------------------
 
-    def _wait(self, refusal: Refusal | None) -> Steps[Acquisition | None]:
+    def _wait(self, refused: Refused | None) -> Steps[Acquisition | None]:
         """Join the queue and wait until the lock is ours, or until the request's deadline."""
         mine = self.queue
         join(self, mine, self._new_turn)
-        if refusal is not None and self.queue is mine:
-            mine.refused(*refusal)
+        if refused is not None and self.queue is mine:
+            mine.refused(refused)
         turn = self.turn
         while turn is not None and not (yield turn.wait(self._request.left())):
             if self._request.deadline is not None:
@@ -89,9 +95,12 @@ class Waiter:
         """Take the lock if it is free, else register the queue."""
         sent_at = time.monotonic()
         call, patience = self.queue.acquire_call(self._request), self._request.patience()
-        reply = yield self._run(call, patience)
+        reply = parse_acquire((yield self._run(call, patience)), sent_at)
         self._request = self._request.with_margin(sent_at)
-        return self.queue.on_acquire_reply(self._request, reply, sent_at)
+        if isinstance(reply, Taken):
+            return self.queue.taken(self._request, reply)
+        self.queue.refused(reply)
+        return None
 
     def _wait_through_outages(self) -> Steps[Acquisition | None]:
         queue = self.queue
@@ -191,7 +200,8 @@ class Waiter:
             queue.registered_again()
             yield queue.disconnect()
             return None
-        acquired = queue.acquired(self._request, reply, sent_at)
+        taken = parse_acquire(reply, sent_at)
+        acquired = queue.taken(self._request, taken) if isinstance(taken, Taken) else None
         if not (yield queue.pop_ended(LAST_TRY_SECONDS)):
             yield queue.disconnect()  # Dead without a word; a grant lost on it ends by itself.
             return acquired

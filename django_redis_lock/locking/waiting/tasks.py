@@ -14,12 +14,12 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
 from ...keeper import keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused, printable
 from ...steps import adrive
 from ...threads import get_logger
 from ...transport import AsyncRawConnection, aconnect, arun, in_background, pack, server_of
 from .queue import WaitQueue
-from .steps import Refusal, Waiter
+from .steps import Waiter
 
 logger = get_logger("django_redis_lock.waiting")
 
@@ -144,10 +144,10 @@ class TaskWaiter(Waiter):
         queue = TaskQueue(server_of(client), request, asyncio.get_running_loop())
         super().__init__(client, request, queue)
 
-    async def wait(self, refusal: Refusal | None = None) -> Acquisition | None:
+    async def wait(self, refused: Refused | None = None) -> Acquisition | None:
         """As ``ThreadWaiter.wait``; cancelling it leaves no trace and loses no grant."""
         try:
-            return await adrive(self._wait(refusal))
+            return await adrive(self._wait(refused))
         except asyncio.CancelledError:
             await self._cancel_pop()
             self.queue.abandon(self)

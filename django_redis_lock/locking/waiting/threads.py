@@ -12,12 +12,12 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
 from ...keeper import SentOnce, keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused
 from ...steps import drive
 from ...threads import Mutex
 from ...transport import RawConnection, Server, has_socket, pack, run, server_of, shut
 from .queue import WaitQueue
-from .steps import MayNotBlock, Refusal, Waiter
+from .steps import MayNotBlock, Waiter
 
 
 class PendingReply:
@@ -133,18 +133,18 @@ class ThreadWaiter(Waiter):
     def __init__(self, client: Any, request: AcquireRequest) -> None:
         super().__init__(client, request, ThreadQueue(server_of(client), request))
 
-    def wait(self, refusal: Refusal | None = None) -> Acquisition | None:
+    def wait(self, refused: Refused | None = None) -> Acquisition | None:
         """Wait until the lock is ours, or until the request's deadline. A caller that is
         interrupted before it has noted the outcome must release ``AcquireRequest.may_hold``.
 
         Args:
-            refusal: the answer to the ACQUIRE with the request's waiter id, if one was sent.
+            refused: the reply to the ACQUIRE with the request's waiter id, if one was sent.
 
         Raises:
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
         """
         try:
-            acquired = drive(self._wait(refusal))
+            acquired = drive(self._wait(refused))
             self.queue.leave(self)
             return acquired
         except BaseException:

@@ -20,7 +20,6 @@ from ...cache import lock_cache
 from ...conf import Conf
 from ...locking import Lock
 from ...protocol import (
-    CLOCK,
     FIGURES,
     INDEX,
     Call,
@@ -32,6 +31,7 @@ from ...protocol import (
     script,
     wake_key,
 )
+from ...protocol.holder_scripts import CLOCK
 from ...transport import (
     PASSING,
     Server,

@@ -23,6 +23,7 @@ from ...protocol import (
     HolderInfo,
     Owner,
     Script,
+    Vanished,
     as_bytes,
     bounded,
     events_key,
@@ -266,7 +267,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, only_locks: Prefixes = ()
     return Inspection(
         held,
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
-        read_events(as_bytes(stored), *vanished),
+        read_events(as_bytes(stored), *(Vanished(*each) for each in vanished)),
         holders,
         as_bytes(other).decode() or ("string" if others else ""),
     )

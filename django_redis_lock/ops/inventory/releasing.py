@@ -23,8 +23,8 @@ from ...protocol import (
     flight_key,
     flight_stream,
     keys_at,
-    reset_call,
 )
+from ...protocol.holder_scripts import reset_call
 from ...singleflight import END_FLIGHT
 from ...transport import is_cluster, run, run_all
 from .listing import (

@@ -23,10 +23,10 @@ from django_redis_lock.protocol import INDEX, Call, lock_keys, new_token, parse_
 from django_redis_lock.protocol.acquisition import (
     AcquireRequest,
     Grant,
-    parse_acquire,
     release_call,
 )
 from django_redis_lock.transport import execute
+from tests.holding import table_of
 
 LIMIT = 2
 KEYS = lock_keys(b"model")
@@ -129,7 +129,7 @@ class Places(RuleBasedStateMachine):
         else:
             place = self._choose(caller.limit)
         request = caller.request.acquire(caller.waiter if waits else b"")
-        reply = parse_acquire(self._run(request, twice))
+        reply = table_of(self._run(request, twice))
         assert reply[0] == (place or 0)
         if place:
             self._put(place, caller.request.token)
