@@ -255,8 +255,8 @@ class DirectConnection:
     """A ``RawConnection`` that goes past redis-py's layers, and does not connect again.
 
     Its socket does not block. The system's own limit for a call (SO_RCVTIMEO) would begin again
-    after each signal, so that a periodic one could postpone it without end; ``poll`` has a
-    deadline.
+    after each signal, so that a periodic one could postpone it without end; Python's timeout is a
+    deadline. Only reads have one: a write with a timeout would cost one more system call.
     """
 
     generation = 0  #: See ``Server.renew``.
@@ -267,6 +267,7 @@ class DirectConnection:
         self._sock.setblocking(False)
         self._reader = reader_for(connection)
         self._buffer = bytearray(_READ_BYTES)
+        self._input = _SameSocket(fileno=self._sock.fileno())
         readable, writable = select.poll(), select.poll()
         readable.register(self._sock, select.POLLIN)
         writable.register(self._sock, select.POLLOUT)
@@ -277,6 +278,7 @@ class DirectConnection:
     def allow(self, timeout: float) -> None:
         """From now on a reply may take so many seconds."""
         self._milliseconds = timeout * 1000
+        self._input.settimeout(timeout)
 
     def connect(self) -> None:
         """It is connected."""
@@ -284,6 +286,7 @@ class DirectConnection:
     def disconnect(self) -> None:
         # The number of the socket may be another file's from now on: do not wait for that.
         self._readable = self._writable = _at_once
+        self._input.detach()
         self._connection.disconnect()  # That closes the socket, so using it is an OSError.
 
     def send_command(self, *args: Any) -> None:
@@ -320,9 +323,7 @@ class DirectConnection:
     def read_response(self) -> Any:
         try:
             while (reply := self._reader.gets()) is INCOMPLETE:
-                if not self._readable(self._milliseconds):
-                    raise TimeoutError
-                received = self._sock.recv_into(self._buffer)
+                received = self._input.recv_into(self._buffer)
                 if not received:
                     raise RedisConnectionError("Connection closed by server.")
                 self._reader.feed(self._buffer, 0, received)
@@ -347,6 +348,13 @@ class DirectConnection:
 
 def _at_once(milliseconds: float) -> bool:
     return True
+
+
+class _SameSocket(_socket.socket):
+    """A connection's socket with another timeout; only the connection closes it."""
+
+    def __del__(self) -> None:
+        self.detach()
 
 
 def direct(connection: Any) -> RawConnection:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import secrets
 import signal
@@ -28,6 +29,7 @@ from tests.redis_server import RedisServer
 from .checker import check
 from .history import Event, History, read_histories
 from .servers import Clustered, Proxied, Replicated, Servers, SteppedClock
+from .stacks import Watch, read_stacks
 from .workers import DEADLINE, LOCKS
 
 __all__ = ["WORKLOADS", "Run", "Workload", "main"]
@@ -98,8 +100,9 @@ class Run:
             for _ in range(self.count):
                 self._start_worker()
             self._begin()
-            self._disturb()
-            self._await_workers()
+            with Watch(self._folder, [self._progress], self._pids):
+                self._disturb()
+                self._await_workers()
             events = read_histories(self._folder)
             found = check(events, exclusive=self.workload.exclusive)
             found += self._misbehaviour(events)
@@ -107,6 +110,16 @@ class Run:
             self.summary = Counter(event.kind for event in events)
             self.faults = Counter(e.values["what"] for e in events if e.kind == "fault")
             return found
+
+    @property
+    def _progress(self) -> str:
+        """The event that says that a process got what it wants."""
+        return "read" if self.workload.work == "cache" else "held"
+
+    def _pids(self) -> list[int]:
+        """Of the processes that have begun."""
+        workers = list(self._workers.items())
+        return [w.pid for name, w in workers if (self._folder / f"{name}.history").exists()]
 
     # -- the processes -------------------------------------------------------------------------
 
@@ -205,11 +218,12 @@ class Run:
                 many = after["files"] > MOST_FILES or after["threads"] > MOST_THREADS
                 if many or growth > MOST_GROWTH:
                     yield f"{event.process}: {event.values['before']} became {after}"
-        working = "read" if self.workload.work == "cache" else "held"
-        if not any(
-            e.kind == working and e.at > self._deadline - self._servers.calm for e in events
-        ):
-            yield "nobody had anything done at the end, long after the last fault"
+        calm = self._deadline - self._servers.calm
+        if not any(event.kind == self._progress and event.at > calm for event in events):
+            yield (
+                "nobody had anything done at the end, long after the last fault\n"
+                f"load {os.getloadavg()}\n{read_stacks(self._folder)}"
+            )
 
     def _leftovers(self) -> Iterator[str]:
         """When all lifetimes are over, nothing may be left but what expires within days."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import until
+
 from .checker import UNCONFIRMED, check
 from .history import Event, History, read_histories
 from .runner import Run
+from .stacks import Watch, read_stacks
 
 
 def event(kind: str, at: float, process: str = "a", **values: Any) -> Event:
@@ -190,6 +196,39 @@ def test_a_killed_process_leaves_its_history(tmp_path) -> None:
         file.write('{"kind": "he')
     (found,) = read_histories(tmp_path)
     assert (found.kind, found.process, found.values["fence"]) == ("held", "killed", 1)
+
+
+WAITING = """
+import asyncio, sys, threading
+from pathlib import Path
+from tests.soak.history import History
+from tests.soak.stacks import on_demand
+
+folder = Path(sys.argv[1])
+on_demand(folder, "waiting")
+
+async def wait_for_nothing():
+    on_demand(folder, "waiting", asyncio.get_running_loop())
+    History(folder, "waiting").write("began")
+    await asyncio.Event().wait()
+
+threading.Thread(target=threading.Event().wait, name="idle", daemon=True).start()
+asyncio.run(wait_for_nothing())
+"""
+
+
+def test_a_process_without_progress_says_what_it_waits_for(tmp_path) -> None:
+    """Its threads, and its tasks."""
+    command = [sys.executable, "-c", WAITING, str(tmp_path)]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as waiting:
+        try:
+            until(lambda: read_histories(tmp_path))
+            with Watch(tmp_path, ["held"], lambda: [waiting.pid], stuck=0.2):
+                until(lambda: "wait_for_nothing" in read_stacks(tmp_path))
+        finally:
+            waiting.kill()
+    assert "-- waiting\n" in read_stacks(tmp_path)
+    assert "threading.py" in read_stacks(tmp_path)
 
 
 @pytest.mark.slow

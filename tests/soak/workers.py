@@ -53,6 +53,7 @@ from tests.redis_topologies import SentinelServers
 
 from .checker import BLOCKING_TIMEOUT, LIFETIME
 from .history import History
+from .stacks import on_demand
 
 NAMES = 3
 LOCKS = [f"soak-{number}" for number in range(NAMES)]
@@ -303,6 +304,7 @@ class Work:
 
     async def _tasks(self) -> None:
         self._note_computations()
+        on_demand(Path(self.order.folder), self.order.name, asyncio.get_running_loop())
         client = redis.asyncio.Redis.from_url(
             self.order.servers[0],
             socket_timeout=SOCKET_TIMEOUT,
@@ -527,6 +529,7 @@ def resources() -> dict[str, int]:
 def main() -> None:
     faulthandler.enable()  # If the process crashes, its errors say where.
     order = Order(**json.loads(sys.argv[-1]))
+    on_demand(Path(order.folder), order.name)
     os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
     os.environ["REDIS_URL"] = order.servers[0]
     django.setup()
