@@ -19,12 +19,11 @@ from ..protocol import (
     Acquisition,
     Call,
     check_bool,
-    check_count,
-    check_limit,
     check_name,
     check_seconds,
     check_token,
     check_wait,
+    checked_options,
     lock_keys,
     longest_hold,
     named_token,
@@ -32,7 +31,7 @@ from ..protocol import (
     release_call,
     waiter_id,
 )
-from ..transport import Server, check_for_tasks, is_cluster, may_have_run, server_of
+from ..transport import Server, check_for_tasks, encoded, is_cluster, may_have_run, server_of
 from . import waiting
 from .hold import Hold, Renewal, Renewals
 from .local_state import Entry, State, ThreadState, ThreadStateWithToken
@@ -118,21 +117,20 @@ class BaseLock:
             for client in redis if isinstance(redis, tuple) else (redis,):
                 check_for_tasks(client)
         self.name = check_name(name)
-        self.timeout = check_seconds("timeout", timeout, none="a lock that never expires")
-        self.sleep = check_seconds("sleep", sleep, zero=True)
-        self.blocking = check_bool("blocking", blocking)
-        self.blocking_timeout = check_wait(blocking_timeout)
-        self.thread_local = check_bool("thread_local", thread_local)
-        self.raise_on_release_error = check_bool("raise_on_release_error", raise_on_release_error)
-        self.renew = check_bool("renew", renew)
-        self.max_hold = check_seconds("max_hold", max_hold, none="no end to its renewal")
-        self.min_hold = check_seconds("min_hold", min_hold, zero=True) or 0.0
+        values: tuple[Any, ...]  # In the order of ``OPTIONS``.
+        values = timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error
+        values += renew, max_hold, min_hold, cancel_on_lost, warn_after
+        values += replicas, grant_timeout, reentrant, limit
+        checked = checked_options(*values)
+        self.timeout, self.sleep, self.blocking, self.blocking_timeout, *_ = checked
+        self.thread_local, self.raise_on_release_error, self.renew, self.max_hold = checked[4:8]
+        self.min_hold, self.cancel_on_lost, self.warn_after, self.replicas = checked[8:12]
+        self.grant_timeout, self.reentrant, self.limit = checked[12:]
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost must be callable, not {on_lost!r}")
         if on_lost and iscoroutinefunction(on_lost) and not self.asynchronous:
             raise TypeError("on_lost must be a plain function: a thread has no event loop")
         self.on_lost = on_lost
-        self.cancel_on_lost = check_bool("cancel_on_lost", cancel_on_lost)
         if cancel_on_lost and not self.asynchronous:
             raise TypeError(
                 "cancel_on_lost must be False: only a task can be cancelled. It is for AsyncLock, "
@@ -142,20 +140,9 @@ class BaseLock:
             raise TypeError(f"label must be a str or None, not {label!r}")
         self.label = label or ""
         self.group = check_group(group)
-        self.replicas = check_count("replicas", replicas)
-        self.grant_timeout = check_seconds("grant_timeout", grant_timeout) or 2.0
-        if self.timeout is None and (renew or max_hold is not None):
-            raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
-        if self.max_hold is not None and not renew:
-            raise ValueError("max_hold needs renew=True: any other lock ends after its timeout")
-        if self.max_hold is not None and self.min_hold > self.max_hold:
-            raise ValueError("min_hold must not be longer than max_hold")
-        self.limit = limit if type(limit) is int and limit == 1 else check_limit(limit)
-        self.warn_after = check_seconds("warn_after", warn_after, none="80 % of its lifetime")
         self.warns_after = warn_after or longest_hold(renew, self.timeout, self.max_hold) * 0.8
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
         self.id = None if id is None else self._encode(check_token(id))
-        self.reentrant = check_bool("reentrant", reentrant)
         if self.reentrant and id is not None:
             raise ValueError("reentrant and id exclude each other: a token does not name a caller")
         self.local: Any = self._new_state() if self.thread_local else State()
@@ -166,8 +153,7 @@ class BaseLock:
         return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
 
     def _encode(self, value: str | bytes) -> bytes:
-        encoded: bytes = self.redis.get_encoder().encode(value)
-        return encoded
+        return value if type(value) is bytes else encoded(self.redis, value)
 
     def _server(self) -> Server | None:
         return server_of(self.redis)
@@ -233,7 +219,7 @@ class BaseLock:
 
     @property
     def _shown(self) -> str | bytes:
-        """The name in errors: as the caller wrote it."""
+        """The name, as the caller wrote it."""
         return self.cache_key or self.name
 
     # -- acquiring ---------------------------------------------------------------------------
@@ -264,12 +250,12 @@ class BaseLock:
             self.timeout,
             self.grant_timeout,
             max(pause or 0.0, 0.001),
-            deadline=time.monotonic() + wait if wait else None,
-            may_hold=[(mine, attempt)],
-            replicas=self.replicas,
-            subject=self.subject,
-            waiter=b"" if wait == 0 else self._new_waiter(),
-            limit=self.limit,
+            time.monotonic() + wait if wait else None,
+            [(mine, attempt)],
+            self.replicas,
+            self.subject,
+            b"" if wait == 0 else self._new_waiter(),
+            self.limit,
         )
         return request, wait
 
@@ -318,12 +304,12 @@ class BaseLock:
     def _release_call(self, token: bytes) -> Call:
         hold: Hold | None = self.local.hold
         if hold is None:
-            how: Any = {"limit": self.limit}
-            return release_call(self.keys, token, new_token(), self.grant_timeout, **how)
+            terms = (self.grant_timeout, 0.0, 0, b"", self.limit)
+            return release_call(self.keys, token, new_token(), *terms)
         entry = self.local.entry
         min_hold = self.min_hold if entry is None else entry.min_hold
-        of_this = (min_hold, hold.fence, hold.attempt, hold.limit)
-        return release_call(hold.keys, token, new_token(), self.grant_timeout, *of_this)
+        of_it = (min_hold, hold.fence, hold.attempt, hold.limit)
+        return release_call(hold.keys, token, new_token(), self.grant_timeout, *of_it)
 
     def _forget(self, hold: Hold | None) -> None:
         """The server has answered: the token of ``hold`` is used up."""

@@ -74,8 +74,10 @@ from .script import script as script
 from .script import shared as shared
 from .validation import MAX_LIMIT as MAX_LIMIT
 from .validation import ON_REDIS_DOWN as ON_REDIS_DOWN
+from .validation import OPTIONS as OPTIONS
 from .validation import check_bool as check_bool
 from .validation import check_count as check_count
+from .validation import check_holds as check_holds
 from .validation import check_limit as check_limit
 from .validation import check_name as check_name
 from .validation import check_name_in_cache as check_name_in_cache
@@ -85,5 +87,6 @@ from .validation import check_seconds as check_seconds
 from .validation import check_share as check_share
 from .validation import check_token as check_token
 from .validation import check_wait as check_wait
+from .validation import checked_options as checked_options
 from .validation import longest_hold as longest_hold
 from .validation import milliseconds as milliseconds

@@ -134,13 +134,13 @@ class AcquireRequest(NamedTuple):
     grant_timeout: float
     sleep: float = 0.1
     deadline: float | None = None
-    margin: float = 0.0
-    outage_patience: float = math.inf
     may_hold: Any = ()
     replicas: int = 0
     subject: Subject | None = None
     waiter: bytes = b""
     limit: int = 1
+    margin: float = 0.0
+    outage_patience: float = math.inf
 
     @property
     def chosen(self) -> bool:
@@ -235,8 +235,8 @@ class AcquireRequest(NamedTuple):
 
     def acquired(self, taken: Taken, contended: bool = False) -> Acquisition:
         place, fence, _, began, _ = taken
-        of_it = (self.token, fence, began, self.until(began), self.attempt)
-        return Acquisition(*of_it, None, contended, place)
+        until = self.until(began)
+        return Acquisition(self.token, fence, began, until, self.attempt, None, contended, place)
 
     def taken(
         self, grant: Grant, came_at: float, until: float, pending: PendingLifetime | None = None

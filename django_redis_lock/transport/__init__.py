@@ -34,6 +34,7 @@ from .refusals import is_misdirected as is_misdirected
 from .refusals import refusal as refusal
 from .refusals import refusal_in as refusal_in
 from .registry import check_for_tasks as check_for_tasks
+from .registry import encoded as encoded
 from .registry import server_of as server_of
 from .registry import standing_in as standing_in
 from .retry import OUTAGE as OUTAGE

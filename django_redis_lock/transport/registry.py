@@ -16,6 +16,7 @@ from .server import Server, disconnect_idle
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
 _by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
+_encoders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 #: Makes what takes the place of a server, while something does.
 _make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
 _registry = free_after_fork(Mutex())
@@ -55,6 +56,16 @@ def server_of(client: Any) -> Server:
         _by_pool[pool] = server
         server.pools.add(weakref.ref(pool, server.pools.discard))
         return server
+
+
+def encoded(client: Any, text: str | bytes) -> bytes:
+    """``text`` in the encoding of ``client``, whose encoder redis-py would make anew each time."""
+    pool = getattr(client, "connection_pool", client)
+    encoder = _encoders.get(pool)
+    if encoder is None:
+        encoder = _encoders[pool] = client.get_encoder()
+    data: bytes = encoder.encode(text)
+    return data
 
 
 def renew_pool(pool: Any) -> None:

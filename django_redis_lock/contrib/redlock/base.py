@@ -44,7 +44,7 @@ from ...protocol import (
     named_token,
 )
 from ...steps import Steps
-from ...transport import Server, is_outage, may_have_run, server_of
+from ...transport import Server, encoded, is_outage, may_have_run, server_of
 from .votes import (
     Ballot,
     QuorumAcquisition,
@@ -238,8 +238,7 @@ class Quorum(LockOperations):
         return tuple(server_of(client) for client in self.redis)
 
     def _encode(self, value: str | bytes) -> bytes:
-        encoded: bytes = self.redis[0].get_encoder().encode(value)
-        return encoded
+        return encoded(self.redis[0], value)
 
     def _server(self) -> Server:
         """The server that stores the metrics: the first one."""
