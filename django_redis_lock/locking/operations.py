@@ -120,7 +120,8 @@ class LockOperations(BaseLock):
         try:
             reply = parse_acquire((yield self._send_acquire(request)), sent_at)
             if isinstance(reply, Taken):
-                self._note_vanished(reply)
+                if reply.vanished is not None:
+                    self._note_vanished(reply)
                 return request.acquired(reply)
             refused = reply
             self._on_contended(wait != 0)
