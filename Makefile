@@ -115,7 +115,8 @@ messages: $(INSTALLED) ## Bring the catalogues up to date, and compile them; nee
 bench: $(INSTALLED_BENCH) ## Measure against other locks.
 	$(RUN) -m benchmarks $(ARGS)
 
-clean: ## Remove what these targets have made.
+clean: ## Remove what these targets have made, and what killed runs of the tests have left.
+	-$(PYTHON) -m tests.leftovers
 	rm -rf $(VENV) $(VENV_NEWEST) $(VENV_OLDEST) .tox build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -17,6 +17,7 @@ from .extension import on_first_use
 from .locking import Lock
 
 if TYPE_CHECKING:
+    from .contrib.idempotency import idempotent
     from .contrib.redlock import AsyncRedlock, Redlock
     from .contrib.several_names import AsyncMultiLock, MultiLock
     from .decorators import locked
@@ -41,6 +42,7 @@ __all__ = [
     "cached",
     "cached_page",
     "current_lock",
+    "idempotent",
     "locked",
 ]
 
@@ -53,6 +55,7 @@ __getattr__ = on_first_use(
     {
         "decorators": "cached cached_page current_lock locked",
         "locking": "AsyncLock",
+        "contrib.idempotency": "idempotent",
         "contrib.redlock": "AsyncRedlock Redlock",
         "contrib.several_names": "AsyncMultiLock MultiLock",
     },

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import messages
 from django.core.management import CommandError
@@ -192,7 +192,9 @@ def _stylesheet() -> str:
 
 
 def _seconds(seconds: float) -> str:
-    number, unit = max(0, round(seconds)), "second"
+    number, unit = round(seconds), "second"
+    if number < 1:
+        return "less than a second"
     if seconds >= 120:
         number, unit = round(seconds / 60), "minute"
     return f"{number} {unit}" + "s" * (number != 1)
@@ -223,21 +225,31 @@ def service_unavailable(
 OnConflict = Callable[..., Any]
 
 
-def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+if TYPE_CHECKING:
+
+    class Skipped:
+        """For type checkers: what ``skip`` returns depends on what is decorated."""
+
+    class Raised:
+        """For type checkers: nothing is returned. (``NoReturn`` fits each overload.)"""
+
+
+def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Skipped:
     """Do nothing: a function and a task return None, a command exits with 0 and prints nothing, a
     view returns 204."""
-    if request_of(args, kwargs) is None:
-        return None
-    return HttpResponse(status=204, headers={"Cache-Control": "no-store"})
+    response: Any = None
+    if request_of(args, kwargs) is not None:
+        response = HttpResponse(status=204, headers={"Cache-Control": "no-store"})
+    return cast("Skipped", response)
 
 
-def raise_error(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+def raise_error(conflict: Conflict, *args: Any, **kwargs: Any) -> Raised:
     """Raise ``LockNotAcquired`` also from a view or a command, for a middleware or a caller that
     handles it."""
     raise conflict.error()
 
 
-def respond(template: str = TEMPLATE, *, status: int = 409) -> OnConflict:
+def respond(template: str = TEMPLATE, *, status: int = 409) -> Callable[..., HttpResponse]:
     """Respond with another page.
 
     Args:
@@ -252,7 +264,9 @@ def respond(template: str = TEMPLATE, *, status: int = 409) -> OnConflict:
     return answer
 
 
-def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) -> OnConflict:
+def redirect_to(
+    to: Any, *arguments: Any, message: str = "", **keywords: Any
+) -> Callable[..., HttpResponse]:
     """Redirect the browser, for instance back to the list with the button.
 
     Args:
@@ -279,7 +293,7 @@ def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) ->
     return answer
 
 
-def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Raised:
     """Let Celery retry the task when the lock may be free. Each retry counts towards
     ``max_retries``. In eager mode, where Celery would retry at once, LockNotAcquired is raised."""
     task: Any = args[0] if args else None

@@ -37,7 +37,7 @@ class LockError(redis_exceptions.LockError):
     """Base of every error this package raises about a lock.
 
     Attributes:
-        lock_name (str): the lock's name as the caller wrote it; in a cache, its key is longer.
+        lock_name (str | None): the lock's name as the caller wrote it; its key may be longer.
         holder (Owner | None): the holder at the time of the error, if known.
     """
 
@@ -53,7 +53,7 @@ class LockError(redis_exceptions.LockError):
         super().__init__(message)
         self.args = (text,)
         self.message = text  # Sentry shows it.
-        self.lock_name: Any = None if lock_name is None else _text(lock_name)
+        self.lock_name: str | None = None if lock_name is None else _text(lock_name)
         self.holder = holder
 
     def __repr__(self) -> str:
@@ -66,7 +66,22 @@ class LockError(redis_exceptions.LockError):
 
 
 class LockNotOwnedError(LockError, redis_exceptions.LockNotOwnedError):
-    """This lock object does not hold the lock (any more): it expired, or was reset."""
+    """This lock object does not hold the lock (any more): it expired, or was reset.
+
+    Attributes:
+        reason (str): why it does not, as far as that is known; the message has it, too.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        lock_name: str | bytes | None = None,
+        holder: Owner | None = None,
+        *,
+        reason: str = "",
+    ) -> None:
+        super().__init__(message, lock_name, holder)
+        self.reason = reason
 
 
 class LockLost(LockNotOwnedError):

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
+from . import lanes
 from .processes import STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
@@ -92,17 +94,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    lanes.everything = config.getoption("--all")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a table marked ``sample(n)``, run each n-th cell (0: none); with ``--all``, all. Where n
-    and the length of a row have no common factor, each row and each column has cells that run."""
-    if config.getoption("--all"):
+    """Of a table marked ``sample(n)``, run each n-th cell (0: none), or of a class so marked, each
+    n-th test; with ``--all``, all. Where n and the length of a row have no common factor, each row
+    and each column has cells that run. A second number is the first cell: of n classes with the
+    same tests, each then runs other ones."""
+    if lanes.everything:
         return
     seen: Counter[str] = Counter()
     left_out: list[pytest.Item] = []
     for item in items:
-        if (mark := item.get_closest_marker("sample")) is not None:
-            table = item.nodeid.partition("[")[0]
-            if not mark.args[0] or seen[table] % mark.args[0]:
+        for node, mark in islice(item.iter_markers_with_node("sample"), 1):
+            table = node.nodeid.partition("[")[0]
+            each, first = (*mark.args, 0)[:2]
+            if not each or (seen[table] - first) % each:
                 left_out.append(item)
             seen[table] += 1
     if left_out:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views import View
 from typing_extensions import assert_type
 
-from django_redis_lock import AsyncLock, Lock, current_lock, locked
+from django_redis_lock import AsyncLock, Lock, LockNotAcquired, current_lock, locked
+from django_redis_lock.contention import raise_error, redirect_to, skip
 
 
 @locked
@@ -36,6 +37,36 @@ def or_none(pk: int) -> float:
 @locked("work", default=0)
 async def awaited_or_zero(pk: int) -> str:
     return ""
+
+
+@locked("work", on_conflict=skip)
+def skipped(pk: int) -> float:
+    return 1.0
+
+
+@locked("work", on_conflict=skip)
+async def awaited_and_skipped(pk: int) -> str:
+    return ""
+
+
+@locked("work", on_conflict=skip)
+def view_skipped(request: HttpRequest, pk: int) -> HttpResponse:
+    return HttpResponse()
+
+
+@locked("work", on_conflict=redirect_to("home"))
+def redirected(request: HttpRequest, pk: int) -> JsonResponse:
+    return JsonResponse({})
+
+
+@locked("work", on_conflict=raise_error)
+def raised(pk: int) -> float:
+    return 1.0
+
+
+@locked("work", on_conflict=redirect_to("home"))
+class Redirected(View):
+    number = 7
 
 
 @locked("view-{pk}")
@@ -78,8 +109,21 @@ async def check() -> None:
     with locked("work") as lock:
         assert_type(lock, Lock)
         assert_type(current_lock().fence, int | None)
-    async with locked("work") as either:
-        assert_type(either, AsyncLock | Lock)
+        current_lock().extend(5)
+        current_lock().min_hold = 0
+    async with locked("work") as alock:
+        assert_type(alock, AsyncLock)
+        await current_lock().extend(5)
+    assert_type(skipped(1), float | None)
+    assert_type(await awaited_and_skipped(1), str | None)
+    assert_type(view_skipped(HttpRequest(), pk=1), HttpResponse)
+    assert_type(redirected(HttpRequest(), pk=1), JsonResponse | HttpResponse)
+    assert_type(raised(1), float)
+    assert_type(Redirected().number, int)
+    try:
+        bare(1)
+    except LockNotAcquired as error:
+        assert_type(error.lock_name, str | None)
 
     # mypy must refuse these: an ignore that is not needed would be an error.
     bare("1")  # type: ignore[arg-type]

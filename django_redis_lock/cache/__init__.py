@@ -18,6 +18,9 @@ from django_redis.util import CacheKey
 
 from .. import transport
 from ..extension import on_first_use, part
+from .aliases import cache as cache
+from .aliases import caches as caches
+from .aliases import value_cache as value_cache
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -36,6 +39,9 @@ from .reading import failing_as_django_redis, originals
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
     from .on_commit import FunctionOnCommit as FunctionOnCommit
+    from .typed import AsyncLockArguments as AsyncLockArguments
+    from .typed import CurrentLock as CurrentLock
+    from .typed import LockArguments as LockArguments
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -308,4 +314,10 @@ _FOR_THREADS = (
 )
 RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS))
 
-__getattr__ = on_first_use(__name__, {"contrib.locmem": "LocMemCache"})
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "contrib.locmem": "LocMemCache",
+        "cache.typed": "AsyncLockArguments CurrentLock LockArguments",
+    },
+)

@@ -13,7 +13,7 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache, default_
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
-from django_redis.client import DefaultClient, ShardClient
+from django_redis.client import DefaultClient, HerdClient, ShardClient
 
 from .. import locking, transport
 from ..conf import SETTING, Conf, given
@@ -27,8 +27,11 @@ from ..protocol import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..locking import AsyncLock, Lock
     from ..ops.inventory import Inventory
+    from .typed import AsyncLockArguments, LockArguments
 
     AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
@@ -118,6 +121,11 @@ class LockCache(BaseCache):
         return has_plain_keys(self)
 
     @cached_property
+    def computes_once(self) -> bool:
+        """Whether ``get_or_set`` works, as it does not with some clients of django-redis."""
+        return self._has_primary and not isinstance(self.client, HerdClient)
+
+    @cached_property
     def _has_primary(self) -> bool:
         """Whether one server decides about each key."""
         client = self.client
@@ -136,7 +144,7 @@ class LockCache(BaseCache):
         blocking_timeout: float | None = None,
         client: Any = None,
         thread_local: bool = True,
-        **options: Any,
+        **options: Unpack[LockArguments],
     ) -> Lock:
         """A lock named ``key``. Its key in Redis cannot be the key of a cached value.
 
@@ -152,13 +160,14 @@ class LockCache(BaseCache):
             limit: how many may hold the lock at a time. Default: 1.
             options: see ``django_redis_lock.Lock``.
         """
-        options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
-        options["thread_local"] = thread_local
+        chosen: Any = options
+        chosen.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
+        chosen["thread_local"] = thread_local
 
         def name_of(name: str) -> str:
             return self._lock_name(name, version)
 
-        lock: Lock = self._make(key, timeout, client, options, name_of, asynchronous=False)
+        lock: Lock = self._make(key, timeout, client, chosen, name_of, asynchronous=False)
         return lock
 
     def alock(
@@ -168,7 +177,7 @@ class LockCache(BaseCache):
         timeout: float | None = SETTING,
         *,
         client: Any = None,
-        **options: Any,
+        **options: Unpack[AsyncLockArguments],
     ) -> AsyncLock:
         """``lock`` for asyncio: ``async with cache.alock("import"):``.
 

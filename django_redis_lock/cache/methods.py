@@ -29,7 +29,9 @@ from .get_or_set import GetOrSet, waiting_thread
 if TYPE_CHECKING:
     from . import RedisCache
     from .on_commit import OnCommit
-
+    from .typed import TypedValues
+else:
+    TypedValues = GetOrSet
 
 #: The most held locks that ``keys()`` leaves out where their keys do not show what they are.
 MAX_HIDDEN = 10_000
@@ -178,7 +180,7 @@ class WithoutLocks:
 _PROBES = ("9d41f0", "c7e25a" * 100)
 
 
-class Writes(GetOrSet):
+class Writes(TypedValues):
     """The part of the backends that marks values stale, and knows which keys are its own."""
 
     # Of django-redis.

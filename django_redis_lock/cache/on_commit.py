@@ -4,16 +4,13 @@ is computed again by others from the old data, and stored."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+from typing import Any, Generic, ParamSpec
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.db import transaction
 from django_redis.util import CacheKey
 
 from ..conf import SETTING
-
-if TYPE_CHECKING:
-    from .methods import Writes
 
 P = ParamSpec("P")
 
@@ -22,7 +19,7 @@ class OnCommit:
     """Methods of a cache that invalidate values, done after the commit: see ``cache.on_commit``.
     Keys are made at the call, from the caller's state."""
 
-    def __init__(self, cache: Writes, using: str | None, robust: bool) -> None:
+    def __init__(self, cache: Any, using: str | None, robust: bool) -> None:
         self._cache, self._using, self._robust = cache, using, robust
 
     def call(self, function: Callable[[], Any]) -> None:

@@ -14,7 +14,7 @@ is the last argument. The functions act on the place whose keys are in KEYS[1] a
 
 from __future__ import annotations
 
-from ..protocol.holder_scripts import IS_KNOWN, RESET_BODY
+from ..protocol.holder_scripts import IS_KNOWN, RECORD, RESET_BODY
 from ..protocol.lock_scripts import (
     ACQUIRE_BODY,
     EXTEND_BODY,
@@ -119,6 +119,7 @@ end
 
 _library += common
 shared(IS_KNOWN, _library)
+shared(RECORD, _library)
 
 # unregister(waiter): it waits no more. Two releases may have made grants for it; those that have no
 # waiter are taken back.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from asgiref.sync import sync_to_async
 
@@ -12,12 +12,20 @@ from .key_template import Names, Template, names_from, short
 from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
 from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
-from .wrapper import LockedFunction, declarations, decorate
+from .transactions import after_commit
+from .views import is_api_view, is_dispatch, view_of
+from .wrapper import LockedFunction, around_handlers, declarations, decorate
 
 if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from django.http.response import HttpResponseBase
     from typing_extensions import Unpack
 
+    from ..contention import Raised, Skipped
     from ..locking import AsyncLock, Lock
+
+    Response = HttpResponseBase | Coroutine[Any, Any, HttpResponseBase]
+    View = TypeVar("View", bound=Callable[Concatenate[HttpRequest, ...], Response])
 
 __all__ = [
     "CachedFunction",
@@ -25,25 +33,51 @@ __all__ = [
     "LockedFunction",
     "LockedWithDefault",
     "RetryUntil",
+    "after_commit",
+    "around_handlers",
     "cached",
     "cached_page",
     "current_lock",
     "declarations",
     "interrupt_main_thread",
+    "is_api_view",
+    "is_dispatch",
     "locked",
     "outages_not_logged",
+    "view_of",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D")
 Target = TypeVar("Target")
+Class = TypeVar("Class", bound=type)
 
 
 @overload
 def locked(
-    name: str | Sequence[str] | None = None, /, **options: Unpack[LockOptions]
+    name: str | Sequence[str] | None = None,
+    /,
+    *,
+    on_conflict: None = None,
+    **options: Unpack[LockOptions],
 ) -> Locked: ...
+@overload
+def locked(
+    name: str | Sequence[str] | None = None,
+    /,
+    *,
+    on_conflict: Callable[..., Coroutine[Any, Any, D]],
+    **options: Unpack[LockOptions],
+) -> LockedWithDefault[D]: ...
+@overload
+def locked(
+    name: str | Sequence[str] | None = None,
+    /,
+    *,
+    on_conflict: Callable[..., D],
+    **options: Unpack[LockOptions],
+) -> LockedWithDefault[D]: ...
 @overload
 def locked(
     name: str | Sequence[str] | None = None, /, *, default: D, **options: Unpack[LockOptions]
@@ -170,14 +204,14 @@ class Locked:
             raise
         self._sections.remove(section)
 
-    async def __aenter__(self) -> AsyncLock | Lock:
+    async def __aenter__(self) -> AsyncLock:
         by_function = callable(self.options.key)
         name = await sync_to_async(self._name)() if by_function else self._name()
         section = Section(self.options, name, asynchronous=True)
         if not await section.enter():
             raise (await section.conflict()).error()
         self._sections.append(section)
-        lock: AsyncLock | Lock = section.lock
+        lock: AsyncLock = section.lock
         return lock
 
     async def __aexit__(
@@ -221,11 +255,30 @@ def _filled(text: str) -> str:
 
 
 class LockedWithDefault(Generic[D], Locked):
-    """``locked(default=…)``: the decorated function may return the default."""
+    """``locked(default=…)`` and ``locked(on_conflict=…)``: the decorated function may return the
+    default, or what ``on_conflict`` returns."""
 
     if TYPE_CHECKING:
         # Narrower than Locked.__call__, which returns the type it is given.
         @overload  # type: ignore[override]
+        def __call__(self, target: Class) -> Class: ...
+        @overload
+        def __call__(  # type: ignore[overload-overlap]  # The others are for all others.
+            self: LockedWithDefault[Raised], target: Target
+        ) -> Target: ...
+        @overload
+        def __call__(  # type: ignore[overload-overlap]  # The next is for all others.
+            self: LockedWithDefault[Skipped], target: View
+        ) -> View: ...
+        @overload
+        def __call__(
+            self: LockedWithDefault[Skipped], target: Callable[P, Coroutine[Any, Any, R]]
+        ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+        @overload
+        def __call__(  # type: ignore[overload-overlap]  # As above.
+            self: LockedWithDefault[Skipped], target: Callable[P, R]
+        ) -> Callable[P, R | None]: ...
+        @overload
         def __call__(
             self, target: Callable[P, Coroutine[Any, Any, R]]
         ) -> Callable[P, Coroutine[Any, Any, R | D]]: ...

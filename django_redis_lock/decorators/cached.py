@@ -11,7 +11,7 @@ from asgiref.sync import iscoroutinefunction
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.views import View
 
-from ..cache import NamedKey, lock_cache
+from ..cache import NamedKey, value_cache
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
 from ..extension import part
@@ -145,19 +145,19 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
     def method(name: str, computes: bool, **options: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             compute = (functools.partial(function, *args, **kwargs),) if computes else ()
-            return getattr(lock_cache(using), name)(key_of(args, kwargs), *compute, **options)
+            return getattr(value_cache(using), name)(key_of(args, kwargs), *compute, **options)
 
         async def acall(*args: Any, **kwargs: Any) -> Any:
             compute = (functools.partial(function, *args, **kwargs),) if computes else ()
             made = await made_for_task(key_of, args, kwargs, by_function=callable(key))
-            return await getattr(lock_cache(using), f"a{name}")(made, *compute, **options)
+            return await getattr(value_cache(using), f"a{name}")(made, *compute, **options)
 
         return acall if iscoroutinefunction(function) else call
 
     cache_alias = using
 
     def on_commit(using: str | None = None, *, robust: bool = False) -> Any:
-        cache: Any = lock_cache(cache_alias)
+        cache: Any = value_cache(cache_alias)
         of_cache = cache.on_commit(using, robust=robust)
         return of_cache.of_function(wrapped, key_of, version=version, stale=stale)
 
@@ -195,7 +195,7 @@ def cached_page(
 
     Raises:
         TypeError, ValueError: an option is invalid.
-        ImproperlyConfigured: at the first call: the cache is not one of ours.
+        ImproperlyConfigured: at the first call: there is no such cache.
     """
     if not callable(timeout):
         check_seconds("timeout", timeout, zero=True, none="that of the response")

@@ -42,11 +42,13 @@ class CommandTerminator:
     In both cases, the process has this ``exit_code``.
     """
 
-    def __init__(self, command: BaseCommand, exit_code: int, name: str) -> None:
+    def __init__(
+        self, command: BaseCommand, exit_code: int, name: str, reason: Callable[[], str]
+    ) -> None:
         # Otherwise other code of the process (a server, a test) goes on.
         self.owns_process = bool(getattr(command, "_called_from_command_line", False))
         self.exit_code = exit_code
-        self.name = name
+        self.name, self.reason = name, reason
         self.cleanup_seconds = CLEANUP_SECONDS
         self.lost = False
         self._over = threading.Event()
@@ -87,7 +89,8 @@ class CommandTerminator:
         return result
 
     def _error(self) -> CommandError:
-        words = f"the lock {self.name} was lost while this ran; another run may have started"
+        why = f" ({self.reason()})" if self.reason() else ""
+        words = f"the lock {self.name} was lost while this ran{why}; another run may have started"
         return CommandError(" ".join(words.split()), returncode=self.exit_code)
 
     @contextmanager

@@ -33,7 +33,8 @@ _OF_LOCKS = {
 
 
 class LockOptions(TypedDict, total=False):
-    """The options of ``locked()``, explained there."""
+    """The options of ``locked()``, explained there; without those that change the type of the
+    result: ``default`` and ``on_conflict``."""
 
     key: str | Sequence[str] | Callable[..., str | Sequence[str]] | None
     using: str | Sequence[str] | None
@@ -46,7 +47,6 @@ class LockOptions(TypedDict, total=False):
     min_hold: float
     max_hold: float | None
     release: Literal["transaction", "now"]
-    on_conflict: OnConflict | None
     on_lost: Callable[[], Any] | Literal["terminate"] | None
     cancel_on_lost: bool
     status_code: int

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from redis.exceptions import AuthenticationError, RedisError
@@ -23,13 +23,16 @@ from ..clock import time
 from ..conf import Conf
 from ..contention import Conflict
 from ..exceptions import LockError
-from ..locking import BaseLock, Lock, is_inside
+from ..locking import BaseLock, is_inside
 from ..protocol import printable
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger, in_context
 from ..transport import is_outage
 from . import transactions
 from .options import OnLost, Options
+
+if TYPE_CHECKING:
+    from ..cache import CurrentLock
 
 logger = get_logger("django_redis_lock.locked")
 
@@ -59,10 +62,10 @@ class Entered(NamedTuple):
 _entered: ContextVar[tuple[Entered, ...]] = ContextVar("django_redis_lock_entered", default=())
 
 
-def current_lock() -> BaseLock:
+def current_lock() -> CurrentLock:
     """The innermost lock that ``locked()`` holds for the running call, for its ``fence``, ``lost``
-    and ``ensure_held()``. Threads and tasks that the call starts find it too if they run in a copy
-    of its context, as with ``sync_to_async`` and ``asyncio.create_task``::
+    and ``ensure_held()``, or to ``extend`` it. Threads and tasks that the call starts find it too
+    if they run in a copy of its context, as with ``sync_to_async`` and ``asyncio.create_task``::
 
         @locked("invoice-{pk}")
         def send_invoice(pk):
@@ -76,7 +79,8 @@ def current_lock() -> BaseLock:
     entered = _entered.get()
     if not entered:
         raise LockError("current_lock() works inside what locked() decorates: no lock is held here")
-    return entered[-1].lock
+    lock: Any = entered[-1].lock
+    return cast("CurrentLock", lock)
 
 
 def caller() -> tuple[int, int]:
@@ -172,6 +176,9 @@ class Section:
     def conflict(self) -> Any:
         return self._drive(self._conflict())
 
+    def lost_reason(self) -> str:
+        return str(getattr(self.lock, "lost_reason", ""))
+
     def abandon(self) -> None:
         """A signal handler's exception interrupted the section: the keeper releases."""
         lock = getattr(self, "lock", None)
@@ -216,10 +223,7 @@ class Section:
     # -- the steps ---------------------------------------------------------------------------
 
     def _call(self, method: str, **options: Any) -> Any:
-        call = getattr(self.lock, method)
-        if self._asynchronous and isinstance(self.lock, Lock):
-            call = sync_to_async(call)  # It waited for a transaction, and was taken up again.
-        return call(**options)
+        return getattr(self.lock, method)(**options)
 
     def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
         """Call ``function`` in the thread of the synchronous caller, who may have a transaction
@@ -228,12 +232,14 @@ class Section:
 
     def _enter(self, on_wait: Callable[[Conflict], None] | None) -> Steps[bool]:
         again = yield self._in_callers_thread(partial(transactions.take_up, self._key))
-        if isinstance(again, Lock) and _is_held_here(again) and not again.lost:
-            self.lock, self._taken_up = again, True
+        self._taken_up = again is not None and _is_held_here(again) and not again.lost
+        self.lock = again if self._taken_up and not self._asynchronous else self._new_lock()
+        if hasattr(self.lock, "named"):
+            yield self.lock.named()
+        if self._taken_up:
+            if self._asynchronous:
+                self.lock._take_over(again)
         else:
-            self.lock = self._new_lock()
-            if hasattr(self.lock, "named"):
-                yield self.lock.named()
             self._refuse_to_wait_for_itself()
             if self.options.blocking and (
                 yield self._in_callers_thread(partial(transactions.holds_part_of, self._key))

@@ -35,6 +35,22 @@ def open_transactions() -> list[BaseDatabaseWrapper]:
     return [c for c in connections.all(initialized_only=True) if _is_open(c)]
 
 
+def after_commit(function: Callable[[], None]) -> None:
+    """Call ``function`` when the open transactions of this thread have been committed; at once if
+    none is open."""
+    left = [each for each in open_transactions() if each.in_atomic_block]
+
+    def committed(connection: BaseDatabaseWrapper) -> None:
+        left.remove(connection)
+        if not left:
+            function()
+
+    if not left:
+        function()
+    for each in tuple(left):
+        each.on_commit(functools.partial(committed, each), robust=True)
+
+
 def _is_open(connection: BaseDatabaseWrapper) -> bool:
     if connection.connection is None or connection.closed_in_transaction:
         return False

@@ -77,9 +77,10 @@ def is_view(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     URL leads to. Without a URL, as in a test: a function that takes the request first."""
     method = bound_method(function)
     name = getattr(function if method is None else method, "__name__", "")
+    view = view_of(function, args)
+    if view is not None:
+        return _is_handler(view, name)
     first = next(iter(args), None) if method is None else method.__self__
-    if isinstance(first, View):
-        return _is_handler(first, name)
     request = request_of(args, kwargs)
     admin = sys.modules.get("django.contrib.admin.options")
     if (
@@ -101,6 +102,13 @@ def is_view(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     view = (getattr(request, "parser_context", None) or {}).get("view")  # Of @api_view.
     made = type(view)
     return view is not None and (made.__module__, made.__name__) == (plain.__module__, name)
+
+
+def view_of(function: Any, args: tuple[Any, ...]) -> View | None:
+    """The instance of a class of views of which ``function``, called with ``args``, is a method."""
+    method = bound_method(function)
+    first = next(iter(args), None) if method is None else method.__self__
+    return first if isinstance(first, View) else None
 
 
 def is_api_view(kind: Any) -> bool:

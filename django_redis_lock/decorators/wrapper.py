@@ -34,7 +34,7 @@ from .key_template import bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
-from .views import is_api_view, is_dispatch, is_view, refuse_hook, refuse_object
+from .views import is_api_view, is_dispatch, is_view, refuse_hook, refuse_object, view_of
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
@@ -109,9 +109,8 @@ class LockedFunction:
 
             def dispatch(*args: Any, **kwargs: Any) -> Any:
                 # Django awaits the result if the view's methods are coroutine functions.
-                method = bound_method(function)
-                view: Any = next(iter(args), None) if method is None else method.__self__
-                if isinstance(view, View) and view.view_is_async:
+                view = view_of(function, args)
+                if view is not None and view.view_is_async:
                     return self.arun(args, kwargs)
                 return self.run(args, kwargs)
 
@@ -127,7 +126,9 @@ class LockedFunction:
                 raise TypeError(f"{self.target} is not a management command: {ONLY_COMMANDS}")
             return self._run(section, args, kwargs)
         if self.options.on_lost == "terminate":
-            ending = CommandTerminator(args[0], self.options.lost_exit_code, section.name)
+            ending = CommandTerminator(
+                args[0], self.options.lost_exit_code, section.name, section.lost_reason
+            )
             section.on_lost = ending
             return ending.run(lambda: self._run(section, args, kwargs))
         with release_on_sigterm():
@@ -341,7 +342,9 @@ def _class(options: Options, target: type) -> type:
         target.handle = LockedFunction(options, target.handle, dotted).wrapper()  # type: ignore[method-assign]
     elif is_api_view(target):
         _refuse_command_options(options, "a view")
-        _api_view(options, target, dotted)
+        around_handlers(
+            target, lambda each: LockedFunction(options, each, dotted, is_handler=True).wrapper()
+        )
     elif issubclass(target, View):
         _refuse_command_options(options, "a view")
         # As above.
@@ -395,23 +398,23 @@ def celery_task(target: Any) -> Any:
 # -- Django REST framework -------------------------------------------------------------------
 
 
-def _api_view(options: Options, target: Any, dotted: str) -> None:
-    """Take the lock around the handler (``get``, ``post`` or an action): by then the user is
+def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
+    """Wrap the handlers (``get``, ``post`` or an action) of a class of views: by then the user is
     authenticated, and a request that is not permitted takes no lock."""
     initial = target.initial
 
     def handle(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._without_lock[handle](request, *args, **kwargs)
+        return self._unwrapped[handle](request, *args, **kwargs)
 
-    locked_handler = LockedFunction(options, handle, dotted, is_handler=True).wrapper()
+    wrapped = wrap(handle)
 
     @functools.wraps(initial)
     def then(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         initial(self, request, *args, **kwargs)
         method = request.method.lower()
         if method in self.http_method_names and method != "options" and hasattr(self, method):
-            # A base class, or another decorator, may have a lock, too.
-            vars(self).setdefault("_without_lock", {})[handle] = getattr(self, method)
-            setattr(self, method, functools.partial(locked_handler, self))
+            # A base class, or another decorator, may wrap them, too.
+            vars(self).setdefault("_unwrapped", {})[handle] = getattr(self, method)
+            setattr(self, method, functools.partial(wrapped, self))
 
     target.initial = then

@@ -6,16 +6,19 @@ from ..extension import on_first_use
 from .base import BaseLock as BaseLock
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
-from .hold import Renewals as Renewals
 from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
 from .lock import unwinding as unwinding
 from .operations import LockOperations as LockOperations
+from .renewals import Renewals as Renewals
 
 if TYPE_CHECKING:
     from .aio import AsyncLock as AsyncLock
+    from .causes import WHY as WHY
+    from .causes import reset_here as reset_here
     from .records import Event as Event
     from .records import Heartbeat as Heartbeat
+    from .records import event_args as event_args
     from .records import last_heartbeats as last_heartbeats
     from .records import log_failed as log_failed
     from .records import note_call as note_call
@@ -30,8 +33,9 @@ __getattr__ = on_first_use(
     __name__,
     {
         "locking.aio": "AsyncLock",
-        "locking.records": "Event Heartbeat last_heartbeats log_failed note_call note_vanished "
-        "read_events",
+        "locking.causes": "WHY reset_here",
+        "locking.records": "Event Heartbeat event_args last_heartbeats log_failed note_call "
+        "note_vanished read_events",
         "locking.waiting": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS TaskWaiter ThreadWaiter",
     },
 )

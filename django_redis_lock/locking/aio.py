@@ -247,7 +247,9 @@ class AsyncLock(LockOperations):
         return bool(cancellation.has_caused(error))
 
     def _lost_error(self) -> LockLost:
-        return LockLost("The lock was lost, so its task was cancelled", self._shown)
+        reason = self.lost_reason
+        text = f"The lock was lost, so its task was cancelled{reason and f': {reason}'}"
+        return LockLost(text, self._shown, reason=reason)
 
     async def __aexit__(
         self, exc_type: object, exc_value: BaseException | None, traceback: object

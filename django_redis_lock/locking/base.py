@@ -12,7 +12,7 @@ from typing import Any
 from .. import events
 from ..clock import time
 from ..events import Subject, check_group
-from ..exceptions import LockError, LockLost, LockNotOwnedError
+from ..exceptions import LockError, LockNotOwnedError
 from ..keeper import DeferredRelease, keeper
 from ..protocol import (
     AcquireRequest,
@@ -33,11 +33,13 @@ from ..protocol import (
 )
 from ..transport import Server, check_for_tasks, encoded, is_cluster, may_have_run, server_of
 from . import waiting
-from .hold import Hold, Renewal, Renewals
+from .hold import Hold, Renewal
 from .local_state import Entry, State, ThreadState, ThreadStateWithToken
+from .losses import Losses
+from .renewals import Renewals
 
 
-class BaseLock:
+class BaseLock(Losses):
     """A lock's arguments and state.
 
     Args:
@@ -190,12 +192,6 @@ class BaseLock:
         """How this handle holds the lock without Redis, as ``on_redis_down`` says; else None."""
         return None
 
-    @property
-    def lost(self) -> bool:
-        """Whether the lock this handle acquired ended before it was released."""
-        hold: Hold | None = self.local.hold
-        return hold is not None and hold.lost
-
     def __repr__(self) -> str:
         hold: Hold | None = self.local.hold
         state = "lost" if self.lost else "not held here"
@@ -203,19 +199,6 @@ class BaseLock:
             left = hold.deadline - time.monotonic()
             state = f"held, ttl={left:.1f}, fence={self.fence}"
         return f"<{type(self).__name__} {self._shown!r}: {state}>"
-
-    def ensure_held(self) -> None:
-        """Go on only while the lock is held; no round trip.
-
-        Raises:
-            LockLost: it was acquired by this handle and is not held any more.
-            LockError: this handle (in this thread or task) has not acquired it.
-        """
-        hold: Hold | None = self.local.hold
-        if hold is None:
-            raise LockError("The lock has not been acquired", self._shown)
-        if not hold.is_valid:
-            raise LockLost("The lock is not held any more; stop before doing harm", self._shown)
 
     @property
     def _shown(self) -> str | bytes:

@@ -11,9 +11,7 @@ import logging
 import math
 import os
 import threading
-import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from .. import events
@@ -43,7 +41,7 @@ from ..protocol import (
 from ..threads import Mutex, free_after_fork, get_logger
 from ..transport import Server
 
-records = OnUse("locking.records")
+records, causes = OnUse("locking.records"), OnUse("locking.causes")
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -53,6 +51,8 @@ logger = get_logger("django_redis_lock.keeper")
 DESCRIBE_AFTER = 0.5
 #: Between two looks at a held lock that has no lifetime.
 CHECK_INTERVAL_SECONDS = 10.0
+#: In which Redis says why a lock is gone.
+ASKING_SECONDS = 0.05
 
 
 class Hold:
@@ -73,6 +73,8 @@ class Hold:
     """
 
     ended = _lost = False
+    #: Why it was lost; and whether it is, though that is not known yet.
+    reason, gone = "", False
     _confirmed_at = -math.inf
     #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
     #: and never changed: the keeper may be reading it.
@@ -128,6 +130,11 @@ class Hold:
         return DeferredRelease(server, call, self.lifetime)
 
     @property
+    def least_fence(self) -> int:
+        """What the index of its server has at least as the last fence, if no data were lost."""
+        return self.fence
+
+    @property
     def from_parent_process(self) -> bool:
         """Whether this process is a fork of the holder, which may not use or release the lock."""
         return self.pid != os.getpid()
@@ -140,11 +147,11 @@ class Hold:
     def lost(self) -> bool:
         if self.ended:
             return self._lost
-        if time.monotonic() < self.deadline:
+        if time.monotonic() < self.deadline and not self.gone:
             return False
         self.confirm()
         # The keeper may have ended it at the same time.
-        return self._lost if self.ended else time.monotonic() >= self.deadline
+        return self._lost if self.ended else self.gone or time.monotonic() >= self.deadline
 
     @property
     def is_valid(self) -> bool:
@@ -199,6 +206,7 @@ class Hold:
             if self.ended or self._lost:
                 return False
             self._lost = self.ended = True
+            self.reason = reason
         try:
             message = "Lost the lock %(lock)s (fence %(fence)d, held for %(held).3f s): %(reason)s"
             fields = self.log_fields(reason=reason)
@@ -229,6 +237,8 @@ class Renewal(Job):
     #: Whether Redis has the description of the holder.
     named = False
     _naming = False
+    #: Redis does not have the lock any more; this asks why, before everybody is told.
+    _question: Any = None
 
     def __init__(self, server: Server, hold: Hold) -> None:
         super().__init__(server, math.inf)
@@ -276,13 +286,19 @@ class Renewal(Job):
         if hold.ended:
             self.stop()
             if hold.lost:  # With another name.
-                self.emit("lost")
+                self.emit("lost", hold.reason)
+            return None
+        if self._question is not None:
+            call: Call = self._question.call
+            return call
+        if hold.gone:  # Another server is asked.
+            self.due = now + ASKING_SECONDS
             return None
         hold.confirm()
         if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
             renewing = self._renewing(now)
-            unrenewed = "its lifetime ran out before it was released"
-            self._lose("Redis confirmed no renewal in time" if renewing else unrenewed)
+            unrenewed = "it expired before it was released"
+            self._lose("it expired: Redis confirmed no renewal" if renewing else unrenewed)
             return None
         if now >= hold.warns_at:
             hold.warn()
@@ -329,6 +345,13 @@ class Renewal(Job):
         event = records.note_call(hold.keys.name, what, hold.owner(), note, held)
         keeper().add(SentOnce(self.server, event))
 
+    def _ask_why(self, early: bool) -> None:
+        """``early``: see ``causes.Question``."""
+        hold = self.hold
+        hold.gone = True
+        self._question = causes.Question(self.server, hold.keys, hold.token, early, hold)
+        self.due = time.monotonic()
+
     def _lose(self, reason: str) -> None:
         self.stop()
         if self.hold.lose(reason):
@@ -348,9 +371,12 @@ class Renewal(Job):
         return -1 if hold.lifetime is None else milliseconds(min(hold.lifetime, until - now))
 
     def answered(self, value: Any, sent_at: float) -> None:
+        if self._question is not None:
+            self._lose(self._question.answer(value))
+            return
         renewed = parse_renew(value, sent_at)
         if renewed is None:
-            self._lose("it expired, was reset, or its key was deleted")
+            self._ask_why(sent_at < self.hold.deadline)
             return
         self._described()
         self.hold.pending = None
@@ -358,6 +384,9 @@ class Renewal(Job):
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
+        if self._question is not None:
+            self._lose(self._question.answer(None))
+            return
         level = logging.WARNING if self._renewing(now) else logging.INFO
         fields = self.hold.log_fields(error=error)
         logger.log(level, "Could not renew the lock %(lock)s: %(error)s", fields)
@@ -369,50 +398,3 @@ class Renewal(Job):
         # Look once more just before the deadline, to tell the holder in time.
         last_call = hold.deadline - self._margin
         self.due = now + pause if now >= last_call else min(now + pause, last_call)
-
-
-class Renewals:
-    """What the keeper does for one hold, one job for each server, as the handle knows it. When
-    no handle knows it any more, the lock cannot be released, and it ends with its lifetime."""
-
-    __slots__ = ("__weakref__", "hold", "jobs")
-
-    def __init__(self, hold: Hold, *jobs: Renewal) -> None:
-        self.hold = hold
-        self.jobs = jobs
-        for job in jobs:
-            job.kept_by = weakref.ref(self)
-
-    def begin(self) -> None:
-        for job in self.jobs:
-            job.schedule(self.hold.began)
-            keeper().add(job)
-
-    def entered(self, grant_timeout: float, min_hold: float) -> None:
-        """The lock was taken by ``with``. A signal handler's exception at the entry of ``__exit__``
-        may keep the block's end from releasing it; then the keeper does when the handle is
-        collected."""
-        kept_by = weakref.ref(self, partial(_collected, self.jobs, (grant_timeout, min_hold)))
-        for job in self.jobs:
-            job.kept_by = kept_by
-
-    def discard(self) -> None:
-        for job in self.jobs:
-            job.kept_by = object  # No need to hear of the end of this.
-            job.stop()
-
-    def reschedule(self, due: float) -> None:
-        for job in self.jobs:
-            keeper().reschedule(job, due)
-
-    def emit(self, what: str) -> None:
-        for job in self.jobs:
-            job.emit(what)
-
-
-def _collected(jobs: tuple[Renewal, ...], terms: tuple[float, float], _: object) -> None:
-    """May run anywhere, as signal handlers do: the keeper does the rest."""
-    for job in jobs:
-        if not job.hold.ended:
-            job.collected = terms
-            keeper().reschedule(job, time.monotonic())

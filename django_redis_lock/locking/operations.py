@@ -11,12 +11,12 @@ import logging
 import math
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from ..exceptions import LockError, LockNotOwnedError, TooFewReplicas
+from ..exceptions import LockError, TooFewReplicas
 from ..extension import OnUse, part
 from ..protocol import (
     EXTEND,
@@ -151,13 +151,17 @@ class LockOperations(BaseLock):
         # A release of this acquisition may have failed before, and perhaps only in the reply. Then
         # Redis has carried it out, and "not yours" is the reply to the second.
         again = hold is not None and hold.released
+        early = None if hold is None else time.monotonic() < hold.deadline
         self._stop_renewal()
         answer = yield self._run(call)
         released = bool(answer.value or answer.sent_twice or again)
         self._forget(hold)
         if not released:
-            self._emit_lost(hold)
-            self._not_owned("release")
+            reason = yield from self._why_steps(call, early, hold)
+            self._emit_lost(hold, reason)
+            if renewal is not None and hold is not None and hold.released:
+                renewal.emit("lost", reason)
+            self._not_owned("release", reason)
         if renewal is not None:
             renewal.emit("released")
         self._emit_released(hold)
@@ -168,7 +172,7 @@ class LockOperations(BaseLock):
         if entry is None or not entry.leave(self.local):
             return False
         if entry.hold.lost:
-            self._not_owned("release")
+            self._not_owned("release", self.lost_reason)
         return True
 
     def _leave_to_keeper(self, before: tuple[Any, ...] | None = None) -> None:
@@ -207,9 +211,10 @@ class LockOperations(BaseLock):
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
         sent_at = time.monotonic()
+        early = None if hold is None else sent_at < hold.deadline
         match Extended((yield self._run(call)).value):
             case Extended.NOT_OWNED:
-                self._not_owned(verb)
+                self._not_owned(verb, (yield from self._why_steps(call, early, hold)))
             case Extended.NO_LIFETIME:
                 raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         if hold is not None:
@@ -234,9 +239,6 @@ class LockOperations(BaseLock):
         if limit == 1:
             return Call(EXTEND, keys, (token, amount, *how))
         return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
-
-    def _not_owned(self, verb: str) -> NoReturn:
-        raise LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", self._shown)
 
     # -- who holds it ------------------------------------------------------------------------
 
@@ -304,11 +306,11 @@ class LockOperations(BaseLock):
         if events.listeners and hold is not None:
             events.emit(Released(self.subject, time.monotonic() - hold.began, hold.fence))
 
-    def _emit_lost(self, hold: Hold | None) -> None:
+    def _emit_lost(self, hold: Hold | None, reason: str) -> None:
         """A release found that the lock had ended before, which was not emitted yet."""
         if events.listeners and hold is not None and hold.released:
             held = time.monotonic() - hold.began
-            events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
+            events.emit(Lost(self.subject, held, reason, hold.fence))
 
     def _release_failed(self, before: Any, error: BaseException, body_failed: bool) -> bool:
         """The release at the end of a block failed. Returns whether the block swallows ``error``;

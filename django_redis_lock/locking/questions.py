@@ -18,10 +18,10 @@ from ..protocol.holder_scripts import HELD, reset_call
 from .hold import Hold
 
 if TYPE_CHECKING:
-    from . import records
+    from . import causes, records
     from .operations import LockOperations
 else:
-    records = OnUse("locking.records")
+    causes, records = OnUse("locking.causes"), OnUse("locking.records")
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -147,4 +147,5 @@ def not_acquired(lock: LockOperations) -> Query[LockNotAcquired]:
 
 
 def reset_call_of(lock: LockOperations, held: HolderInfo) -> Call:
-    return reset_call(lock.keys, held, lock.grant_timeout, lock.limit)
+    event = records.event_args("reset", held.in_the_way, causes.reset_here(), held.held_for)
+    return reset_call(lock.keys, held, lock.grant_timeout, lock.limit, event=event)

@@ -68,6 +68,8 @@ class Heartbeat(Job):
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
         #: When the next heartbeat is due; ``due`` may be earlier, to stop listening.
         self._beat_at = self.due
+        #: When the last one was sent, and the last one that Redis has lost (monotonic).
+        self.sent_at = self.forgotten_at = -math.inf
         self._subscription: Any = None
 
     @classmethod
@@ -120,6 +122,9 @@ class Heartbeat(Job):
             keeper().reschedule(job, time.monotonic())
 
     def answered(self, value: Any, sent_at: float) -> None:
+        if not int(value) and self.sent_at > sent_at - DAY / 1000:
+            self.forgotten_at = self.sent_at
+        self.sent_at = sent_at
         self._beat_at = self.due = sent_at + HEARTBEAT_EVERY
 
     def failed(self, error: Exception, now: float) -> None:
@@ -252,6 +257,19 @@ def _crash(vanished: Vanished) -> Event | None:
     return Event(at, "crashed", owner, held=held)
 
 
+def event_args(
+    what: str, owner: Owner, note: str = "", held: float | None = None
+) -> tuple[str | int, ...]:
+    """The first arguments of RECORD_EVENT: that ``what`` happened."""
+    about = {"host": owner.host, "thread": owner.thread, "label": owner.label}
+    about |= {"doing": owner.doing, "note": note}
+    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in about.items() if text}
+    event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
+    if held is not None:
+        event["held"] = round(held, 3)
+    return json.dumps(event), MAX_EVENTS, DAY if what in NEWS else HOUR
+
+
 def note_call(
     key: bytes,
     what: str,
@@ -262,15 +280,10 @@ def note_call(
 ) -> Call:
     """Records that ``what`` happened to the lock at ``key``: now, or ``at`` microseconds of the
     server's clock."""
-    fields = {"host": owner.host, "thread": owner.thread, "label": owner.label}
-    fields |= {"doing": owner.doing, "note": note}
-    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in fields.items() if text}
-    event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
-    if held is not None:
-        event["held"] = round(held, 3)
-    keep = DAY if what in NEWS else HOUR
-    known = json.dumps({"what": "lost", "id": owner.id})[:-1] if what == "crashed" else ""
-    args = (json.dumps(event), MAX_EVENTS, keep, at or "", known)
+    # Each end once: the one who has ended it, or noticed it first, knows more.
+    before = {"crashed": "lost", "lost": "reset"}.get(what)
+    known = json.dumps({"what": before, "id": owner.id})[:-1] if before else ""
+    args = (*event_args(what, owner, note, held), at or "", known)
     return Call(RECORD_EVENT, (events_key(key),), args)
 
 

@@ -1,6 +1,5 @@
 """What the commands share: exit codes, most from sysexits.h; options, refused with a sentence
-that says what is allowed; what they print of a lock; and tables for a terminal of any width. In a
-pipe nothing is cut off."""
+that says what is allowed; what they print of a lock; and tables for a terminal of any width."""
 
 from __future__ import annotations
 
@@ -147,6 +146,8 @@ def note(lock: LockInfo) -> str:
         return f"silent for {duration(lock.seen)}"
     if math.isinf(lock.ttl):
         return "never expires"
+    if lock.unannounced:
+        return "no heartbeat yet"
     if lock.kind == FLIGHT:
         return "computation"
     if places := taken(lock):

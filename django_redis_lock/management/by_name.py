@@ -34,6 +34,7 @@ from . import (
 )
 from .listing import KINDS, cuts, failures, find_all, lines, verdict
 
+NO_HEARTBEAT = "none yet: acquired less than half a second ago, or its process died so soon"
 #: The events that users know by another name.
 EVENTS = {"reset": "released by force"}
 
@@ -177,7 +178,7 @@ def _free(found: Found) -> str:
 
 
 def _unknown(id: str) -> str:
-    return f"not known ({id}): held for less than half a second, or taken by another program"
+    return f"not known ({id}): its token names no process, as those of other programs"
 
 
 def _facts(found: Found) -> list[tuple[str, str]]:
@@ -200,6 +201,8 @@ def _facts(found: Found) -> list[tuple[str, str]]:
     facts.append(("time left", _time_left(found.holding)))
     if lock.seen is not None:
         facts.append(("heartbeat", f"{duration(lock.seen)} ago"))
+    elif lock.unannounced:
+        facts.append(("heartbeat", NO_HEARTBEAT))
     if places := taken(lock):
         facts.append(("place", f"{lock.place}; {places} are taken"))
     if lock.fence is not None:

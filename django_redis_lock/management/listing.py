@@ -37,8 +37,13 @@ from . import (
 
 #: The terminal's upper left corner.
 HOME = "\x1b[H"
+#: One long name must not make each line of a file, or a mail, as long.
+WIDTH_IN_PIPE = 120
+#: Of a name, with ``--wide``.
+MAX_NAME = 2000
 #: From few to many.
 BARS = "▁▂▃▄▅▆▇█"
+NONE, IN_PROGRESS = "No lock is held", "computations are in progress"
 KINDS = {"lock": (LOCK,), "computation": (FLIGHT,), "all": (LOCK, FLIGHT)}
 
 
@@ -104,9 +109,14 @@ def find_all(options: dict[str, Any]) -> HeldLocks:
     asked = {"kinds": KINDS[options["kind"]], "search": options["search"]}
     result = held_locks(options["aliases"], limit=options["limit"], **asked)
     oldest = options["older_than"]
-    options["held"] = sum(h.lock.kind == LOCK for h in result.found)
     result.found = [h for h in result.found if oldest is None or (h.lock.held_for or 0.0) > oldest]
     return result
+
+
+def _all(options: dict[str, Any], kind: str) -> int:
+    """How many there are, whether or not they match."""
+    every = held_locks(options["aliases"], limit=options["limit"], kinds=(kind,))
+    return len(every.found) + sum(cut.total - cut.shown for cut in every.truncations)
 
 
 def lines(result: HeldLocks, command: BaseCommand, options: dict[str, Any]) -> list[str]:
@@ -115,26 +125,38 @@ def lines(result: HeldLocks, command: BaseCommand, options: dict[str, Any]) -> l
         return []
     if not result.found:
         return [_summary(result, options)]
-    columns = _columns(result.found)
-    if not fits(columns, result.found, width_of(command.stdout)):
+    columns, width = _columns(result.found), _width(command, options)
+    if not fits(columns, result.found, width):
         # Host and process are more important than the label.
         columns = _columns(result.found, labelled=False)
     error = command.style.ERROR
     styles = [error if in_trouble(held.lock) else str for held in result.found]
-    return [*_table(command, columns, result.found, styles), "", _summary(result, options)]
+    table = _table(command, columns, result.found, styles, width)
+    return [*table, "", _summary(result, options)]
+
+
+def _width(command: BaseCommand, options: dict[str, Any]) -> int | None:
+    """The most columns of a table."""
+    return None if options["wide"] else width_of(command.stdout) or WIDTH_IN_PIPE
 
 
 def _table(
-    command: BaseCommand, columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[Style]
+    command: BaseCommand,
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    styles: Sequence[Style],
+    width: int | None,
 ) -> list[str]:
-    head, width = command.style.MIGRATE_HEADING, width_of(command.stdout)
     first, *lines = table(columns, rows, width)
-    return [head(first), *(style(line) for style, line in zip(styles, lines, strict=True))]
+    return [
+        command.style.MIGRATE_HEADING(first),
+        *(style(line) for style, line in zip(styles, lines, strict=True)),
+    ]
 
 
 def _columns(shown: list[HeldLock], *, labelled: bool = True) -> list[Column]:
     columns = [
-        Column("NAME", lambda h: one_line(h.name), shrinks=True),
+        Column("NAME", lambda h: one_line(h.name, limit=MAX_NAME), shrinks=True),
         Column("HOLDER", lambda h: holder(h.lock, labelled=labelled), shrinks=True),
         Column("HELD", lambda h: "-" if h.lock.resting else duration(h.lock.held_for), right=True),
         Column(
@@ -170,10 +192,13 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
             parts.append(counted(waiting, "process waits", "processes wait"))
     if options["kind"] != "lock":
         computations = len(result.found) - len(locks)
-        parts.append(
-            counted(computations, "computation is in progress", "computations are in progress")
-        )
+        running = counted(computations, "computation is in progress", IN_PROGRESS)
+        if not computations and _narrowed(options) and (others := _all(options, FLIGHT)):
+            verb = "is" if others == 1 else "are"
+            running = f"no computation matches ({others} {verb} in progress)"
+        parts.append(running)
     text = ", ".join(parts) + "."
+    text = text[0].upper() + text[1:]
     if result.failures:
         text = f"In the caches that answered: {text[0].lower()}{text[1:]}"
     if result.in_memory:
@@ -193,10 +218,13 @@ def cuts(result: HeldLocks) -> list[str]:
 
 
 def _none(options: dict[str, Any]) -> str:
-    held = options["held"]
-    if held:
-        return f"No lock matches ({held} {'is' if held == 1 else 'are'} held)"
-    return "No lock matches" if options["search"] else "No lock is held"
+    held = _all(options, LOCK) if _narrowed(options) else 0
+    return f"No lock matches ({held} {'is' if held == 1 else 'are'} held)" if held else NONE
+
+
+def _narrowed(options: dict[str, Any]) -> bool:
+    """Whether not all are wanted: a pattern, too, is a name."""
+    return bool(options["search"] or options["older_than"] is not None or options.get("name"))
 
 
 def _document(result: HeldLocks) -> dict[str, Any]:
@@ -234,7 +262,7 @@ def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
         for number, (alias, figures) in enumerate(found.items()):
             if len(found) > 1:
                 command.stdout.write(("\n" if number else "") + command.style.MIGRATE_LABEL(alias))
-            for line in _figures(command, figures, period):
+            for line in _figures(command, figures, period, _width(command, options)):
                 command.stdout.write(line)
         for alias, error in failures.items():
             command.stderr.write(f"The cache {alias} could not be read: {error}")
@@ -257,19 +285,21 @@ def _read(aliases: Sequence[str], period: str) -> tuple[dict[str, list[Summary]]
     return found, failures
 
 
-def _figures(command: BaseCommand, figures: Sequence[Summary], period: str) -> list[str]:
-    style, width = command.style, width_of(command.stdout)
+def _figures(
+    command: BaseCommand, figures: Sequence[Summary], period: str, width: int | None
+) -> list[str]:
+    style = command.style
     locks = [s for s in figures if s.attempts or s.lost or s.crashed or s.fallbacks]
     computed = [s for s in figures if s.computations.count or s.saved or s.reads]
     out = []
     if locks:
         styles = [style.ERROR if s.lost or s.crashed or s.fallbacks else str for s in locks]
         columns = _that_fit(_lock_columns(locks, width), locks, width)
-        out += [*_table(command, columns, locks, styles), ""]
+        out += [*_table(command, columns, locks, styles, width), ""]
     if computed:
         styles = [style.WARNING if s.failed or s.without_redis else str for s in computed]
         columns = _that_fit(_computation_columns(computed), computed, width)
-        out += [*_table(command, columns, computed, styles), ""]
+        out += [*_table(command, columns, computed, styles, width), ""]
     if not out:
         return [f"Nothing happened in the last {period}."]
     return [*out, f"In the last {period}, in all processes."]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..extension import part
 from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
 from .acquisition import new_token
-from .keys import LockKeys
+from .keys import LockKeys, events_key
 from .owner import MAX_FENCE, HolderInfo
 from .script import Call, script, shared
 from .validation import milliseconds
@@ -50,15 +50,41 @@ local function is_known(key, value, index, owner, only)
 end
 """)
 
+# record(key, event, most, lifetime, at, known): see RECORD_EVENT.
+RECORD = shared("""
+local function record(key, event, most, lifetime, at, known)
+  at = at and at ~= '' and at or string.format('%.0f', now())
+  local lines, releases, last = {at .. ' ' .. event}, 0, 0
+  most = tonumber(most)
+  local kept = redis.pcall('GET', key)
+  if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
+  if known and known ~= '' and string.find(kept, known, 1, true) then return 0 end
+  for line in string.gmatch(kept, '[^\\n]+') do
+    lines[#lines + 1] = line
+    if string.find(line, '"what": "released"', 1, true) then
+      releases, last = releases + 1, #lines
+    end
+  end
+  local gone = releases > most / 2 and last or #lines
+  if #lines > most then
+    for i = gone, #lines do lines[i] = lines[i + 1] end
+  end
+  local left = math.max(redis.call('PTTL', key), tonumber(lifetime))
+  redis.call('SET', key, table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
+  return 1
+end
+""")
+
 #: End the lock of the holder that HELD named, so that it is safe to send twice; the first live
 #: waiter gets it.
 #:
-#: KEYS  lock keys
+#: KEYS  lock keys, events
 #: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
 #:       in turn may have one chosen token), '' or the id of the token's owner, '1' where only locks
-#:       are stored: without an id the caller knows that it is a lock
+#:       are stored: without an id the caller knows that it is a lock; what RECORD_EVENT has first
 #: returns 1 ended, 0 it was free, held by another than the named one, or other data
-#: atomic for the same reason as RELEASE. The holder's process is told which lock it was.
+#: atomic for the same reason as RELEASE. The holder's process is told which lock it was, and finds
+#: the event.
 RESET_BODY = """
 local holder = redis.call('GET', KEYS[1])
 if not holder then redis.pcall('ZREM', KEYS[5], KEYS[1]) end
@@ -71,6 +97,7 @@ if ARGV[6] and ARGV[5] ~= '' and redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
 end
 local process = redis.pcall('HGET', KEYS[4], 'process')
 pass_on(ARGV[1], ARGV[2])
+record(KEYS[6], ARGV[7], ARGV[8], ARGV[9])
 if type(process) == 'string' then
   redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
 end
@@ -86,15 +113,18 @@ def reset_call(
     limit: int = 1,
     fence: int | None = None,
     only_locks: bool | None = None,
+    event: tuple[str | int, ...] = (),
 ) -> Call:
     """End the lock of the holder that HELD named. ``fence``: known from before; ``only_locks``:
-    whether only locks are stored under such keys, None if the caller knows that this is one."""
+    whether only locks are stored under such keys, None if the caller knows that this is one;
+    ``event``: what RECORD_EVENT has first."""
     last = (held.fence or MAX_FENCE) if fence is None else fence
     proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
-    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof)
+    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof, *event)
+    events = events_key(keys.name)
     if limit == 1:
-        return Call(RESET, keys, args)
-    return Call(part("limit").PLACE_RESET, keys.at_place(held.place), (*args, limit))
+        return Call(RESET, (*keys, events), args)
+    return Call(part("limit").PLACE_RESET, (*keys.at_place(held.place), events), (*args, limit))
 
 
 #: Note what has happened to a lock. Releases by its holders push out no other events, unless most
@@ -105,32 +135,17 @@ def reset_call(
 #:       was, in microseconds ('' for now); what must not be noted yet ('' for nothing)
 #: returns 1, or 0 if that was noted
 #: atomic because two that note at the same time must not write over each other.
-RECORD_EVENT = script("""
-local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
-local lines, most, releases, last = {at .. ' ' .. ARGV[1]}, tonumber(ARGV[2]), 0, 0
-local kept = redis.pcall('GET', KEYS[1])
-if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
-if ARGV[5] ~= '' and string.find(kept, ARGV[5], 1, true) then return 0 end
-for line in string.gmatch(kept, '[^\\n]+') do
-  lines[#lines + 1] = line
-  if string.find(line, '"what": "released"', 1, true) then releases, last = releases + 1, #lines end
-end
-local gone = releases > most / 2 and last or #lines
-if #lines > most then
-  for i = gone, #lines do lines[i] = lines[i + 1] end
-end
-local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
-redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
-return 1
-""")
+RECORD_EVENT = script("return record(KEYS[1], unpack(ARGV))")
 
 #: Note that a process is alive.
 #:
-#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it        returns 1
+#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it
+#: returns 1, or 0 if there was none before
 #: atomic because it is the server's time that is kept.
 HEARTBEAT = script("""
+local before = redis.call('EXISTS', KEYS[1])
 redis.call('SET', KEYS[1], string.format('%.0f', now()), 'PX', ARGV[1])
-return 1
+return before
 """)
 
 #: When processes gave their last heartbeats.

@@ -6,13 +6,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 from ..protocol import new_token
 from ..threads import Mutex, after_fork
 from ..transport import Server
-from .runners import Runner
+from .runners import Runner, under_computation
 
 # -- the callers of one value ----------------------------------------------------------------------
 
@@ -62,11 +61,6 @@ def leave(shared: InProcessFlight) -> None:
 
 
 # -- what is being computed ------------------------------------------------------------------------
-
-#: What this thread or task is computing, each with what has its token.
-_computing: ContextVar[tuple[dict[tuple[Server | None, bytes], Computation], ...]] = ContextVar(
-    "computing", default=()
-)
 
 
 class Computation(Protocol):
@@ -143,12 +137,12 @@ def overtake(leader: bytes) -> bool:
 
 def being_computed() -> set[tuple[Server | None, bytes]]:
     """The keys that this thread or task is computing, or the one that started it."""
-    return set().union(*_computing.get())
+    return set().union(*under_computation.get())
 
 
 def innermost_flight() -> tuple[bytes, bytes] | None:
     """The key that the caller itself computes, and the token of its flight."""
-    for here in reversed(_computing.get()):
+    for here in reversed(under_computation.get()):
         for (server, key), computation in [*here.items()]:
             if server is not None:
                 return key, computation.token
@@ -160,7 +154,7 @@ def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> di
     the token of its flight. A write to them by the caller is older than the computation's result,
     so it must not end the flight, and STORE must expect it: the caller is about to have ``did`` it.
     """
-    computations = _computing.get()
+    computations = under_computation.get()
     if not computations:  # As in almost every write.
         return {}
     wanted, found = None if keys is None else set(keys), {}
@@ -179,10 +173,10 @@ def computing(
 ) -> Iterator[None]:
     """In this block, ``being_computed`` contains ``keys``."""
     here = {(server, key): computation for key in keys}
-    mark = _computing.set((*_computing.get(), here))
+    mark = under_computation.set((*under_computation.get(), here))
     try:
         yield
     finally:
         here.clear()  # A task started in this block may outlive it, with a copy of the context.
         with suppress(ValueError):  # The garbage collector closes the generator in another context.
-            _computing.reset(mark)
+            under_computation.reset(mark)

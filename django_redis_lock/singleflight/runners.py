@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -67,6 +68,14 @@ class ProducerFailed(Exception):
         return f"{type(self.error).__name__}: {self.error}"[:MAX_MESSAGE_CHARACTERS]
 
 
+#: What this thread or task is computing, by server and key, each with what has its token; see
+#: ``in_process.computing``. A runner restores it after each call, because an exception from a
+#: signal handler may keep that block from it.
+under_computation: ContextVar[tuple[dict[tuple[Any, bytes], Any], ...]] = ContextVar(
+    "under_computation", default=()
+)
+
+
 class Computation(NamedTuple):
     """A step: the call of ``function``."""
 
@@ -115,6 +124,7 @@ class ThreadRunner:
     def do(self, steps: Steps) -> Any:
         """What ``steps`` return in the end. The function that computes is called here, and not by
         the generators: for values that need each other, each level adds one frame to the stack."""
+        before = under_computation.set(under_computation.get())
         try:
             result = next(steps)
             while True:
@@ -130,6 +140,7 @@ class ThreadRunner:
         except ProducerFailed as failed:
             error = failed.error
         finally:
+            under_computation.reset(before)
             steps.close()  # A traceback may keep what was interrupted between two steps.
         raise error
 

@@ -35,6 +35,7 @@ from .runners import (
     reading,
     refreshes_in_caller,
     trace_in,
+    under_computation,
 )
 from .scripts import READ
 
@@ -66,6 +67,7 @@ class AsyncRunner:
 
     async def do(self, steps: Steps) -> Any:
         """As ``ThreadRunner.do``."""
+        before = under_computation.set(under_computation.get())
         try:
             step = next(steps)
             while True:
@@ -84,6 +86,9 @@ class AsyncRunner:
             return end.value
         except ProducerFailed as failure:
             error = failure.error
+        finally:
+            with suppress(ValueError):  # The garbage collector closes it in another context.
+                under_computation.reset(before)
         raise error
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from django import template
 from django.core.cache import caches
@@ -11,14 +12,23 @@ from django.core.cache.utils import make_template_fragment_key
 from django.template.base import FilterExpression, Node, NodeList, Parser, Token
 from django.template.context import Context
 from django.template.exceptions import TemplateSyntaxError
+from django.utils.html import format_html
 
-from ..cache import MISSING, lock_cache
+from ..cache import MISSING, value_cache
 from ..middleware import Conditions
 from ..threads import get_logger
 
 logger = get_logger("django_redis_lock.pages")
 
 register = template.Library()
+
+
+@register.simple_tag
+def idempotency_key(name: str = "idempotency_key") -> str:
+    """A hidden field for a form whose view has ``@idempotent(key=field())``: sent twice, it is
+    carried out once."""
+    return format_html('<input type="hidden" name="{}" value="{}">', name, uuid4())
+
 
 #: Seconds for which the callers of a fragment with a CSRF token do not wait for each other.
 NOT_CACHEABLE_SECONDS = 5.0
@@ -38,7 +48,7 @@ class CachedNode(Node):
         alias = options.pop("using", None) or _default_alias()
         if alias not in caches.settings:
             raise TemplateSyntaxError(f"cached: there is no cache {alias!r}")
-        cache: Any = lock_cache(alias)
+        cache: Any = value_cache(alias)
         timeout = _seconds("timeout", self.timeout.resolve(context))
         options = {name: _seconds(name, value) for name, value in options.items()}
         # Never in another thread: the context is this one's, and goes on with the page.

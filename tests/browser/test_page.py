@@ -222,6 +222,7 @@ def test_a_page_that_fills_gets_links_to_the_next(
     expect(page.locator(".paginator")).to_have_text("1 lock", use_inner_text=True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("every", [0, None, 10**9])
 def test_a_page_that_does_not_refresh_itself(
     open_page: Open, refresh_every: Any, client: redis.Redis, every: int | None
@@ -553,6 +554,7 @@ CELLS = """() => [...document.querySelectorAll('#result_list tbody tr > *')].map
 })"""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("width", [375, 1280, 1920])
 def test_every_cell_is_wide_enough_to_read(
     open_page: Open, client: redis.Redis, width: int
@@ -610,6 +612,7 @@ LINES = """e => {
 }"""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_log_of_releases_breaks_no_word(
     open_page: Open, client: redis.Redis, width: int
@@ -638,6 +641,7 @@ HINT_ROOM = """() => {
 }"""
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("language", ["en", "de", "zh-hans"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_hint_of_the_search_is_not_cut_off(

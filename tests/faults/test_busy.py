@@ -25,6 +25,8 @@ from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("P3")
+
 
 @pytest.fixture
 def own_client(own_server: RedisServer) -> Iterator[redis.Redis]:

@@ -27,6 +27,8 @@ from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import GivenServer, RedisServer
 
+pytestmark = pytest.mark.invariant("S8")
+
 KEYS = lock_keys(b"name")
 #: What can be in the place of each companion key.
 FORMS: dict[str, Callable[[redis.Redis, bytes], Any]] = {

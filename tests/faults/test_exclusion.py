@@ -7,6 +7,7 @@ import os
 import random
 import time
 
+import pytest
 import redis
 
 from django_redis_lock import Lock
@@ -43,6 +44,7 @@ def completed(client: redis.Redis) -> list[tuple[int, int]]:
     return sorted((int(fence), int(value)) for verb, fence, value in lines if verb == "leave")
 
 
+@pytest.mark.invariant("S1")
 def test_nothing_is_lost(client: redis.Redis, redis_server: RedisServer) -> None:
     killed: set[int] = set()
     with processes(count, redis_server.url, True, count=16) as crew:

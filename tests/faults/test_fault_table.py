@@ -629,6 +629,7 @@ def world(
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CALLERS)
 @pytest.mark.parametrize("world", FAULTS, ids=[fault.name for fault in FAULTS], indirect=True)
+@pytest.mark.invariant("L2")
 def test_a_fault_and_a_caller(world: World, name: str) -> None:
     steps = CALLERS[name][1](world)
     next(steps)

@@ -21,6 +21,8 @@ from tests.redis_server import RedisServer
 
 from .proxy import Proxy
 
+pytestmark = pytest.mark.invariant("P2")
+
 #: Seconds: after which a connection is forgotten; the pause; the time-out of a socket; and within
 #: which a call must end, on a busy machine, though its first connection is silent.
 FORGOTTEN, PAUSE, TIMEOUT, SOON = 1.2, 1.5, 12.0, 6.0

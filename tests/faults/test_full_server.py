@@ -25,6 +25,8 @@ from django_redis_lock.transport import server_of
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("L4", "P3")
+
 #: Shorter than the time for which the server is full, so that a lock that is not renewed is lost.
 TIMEOUT = 1.5
 FULL_SECONDS = 3 * TIMEOUT

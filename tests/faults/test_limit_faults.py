@@ -35,6 +35,8 @@ from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("S7")
+
 GRANT = 60.0
 KEYS = lock_keys(NAME.encode())
 SECOND = KEYS.at_place(2).lock

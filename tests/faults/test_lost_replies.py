@@ -48,6 +48,8 @@ from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("S3")
+
 GRANT = 60.0
 
 

@@ -31,6 +31,8 @@ from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import PROMPT
 
+pytestmark = pytest.mark.invariant("P2")
+
 T = TypeVar("T")
 
 

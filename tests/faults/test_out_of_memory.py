@@ -22,6 +22,8 @@ from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("S8")
+
 NAME = "full"
 #: A grant lives so long that nothing but the release can have brought it in time.
 GRANT = 60.0

@@ -272,6 +272,7 @@ def test_a_call_that_is_not_held_back_is_not_patient_either(
     lock.release()
 
 
+@pytest.mark.invariant("C3")
 class TestGetOrSet:
     def test_few_calls_for_many_values_wait(self, own_server: RedisServer) -> None:
         cache = cache_of(own_server)

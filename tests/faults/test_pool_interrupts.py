@@ -15,10 +15,13 @@ from redis.connection import Connection, UnixDomainSocketConnection
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.transport.guarded_connection import GuardedConnection
+from tests.processes import Link, processes
 from tests.redis_server import RedisServer
 
 from .test_interrupts import Interrupt, Points, TimeLimit, each_point
 from .test_real_signals import interrupted
+
+pytestmark = pytest.mark.invariant("P1")
 
 VALUES = {f"key-{number}": f"value {number}" for number in range(5)}
 
@@ -27,24 +30,31 @@ class OwnConnection(Connection):
     """A project's."""
 
 
-@pytest.fixture(params=["tcp", "unix", "own class", "blocking pool", "with a name", "RESP3"])
-def cache(request: pytest.FixtureRequest, own_server: RedisServer) -> Iterator[RedisCache]:
+def make_cache(kind: str, url: str) -> RedisCache:
     connections: dict[str, Any] = {
         "own class": {"connection_class": OwnConnection},
         "with a name": {"client_name": "reports"},
         "RESP3": {"protocol": 3},
-    }.get(request.param, {})
+    }.get(kind, {})
     # An interrupt may also leave a connection out of the pool.
     options = {"CONNECTION_POOL_KWARGS": {"max_connections": 10_000, **connections}}
-    if request.param == "blocking pool":
+    if kind == "blocking pool":
         options["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
-    url = own_server.unix_url if request.param == "unix" else own_server.url
-    url = url.replace("/0", "/1").replace("db=0", "db=1")
-    cache = RedisCache(url, {"OPTIONS": options})
+    cache = RedisCache(url.replace("/0", "/1").replace("db=0", "db=1"), {"OPTIONS": options})
     cache.set_many(VALUES, 60)
     cache.set("number", 0, 60)
-    with own_server.client() as elsewhere:  # What is read here is of another database.
+    with redis.Redis.from_url(url) as elsewhere:  # What is read here is of another database.
         elsewhere.mset(dict.fromkeys([cache.make_key(key) for key in VALUES], b"another"))
+    return cache
+
+
+def url_for(kind: str, server: RedisServer) -> str:
+    return server.unix_url if kind == "unix" else server.url
+
+
+@pytest.fixture(params=["tcp", "unix", "own class", "blocking pool", "with a name", "RESP3"])
+def cache(request: pytest.FixtureRequest, own_server: RedisServer) -> Iterator[RedisCache]:
+    cache = make_cache(request.param, url_for(request.param, own_server))
     yield cache
     cache.client.disconnect()
     ConnectionFactory._pools.clear()
@@ -151,19 +161,27 @@ def test_at_each_point_of_connecting(cache: Any) -> None:
     each_point(attempt, modules=("redis.connection", "django_redis_lock.transport."))
 
 
-# Its signals may come within the standard library, which keeps a mutex locked then.
-@pytest.mark.sample(0)
-@pytest.mark.parametrize("cache", ["tcp", "unix", "own class", "RESP3"], indirect=True)
-def test_at_random_moments(cache: Any) -> None:
-    """Not on a blocking pool: an interrupt may leave the mutex of its queue locked."""
+def calls_at_random_moments(link: Link, kind: str, url: str) -> int:
+    cache: Any = make_cache(kind, url)
 
     def work() -> None:
         for call in CALLS.values():
             call(cache)
             expect_own_replies(cache)
 
-    assert interrupted(work, 3.0) > 50
+    count = interrupted(work, 3.0)
     expect_own_replies(cache)
+    return count
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("kind", ["tcp", "unix", "own class", "RESP3"])
+def test_at_random_moments(kind: str, own_server: RedisServer) -> None:
+    """In a process of its own: a signal may come within the standard library, which keeps a mutex
+    locked then. Not on a blocking pool, whose queue has one."""
+    with processes(calls_at_random_moments, kind, url_for(kind, own_server)) as (worker,):
+        worker.go()
+        assert worker.result() > 50
 
 
 def test_a_reply_that_has_not_come_is_not_the_next_ones(own_server: RedisServer) -> None:

@@ -21,6 +21,8 @@ from django_redis_lock.transport import server_of
 from tests.processes import Link, in_threads, processes
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("P4")
+
 #: Seconds: the time-out of a socket; and within which each call must have ended, sent twice, on a
 #: busy machine.
 TIMEOUT, SOON = 0.5, 8.0

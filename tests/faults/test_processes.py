@@ -56,6 +56,7 @@ def wait(link: Link, url: str, options: dict[str, Any]) -> int | None:
         return lock.fence
 
 
+@pytest.mark.invariant("L1", "L2")
 class TestKilled:
     @pytest.mark.parametrize("renew", [True, False])
     def test_a_holders_lock_is_the_waiters_when_its_lifetime_is_over(
@@ -101,6 +102,7 @@ class TestKilled:
         assert Lock(client, NAME, timeout=30, blocking=False).acquire()
 
 
+@pytest.mark.invariant("S5", "L2")
 class TestFrozen:
     def test_the_first_waiter_delays_the_others_and_does_not_believe_it_holds(
         self, client: redis.Redis, redis_server: RedisServer

@@ -131,6 +131,7 @@ class TestKeepingTheData:
         assert not holder.told.is_set()
 
 
+@pytest.mark.invariant("L5")
 class TestFreezing:
     def test_the_holder_keeps_the_lock(self, own_server: RedisServer) -> None:
         client = client_of(own_server)

@@ -259,6 +259,7 @@ class TestMajority:
         until(lambda: five.lock().acquire(blocking=False))
 
 
+@pytest.mark.invariant("S4")
 class TestFences:
     def test_fences_increase_with_any_majority(self, five: Five) -> None:
         """Also when the server with the fastest clock votes for one and not for the next."""

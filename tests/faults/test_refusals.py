@@ -33,6 +33,8 @@ from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("P3")
+
 # -- the refusals ----------------------------------------------------------------------------------
 
 Refusal = Callable[[RedisServer], AbstractContextManager[None]]

@@ -17,7 +17,10 @@ import pytest
 
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="CLOCK_BOOTTIME is Linux's")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="CLOCK_BOOTTIME is Linux's"),
+    pytest.mark.invariant("S5", "P4"),
+]
 
 BEGIN = """
 import asyncio, json, sys, threading, time
@@ -197,6 +200,7 @@ def run(case: str, urls: str, *before: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_after_it(case: str, urls: str) -> None:
     run(case, urls)

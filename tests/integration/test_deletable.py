@@ -21,6 +21,7 @@ PARTS = sorted(
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("part", PARTS)
 def test_the_core_works_without(
     part: str, tmp_path: Path, redis_server: RedisServer | GivenServer

@@ -10,6 +10,7 @@ from django_redis_lock.protocol import Script, lock_scripts
 from tests.model.mutations import Workshop, blocks, files_for, mutants
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.name)
 def test_each_script_has_mutants_and_tests_to_catch_them(block) -> None:
     found = mutants(block)
@@ -32,6 +33,7 @@ def test_all_scripts_are_found() -> None:
     assert first.scripts == {"ACQUIRE"}
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_a_mutant_is_caught_and_the_checkout_stays_as_it_is(tmp_path: Path) -> None:
     release = next(block for block in blocks() if block.name == "RELEASE")

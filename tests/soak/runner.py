@@ -160,9 +160,12 @@ class Run:
                 code = worker.wait(max(0.0, self._deadline - time.time()) + 30)
             except subprocess.TimeoutExpired:
                 code = None
+                worker.send_signal(signal.SIGUSR1)
+                time.sleep(1)
             if code != 0:
                 errors = (self._folder / f"{name}.errors").read_text()[-1000:]
-                self._history.write("raised", error=f"{name} ended with {code}: {errors}")
+                stacks = "" if code is not None else f"\n{read_stacks(self._folder)}"
+                self._history.write("raised", error=f"{name} ended with {code}: {errors}{stacks}")
 
     def _end_workers(self) -> None:
         for worker in self._workers.values():

@@ -25,6 +25,8 @@ from django_redis_lock.protocol.validation import (
     milliseconds,
 )
 
+pytestmark = pytest.mark.invariant("W1")
+
 NO_NUMBERS = ["5", b"5", "", True, False, [], {}, ..., 1j, timedelta(seconds=5)]
 NO_FLOATS = [Decimal(5), Fraction(5)]
 NO_LENGTHS = [math.nan, math.inf, -math.inf, -1, -0.001, -1e300]

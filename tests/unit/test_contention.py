@@ -43,6 +43,15 @@ HOLDER = Owner("abc123", "web-1", 42, "MainThread", "nightly", 1000.0)
             Conflict("x", Owner("abc123"), 56.7, resting=True),
             "x was released, and its min_hold ends in 57 seconds",
         ),
+        (
+            Conflict("x", Owner("abc123"), 0.3, resting=True),
+            "x was released, and its min_hold ends in less than a second",
+        ),
+        (
+            Conflict("x", HOLDER, 0.2, 0.4),
+            "x is held by web-1, process 42, thread MainThread (nightly) for less than a second; "
+            "its lock ends in less than a second unless renewed",
+        ),
         (Conflict("x"), "x is held by another caller, or was a moment ago"),
         (
             Conflict("100%s", Owner("abc"), math.inf),

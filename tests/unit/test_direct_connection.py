@@ -122,8 +122,7 @@ def test_a_read_that_is_interrupted_disconnects(ends: Any, monkeypatch: pytest.M
         def fileno(self) -> int:
             return server.fileno()
 
-    monkeypatch.setattr(connection, "_sock", Interrupted())
-    monkeypatch.setattr(connection, "_readable", lambda milliseconds: True)
+    monkeypatch.setattr(connection, "_input", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         connection.read_response()
     assert server.recv(1) == b""

@@ -141,6 +141,7 @@ CONTAINERS: list[Callable[[Any], Any]] = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("value", OTHERS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_a_text_that_differs_between_processes_or_is_cut_short_is_refused(

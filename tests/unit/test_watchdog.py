@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
+from tests import leftovers
 from tests.processes import until
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +32,8 @@ sys.stdin.read()
 """
 
 
-def test_servers_and_folders_end_with_a_run_that_is_killed() -> None:
+@pytest.fixture
+def run() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-c", RUN],
         stdin=subprocess.PIPE,
@@ -37,10 +42,41 @@ def test_servers_and_folders_end_with_a_run_that_is_killed() -> None:
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as run:
-        assert run.stdout is not None
-        servers = [run.stdout.readline().split() for _ in range(2)]
-        assert all(psutil.pid_exists(int(pid)) for pid, _ in servers)
+        yield run
         run.kill()
+
+
+def servers_of(run: subprocess.Popen[str]) -> list[tuple[int, Path]]:
+    assert run.stdout is not None
+    lines = [run.stdout.readline().split() for _ in range(2)]
+    servers = [(int(pid), Path(folder)) for pid, folder in lines]
+    assert all(psutil.pid_exists(pid) for pid, _ in servers)
+    return servers
+
+
+def until_gone(servers: list[tuple[int, Path]]) -> None:
     for pid, folder in servers:
-        until(lambda pid=int(pid): not psutil.pid_exists(pid))
-        until(lambda folder=folder: not Path(folder).exists())
+        until(lambda pid=pid: not psutil.pid_exists(pid))
+        until(lambda folder=folder: not folder.exists())
+
+
+def test_servers_and_folders_end_with_a_run_that_is_killed(run: subprocess.Popen[str]) -> None:
+    servers = servers_of(run)
+    run.kill()
+    until_gone(servers)
+
+
+def test_what_a_run_leaves_whose_watchdog_is_killed_as_well_is_removed_later(
+    run: subprocess.Popen[str], redis_server: RedisServer
+) -> None:
+    servers = servers_of(run)
+    (watchdog,) = (p for p in psutil.Process(run.pid).children() if "-S" in p.cmdline())
+    watchdog.kill()
+    leftovers.remove()
+    assert all(psutil.pid_exists(pid) for pid, _ in servers), "its run goes on"
+    run.kill()
+    run.wait()
+    assert all(folder.exists() for _, folder in servers)
+    leftovers.remove()
+    until_gone(servers)
+    assert redis_server.client().ping(), "that of a run that goes on"

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "django_redis_lock"
 
 #: Names of modules, classes, functions, attributes and constants that have a better one.
 REPLACED = """
@@ -118,7 +117,7 @@ ALLOWED: dict[str, set[str]] = {
     "django_redis_lock/contrib/locmem/memory/lua.py": {"of its own"},
 }
 
-PACKAGE = sorted((ROOT / "django_redis_lock").rglob("*.py"))
+PACKAGE = sorted(FOLDER.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -156,8 +155,18 @@ def bound(path: Path) -> set[str]:
 
 
 def private_words(path: Path) -> set[str]:
-    name = path.relative_to(ROOT / "django_redis_lock").as_posix()
+    name = path.relative_to(FOLDER).as_posix()
     return (bound(path) & PRIVATE) - ({"place"} if name.startswith(OF_PLACES) else set())
+
+
+def _riddles_in(text: str) -> set[str]:
+    return {match[0].lower() for match in PROSE.finditer(text)}
+
+
+def _beyond(allowed: dict[str, set[str]], found: dict[Path, set[str]]) -> dict[str, set[str]]:
+    """What each file has and may not have."""
+    wrong = {_path(path): words - allowed.get(_path(path), set()) for path, words in found.items()}
+    return {path: words for path, words in wrong.items() if words}
 
 
 def is_forbidden(name: str) -> bool:
@@ -165,36 +174,38 @@ def is_forbidden(name: str) -> bool:
     return name in NAMES or (name.isupper() and not PARTS.isdisjoint(name.split("_")))
 
 
-@pytest.mark.parametrize("path", [p for p in PACKAGE if p.name != "__init__.py"], ids=_path)
-def test_names_are_standard_terms(path: Path) -> None:
-    found = {name for name in defined(path) if is_forbidden(name)}
-    assert found <= ALLOWED.get(_path(path), set())
+def test_names_are_standard_terms() -> None:
+    assert not _beyond(
+        ALLOWED, {p: set(filter(is_forbidden, defined(p))) for p in PACKAGE if p.stem != "__init__"}
+    )
 
 
-@pytest.mark.parametrize("path", [*PACKAGE, *PAGES], ids=_path)
-def test_prose_is_plain(path: Path) -> None:
-    text = " ".join(line.strip(" #") for line in path.read_text().splitlines())
-    found = {match[0].lower() for match in PROSE.finditer(text)}
-    assert found <= ALLOWED.get(_path(path), set())
+def test_prose_is_plain() -> None:
+    texts = {path: path.read_text().splitlines() for path in (*PACKAGE, *PAGES)}
+    plain = {path: " ".join(line.strip(" #") for line in lines) for path, lines in texts.items()}
+    assert not _beyond(ALLOWED, {path: _riddles_in(text) for path, text in plain.items()})
 
 
-@pytest.mark.parametrize("path", TESTS, ids=_path)
-def test_test_names_are_plain(path: Path) -> None:
-    names = [name.replace("_", " ") for name in defined(path) if name.startswith("test_")]
-    found = {match[0].lower() for name in names for match in PROSE.finditer(name)}
-    assert found <= ALLOWED.get(_path(path), set())
+def test_test_names_are_plain() -> None:
+    names = {
+        path: " ".join(n.replace("_", " ") + "." for n in defined(path) if n.startswith("test_"))
+        for path in TESTS
+    }
+    assert not _beyond(ALLOWED, {path: _riddles_in(text) for path, text in names.items()})
 
 
 def test_the_allow_list_names_only_files_that_exist() -> None:
     assert all((ROOT / path).exists() for path in ALLOWED)
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=_path)
-def test_names_are_no_private_words(path: Path) -> None:
-    name = path.relative_to(ROOT / "django_redis_lock").as_posix()
-    allowed = set(PRIVATE_ALLOWED.get(name, "").split())
-    assert private_words(path) <= allowed, "use a standard term"
-    assert allowed <= private_words(path), "take these out of PRIVATE_ALLOWED"
+def test_names_are_no_private_words() -> None:
+    used = {path.relative_to(FOLDER).as_posix(): private_words(path) for path in PACKAGE}
+    allowed = {name: set(PRIVATE_ALLOWED.get(name, "").split()) for name in used}
+    wrong = {name: words - allowed[name] for name, words in used.items()}
+    assert not {name: words for name, words in wrong.items() if words}, "use a standard term"
+    unused = {name: words - used[name] for name, words in allowed.items()}
+    unused = {name: words for name, words in unused.items() if words}
+    assert not unused, "take these out of PRIVATE_ALLOWED"
 
 
 def test_the_path_of_a_lock_has_no_private_words() -> None:

@@ -11,12 +11,14 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.middleware.cache import CacheMiddleware
 
-from ...cache import lock_cache
-from ...steps import adrive, drive
+from ...cache import value_cache
+from ...steps import Steps, adrive, drive
 from .responses import Conditions as Conditions
+from .responses import conditional, is_unrendered
 from .visit import Visit
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class CachedPageMiddleware(CacheMiddleware):
     cookies or Vary (sessions, CSRF, messages), and after LocaleMiddleware.
 
     Raises:
-        ImproperlyConfigured: the cache is not one of ours.
+        ImproperlyConfigured: there is no such cache.
     """
 
     def __init__(
@@ -55,11 +57,11 @@ class CachedPageMiddleware(CacheMiddleware):
         }
         self._notes: _Notes | None = None
         if options is None:  # The decorator is used before the settings are complete.
-            lock_cache(self.cache_alias)
+            value_cache(self.cache_alias)
 
     @property
     def cache(self) -> Any:
-        return self._notes or lock_cache(self.cache_alias)
+        return self._notes or value_cache(self.cache_alias)
 
     def __call__(self, request: HttpRequest) -> Any:
         return self.respond(request, self.get_response, asynchronous=self.async_mode)
@@ -71,8 +73,39 @@ class CachedPageMiddleware(CacheMiddleware):
         if request.method not in ("GET", "HEAD"):
             request._cache_update_cache = False  # type: ignore[attr-defined]  # Django reads it
             return view(request)
-        steps = Visit(self, request, view, asynchronous).steps()
+        steps = self._alone(request, view, asynchronous)
+        if self.cache.computes_once:
+            steps = Visit(self, request, view, asynchronous).steps()
         return adrive(steps) if asynchronous else drive(steps)
+
+    def _alone(
+        self, request: HttpRequest, view: Callable[[HttpRequest], Any], asynchronous: bool
+    ) -> Steps[Any]:
+        """With a cache of another backend: no caller waits for this page."""
+
+        def store(response: Any) -> Any:
+            page = self.storable(request, response)
+            if page is not None and not conditions.token_used:
+                self.cache.set(page.header_key, page.headers, page.timeout)
+                self.cache.set(page.page_key, response, page.timeout)
+            return conditional(request, response)
+
+        def call(function: Callable[..., Any], argument: Any) -> Any:
+            return sync_to_async(function)(argument) if asynchronous else function(argument)
+
+        page = yield call(self.process_request, request)
+        if page is not None:
+            return conditional(request, page)
+        conditions = Conditions(request)
+        conditions.take_out()
+        try:
+            response = yield view(request)
+        finally:
+            conditions.put_back()
+        if is_unrendered(response):
+            response.add_post_render_callback(store)
+            return response
+        return (yield call(store, response))
 
     def process_response(self, request: HttpRequest, response: Any) -> Any:
         """As Django's. ``page_timeout`` may be a function of the response."""

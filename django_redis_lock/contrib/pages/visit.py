@@ -21,7 +21,7 @@ from django.utils.http import parse_http_date_safe
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
-from ...cache import MISSING, lock_cache
+from ...cache import MISSING, value_cache
 from ...conf import GetOrSetOptions
 from ...events import RefreshFailed
 from ...protocol import Call, as_bytes, flight_key, script
@@ -83,7 +83,7 @@ class Visit:
         self.request: Any = request
         self.view = view
         self.asynchronous = asynchronous
-        self.cache: Any = lock_cache(middleware.cache_alias)
+        self.cache: Any = value_cache(middleware.cache_alias)
         self.caller = self._here()
         self.timeout = 0.0
         #: The flight that this caller leads: the key in Redis, and the token; and what the view has

@@ -15,7 +15,7 @@ from typing import Any
 from ...clock import time
 from ...exceptions import TooFewServers
 from ...keeper import keeper
-from ...locking import Hold, Renewal
+from ...locking import WHY, Hold, Renewal
 from ...protocol import (
     EXTEND,
     MAX_FENCE,
@@ -144,6 +144,10 @@ class QuorumHold(Hold):
         self.votes = list(granted.votes)
         self._answered_at = [-math.inf] * len(self.votes)
 
+    @property
+    def least_fence(self) -> int:
+        return 0  # Its fence is the greatest of several servers'.
+
     def vote(self, place: int, deadline: float, asked_at: float) -> None:
         """The server at ``place`` has replied to a request sent at ``asked_at`` that it holds the
         lock for this caller until ``deadline`` (both monotonic; -inf: it does not). Of two
@@ -172,6 +176,8 @@ class VotedRenewal(Renewal):
     def call(self, now: float) -> Call | None:
         renewal, hold = super().call(now), self.hold
         self._requesting_vote = False
+        if self._question is not None:
+            return renewal
         wanted = self._wanted(now)
         has_vote = hold.votes[self._place] > -math.inf
         if renewal is None or not wanted or has_vote or now < self._votes_again_at:
@@ -180,7 +186,10 @@ class VotedRenewal(Renewal):
         return vote_call(hold.keys, hold.token, max(wanted, 0), hold.attempt, hold.fence)
 
     def answered(self, value: Any, sent_at: float) -> None:
-        hold = self.hold
+        if self._question is not None:
+            super().answered(value, sent_at)
+            return
+        hold, early = self.hold, sent_at < self.hold.votes[self._place]
         until: float | None = None  # It does not hold the lock.
         if self._requesting_vote:
             if isinstance(parse_acquire(value, sent_at), Taken):
@@ -193,7 +202,7 @@ class VotedRenewal(Renewal):
                 self._votes_again_at = sent_at + self._interval
             hold.vote(self._place, -math.inf, sent_at)
             if hold.deadline == -math.inf:
-                self._lose("most of its servers no longer hold it")
+                self._ask_why(early)
                 return
         else:
             hold.vote(self._place, until - drift(until - sent_at), sent_at)
@@ -205,6 +214,9 @@ class VotedRenewal(Renewal):
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
+        if self._question is not None:
+            super().failed(error, now)
+            return
         # Not a warning: the lock is held as long as a majority replies.
         words = "Could not renew the lock %(lock)s: %(error)s"
         logger.info(words, self.hold.log_fields(error=error))
@@ -226,6 +238,8 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
         return _held(replies, needed)
     if call.script is HEARTBEATS:
         return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) or 0))
+    if call.script is WHY:  # A forced release is recorded on those that had the lock.
+        return next((reply for reply in replies if b'"reset"' in as_bytes(reply[0])), replies[0])
     if call.script is EXTEND:
         outcomes = Extended.DONE, Extended.NO_LIFETIME
         return next((n for n in outcomes if replies.count(n) >= needed), Extended.NOT_OWNED)

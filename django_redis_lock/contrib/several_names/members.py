@@ -20,6 +20,7 @@ from ...protocol import (
     Taken,
     new_token,
     parse_acquire,
+    printable,
     release_call,
 )
 from ...steps import Steps
@@ -55,6 +56,11 @@ class MultiHold:
             self._lose()
 
     @property
+    def reason(self) -> str:
+        """Why the first of them was lost."""
+        return next((hold.reason for hold in self._holds if hold.lost and hold.reason), "")
+
+    @property
     def fence(self) -> int:
         return max(int(hold.fence) for hold in self._holds)
 
@@ -87,9 +93,11 @@ class MultiHold:
             if self._handled or self.ended:
                 return
             self._handled = True
+        lost = next((hold for hold in self._holds if hold.reason), self._holds[0])
+        reason = f"it was held with {printable(lost.keys.name)}, which was lost: {lost.reason}"
         for hold in self._holds:
             # One without a fence was taken without Redis.
-            if hold.lose("another name that was held with it was lost") and hold.fence:
+            if hold.lose(reason) and hold.fence:
                 keeper().add(hold.deferred_release(self._server, self._grant_timeout))
         for tell in (self._on_lost, self.cancellation and self.cancellation.request):
             if tell is not None:

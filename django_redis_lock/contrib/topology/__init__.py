@@ -297,6 +297,8 @@ class Cluster(Topology):
         self._remap: Any = getattr(manager, "address_remap", None) or tuple
         self._first = [(node.host, int(node.port)) for node in manager.startup_nodes.values()]
         self._known: list[Server] = []
+        #: Those that did not answer when they were last asked, perhaps on an old connection.
+        self._silent: set[Server] = set()
         #: By slot.
         self._owners: list[Server | None] = [None] * SLOTS
         # Fallback locks of all processes have this in their names, wherever they begin to ask.
@@ -361,8 +363,10 @@ class Cluster(Topology):
                 ranges = ask(node, until, b"CLUSTER", b"SLOTS")
             except (RedisError, OSError) as error:
                 errors.append(str(error))
+                self._silent.add(node)
                 self._known = [*(each for each in self._known or nodes if each is not node), node]
                 continue
+            self._silent.discard(node)
             if ranges:
                 self._take_in(node, ranges)
                 return
@@ -381,7 +385,9 @@ class Cluster(Topology):
         self._owners = owners
         # Replicas too: they can say which primary replaced one that failed. First those that
         # answer, and another than now: a primary that is cut off from the others names itself.
-        self._known = sorted(known, key=lambda node: (node.breaker.failing, node is asked))
+        self._silent &= known.keys()
+        away = {node for node in known if node.breaker.failing} | self._silent
+        self._known = sorted(known, key=lambda node: (node in away, node is asked))
         self._keep_only(known)
 
     def _named(self, asked: Server, node: Any) -> Server:

@@ -238,6 +238,12 @@ class Command(BaseCommand):
             metavar="N",
             help="list at most N; default: 500",
         )
+        add(
+            "list reset stats",
+            "--wide",
+            action="store_true",
+            help="shorten no name, whatever the width of the output",
+        )
         add("stats", "--period", choices=PERIODS, default="hour", help="the last hour or day")
         add(
             "release",

@@ -147,7 +147,7 @@ class Command(BaseCommand):
         _show_lines_at_once()
         with _unwinding():
             loss = Loss(self, work, options["name"], options["on_lost"] == "terminate", grace)
-            lock = self._lock(work, loss, options)
+            lock = loss.lock = self._lock(work, loss, options)
             with outages_not_logged():
                 acquired = self._acquired(lock, options)
             if not acquired:
@@ -237,8 +237,8 @@ class Command(BaseCommand):
                 self.stderr.write(traceback.format_exc())
         if loss.ends_it:
             raise CommandError(
-                f"the lock {options['name']} was lost while the command ran: another may have run "
-                "at the same time",
+                f"the lock {options['name']} was lost while the command ran ({lock.lost_reason}): "
+                "another may have run at the same time",
                 returncode=Exit.LOST,
             )
         return code
@@ -261,9 +261,12 @@ class Loss:
     """Called in another thread when the lock is lost.
 
     Attributes:
+        lock: what is lost.
         over: set when the command has ended.
         ends_it: the lock was lost while the command ran, and the command must end.
     """
+
+    lock: Lock
 
     def __init__(
         self, command: BaseCommand, work: Work, name: str, terminates: bool, grace: float
@@ -281,7 +284,8 @@ class Loss:
             f"ending {self._work.label}" if self._terminates else "the command continues without it"
         )
         try:
-            self._command.stderr.write(f"The lock {self._name} is lost; {doing}.")
+            why = self.lock.lost_reason
+            self._command.stderr.write(f"The lock {self._name} is lost: {why}; {doing}.")
             self._command.stderr.flush()
         finally:  # Also if the reader of the pipe is gone.
             if self._terminates:

@@ -229,6 +229,8 @@ def _said(lock: LockInfo, state: str) -> str:
     said = [f"{STATUSES[state]}: {', '.join(lock.broken)}"] if state == "broken" else []
     if lock.silent:
         said.append(_("silent for"))
+    elif lock.unannounced:
+        said.append(_("no heartbeat yet"))
     return " · ".join(said) or str(STATUSES[state])
 
 
@@ -246,11 +248,13 @@ def _verdict(lock: LockInfo) -> str:
             "Other data is stored at keys of this lock, so some values are missing. "
             "Delete those keys to repair it."
         )
-    if lock.silent is None:
+    if lock.unannounced:
         return _(
-            "The holder is not known: it has held the lock for less than half a second, "
-            "or took it with another program."
+            "Its process has sent no heartbeat yet: it acquired the lock less than half a second "
+            "ago, or died so soon."
         )
+    if lock.silent is None:
+        return _("The holder is not known: its token names no process, as those of other programs.")
     if not lock.silent:
         return _("Its process is alive. This does not show whether its work makes progress.")
     if math.isinf(lock.ttl):

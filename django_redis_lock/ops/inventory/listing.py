@@ -33,11 +33,10 @@ from ...protocol import (
     is_lock,
     is_reserved,
     keys_at,
-    script,
     slot_tag,
 )
 from ...transport import is_cluster, run, run_all, run_at, server_of
-from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, LIST, LIST_FLIGHTS, WAITING
+from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, EXISTING, LIST, LIST_FLIGHTS, WAITING
 
 #: The kinds of entries: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "computation"
@@ -57,26 +56,6 @@ MAX_DELAY_SECONDS = 2.0
 #: The most waiters that are listed. Each is a process, so there are seldom more.
 MAX_WAITERS = 200
 
-#: Find which of its slots' indexes a node of a cluster has.
-#:
-#: KEYS  none: they are in many slots, all of them this node's
-#: ARGV  what each index is called, then the tags of the slots
-#: returns the places of the tags, from 1, whose index has entries, besides the last fence
-#: atomic because one script is cheaper than many requests: about three milliseconds.
-EXISTING = script("""
-local found = {}
-for i = 2, #ARGV do
-  -- A slot may have moved to another node.
-  local index = ARGV[1] .. ':{' .. ARGV[i] .. '}'
-  local entries = redis.pcall('ZCARD', index)
-  if type(entries) == 'number' and entries > 0
-    and (entries > 1 or not redis.call('ZSCORE', index, 'django_redis_lock:fence')) then
-    found[#found + 1] = i - 1
-  end
-end
-return found
-""")
-
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
@@ -85,7 +64,8 @@ class LockInfo:
     Attributes:
         key: where the lock's token is in Redis, or the cache key of the computation.
         name: the key without the prefix.
-        owner: the holder or leader; its ``id`` identifies one acquisition.
+        owner: the holder or leader; its ``id`` identifies one acquisition. Until the holder
+            describes itself, its token names host, process and thread.
         ttl: seconds until the lock expires unless renewed; ``inf`` if it never does.
         held_for: seconds since the acquisition, by the server's clock; None until the holder
             describes itself, after half a second.
@@ -130,6 +110,12 @@ class LockInfo:
     def lock_key(self) -> bytes:
         """The key of the lock's place 1."""
         return keys_at(self.key).name if self.kind == LOCK else self.key
+
+    @property
+    def unannounced(self) -> bool:
+        """Whether only the token names the holder: its process has not described it yet, which it
+        does after half a second, or has died before that."""
+        return bool(self.owner.host) and self.limit is None and self.kind == LOCK
 
     @property
     def renewal_interval(self) -> float | None:
@@ -384,7 +370,7 @@ def _held(
     return LockInfo(
         key=key,
         name=name,
-        owner=replace(holder.owner, seen=None),  # See ``_with_heartbeats``.
+        owner=replace(holder.in_the_way, seen=None),  # See ``_with_heartbeats``.
         ttl=holder.ttl,
         held_for=holder.held_for,
         fence=holder.fence or None,

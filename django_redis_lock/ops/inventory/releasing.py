@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from redis.exceptions import RedisError
 
-from ...locking import note_call
+from ...locking import event_args, reset_here
 from ...protocol import (
     INDEX,
     MAX_LIMIT,
@@ -91,13 +88,11 @@ def release(
         return Outcome.NOT_OWNER
     if kind == FLIGHT:
         return _end_flight(client, key, held.token)
-    send = partial(run, client, patience=REPLY_TIMEOUT_SECONDS)
-    answer = send(_reset_of(client, key, held, grant_timeout, fence, only_locks))
+    reset = _reset_of(client, key, held, grant_timeout, fence, only_locks, by)
+    answer = run(client, reset, patience=REPLY_TIMEOUT_SECONDS)
     if not answer.value and not answer.sent_twice:
         is_held = key in holders_at(client, kind, [key], only_locks)[0]
         return Outcome.NOT_OWNER if is_held else Outcome.FREE
-    with suppress(RedisError, OSError):  # It is released nevertheless.
-        send(_note_of(key, held, by))
     return Outcome.RELEASED
 
 
@@ -145,7 +140,7 @@ def _released(
 ) -> dict[bytes, Outcome]:
     """End the locks of these holders, in one round trip to each server."""
     resets = [
-        _reset_of(client, key, holder, grant_timeout, fence, only_locks)
+        _reset_of(client, key, holder, grant_timeout, fence, only_locks, by)
         for key, (holder, fence) in held.items()
     ]
     ended = run_all(client, resets) if resets else []
@@ -154,11 +149,6 @@ def _released(
     if doubtful := [key for key, value in zip(held, ended, strict=True) if not value]:
         still, _ = holders_at(client, LOCK, doubtful, only_locks)
         outcomes |= dict.fromkeys(still, Outcome.NOT_OWNER)
-    if notes := [
-        _note_of(key, held[key][0], by) for key in held if outcomes[key] is Outcome.RELEASED
-    ]:
-        with suppress(RedisError, OSError):
-            run_all(client, notes)
     return outcomes
 
 
@@ -193,7 +183,7 @@ def release_all(
                 elif wanted is None and waited_for.setdefault(key, holder.token) == holder.token:
                     unknown += 1
                     done.remove(key)
-            outcomes = _released(client, held)
+            outcomes = _released(client, held, by=reset_here())
             released += list(outcomes.values()).count(Outcome.RELEASED)
         if not unknown and (whole or not left):
             return released, 0
@@ -210,14 +200,13 @@ def _reset_of(
     grant_timeout: float,
     fence: int | None,
     only_locks: Prefixes,
+    by: str,
 ) -> Call:
     keys = keys_at(key, is_cluster(client))
     limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
-    return reset_call(keys, held, grant_timeout, limit, fence, keys.name.startswith(only_locks))
-
-
-def _note_of(key: bytes, held: HolderInfo, by: str) -> Call:
-    return note_call(keys_at(key).name, "reset", held.owner, by, held.held_for)
+    event = event_args("reset", held.in_the_way, by, held.held_for)
+    only = keys.name.startswith(only_locks)
+    return reset_call(keys, held, grant_timeout, limit, fence, only, event)
 
 
 def _end_flight(client: Any, key: bytes, token: bytes) -> Outcome:

@@ -36,6 +36,26 @@ local function matches(key)
 end
 """)
 
+#: Find which of its slots' indexes a node of a cluster has.
+#:
+#: KEYS  none: they are in many slots, all of them this node's
+#: ARGV  what each index is called, then the tags of the slots
+#: returns the places of the tags, from 1, whose index has entries, besides the last fence
+#: atomic because one script is cheaper than many requests: about three milliseconds.
+EXISTING = script("""
+local found = {}
+for i = 2, #ARGV do
+  -- A slot may have moved to another node.
+  local index = ARGV[1] .. ':{' .. ARGV[i] .. '}'
+  local entries = redis.pcall('ZCARD', index)
+  if type(entries) == 'number' and entries > 0
+    and (entries > 1 or not redis.call('ZSCORE', index, 'django_redis_lock:fence')) then
+    found[#found + 1] = i - 1
+  end
+end
+return found
+""")
+
 #: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped;
 #: what this Redis user may not read is left out. Not for a cluster, where each lock is elsewhere.
 #:

@@ -81,6 +81,7 @@ class TaskProducer:
 # -- values and producers ----------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
 def test_a_value_of_any_kind_is_computed_once_and_kept(cache: RedisCache, value: Any) -> None:
     calls = 0
@@ -526,6 +527,7 @@ def test_a_follower_in_another_process_takes_over_from_a_cancelled_leader(
     assert run(ask()) == "mine"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("steps", range(12))
 def test_whenever_it_is_cancelled_no_flight_stays(
     cache: RedisCache, client: redis.Redis, steps: int

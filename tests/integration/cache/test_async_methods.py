@@ -88,6 +88,7 @@ def test_it_does_what_the_method_for_threads_does(
     assert outcome(lambda c: OPERATIONS[name](Awaited(c)), cache, client) == sync
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", [name for name in TWINS if "get_or_set" not in name])
 @pytest.mark.parametrize("ignore", [True, False], ids=["ignored", "shown"])
 def test_without_redis_it_does_what_the_method_for_threads_does(

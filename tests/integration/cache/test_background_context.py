@@ -30,6 +30,8 @@ from django_redis_lock.testing import override
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("U1")
+
 PAGE = Path(__file__).parents[3] / "docs" / "tenants.md"
 HERE = "tests.integration.cache.test_background_context"
 OURS = "django_redis_lock.cache"

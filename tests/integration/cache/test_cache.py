@@ -179,6 +179,7 @@ def test_it_does_what_django_redis_does(
     assert type(ours.result) is type(theirs.result)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ignore", [True, False], ids=["ignored", "shown"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_without_redis_it_does_what_django_redis_does(
@@ -194,6 +195,7 @@ def test_without_redis_it_does_what_django_redis_does(
     assert ours == theirs
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ignore", [True, False], ids=["ignored", "shown"])
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if not name.startswith(READING)])
 def test_a_refusal_by_redis_is_passed_on_as_django_redis_passes_it_on(
@@ -428,6 +430,7 @@ def called(cache: Any, method: str, *args: Any) -> Any:
 VERSIONS = {"incr_version": 3, "decr_version": 1, "aincr_version": 3, "adecr_version": 1}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("value", [None, "text"])
 @pytest.mark.parametrize("lifetime", [None, 100.9])
 @pytest.mark.parametrize("method", VERSIONS)

@@ -10,7 +10,6 @@ import pytest
 import redis
 from django.core.cache import cache
 from django.core.cache.utils import make_template_fragment_key
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.middleware.csrf import CsrfViewMiddleware, _unmask_cipher_token
 from django.template import Context, Template, TemplateSyntaxError, engines
@@ -147,11 +146,6 @@ def test_no_setting_has_a_context_rendered_in_another_thread(
         for key in client.keys("*side*"):
             client.pexpire(key, 999_000)  # It is stale now.
     assert threads == {threading.get_ident()}
-
-
-def test_another_backend_is_refused() -> None:
-    with pytest.raises(ImproperlyConfigured, match="'plain' cannot lock"):
-        render("{% cached 60 side using='plain' %}{% endcached %}")
 
 
 def test_the_cache_for_fragments_is_used_if_there_is_one(settings: Any) -> None:

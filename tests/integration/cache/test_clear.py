@@ -25,6 +25,8 @@ from tests.holding import hurry, settle
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("S6")
+
 CACHE = {"KEY_PREFIX": "site"}
 KEYS = lock_keys(b"site:1:lock:report")
 

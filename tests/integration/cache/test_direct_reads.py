@@ -159,6 +159,7 @@ KEPT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", KEPT)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_goes_through_redis_py_where_it_must(

@@ -154,6 +154,7 @@ def lands_elsewhere(client: redis.Redis, value: bytes | int | None) -> None:
 # -- values ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
 def test_a_value_of_any_kind_is_computed_once_and_kept(cache: RedisCache, value: Any) -> None:
     producer = Producer(value)
@@ -164,12 +165,14 @@ def test_a_value_of_any_kind_is_computed_once_and_kept(cache: RedisCache, value:
     assert cache.get("report", "missing") == value
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
 def test_a_plain_default_is_kept_too(cache: RedisCache, value: Any) -> None:
     assert cache.get_or_set("report", value) == value
     assert cache.get_or_set("report", "another") == value
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
 def test_threads_that_ask_at_once_share_one_computation(
     cache: RedisCache, slow: Producer, value: Any

@@ -95,6 +95,7 @@ def test_no_keys(many: Any) -> None:
     assert not producer.asked
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("value", [None, False, 0, "", b"", [], 2**70])
 def test_any_value_will_do(cache: RedisCache, many: Any, value: Any) -> None:
     for _ in range(2):

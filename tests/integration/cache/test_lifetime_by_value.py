@@ -20,6 +20,8 @@ from django_redis_lock.singleflight import leader
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("C5")
+
 KEY = b":1:report"
 
 Ask = Callable[..., Any]
@@ -248,6 +250,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_caller_that_computed_gets_the_error(
     cache: Any, client: redis.Redis, ask: Ask, wrong: str

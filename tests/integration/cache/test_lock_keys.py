@@ -21,6 +21,8 @@ from django_redis_lock import Lock
 from django_redis_lock.cache import LocMemCache, RedisCache
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("S6")
+
 REFUSED = "no name for a"
 
 
@@ -157,6 +159,7 @@ def test_the_table_has_every_method() -> None:
     assert methods - tried - set(OTHERS) == set()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", ["redis", "memory"])
 @pytest.mark.parametrize("call", CALLS)
 def test_no_method_reaches_the_key_of_a_lock(
@@ -194,6 +197,7 @@ SPELLINGS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("key", "options"), SPELLINGS, ids=str)
 @pytest.mark.parametrize("use", ["get", "delete", "ttl", "smembers"])
 def test_spellings_of_one_key(cache: RedisCache, use: str, key: Any, options: Any) -> None:

@@ -77,6 +77,7 @@ def test_a_missing_value(cache: Any, client: redis.Redis, mark: Callable[..., An
     assert not client.exists(KEY, flight_key(KEY))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("lifetime", "left"), [(None, 3600), (4000, 3600), (3600.5, 3600), (3000, 3000)]
 )

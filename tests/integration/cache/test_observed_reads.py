@@ -55,6 +55,7 @@ def reads(request: pytest.FixtureRequest, cache: Any, monkeypatch: pytest.Monkey
     return reads
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("stale", [False, True])
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 def test_each_read_is_seen_once(cache: RedisCache, reads: Reads, kind: str, stale: bool) -> None:

@@ -19,6 +19,8 @@ from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("C6")
+
 Write = Callable[[Any], Any]
 OLD = 5
 
@@ -105,6 +107,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("way", "write", "old"), dict.fromkeys(CASES))
 def test_the_result_is_stored(cache: Any, way: str, write: str, old: bool) -> None:
     calls: list[int] = []
@@ -123,6 +126,7 @@ def test_the_result_is_stored(cache: Any, way: str, write: str, old: bool) -> No
         assert len(calls) == 1
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("size", [10, 20_000])
 @pytest.mark.parametrize("write", ["touch", "for ever", "expire", "delete", "set", "clear"])
 def test_a_large_old_value(cache: Any, write: str, size: int) -> None:

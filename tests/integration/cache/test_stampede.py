@@ -15,6 +15,8 @@ from django_redis_lock.singleflight import flight
 from tests.processes import Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("C1")
+
 KEY = b":1:report"
 
 

@@ -26,6 +26,8 @@ from django_redis_lock.decorators import cached, cached_page
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("C6")
+
 
 class Failing:
     def __setstate__(self, state: Any) -> None:
@@ -110,6 +112,7 @@ def put(cache: Any, stored: bytes, key: str = ":1:report", px: int | None = None
     cache.client.get_client(write=True).set(key, stored, px=px)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("stored", UNDECODABLE)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_computed_and_stored(cache: Any, way: str, stored: str) -> None:

@@ -28,6 +28,8 @@ from django_redis_lock.cache import LocMemCache, RedisCache, lock_cache
 from django_redis_lock.contrib.locmem import MemoryClient
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("U1")
+
 # -- where a project keeps its tenant --------------------------------------------------------------
 
 in_thread = threading.local()

@@ -20,6 +20,8 @@ from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.invariant("C2")
+
 CACHE = {"KEY_PREFIX": "site"}
 KEY = b"site:1:report"
 
@@ -155,6 +157,7 @@ def wins(
     assert cache.get("report") == kept
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("write", WRITES)
 def test_followers_get_the_written_value_or_compute_again(
     cache: RedisCache, computation: Computation, write: str
@@ -234,6 +237,7 @@ def followers_get(cache: RedisCache, computation: Computation, do: Write, kept: 
     assert cache.get("report") == found[0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("write", STALE_WRITES)
 def test_a_write_wins_over_the_refresh_of_an_old_value(cache: RedisCache, write: str) -> None:
     do, kept = STALE_WRITES[write]
@@ -313,6 +317,7 @@ def test_a_failed_add_ends_no_flight(cache: RedisCache, client: redis.Redis) -> 
     assert client.get(flight_key(KEY)) == b"another"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("key", ["{tag}x", "a}b", "{", "a{b}c*", "ключ", "x y"])
 @pytest.mark.parametrize("write", ["set", "delete", "set_many", "delete_many"])
 def test_whatever_the_key_looks_like(
@@ -519,6 +524,7 @@ SEEN = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("write", "way", "before"), SEEN)
 def test_a_write_by_plain_django_redis_wins(
     redis_server: RedisServer, client: redis.Redis, write: str, way: str, before: str | None

@@ -130,6 +130,7 @@ def row(output: str, title: str) -> list[str]:
     return re.split(" {2,}", found.group(1).strip())
 
 
+@pytest.mark.sample(0)  # ``make demo-check`` runs it, and fails unless it passes.
 @pytest.mark.slow
 def test_one_computation_instead_of_nine_and_a_line_in_order(start: Start) -> None:
     demo = start("--no-serve")
@@ -149,6 +150,7 @@ def test_one_computation_instead_of_nine_and_a_line_in_order(start: Start) -> No
     assert demo.has_left_nothing()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_all_of_it(start: Start, signum: signal.Signals) -> None:
@@ -164,6 +166,7 @@ def test_a_signal_stops_all_of_it(start: Start, signum: signal.Signals) -> None:
     assert demo.has_left_nothing()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["--only-serve", "--no-redis"])
 def test_the_site_has_locks_to_show(start: Start, how: str) -> None:
@@ -203,6 +206,7 @@ def test_killed_it_leaves_nothing_either(start: Start) -> None:
     until(demo.has_left_nothing)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_a_check_that_was_interrupted_has_not_passed(start: Start) -> None:
     demo = start("--no-serve")
@@ -212,6 +216,7 @@ def test_a_check_that_was_interrupted_has_not_passed(start: Start) -> None:
     assert demo.has_left_nothing()
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_a_given_redis_is_used_and_gets_its_locks_back(
     start: Start, own_server: RedisServer

@@ -375,6 +375,7 @@ def refused(request: HttpRequest) -> HttpResponse:
 
 
 @pytest.mark.parametrize("respond", [private, refused])
+@pytest.mark.invariant("C5")
 def test_a_page_that_cannot_be_cached_releases_all_followers_at_once(
     respond: Callable[[HttpRequest], HttpResponse],
 ) -> None:

@@ -21,7 +21,7 @@ from django_redis_lock.exceptions import ComputationFailed
 from tests.integration.decorators.test_cached_page import followers
 from tests.processes import in_threads, until
 
-pytestmark = pytest.mark.usefixtures("client")
+pytestmark = [pytest.mark.usefixtures("client"), pytest.mark.invariant("C6")]
 TEMPORARY = [408, 425, 429, 500, 503]
 OLD, NEW = "Mon, 01 Jan 2024 00:00:00 GMT", "Tue, 02 Jan 2024 00:00:00 GMT"
 #: Headers of a request, and what a client with them gets of a page with the ETag and the date.

@@ -21,6 +21,8 @@ from django_redis_lock.middleware import CachedPageMiddleware
 from tests.integration.decorators.test_cached_page import MEMORY, ask
 from tests.processes import in_threads
 
+pytestmark = pytest.mark.invariant("C6")
+
 #: What a view does to its own page.
 WRITES: dict[str, Callable[[HttpRequest], Any]] = {
     "clear": lambda request: cache.clear(),
@@ -90,6 +92,7 @@ def _empty_cache(request: pytest.FixtureRequest, client: redis.Redis, settings: 
     cache.clear()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("finish", [plain, varied])
 @pytest.mark.parametrize("kind", ["function", "template", "coroutine"])
 @pytest.mark.parametrize("write", WRITES)

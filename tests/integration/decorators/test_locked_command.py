@@ -263,7 +263,8 @@ def test_a_command_that_loses_its_lock_is_ended(
     assert (found, out, runs) == (code, "", 1)
     (line,) = errors.splitlines()
     assert line == (
-        "CommandError: the lock fragile was lost while this ran; another run may have started"
+        "CommandError: the lock fragile was lost while this ran (its key was deleted or replaced "
+        "by another program, or evicted); another run may have started"
     )
 
 
@@ -572,6 +573,7 @@ def test_an_exception_passes_and_the_lock_is_released(error: Exception) -> None:
     assert not caches["default"].lock("nightly").locked()
 
 
+@pytest.mark.invariant("C4")
 def test_an_exception_is_not_hidden_by_a_lost_lock(client: redis.Redis) -> None:
     """C4."""
 

@@ -22,7 +22,7 @@ from django.db import DatabaseError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, TestCase
 
-from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
+from django_redis_lock import AsyncLock, LockError, LockNotAcquired, current_lock, locked
 from django_redis_lock.decorators import transactions
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -576,6 +576,31 @@ def test_a_coroutine_that_is_called_in_a_transaction() -> None:
     assert not held()
     assert fences[0] == fences[1] is not None
     async_to_sync(work)()
+    assert not held()
+
+
+@pytest.mark.parametrize("names", ["account", ["account", "another"]])
+def test_a_block_of_a_task_has_a_lock_for_tasks(names: Any) -> None:
+    """Also the second, for which the lock of the first, held until the commit, is used again."""
+
+    async def work() -> tuple[type, Any, Any]:
+        async with locked(names) as lock:
+            assert lock is current_lock()
+            before = await lock.ttl()
+            await lock.extend(60)
+            await current_lock().extend(60)
+            lock.ensure_held()
+            return type(lock), before, await lock.ttl()
+
+    kinds = []
+    with transaction.atomic("shop"):
+        for _ in range(3):
+            kind, before, after = async_to_sync(work)()
+            kinds.append(kind)
+            assert after > before + 100
+            assert held()
+    assert issubclass(kinds[0], AsyncLock)
+    assert set(kinds) == {kinds[0]}
     assert not held()
 
 

@@ -29,7 +29,7 @@ from django_redis_lock.contention import raise_error, redirect_to, respond, skip
 from tests.holding import hold
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.usefixtures("client")
+pytestmark = [pytest.mark.usefixtures("client"), pytest.mark.invariant("U2")]
 NAME = "work"
 
 

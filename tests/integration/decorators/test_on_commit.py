@@ -129,6 +129,7 @@ def test_at_the_commit(cache: Any, way: Way) -> None:
     assert is_done(cache, way)
 
 
+@pytest.mark.sample(3)
 @each_way
 def test_a_rollback(cache: Any, way: Way) -> None:
     put(cache, way)
@@ -143,6 +144,7 @@ def test_a_rollback(cache: Any, way: Way) -> None:
     assert is_old(cache, way)
 
 
+@pytest.mark.sample(3)
 @each_way
 def test_without_a_transaction_at_once(cache: Any, way: Way) -> None:
     put(cache, way)
@@ -152,6 +154,7 @@ def test_without_a_transaction_at_once(cache: Any, way: Way) -> None:
         assert is_done(cache, way)
 
 
+@pytest.mark.sample(3)
 @each_way
 def test_each_database_has_its_own_transactions(cache: Any, way: Way) -> None:
     put(cache, way)

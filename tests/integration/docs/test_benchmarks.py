@@ -18,6 +18,7 @@ from benchmarks.document import document
 from benchmarks.figures import best, jain, median_known, median_ratio, percentile
 from benchmarks.results import OURS, Result, Target
 from benchmarks.table import render, show, summary
+from tests.lanes import some
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,7 +53,8 @@ def run(names: list[str], page: Path, plots: Path) -> str:
 @pytest.mark.slow
 def test_every_measurement_gives_figures_of_ours(tmp_path: Path) -> None:
     published = (ROOT / "docs" / "benchmarks.md").read_bytes()
-    shares = [list(MEASUREMENTS)[number::RUNS] for number in range(RUNS)]
+    measured = some(MEASUREMENTS, each=8)
+    shares = [measured[number::RUNS] for number in range(RUNS)]
     pages = [tmp_path / f"page{number}.md" for number in range(RUNS)]
     folders = [tmp_path / f"plots{number}" for number in range(RUNS)]
     with ThreadPoolExecutor(RUNS) as pool:

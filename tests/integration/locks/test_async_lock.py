@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,7 @@ import redis.asyncio
 from asgiref.sync import async_to_sync
 
 from django_redis_lock import AsyncLock, Lock, LockError, events
+from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.protocol.acquisition import WAITER_LIFETIME_SECONDS
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
@@ -119,14 +120,28 @@ async def in_this_loop(client: redis.Redis) -> Any:
     return asyncio_client(client)
 
 
+@contextmanager
+def in_tasks(client: redis.Redis) -> Iterator[InTasks]:
+    tasks = Tasks()
+    async_client = tasks.do(lambda: in_this_loop(client))
+    yield InTasks(client, async_client, tasks)
+    tasks.do(async_client.connection_pool.disconnect)
+    tasks.close()
+
+
 class TestAsyncLock(LockContract):
     @pytest.fixture
-    def backend(self, any_client: redis.Redis) -> Iterator[Backend]:
-        tasks = Tasks()
-        async_client = tasks.do(lambda: in_this_loop(any_client))
-        yield InTasks(any_client, async_client, tasks)
-        tasks.do(async_client.connection_pool.disconnect)
-        tasks.close()
+    def backend(self, client: redis.Redis) -> Iterator[Backend]:
+        with in_tasks(client) as backend:
+            yield backend
+
+
+@pytest.mark.sample(3, 2)
+class TestAsyncLockInMemory(LockContract):
+    @pytest.fixture
+    def backend(self) -> Iterator[Backend]:
+        with in_tasks(client_of(Database("memory"))) as backend:
+            yield backend
 
 
 @asynccontextmanager

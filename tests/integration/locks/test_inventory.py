@@ -83,7 +83,7 @@ def described(client: redis.Redis, name: str) -> LockInfo:
 
     def found() -> LockInfo | None:
         listed = [lock for lock in list_held(client, b"").locks if lock.name == name]
-        return listed[0] if listed and listed[0].owner.host else None
+        return listed[0] if listed and listed[0].limit else None
 
     if not found():
         hurry()
@@ -265,7 +265,8 @@ def test_a_holder_that_has_not_said_who_it_is(client: redis.Redis) -> None:
     hold(client, "a")
     (listed,) = list_held(client, b"").locks
     assert listed.owner.id
-    assert not listed.owner.host
+    assert listed.owner.host == socket.gethostname()  # The token names it.
+    assert listed.unannounced
     assert listed.held_for is None
     assert listed.fence is None
 

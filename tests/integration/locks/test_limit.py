@@ -32,6 +32,8 @@ from tests.integration.locks.test_lock import places as waiting
 from tests.lock_contract import Backend, Background, LockContract
 from tests.processes import PATIENCE, in_threads, until
 
+pytestmark = pytest.mark.invariant("S7")
+
 LIMIT = 3
 
 
@@ -119,6 +121,7 @@ class TestLockAtPlace(ContractAtPlace):
         return AtPlace(client, 3)
 
 
+@pytest.mark.sample(3)
 class TestLockInMemoryAtPlace(ContractAtPlace):
     @pytest.fixture
     def backend(self) -> Backend:
@@ -137,6 +140,7 @@ class FromTasks(AtPlace):
         return ForThreads(self._tasks, lock)
 
 
+@pytest.mark.sample(3, 1)
 class TestAsyncLockAtPlace(ContractAtPlace):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:
@@ -417,6 +421,7 @@ def test_a_lock_on_several_servers_has_no_places() -> None:
 # -- companions with data of somebody else -----------------------------------------------------
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "nothing"])
 @pytest.mark.parametrize("part", ["grants", "waiters", "owner", "lock", "held_index"])
 def test_what_is_unreadable_counts_as_missing(client: redis.Redis, part: str, form: str) -> None:

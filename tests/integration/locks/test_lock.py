@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, LockError, LockNotOwnedError
+from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol.lock_scripts import RELEASE
@@ -56,8 +57,8 @@ class OnRedis(Backend):
 
 class TestLock(LockContract):
     @pytest.fixture
-    def backend(self, any_client: redis.Redis) -> Backend:
-        return OnRedis(any_client)
+    def backend(self, client: redis.Redis) -> Backend:
+        return OnRedis(client)
 
     def test_it_is_renewed_in_real_time(self, backend: Backend, make: Callable[..., Any]) -> None:
         lock = make(timeout=1.2, renew=True)
@@ -82,6 +83,13 @@ class TestLock(LockContract):
         assert told.wait(PATIENCE)
         assert time.monotonic() - began < 4.4
         assert lock.lost
+
+
+@pytest.mark.sample(3)
+class TestLockInMemory(TestLock):
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return OnRedis(client_of(Database("memory")))
 
 
 @pytest.mark.parametrize("dropped", [True, False])

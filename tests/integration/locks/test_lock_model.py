@@ -25,6 +25,8 @@ from hypothesis.stateful import (
 from django_redis_lock import Lock, LockError, LockNotOwnedError
 from django_redis_lock.transport import execute
 
+pytestmark = pytest.mark.invariant("S1")
+
 HANDLES = st.integers(min_value=0, max_value=2)
 
 

@@ -48,6 +48,7 @@ def in_turn(link: Link, url: str) -> int | None:
         return fence
 
 
+@pytest.mark.invariant("L1")
 class TestOrder:
     def test_processes_have_it_in_the_order_they_came(
         self, client: redis.Redis, redis_server: RedisServer
@@ -172,6 +173,7 @@ def wait_and_release(lock: Lock) -> bool:
     return acquired
 
 
+@pytest.mark.invariant("L3")
 class TestCost:
     @pytest.mark.slow
     def test_a_waiter_speaks_every_two_seconds(self, client: redis.Redis) -> None:
@@ -241,6 +243,7 @@ def commands(client: redis.Redis, seconds: float, at_least: int = 0) -> list[str
     return found
 
 
+@pytest.mark.invariant("L4")
 class TestPools:
     """Waiters need no connection of the pool, and a used-up pool keeps no holder from releasing."""
 

@@ -69,12 +69,10 @@ class ContractOfSeveral(LockContract):
     # Of names that are not str, and of tokens that the caller chooses: both are refused, see below.
     test_any_name_will_do = None
     test_what_the_body_raised_comes_before_the_loss = None
-    test_names_that_are_none = None
     test_a_token_can_be_chosen = None
     test_the_same_token_is_not_the_same_holder = None
     test_another_handle_acts_for_a_token = None
     test_a_handle_with_a_token_takes_the_lock_with_it = None
-    test_tokens_that_are_none = None
 
     def test_the_last_try_counts(self, backend: Backend, make: Any) -> None:
         """Free since a moment before the deadline, and nobody said so."""
@@ -89,8 +87,15 @@ class ContractOfSeveral(LockContract):
 
 class TestMultiLock(ContractOfSeveral):
     @pytest.fixture
-    def backend(self, any_client: redis.Redis) -> Backend:
-        return OfSeveral(any_client)
+    def backend(self, client: redis.Redis) -> Backend:
+        return OfSeveral(client)
+
+
+@pytest.mark.sample(3, 1)
+class TestMultiLockInMemory(TestMultiLock):
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return OfSeveral(client_of(Database("memory")))
 
 
 class WithFallback(OfSeveral):
@@ -106,6 +111,7 @@ class WithFallback(OfSeveral):
         return MultiLock(self.client, names, timeout, lock_class=FallbackLock, **options)
 
 
+@pytest.mark.sample(3)
 class TestMultiLockWithFallback(ContractOfSeveral):
     @pytest.fixture
     def backend(self, client: redis.Redis, tmp_path: Path) -> Backend:
@@ -119,6 +125,7 @@ class InTasksOfSeveral(InTasks):
         return ForThreads(self._tasks, made)
 
 
+@pytest.mark.sample(3, 1)
 class TestAsyncMultiLock(ContractOfSeveral):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:

@@ -133,6 +133,7 @@ class InTasks(OnFive):
         return ForThreads(self._tasks, AsyncRedlock(self._async_clients, name, **options))
 
 
+@pytest.mark.sample(3, 2)
 class TestAsyncRedlock(LockContract):
     @pytest.fixture
     def backend(self, clients: list[redis.Redis], five: list[RedisServer]) -> Iterator[Backend]:

@@ -79,6 +79,7 @@ class ByOtherCallers(OnRedis):
         return OfAnotherCaller(super().make_lock(name, reentrant=True, **options))
 
 
+@pytest.mark.sample(3)
 class TestForOthers(LockContract):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Backend:
@@ -102,6 +103,7 @@ class ByOtherTasks(InTasks):
         )
 
 
+@pytest.mark.sample(3, 1)
 class TestForOtherTasks(LockContract):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:

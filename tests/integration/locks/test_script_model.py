@@ -35,6 +35,8 @@ from django_redis_lock.transport import execute
 from tests.holding import table_of
 from tests.model.lock_reference import DAY, LockReference
 
+pytestmark = pytest.mark.invariant("S1", "S3")
+
 NAME = b"model"
 KEYS = lock_keys(NAME)
 PARTS = {

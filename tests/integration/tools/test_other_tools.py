@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def is_installed(package: str) -> bool:
         return False
 
 
+@cache
 def seen_by(tool: str, package: str, redis_server: RedisServer) -> Mapping[str, list[str]]:
     """What the tool sees of each operation."""
     if not is_installed(package):

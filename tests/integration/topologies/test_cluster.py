@@ -19,6 +19,7 @@ from tests.lock_contract import Backend, LockContract
 from tests.redis_topologies import ClusterServers
 
 
+@pytest.mark.sample(3)
 class TestLock(LockContract):
     @pytest.fixture
     def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:
@@ -26,6 +27,7 @@ class TestLock(LockContract):
             yield OnRedis(client)
 
 
+@pytest.mark.sample(3, 1)
 class TestAsyncLock(LockContract):
     @pytest.fixture
     def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:
@@ -36,6 +38,7 @@ class TestAsyncLock(LockContract):
         tasks.close()
 
 
+@pytest.mark.sample(3, 2)
 class TestMultiLock(ContractOfSeveral):
     """Its names are in several slots, on several servers."""
 
@@ -50,6 +53,7 @@ class TestMultiLock(ContractOfSeveral):
         assert len(nodes) > 1
 
 
+@pytest.mark.sample(3)
 class TestAsyncMultiLock(ContractOfSeveral):
     @pytest.fixture
     def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:

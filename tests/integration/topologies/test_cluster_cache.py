@@ -42,6 +42,7 @@ def cluster_client(cluster_servers: ClusterServers) -> Iterator[redis.RedisClust
         yield client
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_it_does_what_django_redis_does_on_one_server(
     redis_server: RedisServer,

@@ -130,6 +130,7 @@ def site(kind: str, count: int = 1) -> Iterator[list[Site]]:
         yield [Site(worker, worker.hear()) for worker in crew]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "view"),
     [("wsgi", "export"), ("wsgi", "aexport"), ("asgi", "export"), ("asgi", "aexport")],

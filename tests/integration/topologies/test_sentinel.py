@@ -16,6 +16,7 @@ from tests.lock_contract import Backend, LockContract
 from tests.redis_topologies import SentinelServers
 
 
+@pytest.mark.sample(3, 2)
 class TestLock(LockContract):
     @pytest.fixture
     def backend(self, sentinel_servers: SentinelServers) -> Iterator[Backend]:
@@ -23,6 +24,7 @@ class TestLock(LockContract):
             yield OnRedis(client)
 
 
+@pytest.mark.sample(3, 1)
 class TestAsyncLock(LockContract):
     @pytest.fixture
     def backend(self, sentinel_servers: SentinelServers) -> Iterator[Backend]:

@@ -1,0 +1,408 @@
+"""The same request twice gives the same answer once.
+
+A client sends a payment again after a time-out, or a webhook is delivered three times. The first
+request runs under a lock, and the cache keeps its response for the repeats. The answers follow
+draft-ietf-httpapi-idempotency-key-header.
+
+The record of a request, in the cache, has what was sent (a hash), how often the view began, and,
+once it has ended, the response. It is written before the lock is released, and after the commit if
+a transaction is open then.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse, JsonResponse
+from django.utils.translation import gettext as _
+from django.views import View
+from django_redis.exceptions import ConnectionInterrupted
+from redis.exceptions import RedisError
+
+from ..cache import lock_cache
+from ..conf import SETTING, Conf
+from ..contention import Conflict, service_unavailable
+from ..decorators import (
+    after_commit,
+    around_handlers,
+    current_lock,
+    is_api_view,
+    is_dispatch,
+    locked,
+    view_of,
+)
+from ..middleware import request_of
+from ..protocol import check_count, check_seconds
+from ..threads import get_logger
+from ..transport import Steps, adrive, drive
+
+__all__ = ["Idempotency", "field", "header", "idempotent"]
+
+logger = get_logger("django_redis_lock.idempotency")
+
+V = TypeVar("V")
+
+#: Of a response that is kept. Cookies are its first client's.
+KEPT_HEADERS = (
+    *("Content-Type", "Content-Language", "Content-Disposition", "Content-Location"),
+    *("Location", "ETag", "Last-Modified", "Link", "Cache-Control", "Retry-After", "Vary"),
+)
+#: What a repeat's response has in addition.
+REPLAYED = "Idempotency-Replayed"
+#: The longest key that a client may send, in characters.
+MAX_KEY_LENGTH = 255
+#: An attribute of a request: its visits, by view.
+_VISITS = "_idempotent"
+_FAILED = (ConnectionInterrupted, RedisError, OSError)
+
+
+class Idempotency(NamedTuple):
+    """What a view finds as ``request.idempotency``.
+
+    Attributes:
+        key: as the client sent it.
+        attempt: 1, or more if the view began before for this key and did not end well: it raised,
+            answered with a server error, or its process died, perhaps after it had done its work.
+        fence: the fence of the lock under which it runs; see ``Lock.fence``.
+    """
+
+    key: str
+    attempt: int
+    fence: int | None
+
+
+def header(name: str) -> Callable[[Any], str | None]:
+    """The key is in the request's header ``name``."""
+    return lambda request: request.headers.get(name)
+
+
+def field(name: str = "idempotency_key") -> Callable[[Any], str | None]:
+    """The key is in the field ``name`` of a form; see ``{% idempotency_key %}``."""
+    return lambda request: request.POST.get(name)
+
+
+def idempotent(
+    *,
+    scope: str | Callable[..., object] | None,
+    key: Callable[[Any], str | None] = header("Idempotency-Key"),  # noqa: B008  # it is immutable
+    ttl: float = 86_400,
+    methods: Sequence[str] = ("POST", "PATCH"),
+    required: bool = False,
+    wait: float = 0,
+    timeout: float | None = SETTING,
+    using: str | None = None,
+    keep_errors: bool = False,
+    headers: Sequence[str] = KEPT_HEADERS,
+    max_body: int = 262_144,
+) -> Callable[[V], V]:
+    """Run a view once for each key that clients send: ``@idempotent(scope="{request.user.pk}")`` on
+    a function or coroutine function, on a class of views, or on a method of one.
+
+    * The first request runs, and its response is kept.
+    * A repeat gets the kept response, with the header ``Idempotency-Replayed: true``.
+    * A repeat while the first request runs waits for ``wait`` seconds, and then gets 409 with
+      ``Retry-After``.
+    * The same key with another method, path or body gets 422.
+    * A view that raises or answers with a server error (5xx) has not ended: a repeat runs it
+      again, and ``request.idempotency.attempt`` says so. So does a request whose process died,
+      when its lock's lifetime has ended.
+
+    Within a transaction (ATOMIC_REQUESTS) the response is kept after the commit, and the lock is
+    released after that. Redis must be up: otherwise the answer is 503, and nothing runs.
+
+    Args:
+        scope: whose keys these are: a template over ``request`` and the arguments of the URL, or a
+            callable that takes the view's arguments. Two users may send the same key. None: all
+            clients have one space of keys, as the deliveries of a webhook do; then an authenticated
+            request is refused.
+        key: takes the request and returns its key; None or empty: it has none.
+        ttl: seconds for which a response is kept.
+        methods: the HTTP methods that are protected.
+        required: answer a request without a key with 400, instead of running it unprotected.
+        wait: seconds that a repeat waits for the first request.
+        timeout: seconds; the lifetime of the lock, which is renewed while the view runs. Default:
+            the setting TIMEOUT.
+        using: the cache alias. Default: the setting USING.
+        keep_errors: keep responses with 5xx, too.
+        headers: the names of the headers that are kept.
+        max_body: bytes of a response that are kept. Of a longer one, and of one that is streamed,
+            only the status is: a repeat does not run, and gets 409.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+        ImproperlyConfigured: at the call: there is no scope, and the request is authenticated; or
+            the cache cannot lock.
+    """
+    check_seconds("ttl", ttl)
+    check_seconds("wait", wait, zero=True)
+    check_count("max_body", max_body)
+    if not callable(key):
+        raise TypeError(f'key must be a callable, such as header("Idempotency-Key"), not {key!r}')
+    if not (scope is None or callable(scope) or isinstance(scope, str)):
+        raise TypeError(f"scope must be a str, a callable or None, not {scope!r}")
+    if isinstance(methods, str) or not all(isinstance(method, str) for method in methods):
+        raise TypeError(f"methods must be a list of names, not {methods!r}")
+    verbs = frozenset(map(str.upper, methods))
+    rules = _Rules(scope, key, ttl, verbs, required, using, keep_errors, tuple(headers), max_body)
+    options: Any = {"timeout": timeout, "using": using, "critical": True}
+    if wait:
+        options.update(blocking=True, blocking_timeout=wait)
+
+    def decorate(target: Any) -> Any:
+        if not callable(target):
+            raise TypeError(f"@idempotent(...) decorates views, not {target!r}")
+        dotted = f"{target.__module__}.{getattr(target, '__qualname__', '')}"
+        if not isinstance(target, type):
+            return _View(rules, target, options, dotted).wrapper()
+        if is_api_view(target):
+            around_handlers(target, lambda each: _View(rules, each, options, dotted).wrapper())
+        elif issubclass(target, View):
+            # The class is the user's: its method is replaced, as a decorator does.
+            target.dispatch = _View(rules, target.dispatch, options, dotted).wrapper()  # type: ignore[method-assign]
+        else:
+            raise TypeError(f"@idempotent(...) decorates views, not {target!r}")
+        return target
+
+    return decorate
+
+
+class _Rules(NamedTuple):
+    """The arguments of ``idempotent``."""
+
+    scope: Any
+    key: Callable[[Any], str | None]
+    ttl: float
+    methods: frozenset[str]
+    required: bool
+    using: str | None
+    keep_errors: bool
+    headers: tuple[str, ...]
+    max_body: int
+
+    def scope_of(self, request: Any, args: Any, kwargs: Any) -> str:
+        if callable(self.scope):
+            return str(self.scope(*args, **kwargs))
+        if self.scope is not None:
+            return str(self.scope).format(**{**kwargs, "request": request})
+        if getattr(getattr(request, "user", None), "is_authenticated", False):
+            raise ImproperlyConfigured(
+                "idempotent(scope=None) is for clients without accounts, and this request is "
+                'authenticated: give a scope, such as "{request.user.pk}"'
+            )
+        return ""
+
+    def storable(self, response: Any) -> bool:
+        return self.keep_errors or response.status_code < 500
+
+    def stored(self, response: Any) -> dict[str, Any]:
+        """What a record has of ``response``; without its body if that is too long."""
+        stored: dict[str, Any] = {"status": response.status_code, "body": None}
+        if not getattr(response, "streaming", False) and len(response.content) <= self.max_body:
+            present = [name for name in self.headers if name in response.headers]
+            stored["headers"] = [(name, response.headers[name]) for name in present]
+            stored["body"] = base64.b64encode(response.content).decode()
+        return stored
+
+
+class _Visit:
+    """One request with a key that can be used.
+
+    Attributes:
+        name: of the lock, and of the record.
+        sent: a hash of what its repeats must send, too.
+        began: whether the view may have run.
+    """
+
+    def __init__(self, rules: _Rules, request: Any, key: str, of: Sequence[str]) -> None:
+        self.request, self.key, self.began = request, key, False
+        self.name = f"idempotent-{_digest([json.dumps([*of, key]).encode()])}"
+        self.sent = _digest(_sent(request))
+        self.cache: Any = lock_cache(rules.using or Conf().USING)
+
+    def answer(self, record: Any) -> HttpResponse | None:
+        """What ``record``, of an earlier request, says; None: the view is to run."""
+        if record is None:
+            return None
+        if record["sent"] != self.sent:
+            return _problem(422, _("This idempotency key was used for another request."))
+        if "status" not in record:
+            return None
+        if record["body"] is None:
+            return _problem(409, _("This operation was carried out; its response was not kept."))
+        response = HttpResponse(base64.b64decode(record["body"]), status=record["status"])
+        for name, value in record["headers"]:
+            response.headers[name] = value
+        response.headers[REPLAYED] = "true"
+        return response
+
+    def next(self, record: Any) -> dict[str, Any]:
+        """The record of the request that begins now."""
+        attempt = record["attempt"] + 1 if record else 1
+        mine = Idempotency(self.key, attempt, getattr(current_lock(), "fence", None))
+        self.request.idempotency = _of_django(self.request).idempotency = mine
+        return {"sent": self.sent, "attempt": attempt}
+
+
+class _View:
+    """A view that is idempotent."""
+
+    def __init__(self, rules: _Rules, function: Any, options: dict[str, Any], dotted: str) -> None:
+        self.rules, self.function, self.dotted = rules, function, dotted
+        options = {**options, "label": self.dotted, "group": f"idempotent {self.dotted}"[:100]}
+        self._locked: Any = locked(key=self._name, on_conflict=self._conflict, **options)(
+            self._wrapped(self._steps)
+        )
+
+    def wrapper(self) -> Any:
+        return functools.wraps(self._locked)(self._wrapped(self._choose))
+
+    def _wrapped(self, steps: Callable[..., Steps[Any]]) -> Any:
+        """A function of the same kind as the view: a coroutine function, or a ``dispatch`` that
+        returns an awaitable if the methods of its class are coroutine functions."""
+        function = self.function
+
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            return await adrive(steps(True, args, kwargs))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            view: Any = view_of(function, args) if is_dispatch(function) else None
+            if view is not None and view.view_is_async:
+                return acall(*args, **kwargs)
+            return drive(steps(False, args, kwargs))
+
+        return functools.wraps(function)(acall if iscoroutinefunction(function) else call)
+
+    def _choose(self, asynchronous: bool, args: Any, kwargs: Any) -> Steps[Any]:
+        make = sync_to_async(self._visit) if asynchronous else self._visit
+        visit = yield make(args, kwargs)
+        if isinstance(visit, HttpResponse):
+            return visit
+        call = self._locked if visit else self.function
+        try:
+            answer = call(*args, **kwargs)
+            return (yield answer) if asynchronous else answer
+        except _FAILED as error:
+            if visit is None or visit.began:
+                raise
+            return service_unavailable(visit.request, visit.name, error, None, json=True)
+
+    def _visit(self, args: Any, kwargs: Any) -> _Visit | HttpResponse | None:
+        """The visit; or the answer to a request whose key cannot be used; None: no protection."""
+        request, rules = request_of(args, kwargs), self.rules
+        if request is None:
+            raise TypeError(f"idempotent() needs a request among the arguments of {self.dotted}")
+        if request.method not in rules.methods:
+            return None
+        key = (rules.key(request) or "").strip()
+        if len(key) > MAX_KEY_LENGTH:
+            return _problem(400, _("The idempotency key is too long."))
+        if not key:
+            missing = _("This operation needs an idempotency key.")
+            return _problem(400, missing) if rules.required else None
+        scope = rules.scope_of(request, args, kwargs)
+        visit = _Visit(rules, request, key, (self.dotted, scope))
+        vars(_of_django(request)).setdefault(_VISITS, {})[self] = visit
+        return visit
+
+    def _noted(self, args: Any, kwargs: Any) -> _Visit:
+        visit: _Visit = vars(_of_django(request_of(args, kwargs)))[_VISITS][self]
+        return visit
+
+    def _name(self, *args: Any, **kwargs: Any) -> str:
+        return self._noted(args, kwargs).name
+
+    def _conflict(self, conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+        """Another request with this key runs, or was answered a moment ago."""
+        visit = self._noted(args, kwargs)
+        try:
+            answer = visit.answer(visit.cache.get(visit.name))
+        except _FAILED:
+            answer = None  # The lock could be requested, so this passes: the client tries again.
+        return answer or conflict.response(visit.request, 409, json=True)
+
+    def _steps(self, asynchronous: bool, args: Any, kwargs: Any) -> Steps[Any]:
+        """Run the view, under the lock."""
+        visit, rules = self._noted(args, kwargs), self.rules
+        cache = visit.cache
+        get, store = (cache.aget, cache.aset) if asynchronous else (cache.get, cache.set)
+        record = yield get(visit.name)
+        answer = visit.answer(record)
+        if answer is not None:
+            return answer
+        record = visit.next(record)
+        yield store(visit.name, record, rules.ttl)
+        visit.began = True
+        response = self.function(*args, **kwargs)
+        response = (yield response) if asynchronous else response
+        response = self._rendered(response, args, kwargs)
+        if rules.storable(response):
+            record.update(rules.stored(response))
+            keep = functools.partial(_keep, cache, visit.name, record, rules.ttl)
+            if asynchronous:  # Django has no transactions for it.
+                yield sync_to_async(keep)()
+            else:
+                after_commit(keep)
+        return response
+
+    def _rendered(self, response: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(response, "is_rendered", True):
+            return response
+        view: Any = view_of(self.function, args)
+        if hasattr(view, "finalize_response"):  # Of Django REST framework.
+            response = view.finalize_response(view.request, response, *args[2:], **kwargs)
+        return response.render()
+
+
+def _keep(cache: Any, name: str, record: dict[str, Any], ttl: float) -> None:
+    """The work is done, and its client gets the response: a failure here is not the client's."""
+    try:
+        cache.set(name, record, ttl)
+    except _FAILED:
+        logger.exception(
+            "The response for %(record)s was not kept: a repeat of the request runs again",
+            {"record": name},
+        )
+
+
+def _of_django(request: Any) -> Any:
+    return getattr(request, "_request", request)
+
+
+def _problem(status: int, detail: str) -> HttpResponse:
+    response = JsonResponse({"detail": detail}, status=status)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    hashed = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        hashed.update(b"%d:" % len(part))
+        hashed.update(part)
+    return hashed.hexdigest()
+
+
+def _sent(request: Any) -> Iterator[bytes]:
+    """What a repeat of ``request`` sends, too. Of a form, its fields: the boundary between its
+    parts, and the CSRF token, differ each time."""
+    request = _of_django(request)
+    yield request.method.encode()
+    yield request.get_full_path().encode()
+    if request.content_type not in ("multipart/form-data", "application/x-www-form-urlencoded"):
+        yield request.body
+        return
+    for name, values in sorted(request.POST.lists()):
+        if name != "csrfmiddlewaretoken":
+            yield from (text.encode() for text in (name, *values))
+    for name, files in sorted(request.FILES.lists()):
+        for file in files:
+            yield f"{name} {file.name}".encode()
+            yield from file.chunks()
+            file.seek(0)

@@ -1,0 +1,460 @@
+"""``idempotent()``: the same request twice gives the same answer once, for each kind of view."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.template import Context, Template
+from django.template.response import TemplateResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_redis_lock import idempotent
+from django_redis_lock.contrib.idempotency import field, header
+from tests.processes import Link, processes
+from tests.redis_server import RedisServer
+
+#: What a view does, and how often it did.
+runs: list[str] = []
+Act = Callable[[Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def none_yet() -> Iterator[None]:
+    runs.clear()
+    yield
+    runs.clear()
+
+
+def pay(request: Any) -> HttpResponse:
+    runs.append(request.user.pk)
+    body = json.dumps({"payment": len(runs), "attempt": request.idempotency.attempt})
+    response = HttpResponse(body, status=201, content_type="application/json")
+    response["Location"] = f"/payments/{len(runs)}"
+    response["X-Secret"] = "not kept"
+    response.set_cookie("session", "of the first client")
+    return response
+
+
+def function(act: Act, **options: Any) -> Any:
+    @idempotent(**options)
+    def view(request: HttpRequest) -> Any:
+        return act(request)
+
+    return view
+
+
+def coroutine_function(act: Act, **options: Any) -> Any:
+    @idempotent(**options)
+    async def view(request: HttpRequest) -> Any:
+        return act(request)
+
+    return lambda request: asyncio.run(view(request))
+
+
+def class_of_views(act: Act, **options: Any) -> Any:
+    @idempotent(**options)
+    class Payments(View):
+        def post(self, request: HttpRequest) -> Any:
+            return act(request)
+
+        get = post
+
+    return Payments.as_view()
+
+
+def class_of_coroutines(act: Act, **options: Any) -> Any:
+    @idempotent(**options)
+    class Payments(View):
+        async def post(self, request: HttpRequest) -> Any:
+            return act(request)
+
+        async def get(self, request: HttpRequest) -> Any:
+            return act(request)
+
+    return lambda request: asyncio.run(Payments.as_view()(request))
+
+
+def method(act: Act, **options: Any) -> Any:
+    class Payments(View):
+        @idempotent(**options)
+        def post(self, request: HttpRequest) -> Any:
+            return act(request)
+
+        get = post
+
+    return Payments.as_view()
+
+
+def dispatch(act: Act, **options: Any) -> Any:
+    @method_decorator(idempotent(**options), name="dispatch")
+    class Payments(View):
+        def post(self, request: HttpRequest) -> Any:
+            return act(request)
+
+        get = post
+
+    return Payments.as_view()
+
+
+def _for_rest_framework(act: Act) -> Any:
+    def handle(self: Any, request: Any) -> Any:
+        made = act(request)
+        if type(made) is not HttpResponse or not made["Content-Type"].endswith("json"):
+            return made
+        headers = {name: made[name] for name in ("Location", "X-Secret") if name in made}
+        response = Response(json.loads(made.content), made.status_code, headers=headers)
+        response.cookies = made.cookies
+        return response
+
+    return handle
+
+
+def rest_framework(act: Act, **options: Any) -> Any:
+    @idempotent(**options)
+    class Payments(APIView):
+        post = get = _for_rest_framework(act)
+
+    return Payments.as_view()
+
+
+def method_of_rest_framework(act: Act, **options: Any) -> Any:
+    class Payments(APIView):
+        post = get = idempotent(**options)(_for_rest_framework(act))
+
+    return Payments.as_view()
+
+
+KINDS = (
+    *(function, coroutine_function, class_of_views, class_of_coroutines, method, dispatch),
+    *(rest_framework, method_of_rest_framework),
+)
+of_each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def sent(
+    key: str | None = "k-1",
+    user: str = "7",
+    body: Any = '{"amount": 5}',
+    verb: str = "post",
+    **more: Any,
+) -> Any:
+    headers = {} if key is None else {"HTTP_IDEMPOTENCY_KEY": key}
+    more.setdefault("content_type", "application/json")
+    if verb == "get":
+        body = None
+    request = getattr(RequestFactory(), verb)("/pay", body, **more, **headers)
+    request.user = SimpleNamespace(pk=user, is_authenticated=True, is_active=True)
+    request._dont_enforce_csrf_checks = True
+    return request
+
+
+BY_USER: dict[str, Any] = {"scope": "{request.user.pk}"}
+
+
+def of(response: Any) -> tuple[int, Any]:
+    return response.status_code, json.loads(response.content or "null")
+
+
+# -- a repeat ------------------------------------------------------------------------------------
+
+
+@of_each_kind
+def test_a_repeat_gets_the_kept_response(kind: Any) -> None:
+    view = kind(pay, **BY_USER)
+    first, again = view(sent()), view(sent())
+    assert of(first) == of(again) == (201, {"payment": 1, "attempt": 1})
+    assert (again["Location"], again["Content-Type"]) == ("/payments/1", "application/json")
+    assert again["Idempotency-Replayed"] == "true"
+    assert "Idempotency-Replayed" not in first.headers
+    assert "X-Secret" not in again.headers
+    assert not again.cookies
+    assert runs == ["7"]
+
+
+@of_each_kind
+def test_another_user_or_key_is_another_request(kind: Any) -> None:
+    view = kind(pay, **BY_USER)
+    for user, key in (("7", "k-1"), ("8", "k-1"), ("7", "k-2")):
+        view(sent(key, user))
+    assert runs == ["7", "8", "7"]
+
+
+@of_each_kind
+@pytest.mark.parametrize("other", [{"body": '{"amount": 6}'}, {"QUERY_STRING": "twice"}])
+def test_the_same_key_for_another_request_is_refused(kind: Any, other: Any) -> None:
+    view = kind(pay, **BY_USER)
+    view(sent())
+    assert view(sent(**other)).status_code == 422
+    assert runs == ["7"]
+
+
+@of_each_kind
+def test_a_repeat_while_the_first_runs(kind: Any) -> None:
+    """It gets 409, or waits; and another body is refused even then."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(request: Any) -> HttpResponse:
+        begun.set()
+        go_on.wait(30)
+        return pay(request)
+
+    view, waiting = kind(slow, **BY_USER), []
+    first = threading.Thread(target=lambda: waiting.append(view(sent())))
+    first.start()
+    try:
+        assert begun.wait(30)
+        refused = view(sent())
+        assert refused.status_code == 409
+        assert int(refused["Retry-After"]) >= 1
+        assert view(sent(body="{}")).status_code == 422
+    finally:
+        go_on.set()
+        first.join()
+    assert waiting[0].status_code == 201
+    assert view(sent())["Idempotency-Replayed"] == "true"
+    assert runs == ["7"]
+
+
+@of_each_kind
+def test_a_repeat_waits_if_it_may(kind: Any) -> None:
+    begun, answers = threading.Event(), []
+
+    def slow(request: Any) -> HttpResponse:
+        begun.set()
+        second.start()
+        return pay(request)
+
+    view = kind(slow, **BY_USER, wait=30)
+    second = threading.Thread(target=lambda: answers.append(view(sent())))
+    view(sent())
+    second.join()
+    assert answers[0]["Idempotency-Replayed"] == "true"
+    assert runs == ["7"]
+
+
+# -- what did not end well -----------------------------------------------------------------------
+
+
+@of_each_kind
+@pytest.mark.parametrize("outcome", ["raises", 500, 503])
+def test_a_failure_is_not_kept(kind: Any, outcome: Any) -> None:
+    def fail_once(request: Any) -> HttpResponse:
+        if request.idempotency.attempt == 1:
+            if outcome == "raises":
+                raise ZeroDivisionError
+            return HttpResponse(status=outcome)
+        return pay(request)
+
+    view = kind(fail_once, **BY_USER)
+    try:
+        view(sent())
+    except ZeroDivisionError:
+        assert outcome == "raises"
+    assert of(view(sent())) == (201, {"payment": 1, "attempt": 2})
+
+
+def test_a_server_error_is_kept_if_asked() -> None:
+    view = function(lambda request: HttpResponse(status=500), **BY_USER, keep_errors=True)
+    assert [view(sent()).status_code for _ in range(2)] == [500, 500]
+    assert view(sent())["Idempotency-Replayed"] == "true"
+
+
+@of_each_kind
+def test_a_client_error_is_kept(kind: Any) -> None:
+    view = kind(lambda request: runs.append("ran") or HttpResponse(status=402), **BY_USER)
+    assert [view(sent()).status_code for _ in range(2)] == [402, 402]
+    assert runs == ["ran"]
+
+
+def dies(link: Link, url: str) -> None:
+    def die(request: Any) -> HttpResponse:
+        link.say("began")
+        link.hear()
+        raise AssertionError
+
+    function(die, **BY_USER, timeout=1)(sent())
+
+
+def test_a_request_whose_process_died_runs_again(redis_server: RedisServer) -> None:
+    with processes(dies, redis_server.url) as (worker,):
+        worker.go()
+        assert worker.hear() == "began"
+        worker.kill()
+    view = function(pay, **BY_USER, timeout=1, wait=30)
+    assert of(view(sent())) == (201, {"payment": 1, "attempt": 2})
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_in_a_transaction_the_commit_decides(rolled_back: bool) -> None:
+    view = function(pay, **BY_USER)
+    with transaction.atomic():
+        view(sent())
+        assert "status" not in caches["default"].get(name_in_cache())
+        transaction.set_rollback(rolled_back)
+    again = view(sent())
+    assert of(again)[1]["attempt"] == (2 if rolled_back else 1)
+    assert len(runs) == (2 if rolled_back else 1)
+
+
+def name_in_cache() -> str:
+    [name] = caches["default"].keys("idempotent-*")
+    return str(name)
+
+
+# -- what is sent --------------------------------------------------------------------------------
+
+
+def test_a_form_is_its_fields_and_files() -> None:
+    """The boundary and the CSRF token differ from one sending to the next."""
+    view = function(pay, scope=None, key=field())
+    answers = []
+    for token, content in (("one", b"x"), ("two", b"x"), ("three", b"y")):
+        data = {"idempotency_key": "f", "csrfmiddlewaretoken": token}
+        request = RequestFactory().post("/", {**data, "file": SimpleUploadedFile("a", content)})
+        request.user = SimpleNamespace(pk=None, is_authenticated=False)
+        answers.append(view(request).status_code)
+        assert answers[-1] == 422 or request.FILES["file"].read() == content
+    assert answers == [201, 201, 422]
+    assert len(runs) == 1
+
+
+def test_a_form_has_a_field_for_it() -> None:
+    shown = Template("{% load redis_lock %}{% idempotency_key %}").render(Context())
+    assert shown.startswith('<input type="hidden" name="idempotency_key" value="')
+
+
+@of_each_kind
+def test_without_a_key(kind: Any) -> None:
+    """It runs each time, or is refused."""
+
+    def act(request: Any) -> HttpResponse:
+        assert not hasattr(request, "idempotency")
+        runs.append("ran")
+        return HttpResponse()
+
+    view = kind(act, **BY_USER)
+    for key in (None, "", " "):
+        assert view(sent(key)).status_code == 200
+    assert len(runs) == 3
+    assert kind(act, **BY_USER, required=True)(sent(None)).status_code == 400
+    assert kind(act, **BY_USER)(sent("k" * 256)).status_code == 400
+    assert len(runs) == 3
+
+
+@of_each_kind
+def test_other_methods_are_left_alone(kind: Any) -> None:
+    view = kind(lambda request: runs.append("ran") or HttpResponse(), **BY_USER)
+    view(sent(verb="get"))
+    view(sent(verb="get"))
+    assert len(runs) == 2
+
+
+@of_each_kind
+def test_authenticated_clients_need_a_scope(kind: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match="authenticated"):
+        kind(pay, scope=None)(sent())
+    assert not runs
+
+
+def test_a_scope_may_be_a_function() -> None:
+    view = function(pay, scope=lambda request: request.user.pk, key=header("X-Delivery"))
+    for user in ("7", "7", "8"):
+        view(sent(None, user, HTTP_X_DELIVERY="d"))
+    assert runs == ["7", "8"]
+
+
+# -- what is kept --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [function, class_of_views, dispatch])
+def test_a_template_response_is_kept_as_rendered(kind: Any) -> None:
+    from django.template import engines  # noqa: PLC0415
+
+    template = engines["django"].from_string("paid {{ n }}")
+    view = kind(lambda r: TemplateResponse(r, template, {"n": len(runs)}), **BY_USER)
+    assert view(sent()).content == view(sent()).content == b"paid 0"
+
+
+@pytest.mark.parametrize(
+    "response", [lambda: HttpResponse(b"x" * 11), lambda: StreamingHttpResponse([b"x"])]
+)
+def test_what_is_too_long_to_keep_does_not_run_again(response: Any) -> None:
+    view = function(lambda request: runs.append("ran") or response(), **BY_USER, max_body=10)
+    assert [view(sent()).status_code for _ in range(2)] == [200, 409]
+    assert runs == ["ran"]
+
+
+def test_a_response_is_kept_for_its_ttl() -> None:
+    function(pay, **BY_USER, ttl=100)(sent())
+    assert 90 < caches["default"].ttl(name_in_cache()) <= 100
+
+
+# -- Redis is down -------------------------------------------------------------------------------
+
+
+@of_each_kind
+def test_without_redis_nothing_runs(kind: Any, settings: Any) -> None:
+    """Whatever the setting says."""
+    nowhere = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {"default": nowhere}
+    settings.DJANGO_REDIS_LOCK = {"ON_REDIS_DOWN": "run"}
+    assert kind(pay, **BY_USER)(sent()).status_code == 503
+    assert not runs
+
+
+def test_what_could_not_be_kept_is_logged(caplog: Any, monkeypatch: Any) -> None:
+    view = function(pay, **BY_USER)
+    cache = caches["default"]
+    store = cache.set
+
+    def fail(name: str, record: Any, *args: Any) -> Any:
+        if "status" in record:
+            raise ConnectionError
+        return store(name, record, *args)
+
+    monkeypatch.setattr(cache, "set", fail)
+    assert view(sent()).status_code == 201
+    assert "was not kept" in caplog.text
+
+
+# -- it is used wrongly --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scope": 1}, "scope must be"),
+        ({"key": "Idempotency-Key"}, 'header\\("Idempotency-Key"\\)'),
+        ({"methods": "POST"}, "methods must be"),
+        ({"ttl": 0}, "ttl must be"),
+        ({"wait": -1}, "wait must be"),
+        ({"max_body": -1}, "max_body must be"),
+    ],
+)
+def test_bad_arguments_are_refused(options: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        idempotent(**{**BY_USER, **options})
+
+
+def test_only_views_are_decorated() -> None:
+    for target in (5, dict):
+        with pytest.raises(TypeError, match="decorates views"):
+            idempotent(**BY_USER)(target)
+    with pytest.raises(TypeError, match="needs a request"):
+        function(pay, **BY_USER)("no request")

@@ -1,0 +1,269 @@
+"""A holder that has lost its lock is told why: in one line of the log, one event, and the
+exception. Each cause, for each kind of lock, noticed by the keeper or by the holder itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from django_redis_lock import AsyncLock, Lock, LockLost, LockNotOwnedError, Redlock, events
+from django_redis_lock.contrib.several_names import MultiLock
+from django_redis_lock.keeper import keeper
+from django_redis_lock.locking import causes
+from django_redis_lock.locking.records import Heartbeat
+from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
+from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, process_key
+from django_redis_lock.protocol.owner import process_id
+from tests.holding import hurry
+from tests.integration.locks.test_redlock import AMPLE, clients, five
+from tests.processes import until
+from tests.redis_server import RedisServer
+
+__all__ = ["clients", "five"]
+
+NAME = "why"
+
+
+def by_a_person(client: redis.Redis) -> None:
+    (lock,) = (each for each in list_held(client, b"").locks if each.key.startswith(b"why"))
+    assert release(client, lock.key, lock.owner.id, by="ops (admin): it hangs") is Outcome.RELEASED
+
+
+def by_code(client: redis.Redis) -> None:
+    assert Lock(client, NAME).reset()
+
+
+def by_del(client: redis.Redis) -> None:
+    assert client.delete(NAME)
+
+
+def by_set(client: redis.Redis) -> None:
+    assert client.set(NAME, "of another program")
+
+
+def by_flushdb(client: redis.Redis) -> None:
+    assert client.flushdb()
+
+
+def by_flushdb_and_others(client: redis.Redis) -> None:
+    """The index begins anew, with a later fence."""
+    assert client.flushdb()
+    with Lock(client, "other", 60):
+        pass
+
+
+DELETED = "its key was deleted or replaced by another program, or evicted"
+NO_DATA = "Redis has lost its data: a restart, a failover, FLUSHDB or an eviction"
+CAUSES: dict[Callable[[redis.Redis], None], str] = {
+    by_a_person: "released by force by ops (admin): it hangs",
+    by_code: "released by force by reset() in ",
+    by_del: DELETED,
+    by_set: DELETED,
+    by_flushdb: NO_DATA,
+    by_flushdb_and_others: NO_DATA,
+}
+ends = pytest.mark.parametrize("end", CAUSES, ids=lambda end: end.__name__)
+
+
+class Losses:
+    def __init__(self, caplog: Any) -> None:
+        self._caplog = caplog
+        self.events: list[events.Lost] = []
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, events.Lost):
+            self.events.append(event)
+
+    @property
+    def lines(self) -> list[str]:
+        lost = (r for r in self._caplog.records if r.name == "django_redis_lock.lost")
+        return [record.getMessage() for record in lost]
+
+    def expect(self, reason: str, number: int = 1) -> None:
+        until(lambda: self.events)
+        assert len(self.lines) == len(self.events) == number
+        assert all(reason in line for line in self.lines)
+        assert all(reason in event.reason for event in self.events)
+
+
+@pytest.fixture
+def losses(caplog: Any) -> Iterator[Losses]:
+    caplog.set_level(logging.ERROR, "django_redis_lock.lost")
+    found = Losses(caplog)
+    events.subscribe(found)
+    yield found
+    events.unsubscribe(found)
+
+
+def described(client: redis.Redis, key: bytes = NAME.encode()) -> None:
+    """Its holder has described itself, and its process has sent a heartbeat."""
+    hurry()
+    until(lambda: client.exists(lock_keys(key).owner))
+    hurry(Heartbeat)
+    until(lambda: client.exists(process_key(process_id())))
+
+
+def last_events(client: redis.Redis) -> list[tuple[str, str]]:
+    return [(event.what, event.note) for event in inspect(client, NAME.encode()).events]
+
+
+@ends
+@pytest.mark.parametrize("options", [{}, {"limit": 3}, {"reentrant": True}, {"renew": False}])
+def test_what_a_thread_is_told(
+    client: redis.Redis, losses: Losses, end: Any, options: dict[str, Any]
+) -> None:
+    told = threading.Event()
+    reasons: list[str] = []
+
+    def on_lost() -> None:
+        reasons.append(lock.lost_reason)
+        told.set()
+
+    given = {"renew": True, "on_lost": on_lost, **options}
+    lock = Lock(client, NAME, 60, thread_local=False, **given)
+    assert lock.acquire()
+    described(client)
+    end(client)
+    hurry()
+    until(told.is_set)
+    reason = CAUSES[end]
+    losses.expect(reason)
+    assert reasons[0].startswith(reason)
+    with pytest.raises(LockLost, match="not held any more") as caught:
+        lock.ensure_held()
+    assert reason in str(caught.value)
+    assert caught.value.reason == reasons[0]
+    assert pickle.loads(pickle.dumps(caught.value)).reason == reasons[0]
+    with pytest.raises(LockNotOwnedError, match="no longer owned") as caught:
+        lock.release()
+    assert caught.value.reason == reasons[0]
+    keeper().flush()
+    kept = [what for what, _ in last_events(client)]
+    assert kept == (["reset"] if end in (by_a_person, by_code) else ["lost"])
+
+
+@ends
+@pytest.mark.parametrize("verb", ["release", "extend", "reacquire"])
+def test_what_a_holder_is_told_that_notices_first(
+    client: redis.Redis, losses: Losses, end: Any, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock(client, NAME, 60, renew=True)
+    assert lock.acquire()
+    described(client)
+    for job in keeper().jobs():  # It is a moment late.
+        monkeypatch.setattr(type(job), "call", lambda self, now: keeper().discard(self))
+    end(client)
+    call = {"release": lock.release, "extend": lambda: lock.extend(5), "reacquire": lock.reacquire}
+    with pytest.raises(LockNotOwnedError) as caught:
+        call[verb]()
+    assert caught.value.reason.startswith(CAUSES[end])
+    assert CAUSES[end] in str(caught.value)
+
+
+@ends
+def test_what_a_task_is_told(
+    client: redis.Redis, redis_server: RedisServer, losses: Losses, end: Any
+) -> None:
+    async def work() -> None:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as connected:
+            lock = AsyncLock(connected, NAME, 60, renew=True, cancel_on_lost=True)
+            async with lock:
+                await asyncio.to_thread(described, client)
+                await asyncio.to_thread(end, client)
+                hurry()
+                await asyncio.sleep(60)
+
+    with pytest.raises(LockLost, match="task was cancelled") as caught:
+        asyncio.run(work())
+    assert caught.value.reason.startswith(CAUSES[end])
+    losses.expect(CAUSES[end])
+
+
+@ends
+def test_what_the_holder_of_several_names_is_told(
+    client: redis.Redis, losses: Losses, end: Any
+) -> None:
+    told = threading.Event()
+    options = {"lock_class": Lock, "timeout": 60, "renew": True, "thread_local": False}
+    lock = MultiLock(client, [NAME, "with"], on_lost=told.set, **options)
+    assert lock.acquire()
+    described(client)
+    end(client)
+    hurry()
+    until(told.is_set)
+    reason = CAUSES[end]
+    losses.expect(reason, number=2)  # One for each lock.
+    with pytest.raises(LockLost) as caught:
+        lock.ensure_held()
+    assert reason in caught.value.reason
+    with suppress(LockNotOwnedError):
+        lock.release()
+
+
+def test_one_that_expired(client: redis.Redis, losses: Losses) -> None:
+    told = threading.Event()
+    lock = Lock(client, NAME, 0.3, on_lost=told.set, thread_local=False)
+    assert lock.acquire()
+    until(told.is_set)
+    losses.expect("it expired before it was released")
+    with pytest.raises(LockLost, match="it expired before it was released"):
+        lock.ensure_held()
+    with pytest.raises(LockNotOwnedError, match="it expired before it was released"):
+        lock.release()
+
+
+def test_a_token_from_elsewhere(client: redis.Redis) -> None:
+    lock = Lock(client, NAME, 60)
+    assert lock.acquire()
+    mine = Lock(client, NAME, 60, id=lock.local.token)
+    by_a_person(client)
+    with pytest.raises(LockNotOwnedError, match="released by force by ops"):
+        mine.release()
+    with pytest.raises(LockNotOwnedError, match=causes.UNKNOWN):
+        Lock(client, NAME, 60, id="other").release()
+
+
+def test_a_forced_release_is_one_event(client: redis.Redis) -> None:
+    with suppress(LockNotOwnedError), Lock(client, NAME, 60, label="nightly"):
+        described(client)
+        by_a_person(client)
+    (event,) = inspect(client, NAME.encode()).events
+    assert (event.what, event.note, event.owner.label) == (
+        "reset",
+        "ops (admin): it hangs",
+        "nightly",
+    )
+    assert client.exists(events_key(NAME.encode()))
+    assert client.zscore(INDEX, NAME) is None
+
+
+@pytest.mark.parametrize("end", [by_a_person, by_code, by_del, by_flushdb])
+def test_what_the_holder_of_a_redlock_is_told(
+    clients: list[redis.Redis], losses: Losses, end: Any
+) -> None:
+    told = threading.Event()
+    options = {"renew": True, "thread_local": False, "server_timeout": AMPLE}
+    lock = Redlock(clients, NAME, 60, on_lost=told.set, **options)
+    assert lock.acquire()
+    for client in clients:
+        described(client)
+    for client in clients:
+        if end is not by_code:
+            end(client)
+    if end is by_code:
+        assert Redlock(clients, NAME, 60, server_timeout=AMPLE).reset()
+    hurry()
+    until(told.is_set)
+    losses.expect(CAUSES[end])
+    with pytest.raises(LockNotOwnedError, match="no longer owned") as caught:
+        lock.release()
+    assert caught.value.reason.startswith(CAUSES[end])

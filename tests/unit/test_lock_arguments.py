@@ -1,0 +1,189 @@
+"""W1, for each kind of lock: what makes no sense is refused at the call. No server is needed: the
+locks live in memory, and a refusal comes before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_redis_lock import AsyncLock, AsyncMultiLock, AsyncRedlock, Lock, MultiLock, Redlock
+from django_redis_lock.contrib.fallback import AsyncFallbackLock, FallbackLock
+from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.transport.aio_client import asyncio_client
+from tests.integration.locks.test_async_lock import ForThreads, Tasks
+
+pytestmark = pytest.mark.invariant("W1")
+
+YEAR = 365 * 24 * 3600
+
+NO_SECONDS: list[Any] = [
+    -1,
+    -0.001,
+    math.nan,
+    math.inf,
+    -math.inf,
+    True,
+    "5",
+    b"5",
+    [5],
+    101 * YEAR,
+]
+NO_NAMES: list[Any] = ["", b"", None, 5, ["name"]]
+NO_TOKENS: list[Any] = ["", b"", 5, True, ["token"]]
+NO_OPTIONS: list[dict[str, Any]] = [
+    {"timeout": None, "renew": True},
+    {"timeout": None, "max_hold": 5},
+    {"timeout": 5, "max_hold": 60},
+    {"timeout": 5, "renew": True, "max_hold": 5, "min_hold": 6},
+    {"timeout": 5, "on_lost": "print"},
+    {"timeout": 5, "label": 5},
+    {"timeout": 5, "label": b"bytes"},
+    {"timeout": 5, "group": 5},
+    {"timeout": 5, "group": ""},
+    {"timeout": 5, "group": "x" * 201},
+    {"timeout": 5, "group": "two\nlines"},
+]
+
+#: A class, where its locks live, and its options. What a topology adds is below the arguments.
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "one name": (Lock, {}),
+    "one name, in tasks": (AsyncLock, {}),
+    "several holders": (Lock, {"limit": 3}),
+    "several holders, in tasks": (AsyncLock, {"limit": 3}),
+    "reentrant": (Lock, {"reentrant": True}),
+    "reentrant, in tasks": (AsyncLock, {"reentrant": True}),
+    "with a fallback": (FallbackLock, {"on_redis_down": "local"}),
+    "with a fallback, in tasks": (AsyncFallbackLock, {"on_redis_down": "local"}),
+    "several names": (MultiLock, {"lock_class": Lock}),
+    "several names, in tasks": (AsyncMultiLock, {"lock_class": AsyncLock}),
+    "several names, with a fallback": (
+        MultiLock,
+        {"lock_class": FallbackLock, "on_redis_down": "local"},
+    ),
+    "several servers": (Redlock, {}),
+    "several servers, in tasks": (AsyncRedlock, {}),
+}
+#: Of those with several names, a name is checked elsewhere, and a token is always refused.
+WITH_ONE_NAME = [kind for kind in KINDS if not kind.startswith("several names")]
+
+
+@pytest.fixture(scope="module")
+def tasks() -> Iterator[Tasks]:
+    tasks = Tasks()
+    yield tasks
+    tasks.close()
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def make(kind: str, tasks: Tasks, tmp_path: Path) -> Callable[..., Any]:
+    """Makes handles of one lock, of one kind."""
+    lock_class, fixed = KINDS[kind]
+    databases = [Database(str(number)) for number in range(3)]
+    clients: list[Any] = [client_of(database) for database in databases]
+    if is_async := lock_class.__name__.startswith("Async"):
+        clients = tasks.do(lambda: _asyncio_clients(clients))
+    where: Any = clients if "Redlock" in lock_class.__name__ else clients[0]
+    if "on_redis_down" in fixed:
+        fixed = {**fixed, "local_folder": str(tmp_path)}
+
+    def make(name: Any = "contract", **options: Any) -> Any:
+        if "lock_class" in fixed:
+            name = [name, "another"]
+        lock = lock_class(where, name, **{**fixed, **options})
+        return ForThreads(tasks, lock) if is_async else lock
+
+    return make
+
+
+async def _asyncio_clients(clients: list[Any]) -> list[Any]:
+    return [asyncio_client(client) for client in clients]
+
+
+of_each_kind = pytest.mark.parametrize("kind", KINDS, indirect=True)
+of_each_kind_with_one_name = pytest.mark.parametrize("kind", WITH_ONE_NAME, indirect=True)
+
+
+class Refusals:
+    """Calls that must be refused; what was not is shown all at once."""
+
+    def __init__(self, error: str) -> None:
+        self._error = error
+        self._accepted: list[str] = []
+
+    def expect(self, what: Any, call: Callable[..., Any], *args: Any, **options: Any) -> None:
+        try:
+            with pytest.raises((TypeError, ValueError), match=self._error):
+                call(*args, **options)
+        except (AssertionError, pytest.fail.Exception) as error:
+            self._accepted.append(f"{what!r}: {error}")
+
+    def __enter__(self) -> Refusals:
+        return self
+
+    def __exit__(self, kind: Any, *exc_info: Any) -> None:
+        assert kind or not self._accepted, "\n".join(self._accepted)
+
+
+@of_each_kind
+@pytest.mark.parametrize("argument", ["timeout", "max_hold", "grant_timeout"])
+def test_lifetimes_that_make_no_sense(make: Callable[..., Any], argument: str) -> None:
+    with Refusals(f"^{argument} must be .*second") as refusals:
+        for value in (0, 0.0, *NO_SECONDS):
+            refusals.expect(value, make, **{"timeout": 30, "renew": True, argument: value})
+
+
+@of_each_kind
+@pytest.mark.parametrize("argument", ["sleep", "blocking_timeout", "min_hold"])
+def test_waits_that_make_no_sense(make: Callable[..., Any], argument: str) -> None:
+    with Refusals(f"^{argument} must be .*second") as refusals:
+        for value in NO_SECONDS:
+            refusals.expect(value, make, **{"timeout": 30, argument: value})
+            if argument != "min_hold":
+                lock = make(timeout=30)
+                refusals.expect(value, lock.acquire, **{argument: value})
+                assert not lock.locked()
+
+
+@of_each_kind
+def test_extensions_that_make_no_sense(make: Callable[..., Any]) -> None:
+    lock = make(timeout=30)
+    lock.acquire()
+    with Refusals(r"^additional_time must be .*second") as refusals:
+        for value in (0, None, *NO_SECONDS):
+            refusals.expect(value, lock.extend, value)
+    assert lock.ttl() <= 30
+    lock.release()
+
+
+@of_each_kind_with_one_name
+def test_names_that_are_none(make: Callable[..., Any]) -> None:
+    with Refusals("name must") as refusals:
+        for value in NO_NAMES:
+            refusals.expect(value, make, value, timeout=30)
+
+
+@of_each_kind_with_one_name
+def test_tokens_that_are_none(make: Callable[..., Any]) -> None:
+    with Refusals("token must") as refusals:
+        for value in NO_TOKENS:
+            refusals.expect(value, make, timeout=30, id=value)
+            lock = make(timeout=30)
+            refusals.expect(value, lock.acquire, token=value)
+            assert not lock.locked()
+
+
+@of_each_kind
+def test_options_that_make_no_sense(make: Callable[..., Any]) -> None:
+    with Refusals(r"must|need") as refusals:
+        for options in NO_OPTIONS:
+            refusals.expect(options, make, **options)
