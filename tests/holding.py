@@ -17,8 +17,8 @@ from django_redis_lock.keeper import Job, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
+from django_redis_lock.protocol.acquisition import Refused, parse_acquire
 from django_redis_lock.protocol.keys import lock_keys, process_key
-from django_redis_lock.protocol.replies import Refused, parse_acquire
 from django_redis_lock.transport import registry
 from tests.processes import until
 

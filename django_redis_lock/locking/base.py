@@ -12,7 +12,7 @@ from typing import Any
 from .. import events
 from ..clock import time
 from ..events import Subject, check_group
-from ..exceptions import LockError, LockNotOwnedError
+from ..exceptions import LockError, LockLost, LockNotOwnedError
 from ..keeper import DeferredRelease, keeper
 from ..protocol import (
     AcquireRequest,
@@ -35,11 +35,10 @@ from ..transport import Server, check_for_tasks, encoded, is_cluster, may_have_r
 from . import waiting
 from .hold import Hold, Renewal
 from .local_state import Entry, State, ThreadState, ThreadStateWithToken
-from .losses import Losses
 from .renewals import Renewals
 
 
-class BaseLock(Losses):
+class BaseLock:
     """A lock's arguments and state.
 
     Args:
@@ -191,6 +190,37 @@ class BaseLock(Losses):
     def degraded(self) -> str | None:
         """How this handle holds the lock without Redis, as ``on_redis_down`` says; else None."""
         return None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock this handle acquired ended before it was released."""
+        hold: Hold | None = self.local.hold
+        return hold is not None and hold.lost
+
+    @property
+    def lost_reason(self) -> str:
+        """Why the lock was lost: released by force and by whom, expired, deleted by another
+        program, or Redis lost its data. Empty if it was not lost; as ``on_lost`` is called, it is
+        known."""
+        hold: Hold | None = self.local.hold
+        if hold is None or not hold.lost:
+            return ""
+        return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
+
+    def ensure_held(self) -> None:
+        """Go on only while the lock is held; no round trip.
+
+        Raises:
+            LockLost: it was acquired by this handle and is not held any more.
+            LockError: this handle (in this thread or task) has not acquired it.
+        """
+        hold: Hold | None = self.local.hold
+        if hold is None:
+            raise LockError("The lock has not been acquired", self._shown)
+        if not hold.is_valid:
+            reason = self.lost_reason
+            text = f"The lock is not held any more{reason and f': {reason}'}"
+            raise LockLost(f"{text}; stop before doing harm", self._shown, reason=reason)
 
     def __repr__(self) -> str:
         hold: Hold | None = self.local.hold

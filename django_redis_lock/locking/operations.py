@@ -11,12 +11,15 @@ import logging
 import math
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+
+from redis.exceptions import RedisError
 
 from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from ..exceptions import LockError, TooFewReplicas
+from ..exceptions import LockError, LockNotOwnedError, TooFewReplicas
 from ..extension import OnUse, part
 from ..protocol import (
     EXTEND,
@@ -43,10 +46,11 @@ from .local_state import Entry, acting_task, is_held_by_caller
 from .waiting import queues
 
 if TYPE_CHECKING:
-    from . import questions, records
+    from . import causes, questions, records
     from .questions import Query
 else:
-    questions, records = OnUse("locking.questions"), OnUse("locking.records")
+    causes, questions = OnUse("locking.causes"), OnUse("locking.questions")
+    records = OnUse("locking.records")
 
 logger = get_logger("django_redis_lock.lock")
 
@@ -239,6 +243,21 @@ class LockOperations(BaseLock):
         if limit == 1:
             return Call(EXTEND, keys, (token, amount, *how))
         return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
+
+    def _not_owned(self, verb: str, reason: str) -> NoReturn:
+        text = f"Cannot {verb} a lock that's no longer owned{reason and f': {reason}'}"
+        raise LockNotOwnedError(text, self._shown, reason=reason)
+
+    def _why_steps(self, call: Call, early: bool | None, hold: Hold | None) -> Steps[str]:
+        """Why ``call`` did not find the lock; see ``causes.Question``."""
+        if hold is not None and hold.reason:
+            return hold.reason
+        keys = self.keys if hold is None else hold.keys
+        token: Any = call.args[0]
+        question, reply = causes.Question(self._servers[0], keys, token, early, hold), None
+        with suppress(RedisError, OSError):
+            reply = (yield self._run(question.call)).value
+        return question.answer(reply)
 
     # -- who holds it ------------------------------------------------------------------------
 

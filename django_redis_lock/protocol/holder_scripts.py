@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from ..extension import part
 from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
-from .acquisition import new_token
 from .keys import LockKeys, events_key
-from .owner import MAX_FENCE, HolderInfo
+from .owner import MAX_FENCE, HolderInfo, new_token
 from .script import Call, script, shared
 from .validation import milliseconds
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
+import os
 import re
 import secrets
 import socket
 import sys
+import threading
+from binascii import hexlify
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..clock import time
 from ..threads import after_fork
-from .replies import HeldReply
 
 #: The latest valid Unix time: about the year 5000.
 MAX_UNIX_TIME = 1e11
@@ -29,6 +33,11 @@ NAMED_TOKEN = re.compile(r"[0-9a-f]{32} (\d{1,10}) (\S+) (.*)", re.ASCII | re.DO
 #: Seconds between two heartbeats of a process that holds locks, and without one until it counts as
 #: silent.
 HEARTBEAT_EVERY, SILENT_AFTER = 10.0, 15.0
+
+
+def encodable(text: str) -> str:
+    """``text`` with escapes for lone surrogates, as ``os.fsdecode`` returns them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 @lru_cache(maxsize=1)
@@ -45,9 +54,39 @@ def process_id() -> str:
 after_fork(process_id.cache_clear)
 
 
-def encodable(text: str) -> str:
-    """``text`` with escapes for lone surrogates, as ``os.fsdecode`` returns them."""
-    return text.encode(errors="backslashreplace").decode()
+def new_token() -> bytes:
+    """A random value that proves the ownership of a lock."""
+    return hexlify(os.urandom(16))
+
+
+def named_token() -> bytes:
+    """Such a value followed by the process and thread, for ``Owner.from_token``. The token of a
+    grant has no name: a release does not know yet which waiter takes it."""
+    return new_token() + b" " + _here.process_and_thread
+
+
+def waiter_id() -> bytes:
+    """A unique id, from which the admin reads the waiter's process, thread and begin."""
+    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.process_and_thread)
+
+
+_waiters = itertools.count(secrets.randbits(40))
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        name = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
+        self.process_and_thread = name.encode(errors="backslashreplace")
+
+
+_here = _Here()
+
+
+@after_fork
+def _forget_names() -> None:
+    """The child has another process id."""
+    global _here
+    _here = _Here()
 
 
 def fingerprint(token: bytes) -> str:
@@ -151,6 +190,16 @@ class Owner:
         if self.seen is None or self.seen <= SILENT_AFTER:
             return named
         return f"{named}, no heartbeat for {self.seen:.0f} s"
+
+
+class HeldReply(NamedTuple):
+    """The reply to HELD about one holder, and one of those to HOLDERS; see ``HolderInfo``."""
+
+    token: bytes
+    pttl: int
+    fields: Sequence[bytes]
+    server_us: int
+    place: int = 1
 
 
 class HolderInfo:

@@ -17,6 +17,7 @@ from .address import shut as shut
 from .address import still_answers as still_answers
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
+from .execute import Answer as Answer
 from .execute import admitted as admitted
 from .execute import exchange as exchange
 from .execute import is_observed as is_observed
@@ -28,22 +29,21 @@ from .execute import run as run
 from .execute import run_all as run_all
 from .execute import run_at as run_at
 from .execute import send as send
+from .refusals import OUTAGE as OUTAGE
 from .refusals import PASSING as PASSING
+from .refusals import NotReady as NotReady
 from .refusals import explained as explained
+from .refusals import is_busy as is_busy
 from .refusals import is_misdirected as is_misdirected
+from .refusals import is_outage as is_outage
+from .refusals import is_pool_exhausted as is_pool_exhausted
+from .refusals import is_refusal as is_refusal
 from .refusals import refusal as refusal
 from .refusals import refusal_in as refusal_in
 from .registry import check_for_tasks as check_for_tasks
 from .registry import encoded as encoded
 from .registry import server_of as server_of
 from .registry import standing_in as standing_in
-from .retry import OUTAGE as OUTAGE
-from .retry import Answer as Answer
-from .retry import NotReady as NotReady
-from .retry import is_busy as is_busy
-from .retry import is_outage as is_outage
-from .retry import is_pool_exhausted as is_pool_exhausted
-from .retry import is_refusal as is_refusal
 from .server import Server as Server
 from .server import readable as readable
 

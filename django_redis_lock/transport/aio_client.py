@@ -35,7 +35,10 @@ from .aio_connection import (
 )
 from .execute import (
     ASKING,
+    REPORTED,
+    Answer,
     admitted,
+    first_patience,
     is_observed,
     pack,
     pack_all,
@@ -45,7 +48,7 @@ from .execute import (
 from .guarded_connection import guarded
 from .refusals import is_misdirected
 from .registry import server_of
-from .retry import REPORTED, Answer, first_patience, run_again, run_all_steps
+from .retry import run_again, run_all_steps
 from .server import CHECK_SECONDS, Server
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
@@ -17,13 +17,37 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..events import MAX_CACHED, MAX_CACHED_LENGTH
+from ..extension import OnUse
 from ..protocol import Call, Script
 from ..steps import drive
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .registry import server_of
-from .retry import REPORTED, Answer, first_patience, run_again, run_all_steps
-from .server import Server
+from .server import CHECK_SECONDS, Server
+
+if TYPE_CHECKING:
+    from . import retry
+else:
+    retry = OnUse("transport.retry")
+
+
+REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
+
+
+class Answer(NamedTuple):
+    """What a script returned, and whether it may have run twice."""
+
+    value: Any
+    sent_twice: bool
+
+
+def first_patience(patience: float | None, timeout: float) -> float | None:
+    """The seconds out of ``patience`` that the first try of a call may take: its connection may
+    have been forgotten, and then there must be time for another. ``timeout``: the socket's."""
+    if patience is None or patience < 2 * CHECK_SECONDS:
+        return patience
+    return min(patience / 2, timeout)
+
 
 # -- how a call is written -----------------------------------------------------------------------
 
@@ -124,7 +148,7 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         first = None if patience is None else first_patience(patience, server.timeout)
         return Answer(_run(node, call, first), False)
     except REPORTED as error:
-        return drive(run_again(_Blocking(server), call, patience, node, error))
+        return drive(retry.run_again(_Blocking(server), call, patience, node, error))
 
 
 def is_observed(client: Any) -> bool:
@@ -183,7 +207,7 @@ def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(run_all_steps(_Blocking(server_of(client)), calls))
+    return drive(retry.run_all_steps(_Blocking(server_of(client)), calls))
 
 
 class _Blocking(NamedTuple):

@@ -1,16 +1,30 @@
-"""Replies with which a server refuses a call for now. This is the only list: waits, renewals,
-deferred releases, fallbacks and the answer 503 depend on it.
+"""Which errors pass by themselves: outages, and replies with which a server refuses a call for now.
+This is the only list: waits, renewals, deferred releases, fallbacks and the answer 503 depend on
+it.
 """
 
 from __future__ import annotations
 
 from redis.exceptions import (
+    AskError,
     BusyLoadingError,
     ClusterDownError,
+    ClusterError,
     MasterDownError,
     OutOfMemoryError,
     ReadOnlyError,
     TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+#: What an absent or restarting Redis, or one that moves slots, looks like.
+OUTAGE: tuple[type[Exception], ...] = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    AskError,  # Slots that have moved, are being moved, or have no owner at this moment.
+    ClusterError,
+    OSError,
 )
 
 #: The codes, each with what people can do.
@@ -69,3 +83,29 @@ def explained(error: BaseException) -> str:
         return text
     name = "" if f"{code} " in f"{text} " else f"{code} "
     return f"{name}{text} ({PASSING[code]})"
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether ``error`` may pass by itself, so that a waiter should try again."""
+    return isinstance(error, OUTAGE) or bool(refusal(error))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server has answered, and refuses the call for now: nothing has run, and another
+    try costs no more than a round trip."""
+    return isinstance(error, NotReady) or bool(refusal(error))
+
+
+def is_pool_exhausted(error: BaseException) -> bool:
+    """Whether ``error`` is about the pool and not about the server."""
+    return str(error).startswith(("Too many connections", "No connection available"))
+
+
+class NotReady(RedisConnectionError):
+    """The server refused a call for as long as its caller waited for the reply: it runs a long
+    script, or moves the slot."""
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether ``error`` says that the server runs a long script and refuses all other calls."""
+    return refusal(error) == "BUSY"
