@@ -20,7 +20,7 @@ from django.dispatch import receiver
 from django.utils.module_loading import import_string
 
 from .events import check_group
-from .protocol import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
+from .protocol.validation import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
 from .transport import Breaker
 
 __all__ = [

@@ -16,8 +16,7 @@ from django_redis.client import ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
-from .. import transport
-from ..extension import on_first_use, part
+from ..extension import OnUse, on_first_use, part
 from .aliases import cache as cache
 from .aliases import caches as caches
 from .aliases import value_cache as value_cache
@@ -38,10 +37,14 @@ from .reading import failing_as_django_redis, originals
 
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
+    from ..transport import guarded_connection, pool
     from .on_commit import FunctionOnCommit as FunctionOnCommit
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
     from .typed import LockArguments as LockArguments
+else:
+    guarded_connection = OnUse("transport.guarded_connection")
+    pool = OnUse("transport.pool")
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -76,8 +79,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             client = self._client_cls(self._server, self._params, self)
             client.make_key = self._guard.make_key
             connect = client.connection_factory.connect
-            client.connection_factory.connect = lambda url: transport.follow_address(
-                transport.guard(connect(url))
+            client.connection_factory.connect = lambda url: pool.follow_address(
+                guarded_connection.guard(connect(url))
             )
             self._client = client
         return self._client

@@ -19,12 +19,7 @@ from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
 from ..extension import part
-from ..protocol import (
-    check_name_in_cache,
-    check_names,
-    check_policy,
-    longest_hold,
-)
+from ..protocol.validation import check_name_in_cache, check_names, check_policy, longest_hold
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

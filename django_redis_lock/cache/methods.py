@@ -21,7 +21,8 @@ from redis.exceptions import RedisError
 from .. import transport
 from ..conf import SETTING, Conf, GetOrSetOptions, given
 from ..extension import part
-from ..protocol import RESERVED, Call, as_bytes, flight_key, is_reserved, refuse_reserved
+from ..protocol import Call, as_bytes
+from ..protocol.keys import RESERVED, flight_key, is_reserved, refuse_reserved
 from ..singleflight import MARK_STALE, Runner, Steps, own_flights
 from ..transport import server_of
 from .get_or_set import GetOrSet, waiting_thread

@@ -24,16 +24,8 @@ from ..protocol import printable
 from ..singleflight import Runner, Steps, ThreadRunner, Undecodable, in_flight
 from ..steps import drive
 from ..threads import after_fork, get_logger, may_log
-from ..transport import (
-    OUTAGE,
-    Breaker,
-    CircuitOpen,
-    Server,
-    is_busy,
-    is_observed,
-    is_pool_exhausted,
-    server_of,
-)
+from ..transport import Breaker, CircuitOpen, Server, is_observed, server_of
+from ..transport.refusals import OUTAGE, is_busy, is_pool_exhausted
 from .commands import OwnConnections, own_connections
 from .lock_factory import LockCache
 

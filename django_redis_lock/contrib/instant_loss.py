@@ -14,7 +14,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .. import threads
 from ..threads import get_logger
-from ..transport import RawConnection, Server, is_outage, shut
+from ..transport import RawConnection, Server, is_outage
+from ..transport.address import shut
 
 logger = get_logger("django_redis_lock.keeper")
 

@@ -11,7 +11,7 @@ from ..cache import check_using
 from ..conf import SETTING
 from ..contention import OnConflict
 from ..events import check_group
-from ..protocol import (
+from ..protocol.validation import (
     OPTIONS,
     check_bool,
     check_holds,

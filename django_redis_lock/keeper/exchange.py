@@ -15,22 +15,19 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .. import transport
 from ..clock import real_time, time
+from ..extension import OnUse
 from ..protocol import Call
 from ..threads import get_logger
-from ..transport import (
-    OUTAGE,
-    PROBE_SECONDS,
-    RawConnection,
-    Server,
-    is_misdirected,
-    pack,
-    readable,
-)
+from ..transport import RawConnection, Server, pack, readable
+from ..transport.address import PROBE_SECONDS
+from ..transport.refusals import OUTAGE, is_misdirected
 
 if TYPE_CHECKING:
+    from ..transport import over_a_loop
     from . import Job
+else:
+    over_a_loop = OnUse("transport.over_a_loop")
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -154,7 +151,7 @@ class Link:
         if (idle := self.server.checkout_unchecked()) is not None:
             self._connection, self._idle_since = idle
             self._give_back = self.server.checkin
-        elif of_a_loop and (spare := transport.spare_of_a_loop(self.server)) is not None:
+        elif of_a_loop and (spare := over_a_loop.spare_of_a_loop(self.server)) is not None:
             self._connection, self._give_back = spare, _leave
         return self._connection is not None
 

@@ -21,18 +21,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
 from ..extension import OnUse
-from ..protocol import (
-    AcquireRequest,
-    Acquisition,
-    Call,
-    HolderInfo,
-    LockKeys,
-    Owner,
-    Refused,
-    check_seconds,
-)
+from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, Refused
+from ..protocol.validation import check_seconds
 from ..steps import adrive
-from ..transport import Answer, aconnect, arun, in_background
+from ..transport import Answer, in_background
+from ..transport.aio_client import aconnect, arun
 from .hold import Hold
 from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
@@ -129,8 +122,8 @@ class AsyncLock(LockOperations):
         return await TaskWaiter(self.redis, request).wait(refused)
 
     async def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
-        keys = self.keys.at_place(acquired.place)
-        return await aconfirm(self.redis, keys, acquired.token, self.replicas, patience)
+        token, keys = acquired.token, self.keys.at_place(acquired.place)
+        return await aconfirm(self.redis, keys, token, self.replicas, patience)
 
     async def _confirm_lifetime(self, hold: Hold) -> None:
         pending: Any = hold.pending

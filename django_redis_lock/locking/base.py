@@ -18,18 +18,20 @@ from ..protocol import (
     AcquireRequest,
     Acquisition,
     Call,
+    lock_keys,
+    named_token,
+    new_token,
+    release_call,
+    waiter_id,
+)
+from ..protocol.validation import (
     check_bool,
     check_name,
     check_seconds,
     check_token,
     check_wait,
     checked_options,
-    lock_keys,
     longest_hold,
-    named_token,
-    new_token,
-    release_call,
-    waiter_id,
 )
 from ..transport import Server, check_for_tasks, encoded, is_cluster, may_have_run, server_of
 from . import waiting
@@ -200,8 +202,7 @@ class BaseLock:
     @property
     def lost_reason(self) -> str:
         """Why the lock was lost: released by force and by whom, expired, deleted by another
-        program, or Redis lost its data. Empty if it was not lost; as ``on_lost`` is called, it is
-        known."""
+        program, or Redis lost its data. Known when ``on_lost`` is called; empty if not lost."""
         hold: Hold | None = self.local.hold
         if hold is None or not hold.lost:
             return ""

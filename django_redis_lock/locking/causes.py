@@ -11,19 +11,17 @@ from typing import Any
 
 from ..clock import time
 from ..protocol import (
-    MAX_FENCE,
     Call,
     LockKeys,
     as_bytes,
-    bounded,
     encodable,
-    events_key,
     fingerprint,
     hostname,
     process_id,
-    process_key,
     script,
 )
+from ..protocol.keys import events_key, process_key
+from ..protocol.owner import MAX_FENCE, bounded
 from ..transport import Server
 from .hold import Hold
 from .records import read_events

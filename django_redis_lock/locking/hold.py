@@ -74,7 +74,7 @@ class Hold:
 
     ended = _lost = False
     #: Why it was lost; and whether it is, though that is not known yet.
-    reason, gone = "", False
+    reason, missing = "", False
     _confirmed_at = -math.inf
     #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
     #: and never changed: the keeper may be reading it.
@@ -147,11 +147,11 @@ class Hold:
     def lost(self) -> bool:
         if self.ended:
             return self._lost
-        if time.monotonic() < self.deadline and not self.gone:
+        if time.monotonic() < self.deadline and not self.missing:
             return False
         self.confirm()
         # The keeper may have ended it at the same time.
-        return self._lost if self.ended else self.gone or time.monotonic() >= self.deadline
+        return self._lost if self.ended else self.missing or time.monotonic() >= self.deadline
 
     @property
     def is_valid(self) -> bool:
@@ -291,7 +291,7 @@ class Renewal(Job):
         if self._question is not None:
             call: Call = self._question.call
             return call
-        if hold.gone:  # Another server is asked.
+        if hold.missing:  # Another server is asked.
             self.due = now + ASKING_SECONDS
             return None
         hold.confirm()
@@ -348,7 +348,7 @@ class Renewal(Job):
     def _ask_why(self, early: bool) -> None:
         """``early``: see ``causes.Question``."""
         hold = self.hold
-        hold.gone = True
+        hold.missing = True
         self._question = causes.Question(self.server, hold.keys, hold.token, early, hold)
         self.due = time.monotonic()
 

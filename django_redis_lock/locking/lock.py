@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 from redis.exceptions import RedisError
 
 from ..extension import OnUse
-from ..protocol import (
-    AcquireRequest,
-    Acquisition,
-    Call,
-    HolderInfo,
-    LockKeys,
-    Owner,
-    Refused,
-    check_seconds,
-)
+from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, Refused
+from ..protocol.validation import check_seconds
 from ..steps import drive
 from ..threads import in_context
 from ..transport import Answer, run, server_of
@@ -99,8 +91,8 @@ class Lock(LockOperations):
         return waiting.ThreadWaiter(self.redis, request).wait(refused)
 
     def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
-        keys = self.keys.at_place(acquired.place)
-        return confirm(self.redis, keys, acquired.token, self.replicas, patience)
+        where = self.redis, self.keys.at_place(acquired.place)
+        return confirm(*where, acquired.token, self.replicas, patience)
 
     def _confirm_lifetime(self, hold: Hold) -> None:
         hold.confirm(wait=True)

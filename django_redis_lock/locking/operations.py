@@ -31,12 +31,12 @@ from ..protocol import (
     LockKeys,
     Refused,
     Taken,
-    check_seconds,
     milliseconds,
     parse_acquire,
     printable,
     script,
 )
+from ..protocol.validation import check_seconds
 from ..steps import Steps
 from ..threads import get_logger
 from ..transport import NotReady, is_refusal, pack, pack_words, server_of

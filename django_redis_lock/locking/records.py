@@ -25,23 +25,24 @@ from .. import events
 from ..clock import time
 from ..keeper import Job, SentOnce, keeper
 from ..protocol import (
-    HEARTBEAT_EVERY,
-    MAX_PID,
-    MAX_UNIX_TIME,
-    SILENT_AFTER,
     Call,
     LockKeys,
     Owner,
     Vanished,
     as_bytes,
-    bounded,
-    events_key,
-    fields_of,
     printable,
     process_id,
-    process_key,
 )
 from ..protocol.holder_scripts import HEARTBEAT, HEARTBEATS, RECORD_EVENT
+from ..protocol.keys import events_key, process_key
+from ..protocol.owner import (
+    HEARTBEAT_EVERY,
+    MAX_PID,
+    MAX_UNIX_TIME,
+    SILENT_AFTER,
+    bounded,
+    fields_of,
+)
 from ..threads import Mutex, free_after_fork, get_logger
 from ..transport import Server, is_cluster, run, run_all
 
@@ -261,9 +262,9 @@ def event_args(
     what: str, owner: Owner, note: str = "", held: float | None = None
 ) -> tuple[str | int, ...]:
     """The first arguments of RECORD_EVENT: that ``what`` happened."""
-    about = {"host": owner.host, "thread": owner.thread, "label": owner.label}
-    about |= {"doing": owner.doing, "note": note}
-    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in about.items() if text}
+    fields = {"host": owner.host, "thread": owner.thread, "label": owner.label}
+    fields |= {"doing": owner.doing, "note": note}
+    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in fields.items() if text}
     event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
         event["held"] = round(held, 3)

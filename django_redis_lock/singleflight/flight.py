@@ -14,7 +14,8 @@ from redis.exceptions import RedisError
 from ..clock import time
 from ..events import RefreshFailed, Shared
 from ..exceptions import ComputationFailed, LockError
-from ..protocol import as_bytes, flight_stream, printable
+from ..protocol import as_bytes, printable
+from ..protocol.keys import flight_stream
 from ..threads import get_logger
 from .in_process import InProcessFlight, LeaderRef, Overtaken, being_computed, join, leave, overtake
 from .leader import Leader, Producer, Seen, Undecodable

@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import time
 from ..keeper import Job, keeper
-from ..protocol import (
-    FLIGHTS,
-    Call,
-    Owner,
-    encodable,
-    fingerprint,
-    flight_key,
-    flight_leader,
-    hostname,
-    milliseconds,
-)
+from ..protocol import Call, Owner, encodable, fingerprint, hostname, milliseconds
+from ..protocol.keys import FLIGHTS, flight_key, flight_leader
 from .runners import Runner, Steps
 from .scripts import RENEW_FLIGHT
 

@@ -59,7 +59,7 @@ def server_of(client: Any) -> Server:
 
 
 def encoded(client: Any, text: str | bytes) -> bytes:
-    """``text`` in the encoding of ``client``, whose encoder redis-py would make anew each time."""
+    """``text`` in the encoding of ``client``, which makes a new encoder each time."""
     pool = getattr(client, "connection_pool", client)
     encoder = _encoders.get(pool)
     if encoder is None:

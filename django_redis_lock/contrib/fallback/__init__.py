@@ -27,14 +27,14 @@ from ...locking.questions import Query
 from ...protocol import (
     AcquireRequest,
     Acquisition,
-    HeldReply,
     HolderInfo,
     Owner,
-    check_policy,
     named_token,
     new_token,
     printable,
 )
+from ...protocol.owner import HeldReply
+from ...protocol.validation import check_policy
 from ...steps import Steps
 from ...threads import get_logger, may_log
 from ...transport import is_outage

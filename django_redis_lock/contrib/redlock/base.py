@@ -33,18 +33,18 @@ from ...locking import (
 from ...protocol import (
     EXTEND,
     LAST_TRY_SECONDS,
-    RELEASE,
     AcquireRequest,
     Call,
     Clock,
     HolderInfo,
     Taken,
-    check_seconds,
     milliseconds,
     named_token,
 )
+from ...protocol.lock_scripts import RELEASE
+from ...protocol.validation import check_seconds
 from ...steps import Steps
-from ...transport import Server, encoded, is_outage, may_have_run, server_of
+from ...transport import Answer, Server, encoded, is_outage, may_have_run, server_of
 from .votes import (
     Ballot,
     QuorumAcquisition,
@@ -322,7 +322,7 @@ class Quorum(LockOperations):
         """Sends to the first in order last: a waiter there then finds the others released."""
         return dict.fromkeys(reversed(self._order()), call)
 
-    def _merge(self, call: Call, answers: Mapping[int, Any], sent_at: float) -> Any:
+    def _merge(self, call: Call, sent_at: float, answers: Mapping[int, Any]) -> Answer:
         if call.script is RELEASE:
             self._release_later((p for p, a in answers.items() if isinstance(a, Exception)), call)
         hold: QuorumHold | None = self.local.hold
@@ -335,7 +335,7 @@ class Quorum(LockOperations):
                 begins = sent_at if replace == "1" else hold.votes[place]
                 until = begins + lifetime - drift(lifetime)
                 hold.vote(place, until if int(answer) > 0 else -math.inf, sent_at)
-        return merged(call, answers, len(self.redis), self._shown)
+        return Answer(merged(call, answers, len(self.redis), self._shown), sent_twice=False)
 
     def _release_later(self, places: Iterable[int], release: Call) -> None:
         servers = self._servers

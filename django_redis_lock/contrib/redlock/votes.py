@@ -18,23 +18,21 @@ from ...keeper import keeper
 from ...locking import WHY, Hold, Renewal
 from ...protocol import (
     EXTEND,
-    MAX_FENCE,
     Acquisition,
     Call,
     Extended,
-    HeldReply,
     LockKeys,
     Refused,
     Taken,
     as_bytes,
-    bounded,
     fingerprint,
     parse_acquire,
     parse_renew,
-    quorum_fence_key,
     script,
 )
 from ...protocol.holder_scripts import HEARTBEATS, HELD
+from ...protocol.keys import quorum_fence_key
+from ...protocol.owner import MAX_FENCE, HeldReply, bounded
 from ...threads import get_logger
 from ...transport import Server, is_refusal
 

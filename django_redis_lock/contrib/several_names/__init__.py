@@ -19,17 +19,12 @@ from ...clock import time
 from ...exceptions import LockError
 from ...locking import AsyncLock, Lock, LockOperations, questions
 from ...locking.questions import Query
-from ...protocol import (
-    AcquireRequest,
-    Acquisition,
-    Call,
-    HolderInfo,
-    check_names,
-    named_token,
-    slot_of,
-)
+from ...protocol import AcquireRequest, Acquisition, Call, HolderInfo, named_token
+from ...protocol.keys import slot_of
+from ...protocol.validation import check_names
 from ...steps import Steps, adrive, drive
-from ...transport import NotReady, arun, is_cluster, is_outage, is_refusal, run, server_of
+from ...transport import NotReady, is_cluster, is_outage, is_refusal, run, server_of
+from ...transport.aio_client import arun
 from .members import (
     ACQUIRE_ALL,
     AllReply,

@@ -17,7 +17,9 @@ from ...keeper import keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused, printable
 from ...steps import adrive
 from ...threads import get_logger
-from ...transport import AsyncRawConnection, aconnect, arun, in_background, pack, server_of
+from ...transport import in_background, pack, server_of
+from ...transport.aio_client import aconnect, arun
+from ...transport.aio_connection import AsyncRawConnection
 from .queue import WaitQueue
 from .steps import Waiter
 

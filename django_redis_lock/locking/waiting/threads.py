@@ -15,7 +15,8 @@ from ...keeper import SentOnce, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused
 from ...steps import drive
 from ...threads import Mutex
-from ...transport import RawConnection, Server, has_socket, pack, run, server_of, shut
+from ...transport import RawConnection, Server, pack, run, server_of
+from ...transport.address import has_socket, shut
 from .queue import WaitQueue
 from .steps import MayNotBlock, Waiter
 

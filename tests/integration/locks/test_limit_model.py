@@ -19,12 +19,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redis_lock.protocol import INDEX, Call, lock_keys, new_token, parse_grant
+from django_redis_lock.protocol import Call, lock_keys, new_token, parse_grant
 from django_redis_lock.protocol.acquisition import (
     AcquireRequest,
     Grant,
     release_call,
 )
+from django_redis_lock.protocol.keys import INDEX
 from django_redis_lock.transport import execute
 from tests.holding import table_of
 

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
 )
 
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.protocol import HELD, acquisition
+from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest
-from django_redis_lock.protocol.holder_scripts import RESET
+from django_redis_lock.protocol.holder_scripts import HELD, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW
 from django_redis_lock.protocol.owner import new_token
