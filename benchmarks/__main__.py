@@ -23,7 +23,7 @@ import django_redis_lock
 
 from . import caches, contenders
 from .bench import Bench
-from .document import document
+from .document import all_tables, document
 from .measurements import (
     asyncio_cycle,
     calls,
@@ -95,10 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = chosen.plots or (Path("docs") if whole else None)
     if folder is not None:
         _draw(results, folder)
-    page = chosen.page or (Path("docs/benchmarks.md") if whole else None)
-    if page is not None:
-        page.write_text(document(results, around), encoding="utf-8")
-        print(f"Written: {page}")
+    for make, path, of_whole in (
+        (document, chosen.page, "docs/benchmarks.md"),
+        (all_tables, chosen.tables, "benchmarks/results.md"),
+    ):
+        if path or whole:
+            file = path or Path(of_whole)
+            file.write_text(make(results, around), encoding="utf-8")
+            print(f"Written: {file}")
     if failed:
         print(f"Could not be measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -121,6 +125,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="write the page here; a full run writes it anyway"
+    )
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        metavar="FILE",
+        help="write all tables here; so does a full run",
     )
     return parser
 

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import messages
 from django.core.management import CommandError
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    HttpResponseRedirect,
+    JsonResponse,
+)
 from django.shortcuts import resolve_url
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
@@ -220,6 +226,13 @@ def service_unavailable(
     conflict = Conflict.of(name, None, retry_after=retry_after or OUTAGE_RETRY_SECONDS)
     detail = _("This operation is not available at the moment.")
     return conflict.response(request, 503, json=json, detail=detail)
+
+
+def of_this_moment(answer: Any) -> Any:
+    """``answer``, noted as one that says nothing about the page, for a cache of pages around it."""
+    if isinstance(answer, HttpResponseBase):
+        answer._of_this_moment = True  # type: ignore[attr-defined]
+    return answer
 
 
 #: Called with the conflict and the call's own arguments.

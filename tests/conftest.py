@@ -14,11 +14,9 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,22 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a table marked ``sample(n)``, run each n-th cell (0: none), or of a class so marked, each
-    n-th test; with ``--all``, all. Where n and the length of a row have no common factor, each row
-    and each column has cells that run. A second number is the first cell: of n classes with the
-    same tests, each then runs other ones."""
-    if lanes.everything:
-        return
-    seen: Counter[str] = Counter()
-    left_out: list[pytest.Item] = []
-    for item in items:
-        for node, mark in islice(item.iter_markers_with_node("sample"), 1):
-            table = node.nodeid.partition("[")[0]
-            each, first = (*mark.args, 0)[:2]
-            if not each or (seen[table] - first) % each:
-                left_out.append(item)
-            seen[table] += 1
-    if left_out:
+    if left_out := lanes.left_out(items):
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
@@ -161,7 +144,7 @@ def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
     _forget_held_locks()
 
 
-@pytest.fixture(params=["redis", "memory"])
+@pytest.fixture(params=["redis", lanes.IN_MEMORY])
 def any_client(request: pytest.FixtureRequest) -> redis.Redis:
     """``client``, or one of an empty server in memory, for what both must do alike."""
     if request.param == "memory":

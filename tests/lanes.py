@@ -1,24 +1,54 @@
 """The two lanes of the suite. The first runs on each occasion, and has each capability, each
 invariant and one run of each fault; with ``--all`` everything runs, as each night.
 
-Cells of a table are left out by ``@pytest.mark.sample``, cases within one test by ``some``.
+``@pytest.mark.sample(n)`` leaves cells out: of a table, it runs each n-th (0: none); of a class,
+each n-th test; with ``of="file"``, each n-th of all such tests of a file. Where n and the length of
+a row have no common factor, each row and each column has cells that run. A second number is the
+first that runs: of n classes with the same tests, each then runs other ones.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
 #: Whether ``--all`` was given; ``conftest`` sets it.
 everything = False
 
+#: The second of the servers that many tests are run on.
+IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(3, of="file"))
+
+
+def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Those that do not run, by their marks."""
+    seen: Counter[str] = Counter()
+    left_out = []
+    for item in () if everything else items:
+        for node, mark in item.iter_markers_with_node("sample"):
+            by_file = mark.kwargs.get("of") == "file"
+            table = str(item.path) if by_file else node.nodeid.partition("[")[0]
+            each, first = (*mark.args, 0)[:2]
+            if not each or (seen[table] - first) % each:
+                left_out.append(item)
+            seen[table] += 1
+            break  # The closest one counts.
+    return left_out
+
 
 def some(cases: Iterable[T], each: int) -> list[T]:
-    """Each n-th of the cases; with ``--all``, all of them. Each test begins with another one, the
-    same in each run."""
+    """Each n-th of the cases within one test; with ``--all``, all of them. Each test begins with
+    another one, the same in each run."""
     first = zlib.crc32(os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0].encode())
     return list(cases) if everything else list(cases)[first % each :: each]
+
+
+def examples(number: int) -> int:
+    """How often something is tried at random; with ``--all``, ``number`` times."""
+    return number if everything else number // 4

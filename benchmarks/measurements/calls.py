@@ -55,6 +55,8 @@ def _threads(bench: Bench) -> Result:
     result = Result(
         "Calls of the cache, against django-redis's",
         ("µs", "µs, django-redis", "ratio", "ratio of the client's CPU"),
+        note="Server and client on one core, in turns within one process. `get_or_set`, miss: a "
+        "lone caller, who needs three trips here as there.",
     )
     bench.empty()
     with Crew(1) as crew:

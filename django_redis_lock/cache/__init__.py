@@ -6,10 +6,14 @@ the same on a server in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
+from django.core.cache import InvalidCacheBackendError
+from django.core.cache import caches as djangos
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django.utils.connection import ConnectionProxy
 from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.client import ShardClient
@@ -17,14 +21,12 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
 from ..extension import OnUse, on_first_use, part
-from .aliases import cache as cache
-from .aliases import caches as caches
-from .aliases import value_cache as value_cache
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
 from .lock_factory import BackendCannotLock as BackendCannotLock
+from .lock_factory import LockCache
 from .lock_factory import NamedKey as NamedKey
 from .lock_factory import NotAcquired as NotAcquired
 from .lock_factory import check_using as check_using
@@ -316,6 +318,44 @@ _FOR_THREADS = (
     *("incr_version", "incr", "decr", "touch"),
 )
 RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS))
+
+# -- the caches of the project, for values: also those that cannot lock ----------------------------
+
+
+def value_cache(alias: str) -> RedisCache:
+    """The cache ``alias``. If it cannot compute values once, it computes them for each caller.
+
+    Raises:
+        ImproperlyConfigured: CACHES has no such alias, or its BACKEND cannot be imported.
+    """
+    try:
+        cache: Any = djangos[alias]
+    except InvalidCacheBackendError:
+        cache = lock_cache(alias)  # Says what is wrong.
+    if not (isinstance(cache, LockCache) and cache.computes_once):
+        cache = import_module(".plain", __package__).PlainCache(alias, cache)
+    return cast(RedisCache, cache)
+
+
+class Caches:
+    """The caches of the setting CACHES, as Django's ``caches``, with the types of ``RedisCache``.
+    If the BACKEND of one is not of this package, each caller computes its own values, and ``lock``
+    raises ImproperlyConfigured."""
+
+    def __getitem__(self, alias: str) -> RedisCache:
+        """
+        Raises:
+            ImproperlyConfigured: there is no such alias.
+        """
+        return value_cache(alias)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(djangos)
+
+
+caches = Caches()
+#: ``caches["default"]``, looked up at each use, as Django's ``cache``.
+cache: RedisCache = cast(Any, ConnectionProxy)(caches, "default")
 
 __getattr__ = on_first_use(
     __name__,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from .. import transport
 from ..conf import SETTING, Conf, GetOrSetOptions, given
+from ..events import MAX_CACHED
 from ..extension import part
 from ..protocol import Call, as_bytes
 from ..protocol.keys import RESERVED, flight_key, is_reserved, refuse_reserved
@@ -38,6 +39,13 @@ else:
 MAX_HIDDEN = 10_000
 
 
+class _Patterns(NamedTuple):
+    """``is_of_lock``: whether a key may be a lock's; ``match``: or a companion's."""
+
+    is_of_lock: Callable[[str], Any]
+    match: Callable[[str], Any]
+
+
 class KeyGuard:
     """Refuses cache keys that are keys of locks or of their companions. All methods of
     django-redis's client get their keys from ``make_key``, also those given as a ``CacheKey``.
@@ -50,6 +58,7 @@ class KeyGuard:
     def __init__(self, cache: RedisCache) -> None:
         self._cache = cache
         self._settings: Any = None
+        self._by_place: dict[tuple[str, str], _Patterns] = {}
 
     def make_key(self, key: Any, version: Any = None, prefix: Any = None) -> str:
         """As django-redis's. Raises ValueError if a lock may have this key."""
@@ -63,9 +72,10 @@ class KeyGuard:
         made = self.unchecked(key, version, prefix)
         if self._is_custom or prefix is not None or type(version) not in (int, type(None)):
             self._look_closely(key, made, version, prefix)
-        if self._match(made):
+        patterns = self._patterns()
+        if patterns.match(made):
             refuse_reserved(made.encode(errors="surrogatepass"))
-            if self._is_of_lock(made):
+            if patterns.is_of_lock(made):
                 raise _refusal(key, made)
         return made
 
@@ -76,18 +86,29 @@ class KeyGuard:
 
     def _read_settings(self) -> None:
         current, cache = given(), self._cache
+        self._by_place = {}
         self._is_custom = cache.key_func is not default_key_func
-        patterns = list(self._patterns())
-        locks = "|".join(patterns) or r"(?!)"
-        self._is_of_lock = re.compile(locks).match
-        self._match = re.compile("|".join((*map(re.escape, RESERVED), locks))).match
         self._refused = tuple(filter(None, [_protected(cache.conf)]))
+        prefix = vars(cache).get("key_prefix")
         own = type(cache.client).make_key is DefaultClient.make_key and not self._is_custom
-        begins = f"{cache.key_prefix}:".startswith(RESERVED)
-        self._is_usual = own and not begins and len(patterns) == len(self._refused)
+        is_fixed = type(prefix) is str and not f"{prefix}:".startswith(RESERVED)
+        self._is_usual = own and is_fixed and len([*self._locks()]) == len(self._refused)
         self._settings = current  # Last: other threads may use this guard.
 
-    def _patterns(self) -> Iterator[str]:
+    def _patterns(self) -> _Patterns:
+        """Those for the cache's KEY_PREFIX and VERSION, which may be a tenant's and change."""
+        place = f"{self._cache.key_prefix}", f"{self._cache.version}"
+        patterns = self._by_place.get(place)
+        if patterns is None:
+            locks = "|".join(self._locks()) or r"(?!)"
+            both = "|".join((*map(re.escape, RESERVED), locks))
+            patterns = _Patterns(re.compile(locks).match, re.compile(both).match)
+            if len(self._by_place) > MAX_CACHED:
+                self._by_place = {}
+            self._by_place[place] = patterns
+        return patterns
+
+    def _locks(self) -> Iterator[str]:
         """What the keys of locks begin with, where Django's function makes them."""
         own, prefix = self._cache, _protected(self._cache.conf)
         if prefix and not self._is_custom:
@@ -127,6 +148,7 @@ class KeyGuard:
     def hidden(self) -> Callable[[bytes], bool]:
         """What says of a key in Redis, as ``keys()`` reads it, that it is not that of a value."""
         self._read_settings()
+        is_of_lock = self._patterns().is_of_lock
         shown = not self._is_custom and bool(_protected(self._cache.conf))
         held = (
             ()
@@ -135,7 +157,7 @@ class KeyGuard:
         )
 
         def is_hidden(made: bytes) -> bool:
-            of_lock = self._is_of_lock(made.decode(errors="replace"))
+            of_lock = is_of_lock(made.decode(errors="replace"))
             return of_lock is not None or is_reserved(made) or made in held
 
         return is_hidden

@@ -1,5 +1,6 @@
 """Which calls of a locked function are those of a view: only then the caller sends a response on.
-Elsewhere a response would be a value, and true."""
+Elsewhere a response would be a value, and true. And what the lock of a function would not protect.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AsyncContextDecorator, ContextDecorator
+from threading import Thread
 from typing import Any
+from weakref import getweakrefcount
 
 from django.views import View
 
@@ -30,6 +35,17 @@ HOOKS = frozenset(
         "process_template_response",
     )
 )
+#: Methods whose response the class that has them sends on: of the admin, of Django REST framework.
+_OF_ADMIN = frozenset(
+    (
+        *("add_view", "change_view", "changeform_view", "changelist_view", "delete_view"),
+        *("history_view", "render_change_form", "render_delete_form"),
+        *("response_action", "response_add", "response_change", "response_delete"),
+    )
+)
+_OF_REST = {"list", "create", "retrieve", "update", "partial_update", "destroy"}
+#: What other decorators make a function return: a block for ``with``, work in the background.
+_RUN_LATER = (ContextDecorator, AsyncContextDecorator, Thread, Future)
 #: What task queues add to a function that they decorate.
 _OF_TASKS = ("delay", "apply_async", "enqueue", "send", "defer", "schedule")
 
@@ -69,6 +85,38 @@ def refuse_object(target: Any) -> None:
             "held while that runs: put @locked directly above the function, below the other "
             "decorators. For an object that runs its code when called: locked(...)(it.__call__)"
         )
+    # As Django's signals refer to their receivers, and its template libraries name their filters.
+    if inspect.isfunction(target) and (getweakrefcount(target) or hasattr(target, "_filter_name")):
+        raise TypeError(
+            f"another decorator has registered {target!r}, and would call it without the lock: put "
+            "@locked directly above the function, below @receiver(...) and the like"
+        )
+
+
+def complete(result: Any, dotted: str) -> Any:
+    """``result``. Raises TypeError if some of what the function ``dotted`` has returned has yet to
+    run, when its lock is released."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        instead = 'return a list, or take the lock inside the generator: with locked("name")'
+    elif inspect.isawaitable(result):
+        instead = "make it a coroutine function, or mark it: asgiref.sync.markcoroutinefunction"
+    elif isinstance(result, _RUN_LATER):
+        instead = 'take the lock inside of what runs later: with locked("name")'
+    else:
+        return result
+    if _is_over(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    kind = type(result).__name__.strip("_").removeprefix("async_")
+    returned = f"{dotted} returned a {kind}, which would run after the lock's release"
+    raise TypeError(f"{returned}: {instead}")
+
+
+def _is_over(result: Any) -> bool:
+    if isinstance(result, Thread):
+        return result.ident is not None and not result.is_alive()
+    return bool(hasattr(result, "done") and result.done())
 
 
 def is_view(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -86,7 +134,7 @@ def is_view(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     if (
         admin is not None
         and isinstance(first, admin.BaseModelAdmin)
-        and (name.endswith("_view") or request.POST.get("action") == name)
+        and (name in _OF_ADMIN or _is_action(first, function, request))
     ):
         return True
     match = getattr(request, "resolver_match", None)
@@ -126,7 +174,18 @@ def is_dispatch(function: Any) -> bool:
 
 def _is_handler(view: Any, name: str) -> bool:
     handlers = {"dispatch", getattr(view, "action", None), *view.http_method_names}
+    if is_api_view(type(view)):
+        handlers |= _OF_REST
     return name in handlers or name in (getattr(view, "action_map", None) or {}).values()
+
+
+def _is_action(model_admin: Any, function: Any, request: Any) -> bool:
+    """Whether the user of the admin has chosen this action. It may be registered by another name,
+    and a page with two menus sends the choice of both."""
+    chosen = request.POST.getlist("action")
+    actions = model_admin.get_actions(request) if chosen else {}
+    called = (call for name, (call, *_) in actions.items() if name in chosen)
+    return any(each is function for call in called for each in _unwrapped(call))
 
 
 def _takes_request(function: Callable[..., Any]) -> bool:

@@ -21,6 +21,7 @@ from ..conf import Conf
 from ..contention import (
     RETRY_ONLY_CELERY,
     Conflict,
+    of_this_moment,
     retry_task,
     service_unavailable,
     skip,
@@ -30,11 +31,12 @@ from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
+from ..transport.refusals import is_unusable
 from .key_template import bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
-from .views import is_api_view, is_dispatch, is_view, refuse_hook, refuse_object, view_of
+from .views import complete, is_api_view, is_dispatch, is_view, refuse_hook, refuse_object, view_of
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
@@ -152,21 +154,8 @@ class LockedFunction:
                 self._end_command(section.name, error, args)
             raise
         if not entered:
-            return self._answer(section.conflict(), args, kwargs)
-        return self._complete(result)
-
-    def _complete(self, result: Any) -> Any:
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            kind = "generator"
-            instead = 'return a list, or take the lock inside the generator: with locked("name")'
-        elif inspect.iscoroutine(result):
-            result.close()
-            kind = "coroutine"
-            instead = "make it a coroutine function, or mark it: asgiref.sync.markcoroutinefunction"
-        else:
-            return result
-        returned = f"{self.target} returned a {kind}, which would run after the lock's release"
-        raise TypeError(f"{returned}: {instead}")
+            return of_this_moment(self._answer(section.conflict(), args, kwargs))
+        return complete(result, self.target)
 
     def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not (args and isinstance(args[0], BaseCommand)):
@@ -188,7 +177,7 @@ class LockedFunction:
         """The request of a view that answers 503 because of ``error``, or None. With a default or
         its own ``on_conflict``, the error is raised."""
         chosen = self.options.on_conflict is not None or self.options.default is not MISSING
-        return None if chosen or not is_outage(error) else self._request_of_view(args, kwargs)
+        return None if chosen or not is_unusable(error) else self._request_of_view(args, kwargs)
 
     def _request_of_view(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The request, if this is a call of a view."""
@@ -235,7 +224,8 @@ class LockedFunction:
             # Its template may query the database.
             return await sync_to_async(self._unavailable)(request, section.name, error)
         if not entered:
-            return await self._aanswer(await section.conflict(), args, kwargs)
+            answer = await self._aanswer(await section.conflict(), args, kwargs)
+            return of_this_moment(answer)
         try:
             result = self.function(*args, **kwargs)
             # A mixin's dispatch() may return a response.
@@ -244,7 +234,7 @@ class LockedFunction:
             await section.leave(error)
             raise
         await section.leave()
-        return self._complete(result)
+        return complete(result, self.target)
 
     async def _aanswer(
         self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -31,7 +31,7 @@ from .records import read_events
 #: KEYS  lock keys, events, then the heartbeat of the holder's process, where it is on this server
 #: ARGV  none
 #: returns {what RECORD_EVENT keeps, the last fence of the index, the id in the description,
-#:         the heartbeat}, each '' if there is none
+#:         the heartbeat, the lock's entry on the index if it is free}, each '' if there is none
 #: atomic because the descriptions must be of one moment.
 WHY = script("""
 local function text(...)
@@ -43,6 +43,7 @@ return {
   text('ZSCORE', KEYS[5], 'django_redis_lock:fence'),
   text('HGET', KEYS[4], 'id'),
   KEYS[7] and text('GET', KEYS[7]) or '',
+  redis.call('EXISTS', KEYS[1]) == 0 and text('ZSCORE', KEYS[5], KEYS[1]) or '',
 }
 """)
 
@@ -74,7 +75,7 @@ class Question:
         """The cause; ``reply``: None if there was none."""
         if reply is None:
             return UNKNOWN
-        stored, last_fence, described, heartbeat = map(as_bytes, reply)
+        stored, last_fence, described, heartbeat, entry = map(as_bytes, reply)
         fence = 0 if self._hold is None else self._hold.least_fence
         # Of a chosen token there may be events of former holders.
         since = fence / 1e6 if self._hold and self._hold.attempt else -math.inf
@@ -89,7 +90,7 @@ class Question:
             return NO_DATA
         if self._early is not True:
             return EXPIRED if self._early is False else UNKNOWN
-        only_this = heartbeat or described.decode(errors="replace") == self._id
+        only_this = heartbeat or entry or described.decode(errors="replace") == self._id
         return DELETED if only_this else DELETED_OR_NO_DATA
 
 

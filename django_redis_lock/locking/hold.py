@@ -12,7 +12,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from .. import events
 from ..clock import time
@@ -237,7 +237,9 @@ class Renewal(Job):
     #: Whether Redis has the description of the holder.
     named = False
     _naming = False
-    #: Redis does not have the lock any more; this asks why, before everybody is told.
+    #: Redis does not have the lock any more, and is asked why before everybody is told: whether the
+    #: lifetime was not over, and the ``causes.Question``.
+    _early: bool | None = None
     _question: Any = None
 
     def __init__(self, server: Server, hold: Hold) -> None:
@@ -288,9 +290,10 @@ class Renewal(Job):
             if hold.lost:  # With another name.
                 self.emit("lost", hold.reason)
             return None
-        if self._question is not None:
-            call: Call = self._question.call
-            return call
+        if self._early is not None:
+            of_it = (self.server, hold.keys, hold.token, self._early, hold)
+            self._question = causes.Question(*of_it)
+            return cast("Call", self._question.call)
         if hold.missing:  # Another server is asked.
             self.due = now + ASKING_SECONDS
             return None
@@ -347,10 +350,8 @@ class Renewal(Job):
 
     def _ask_why(self, early: bool) -> None:
         """``early``: see ``causes.Question``."""
-        hold = self.hold
-        hold.missing = True
-        self._question = causes.Question(self.server, hold.keys, hold.token, early, hold)
-        self.due = time.monotonic()
+        self.hold.missing = True
+        self._early, self.due = early, time.monotonic()
 
     def _lose(self, reason: str) -> None:
         self.stop()
@@ -384,8 +385,8 @@ class Renewal(Job):
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
-        if self._question is not None:
-            self._lose(self._question.answer(None))
+        if self._early is not None:
+            self._lose(causes.UNKNOWN)
             return
         level = logging.WARNING if self._renewing(now) else logging.INFO
         fields = self.hold.log_fields(error=error)

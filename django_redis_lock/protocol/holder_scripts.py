@@ -80,7 +80,8 @@ end
 #: KEYS  lock keys, events
 #: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
 #:       in turn may have one chosen token), '' or the id of the token's owner, '1' where only locks
-#:       are stored: without an id the caller knows that it is a lock; what RECORD_EVENT has first
+#:       are stored: without an id the caller knows that it is a lock; if it is to be noted, what
+#:       RECORD_EVENT has first
 #: returns 1 ended, 0 it was free, held by another than the named one, or other data
 #: atomic for the same reason as RELEASE. The holder's process is told which lock it was, and finds
 #: the event.
@@ -96,7 +97,7 @@ if ARGV[6] and ARGV[5] ~= '' and redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
 end
 local process = redis.pcall('HGET', KEYS[4], 'process')
 pass_on(ARGV[1], ARGV[2])
-record(KEYS[6], ARGV[7], ARGV[8], ARGV[9])
+if ARGV[9] then record(KEYS[6], ARGV[7], ARGV[8], ARGV[9]) end
 if type(process) == 'string' then
   redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
 end

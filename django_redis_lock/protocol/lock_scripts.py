@@ -1,6 +1,7 @@
 """The Lua scripts of a lock, each under its contract: KEYS, ARGV, what it returns, why atomic.
 
-Keys of a lock are always passed in the order of ``LockKeys``:
+Keys of a lock are always passed in the order of ``LockKeys``; RENEW gets KEYS[1] in place of those
+that it does not read:
 
 * KEYS[1], the lock: the token of its holder, with the lock's lifetime.
 * KEYS[2], the list of grants: a waiter's blocking pop is on it.
@@ -23,8 +24,8 @@ script trusts their form: what is unreadable counts as missing and is replaced. 
 except the index, and the description of a lock that has none.
 
 Redis out of memory (``noeviction``) refuses a script's commands that may allocate, until the script
-has written: after a first DEL or PEXPIRE they pass. So every script that keeps a lock, frees it or
-passes it on begins with one of those. Only ACQUIRE of a free lock may be refused, as a whole.
+has written. So the first write of every script that keeps a lock, frees it or passes it on is one
+that Redis never refuses, such as DEL. Only ACQUIRE of a free lock may be refused, as a whole.
 
 ``script`` puts each script together from its text and the shared functions that it calls. ``first``
 answers most calls before the rest is reached; an ``urgent`` one passes the circuit breaker.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 #: The text of some functions that scripts share, by a pattern that matches a call of one of them.
 Library = list[tuple[re.Pattern[str], str]]
@@ -49,10 +49,15 @@ class Script:
             source += self._with_functions(part, known=source)
         return self._before + source
 
+    #: Those that were sent, by their sha: errors name no more.
+    sent: ClassVar[dict[str, Script]] = {}
+
     @cached_property
     def sha(self) -> str:
         """The name by which Redis knows the script."""
-        return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        self.sent[sha] = self
+        return sha
 
     def _with_functions(self, source: str, known: str) -> str:
         for calls, functions in reversed(self._library):

@@ -1,7 +1,8 @@
 """The Lua scripts of cache values and their flights, in the manner of ``protocol.lock_scripts``.
 
-The keys of a value are always passed in this order: the value's own, its flight, the flight's
-stream. Times are milliseconds.
+A script gets those keys of a value that it needs, in this order: the value's own, its flight, the
+flight's stream. (DELETE gets several values first.) Times are milliseconds; EXPIRE_AT also takes
+seconds.
 """
 
 from ..protocol import script, shared
@@ -263,7 +264,7 @@ return found
 #: atomic because another flight may begin.
 LET_GO = script("let_go(KEYS[1], 1) return 1")
 
-#: End a flight that a write has seen, after the write: see ``cache.methods``.
+#: End a flight that a write has seen, after the write: see ``cache.commands``.
 #:
 #: KEYS  the flight        ARGV  its token
 #: returns 1, or 0 if it has ended, perhaps with a value that is older than the write

@@ -13,10 +13,15 @@ from redis.exceptions import (
     MasterDownError,
     OutOfMemoryError,
     ReadOnlyError,
+    ResponseError,
     TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..extension import OnUse
+
+hints = OnUse("transport.hints")
 
 #: What an absent or restarting Redis, or one that moves slots, looks like.
 OUTAGE: tuple[type[Exception], ...] = (
@@ -76,13 +81,15 @@ def is_misdirected(error: BaseException) -> bool:
 
 
 def explained(error: BaseException) -> str:
-    """``error`` as people read it, with what to do about a refusal."""
-    code = refusal(error)
-    text = str(error)
-    if not code:
-        return text
-    name = "" if f"{code} " in f"{text} " else f"{code} "
-    return f"{name}{text} ({PASSING[code]})"
+    """``error`` as people read it, with what to do about it, as far as that is known."""
+    text: str = hints.explained(error)
+    return text
+
+
+def name_missing_right(error: BaseException) -> None:
+    """Let an error about rights say which; in a script, Redis says its hash."""
+    if "permissions to" in (text := str(error)) or "user executing the script" in text:
+        error.args = (hints.missing_right(text),)
 
 
 def is_outage(error: BaseException) -> bool:
@@ -94,6 +101,13 @@ def is_refusal(error: BaseException) -> bool:
     """Whether the server has answered, and refuses the call for now: nothing has run, and another
     try costs no more than a round trip."""
     return isinstance(error, NotReady) or bool(refusal(error))
+
+
+def is_unusable(error: BaseException) -> bool:
+    """Whether ``error`` comes from the server, its settings or this user's rights there, and not
+    from the data at a key."""
+    refused = isinstance(error, ResponseError) and "WRONGTYPE" not in str(error)
+    return refused or is_outage(error)
 
 
 def is_pool_exhausted(error: BaseException) -> bool:

@@ -31,7 +31,7 @@ from .address import (
     without_credentials,
 )
 from .circuit_breaker import Breaker
-from .refusals import is_misdirected
+from .refusals import is_misdirected, name_missing_right
 
 #: Seconds that a new connection may take which shows whether a server is up to which another is
 #: silent.
@@ -151,6 +151,7 @@ class Server:
 
     def on_error(self, error: BaseException) -> None:
         """A call to one of these servers ended with ``error``: its keys may have moved."""
+        name_missing_right(error)
 
     def refuses(self, error: BaseException) -> bool:
         """Whether ``error`` says that the keys have moved, or are being moved."""
@@ -227,8 +228,7 @@ class Server:
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         timeout = self.timeout if timeout is None else timeout
         connection_class, settings = self.address
-        settings = {**own_settings(connection_class, settings, timeout), **changes}
-        connection = connection_class(**settings)
+        connection = connection_class(**own_settings(connection_class, settings, timeout) | changes)
         began, generation = time.monotonic(), self.generation
         try:
             connection.connect()

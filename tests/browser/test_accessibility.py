@@ -61,6 +61,7 @@ def check(page: Any) -> None:
         assert not complaints
 
 
+@pytest.mark.sample(0)
 def test_something_serious_would_be_found(open_page: Open) -> None:
     page = open_page()
     pause(page)  # The next refresh would put the label back.
@@ -90,6 +91,7 @@ def test_nothing_serious_on_the_pages_of_processes_and_releases(
     check(page)
 
 
+@pytest.mark.sample(0)
 def test_a_lock_that_cannot_be_read(open_page: Open, client: redis.Redis) -> None:
     lock = named(hold("nightly-report", timeout=60), client)
     client.set(lock.keys.waiters, "not a sorted set")
@@ -129,6 +131,7 @@ def test_nothing_serious(open_page: Open, client: redis.Redis) -> None:
     leader.join()
 
 
+@pytest.mark.sample(0)
 def test_nothing_serious_on_the_page_of_a_lock_with_a_limit(
     open_page: Open, client: redis.Redis
 ) -> None:

@@ -79,6 +79,7 @@ def test_times_run_on_between_two_refreshes(
     assert bar.evaluate("bar => bar.value") < width
 
 
+@pytest.mark.sample(0)
 def test_durations_are_said_as_by_the_server(
     open_page: Open, refresh_every: Any, client: redis.Redis
 ) -> None:
@@ -437,6 +438,7 @@ def test_two_operators(open_page: Open, client: redis.Redis) -> None:
         assert lock.owned()
 
 
+@pytest.mark.sample(0)
 def test_one_browser_sees_what_the_other_does(open_page: Open, client: redis.Redis) -> None:
     named(hold("a"), client)
     watching, acting = open_page(), open_page()
@@ -574,6 +576,7 @@ ROWS = """() => [...document.querySelectorAll('#result_list tbody tr')].map(row 
 }))"""
 
 
+@pytest.mark.sample(0)
 def test_rows_are_one_line_high_and_the_table_fits(open_page: Open, client: redis.Redis) -> None:
     """A label takes no second line: what is cut of it is in its title."""
     label = "The report of all branches, for the accountants, with what was sold in each"
@@ -595,6 +598,7 @@ def test_rows_are_one_line_high_and_the_table_fits(open_page: Open, client: redi
     assert abs(label_of_filter.bounding_box()["y"] - filter.bounding_box()["y"]) < 12
 
 
+@pytest.mark.sample(0)
 def test_what_stands_after_a_name_does_not_break_it(open_page: Open, client: redis.Redis) -> None:
     named(hold("nightly-report-sent", limit=3, label="For branches", timeout=3600), client)
     silence(client, named(hold("import", timeout=7200, renew=False), client).keys.lock, 4000)

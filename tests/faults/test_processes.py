@@ -295,6 +295,7 @@ def alive(pid: int) -> bool:
 class TestForked:
     """A child of a process that holds locks."""
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("case", ["leaves", "asks", "locks", "lives on", "waits"])
     def test_it_leaves_its_parents_locks_alone(
         self, client: redis.Redis, redis_server: RedisServer, case: str

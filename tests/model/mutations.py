@@ -453,7 +453,7 @@ class Workshop:
         return self._own.copy
 
     def _run(self, copy: Path, files: list[str], timeout: float) -> str:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "--all", "-x", "-q", "-p", "no:cacheprovider"]
         places = f"{copy}{os.pathsep}{STARTUP}"
         tests = subprocess.Popen(
             [*command, "-p", "no:xdist", "--tb=no", *files],

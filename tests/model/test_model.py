@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3, 2)
 @pytest.mark.parametrize("macros", BRIEF)
 def test_no_run_breaks_the_protocols_word(macros: str) -> None:
     outcome = check(macros)
@@ -24,7 +24,7 @@ def test_no_run_breaks_the_protocols_word(macros: str) -> None:
     assert outcome.states > 10_000, "that cannot have been all"
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "macros",
     [

@@ -119,9 +119,10 @@ def test_a_read_that_is_interrupted_disconnects(ends: Any, monkeypatch: pytest.M
         def recv_into(self, buffer: bytearray) -> int:
             raise KeyboardInterrupt
 
-        def fileno(self) -> int:
-            return server.fileno()
+        def detach(self) -> None:
+            pass
 
+    connection._input.detach()
     monkeypatch.setattr(connection, "_input", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         connection.read_response()

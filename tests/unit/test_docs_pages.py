@@ -122,7 +122,9 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_how_it_works_has_every_key() -> None:
-    text = (ROOT / "docs" / "how_it_works.md").read_text()
+    text = "".join(
+        (ROOT / "docs" / name).read_text() for name in ("how_it_works.md", "how_values_work.md")
+    )
     parts = keys._COMPANION.pattern.decode().rpartition("(")[2].rstrip(")").split("|")
     named = {re.sub(r"\[.*", "", part) for part in parts}
     assert "grants" in named
@@ -131,8 +133,8 @@ def test_how_it_works_has_every_key() -> None:
         assert f"| `{key.decode()}` |" in text
 
 
-def test_how_it_works_counts_the_mistakes_of_the_model() -> None:
-    text = (ROOT / "docs" / "how_it_works.md").read_text()
+def test_the_page_counts_the_mistakes_of_the_model() -> None:
+    text = (ROOT / "docs" / "how_it_is_checked.md").read_text()
     of_places = [macros for macros in MISTAKES if "PLACES" in macros]
     assert (len(MISTAKES) - len(of_places), len(of_places)) == (20, 12)
     assert "can be given twenty mistakes" in text

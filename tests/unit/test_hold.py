@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from django_redis_lock.clock import Clock, time
 from django_redis_lock.contrib.several_names.members import MultiHold
+from django_redis_lock.locking import causes, records
 from django_redis_lock.locking import hold as hold_module
-from django_redis_lock.locking import records
 from django_redis_lock.locking.hold import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Hold, Renewal
 from django_redis_lock.locking.local_state import Entry
 from django_redis_lock.protocol import Acquisition, printable
@@ -336,6 +337,8 @@ class TestRenewal:
         renewal.call(1010.0)
         renewal.answered(-2, sent_at=1010.0)
         assert renewal.hold.lost
+        renewal.failed(redis.ConnectionError(), 1010.0)  # Nor does it say why.
+        assert renewal.hold.reason == causes.UNKNOWN
         assert keeper.discarded == [renewal]
 
     def test_what_ended_is_let_go(self, make: Any, keeper: FakeKeeper) -> None:

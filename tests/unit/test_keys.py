@@ -33,6 +33,7 @@ from django_redis_lock.protocol.keys import (
     quorum_fence_key,
     wake_key,
 )
+from tests.lanes import examples
 
 WAITER = b"5a0f3c"
 TOKEN = b"b7e1d2"
@@ -74,7 +75,7 @@ hostile = st.lists(
 ).map(b"".join)
 candidates = st.one_of(st.sampled_from(NAMES), hostile, st.binary(min_size=1, max_size=20))
 names = candidates.filter(lambda key: not is_reserved(key))
-thorough = settings(max_examples=400, derandomize=True, database=None, deadline=None)
+thorough = settings(max_examples=examples(400), derandomize=True, database=None, deadline=None)
 
 
 def companions(name: bytes, token: bytes = TOKEN) -> list[bytes]:

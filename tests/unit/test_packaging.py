@@ -148,12 +148,17 @@ def test_links_lead_to_the_source_once_it_has_a_url(
     def described() -> str:
         return str(runpy.run_path("setup.py")["description"]())
 
+    monkeypatch.delenv("PROJECT_URL", raising=False)
     assert described() == " a [c](https://c.example)"
-    Path("setup.cfg").write_text("[metadata]\nproject_urls =\n    Source = https://s.example/x\n")
+    assert runpy.run_path("setup.py")["project_urls"]() == {}
     at = "https://s.example/x"
+    monkeypatch.setenv("PROJECT_URL", f"{at}/")
     assert described() == (
         f"![x]({at}/raw/HEAD/docs/x.png) [a]({at}/blob/HEAD/docs/a.md#b) [c](https://c.example)"
     )
+    urls = runpy.run_path("setup.py")["project_urls"]()
+    assert urls["Source"] == at
+    assert urls["Issues"] == f"{at}/issues"
 
 
 def test_name_version_and_licence(metadata: email.message.Message, wheel: zipfile.ZipFile) -> None:

@@ -19,6 +19,7 @@ import pytest
 import redis
 import redis.asyncio
 from asgiref.sync import async_to_sync
+from django.conf import settings
 from django.core.cache import caches
 from django.template import Context, Template
 from django.test import override_settings
@@ -587,3 +588,86 @@ def test_a_cache_from_before_the_override_shares_its_locks_with_the_alias() -> N
             assert not caches["default"].lock("import").acquire(blocking=False)
             assert memory.held() == [":1:lock:import"]
         assert caches["default"].lock("import").acquire(blocking=False)
+
+
+# -- CACHES changes within the override ------------------------------------------------------------
+
+
+def _unused(alias: str = "default", backend: str = BACKENDS[2]) -> dict[str, Any]:
+    return {alias: {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1", "KEY_PREFIX": "other"}}
+
+
+def in_memory(memory: MemoryServer, prefix: str) -> None:
+    """Whether values and locks of the default cache are in ``memory``."""
+    square.invalidate(4)
+    calls.clear()
+    assert [square(4), square(4)] == [16, 16]
+    assert calls == [4]
+    with caches["default"].lock("import"):
+        assert memory.held() == [f"{prefix}:1:lock:import"]
+        with pytest.raises(LockNotAcquired):
+            import_prices()
+    memory.away = True
+    with pytest.raises(redis.exceptions.ConnectionError):
+        caches["default"].get("square-%(int)4")
+    memory.away = False
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_override_follows_override_settings(backend: str) -> None:
+    before, kind = settings.CACHES, type(caches["default"])
+    with override() as memory:
+        in_memory(memory, "site")
+        with override_settings(CACHES={**_unused(backend=backend), **_unused("more")}):
+            in_memory(memory, "other")
+            with override_settings(CACHES=_unused()), caches["default"].lock("report"):
+                assert memory.held() == ["other:1:lock:report"]
+            with caches["more"].lock("report"):
+                assert memory.held() == ["other:1:lock:report"]
+            in_memory_again = type(caches["more"])
+        assert in_memory_again is type(caches["default"])
+        assert list(settings.CACHES) == ["default"]
+        in_memory(memory, "site")
+    assert settings.CACHES is before
+    assert type(caches["default"]) is kind
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("ends_first", ["the override", "the settings"])
+@pytest.mark.parametrize("begins_first", ["the override", "the settings"])
+def test_override_follows_the_settings_of_pytest(begins_first: str, ends_first: str) -> None:
+    """The fixtures end in another order than CACHES was changed in."""
+    before, kind = settings.CACHES, type(caches["default"])
+    of_pytest, overriding = override_settings(CACHES=_unused()), override()
+    if begins_first == "the override":
+        memory = overriding.enable()
+        of_pytest.enable()
+    else:
+        of_pytest.enable()
+        memory = overriding.enable()
+    in_memory(memory, "other")
+    if ends_first == "the override":
+        overriding.disable()
+        assert _unused() == settings.CACHES
+        of_pytest.disable()
+    else:
+        of_pytest.disable()
+        if begins_first == "the override":
+            in_memory(memory, "site")
+        overriding.disable()
+    assert settings.CACHES is before
+    assert type(caches["default"]) is kind
+
+
+def test_the_fixture_follows_that_of_pytest(redis_locks: MemoryServer, settings: Any) -> None:
+    settings.CACHES = _unused()
+    in_memory(redis_locks, "other")
+    settings.CACHES = _unused(backend=BACKENDS[0])
+    in_memory(redis_locks, "other")
+
+
+@override()
+@override_settings(CACHES=_unused(backend=BACKENDS[0]))
+def test_override_follows_a_decorator() -> None:
+    assert import_prices() == "imported"

@@ -25,7 +25,8 @@ _TOKEN_USED = "CSRF_COOKIE_NEEDS_UPDATE"
 _BY_ANOTHER = 1
 #: Partial Content, Not Modified, Precondition Failed, Range Not Satisfiable.
 _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
-#: Request Timeout, Too Early, Too Many Requests; and all from 500 on.
+#: Request Timeout, Too Early, Too Many Requests; and all from 500 on, with ``Retry-After``, or
+#: because a lock was taken.
 _TEMPORARY = {408, 425, 429}
 
 
@@ -56,7 +57,10 @@ def raise_unless_about_the_page(response: Any, mine: bool = True) -> None:
     status = getattr(response, "status_code", 200)
     if status in _ANSWERS_TO_CONDITIONS and mine:
         raise NotThePage(response)
-    if status >= 500 or status in _TEMPORARY | _ANSWERS_TO_CONDITIONS:
+    later = hasattr(response, "_of_this_moment") or getattr(response, "headers", {}).get(
+        "Retry-After"
+    )
+    if status >= 500 or status in _TEMPORARY | _ANSWERS_TO_CONDITIONS or later:
         raise PageFailed(response)
 
 

@@ -174,7 +174,7 @@ class VotedRenewal(Renewal):
     def call(self, now: float) -> Call | None:
         renewal, hold = super().call(now), self.hold
         self._requesting_vote = False
-        if self._question is not None:
+        if self._early is not None:
             return renewal
         wanted = self._wanted(now)
         has_vote = hold.votes[self._place] > -math.inf
@@ -212,7 +212,7 @@ class VotedRenewal(Renewal):
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
-        if self._question is not None:
+        if self._early is not None:
             super().failed(error, now)
             return
         # Not a warning: the lock is held as long as a majority replies.

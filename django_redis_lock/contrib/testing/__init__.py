@@ -17,7 +17,7 @@ from typing import Any
 from asgiref.sync import AsyncToSync
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.test.utils import TestContextDecorator, override_settings
+from django.test.utils import TestContextDecorator
 from redis.exceptions import RedisError
 
 from ...cache import lock_cache, lock_caches
@@ -32,6 +32,7 @@ from ...transport.registry import standing_in
 from .. import metrics
 from ..instant_loss import Subscription
 from ..locmem import Database, client_of, databases
+from .in_memory import CachesInMemory, Configs
 
 __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
 
@@ -314,16 +315,22 @@ class MemoryServer:
         found.stands_in = True
         return found
 
-    def _caches(self) -> dict[str, dict[str, Any]]:
-        """CACHES with each in memory. Those with one LOCATION still share it."""
+    def _caches(self, configs: Configs) -> Configs:
+        """``configs`` with each in memory. Those with one LOCATION still share it."""
         return {
             alias: {
                 **{name: kept[name] for name in _KEPT if name in kept},
                 "BACKEND": "django_redis_lock.cache.LocMemCache",
                 "LOCATION": self._location(alias, kept),
             }
-            for alias, kept in settings.CACHES.items()
+            for alias, kept in configs.items()
         }
+
+    def _connect_caches(self) -> None:
+        for alias in settings.CACHES:
+            # Its server must be there before the first question.
+            lock_cache(alias)._lock_client()
+        self.away = self.away
 
     def _has(self, server: Server) -> bool:
         return server.address.connection_kwargs.get("database") in self._databases()
@@ -382,11 +389,7 @@ class override(TestContextDecorator):
                 server._find_places()
             undo.enter_context(standing_in(server._server))
             if settings.configured:
-                undo.enter_context(override_settings(CACHES=server._caches()))
-                for alias in settings.CACHES:
-                    # Its server must be there before the first question.
-                    lock_cache(alias)._lock_client()
-                server.away = server.away
+                undo.enter_context(CachesInMemory(server._caches, server._connect_caches))
             self._undo = undo.pop_all()
         return server
 

@@ -90,6 +90,7 @@ class Topology(Server):
         return time.monotonic() >= self._discover_at
 
     def on_error(self, error: BaseException) -> None:
+        super().on_error(error)
         if isinstance(error, (RedisConnectionError, RedisTimeoutError)) or self.refuses(error):
             self._trouble = True
             if not self._in_vain:

@@ -22,6 +22,7 @@ from ...cache import BACKEND, lock_cache, lock_caches
 from ...contrib.metrics import PERIODS
 from ...decorators import outages_not_logged
 from ...ops.doctor import Finding, Level, Target, examine
+from ...ops.doctor.acl import rules
 from ...transport.refusals import explained
 from .. import Exit, count, one_line, seconds, seconds_or_none, usage_error, width_of
 from ..by_name import release_lock, reset_locks, show_lock
@@ -33,6 +34,8 @@ LABEL, TOPIC = 9, 13
 
 def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
     """Examine the caches and print the findings; returns the exit code."""
+    if options["acl"] is not None:
+        return _print_rules(command, options)
     caches, away = {}, False
     for alias in options["aliases"]:
         findings, answered = _examined(alias)
@@ -50,6 +53,27 @@ def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
     return {Level.ERROR: Exit.TROUBLE, Level.WARNING: Exit.WARNED}.get(worst, 0)
 
 
+def _print_rules(command: BaseCommand, options: dict[str, Any]) -> int:
+    """The rights of the caches of each server: one user may have several there."""
+    user, write = options["acl"], command.stdout.write
+    if not user.isprintable() or len(user.split()) != 1:
+        raise usage_error(f"the name of a Redis user has no spaces, not {user!r}")
+    servers: dict[str, dict[str, Target]] = {}
+    for alias in options["aliases"]:
+        if not lock_cache(alias).in_memory:
+            target = Target(alias)
+            servers.setdefault(target.address.rpartition("/")[0], {})[alias] = target
+    for server, targets in servers.items():
+        for about, rule in rules(list(targets.values()), user):
+            title = f"{', '.join(targets)}  {one_line(server)}  {about}"
+            write(f"{command.style.MIGRATE_HEADING(title)}\n{rule}\n")
+    write(
+        "Paste a line into redis-cli. It replaces the rights of the user, whose passwords stay; a "
+        f"new user also\nneeds one: ACL SETUSER {user} >PASSWORD. Then ACL SAVE, or CONFIG REWRITE."
+    )
+    return 0
+
+
 def _examined(alias: str) -> tuple[list[Finding], bool]:
     """Also returns whether the server answered."""
     found: list[Finding] = []
@@ -58,8 +82,10 @@ def _examined(alias: str) -> tuple[list[Finding], bool]:
     except ImproperlyConfigured as error:
         found.append(Finding("settings", Level.ERROR, str(error)))
     except (RedisError, OSError) as error:
-        hint = "Check whether it runs, and whether address, user and password are right."
-        text = f"the request failed: {explained(error)}"
+        text = explained(error)
+        generic = "Check whether it runs, and whether address, user and password are right."
+        hint = generic if text == str(error) else ""
+        text = f"the request failed: {text}"
         found.append(Finding("server", Level.ERROR, text, hint))
         return found, False
     return found, True
@@ -243,6 +269,12 @@ class Command(BaseCommand):
             "--wide",
             action="store_true",
             help="shorten no name, whatever the width of the output",
+        )
+        add(
+            "doctor",
+            "--acl",
+            metavar="USER",
+            help="print the rules that give this Redis user the rights that locks need",
         )
         add("stats", "--period", choices=PERIODS, default="hour", help="the last hour or day")
         add(

@@ -147,11 +147,12 @@ class Command(BaseCommand):
         _show_lines_at_once()
         with _unwinding():
             loss = Loss(self, work, options["name"], options["on_lost"] == "terminate", grace)
-            lock = loss.lock = self._lock(work, loss, options)
+            lock = self._lock(work, loss, options)
             with outages_not_logged():
                 acquired = self._acquired(lock, options)
             if not acquired:
                 return
+            loss.hold = lock.local.hold
             code = self._run(lock, work, loss, options)
         if code and getattr(self, "_called_from_command_line", False):
             sys.exit(code)
@@ -261,12 +262,12 @@ class Loss:
     """Called in another thread when the lock is lost.
 
     Attributes:
-        lock: what is lost.
+        hold: what is lost, once it was acquired.
         over: set when the command has ended.
         ends_it: the lock was lost while the command ran, and the command must end.
     """
 
-    lock: Lock
+    hold: Any = None
 
     def __init__(
         self, command: BaseCommand, work: Work, name: str, terminates: bool, grace: float
@@ -284,8 +285,8 @@ class Loss:
             f"ending {self._work.label}" if self._terminates else "the command continues without it"
         )
         try:
-            why = self.lock.lost_reason
-            self._command.stderr.write(f"The lock {self._name} is lost: {why}; {doing}.")
+            why = f": {self.hold.reason}" if self.hold else ""
+            self._command.stderr.write(f"The lock {self._name} is lost{why}; {doing}.")
             self._command.stderr.flush()
         finally:  # Also if the reader of the pipe is gone.
             if self._terminates:

@@ -67,6 +67,10 @@ class Target:
         return {str(node): _client(node) for node in self.server.primaries()}
 
     @property
+    def database(self) -> int:
+        return int(self.server.address.connection_kwargs.get("db") or 0)
+
+    @property
     def user(self) -> str:
         settings = self.server.address.connection_kwargs
         return settings.get("username") or "default"
@@ -180,8 +184,6 @@ def _eviction(info: Mapping[str, Any]) -> Finding:
     )
 
 
-HINT = "See docs/commands.md, Rights."
-
 #: The commands of the scripts, as the doctor tries them; ``@1`` and so on stand for keys.
 TRIED = (
     *("SET @1 trial PX 5000", "GET @1", "MGET @1", "EXISTS @1", "STRLEN @1", "GETRANGE @1 0 0"),
@@ -258,10 +260,11 @@ def access(target: Target) -> Iterator[Finding]:
         hint = f"ACL SETUSER {target.user} +{' +'.join(waits)}"
         yield Finding("rights", Level.WARNING, text, hint, number="W103")
     elif figures:
-        yield Finding("rights", Level.NOTE, f"the figures cannot be written: {figures}", HINT)
+        text = f"the figures cannot be written: {figures}"
+        yield Finding("rights", Level.NOTE, text, _rule_hint(target))
     elif silent := _channel_error(target):
         text = f"a holder learns of a forced release at its next renewal, not at once: {silent}"
-        yield Finding("rights", Level.NOTE, text, HINT)
+        yield Finding("rights", Level.NOTE, text, _rule_hint(target))
     else:
         text = f'the user "{target.user}" has all rights that locks and get_or_set need'
         yield Finding("rights", Level.OK, text)
@@ -274,8 +277,14 @@ def _refused(reason: str) -> Finding:
 
 
 def _rejected(target: Target, text: str, missing: Collection[str] = ()) -> Finding:
-    hint = f"ACL SETUSER {target.user} +{' +'.join(missing)}" if missing else HINT
+    hint = _rule_hint(target)
+    if missing:
+        hint = f"ACL SETUSER {target.user} +{' +'.join(missing)}"
     return Finding("rights", Level.ERROR, text, hint, number="E104")
+
+
+def _rule_hint(target: Target) -> str:
+    return f"manage.py locks doctor --acl {target.user} prints the rule that this needs."
 
 
 def _may_wait(target: Target, command: str, key: bytes) -> bool:

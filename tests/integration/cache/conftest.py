@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from django_redis_lock.cache import LocMemCache, RedisCache
+from tests.lanes import IN_MEMORY
 from tests.redis_server import RedisServer
 
 SERVERS = {"redis_server", "own_server", "narrow"}
@@ -21,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         asked_for = set(metafunc.fixturenames) - {"_empty_redis"}
         marked = metafunc.definition.get_closest_marker("on_redis")
         one = marked or SERVERS.intersection(asked_for - _of_cache(metafunc))
-        metafunc.parametrize("backend", ["redis"] if one else ["redis", "memory"])
+        metafunc.parametrize("backend", ["redis"] if one else ["redis", IN_MEMORY])
 
 
 def _of_cache(metafunc: pytest.Metafunc) -> set[str]:

@@ -160,6 +160,7 @@ def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
     assert cache.held_locks(2000).total == 1000
 
 
+@pytest.mark.sample(5)
 @EMPTYING
 @pytest.mark.parametrize("before", [0, 100], ids="{} locks before".format)
 def test_a_lock_taken_during_clear_stays_held(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import caches
-from django.utils.functional import lazystr
+from django.utils.functional import lazy, lazystr
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.util import CacheKey
 
@@ -151,6 +151,19 @@ OTHERS = {
 }
 
 
+def reached(cache: Any, *keys: str) -> list[tuple[Any, ...]]:
+    """The methods that do not refuse one of these keys, and what they do."""
+    found: list[tuple[Any, ...]] = []
+    for key in keys:
+        for name, call in CALLS.items():
+            try:
+                found.append((name, key, call(cache, key)))
+            except Exception as error:
+                if REFUSED not in str(error):
+                    found.append((name, key, error))
+    return found
+
+
 def test_the_table_has_every_method() -> None:
     tried = {name.partition(" ")[0] for name in CALLS} | {"in"}
     methods = {
@@ -234,6 +247,46 @@ def test_another_lock_prefix(redis_server: RedisServer, prefix: str) -> None:
         cache.get(f"{prefix}x")
     cache.set("lock:x", 1)
     assert cache.get("lock:x") == 1
+
+
+tenant = "public"
+
+
+class OfTenant(RedisCache):
+    key_prefix: Any = property(lambda self: tenant, lambda self, value: None)
+
+
+class VersionOfTenant(RedisCache):
+    version: Any = property(lambda self: f"{tenant}:2", lambda self, value: None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda url: RedisCache(url, {"KEY_PREFIX": lazy(lambda: tenant, str)()}),
+        lambda url: OfTenant(url, {}),
+        lambda url: VersionOfTenant(url, {}),
+        lambda url: RedisCache(url, {}),
+    ],
+    ids=["lazy", "property", "version", "assigned"],
+)
+def test_a_prefix_that_changes(
+    redis_server: RedisServer, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a tenant: each has locks of its own, and none may be reached."""
+    cache = make(redis_server.url)
+    for name in ("public", "a", "b", "a", "{c", "d:1"):
+        monkeypatch.setattr(f"{__name__}.tenant", name)
+        if type(cache) is RedisCache and type(cache.key_prefix) is str:
+            cache.key_prefix = name
+        with cache.lock("nightly"):
+            cache.set("report", name)
+            assert cache.get("report") == name
+            for use in ("get", "delete", "ttl", "smembers"):
+                with pytest.raises(ValueError, match=REFUSED):
+                    getattr(cache, use)("lock:nightly")
+            if isinstance(cache.key_prefix, str):  # django-redis can only list those.
+                assert len(cache.keys("*")) == 1
 
 
 def test_a_change_of_the_settings(cache: RedisCache, settings: Any) -> None:

@@ -371,6 +371,7 @@ def after_middleware(do: Any, *args: Any) -> Any:
         enter("public")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", KEYS)
 def test_tasks_use_the_keys_of_threads(config: dict[str, Any], kind: str) -> None:
     """The event loop runs in this thread, and Django's is another one, as under ASGI."""

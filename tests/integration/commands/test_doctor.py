@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import pytest
 import redis
 from django.core.cache import caches
 from django.core.checks import run_checks
+from django.http import HttpResponse
 
 import django_redis_lock
+from django_redis_lock import Lock, LockNotOwnedError, locked
 from django_redis_lock.apps import CHECKS_TAG
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import metrics
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.ops import doctor as probes
-from django_redis_lock.ops.doctor import Finding, Level, Target
+from django_redis_lock.ops.doctor import Finding, Level, Target, examine
+from django_redis_lock.ops.doctor.acl import LOCKS, MORE
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -236,9 +240,13 @@ def documented(heading: str) -> list[str]:
     """The rights that the page gives ``for`` something, or those of its rule."""
     if heading == "locks":
         (rule,) = re.findall(r"```\nACL SETUSER app (.*?)```", DOCS, re.DOTALL)
-        return str(rule).split()
+        return [">secret", *str(rule).split()]
     (cell,) = re.findall(rf"^\| [^|]*{heading}[^|]* \| `([^`]*)`", DOCS, re.MULTILINE)
     return str(cell).split()
+
+
+#: The keys of values, which those who only lock do not need.
+VALUES = ("~:1:*", "~{:1:*", "~{*}|:1:*")
 
 
 def allow(server: RedisServer, *rights: str) -> str:
@@ -278,6 +286,11 @@ def test_the_documented_rule_is_enough_for_locks(
 ) -> None:
     settings.DJANGO_REDIS_LOCK = {"METRICS": False}
     at(allow(own_server, *documented("locks")))
+    use_locks()
+    assert refused(own_server) == set()
+
+
+def use_locks() -> None:
     lock = caches["default"].lock("import", timeout=3, renew=True)
     with lock:
         other = caches["default"].lock("import", label="other", min_hold=0.01)
@@ -291,7 +304,12 @@ def test_the_documented_rule_is_enough_for_locks(
     with caches["default"].lock("a}b{c}"):
         pass
     caches["default"].lock("import").reset()
-    assert refused(own_server) == set()
+    with caches["default"].lock("places", limit=2), caches["default"].lock("places", limit=2):
+        pass
+    for _ in range(1000):  # One in 64 cleans up.
+        with caches["default"].lock("often"):
+            pass
+    lock.redis.ping()  # As one does that has not used its connection for a while.
 
 
 def compute(link: Link, location: str) -> None:
@@ -311,7 +329,20 @@ def test_the_documented_rules_are_enough_foreverything_else(
         for heading in ("get_or_set", "the admin", "the figures")
         for right in documented(heading)
     ]
-    at(allow(own_server, *documented("locks"), *more))
+    at(allow(own_server, *documented("locks"), *VALUES, *more))
+    use_everything(own_server, settings, capfd)
+    assert refused(own_server) == set()
+    code, found = doctor()
+    assert code == 0
+    assert found["rights"]["level"] == "ok"
+    assert "may not run INFO" in found["server"]["text"]
+    assert refused(own_server) <= {"info"}
+    at(allow(own_server, *documented("locks"), *VALUES, *more, *documented("clear")))
+    caches["default"].clear()
+    assert refused(own_server) == set()
+
+
+def use_everything(own_server: RedisServer, settings: Any, capfd: Any) -> None:
     default = caches["default"]
     with processes(compute, settings.CACHES["default"]["LOCATION"]) as (leader,):
         leader.go()
@@ -335,15 +366,153 @@ def test_the_documented_rules_are_enough_foreverything_else(
         Command().run_from_argv(["manage.py", "locks", "release", "import", "--yes"])
         capfd.readouterr()
         lock.raise_on_release_error = False
+
+
+# -- the printed rule --------------------------------------------------------------------------
+
+Rules = Callable[[], list[str]]
+
+
+@pytest.fixture
+def printed(capfd: Any) -> Rules:
+    """The rules of ``locks doctor --acl app``: for locks only, for everything."""
+
+    def run() -> list[str]:
+        Command().run_from_argv(["manage.py", "locks", "doctor", "--acl", "app"])
+        lines = capfd.readouterr().out.splitlines()
+        return [line for line in lines if line.startswith("ACL SETUSER app on ")]
+
+    return run
+
+
+def grant(server: RedisServer, rule: str, database: int = 0) -> str:
+    """As redis-cli would; returns the address for this user. Counts anew what is called."""
+    with server.client() as admin:
+        admin.execute_command("ACL SETUSER", "app", "reset", ">secret")
+        admin.execute_command(*rule.split())
+        admin.execute_command("ACL LOG", "RESET")
+        admin.execute_command("CONFIG RESETSTAT")
+    return server.url.replace("redis://", "redis://app:secret@").rpartition("/")[0] + f"/{database}"
+
+
+def called(server: RedisServer) -> set[str]:
+    with server.client() as admin:
+        found = admin.info("commandstats")
+    return {name.removeprefix("cmdstat_").partition("|")[0] for name in found}
+
+
+def granted(rule: str) -> set[str]:
+    return {w[1:].partition("|")[0] for w in rule.split() if w.startswith("+")}
+
+
+SITES = [
+    ({}, {}, 0),
+    ({"KEY_PREFIX": "shop*[1]", "VERSION": 3}, {"LOCK_PREFIX": "mutex:"}, 5),
+    ({"KEY_PREFIX": "shop"}, {"LOCK_PREFIX": ""}, 0),
+]
+
+
+@pytest.mark.parametrize(("arguments", "settings_of_it", "database"), SITES)
+def test_the_printed_rule_for_locks_is_enough_and_has_nothing_in_excess(
+    own_server: RedisServer,
+    settings: Any,
+    printed: Rules,
+    arguments: dict[str, Any],
+    settings_of_it: dict[str, Any],
+    database: int,
+) -> None:
+    settings.DJANGO_REDIS_LOCK = {"METRICS": False, **settings_of_it}
+    backend = "django_redis_lock.cache.RedisCache"
+    cache = {"BACKEND": backend, "OPTIONS": {"SOCKET_TIMEOUT": 5}, **arguments}
+    url = own_server.url.rpartition("/")[0] + f"/{database}"
+    settings.CACHES = {"default": {**cache, "LOCATION": url}}
+    rule = printed()[0]
+    settings.CACHES = {"default": {**cache, "LOCATION": grant(own_server, rule, database)}}
+    use_locks()
+    with suppress(LockNotOwnedError), caches["default"].lock("endless", timeout=None) as lock:
+        until(lambda: lock.redis.hgetall(lock.keys.owner))
+        caches["default"].lock("endless").reset()
+    metrics.flush()
     assert refused(own_server) == set()
-    code, found = doctor()
-    assert code == 0
-    assert found["rights"]["level"] == "ok"
-    assert "may not run INFO" in found["server"]["text"]
-    assert refused(own_server) <= {"info"}
-    at(allow(own_server, *documented("locks"), *more, *documented("clear")))
+    assert granted(rule) <= called(own_server)
+    other = "of another" if arguments else "other"
+    with pytest.raises(redis.ResponseError, match="may not access one of the keys"):
+        Lock(caches["default"]._lock_client(), other, timeout=3).acquire()
+    if settings_of_it.get("LOCK_PREFIX") != "":
+        with pytest.raises(redis.ResponseError, match="permissions"):
+            caches["default"].client.get_client().get(caches["default"].make_key("value"))
+
+
+def test_the_printed_rule_for_everything_is_enough_and_has_nothing_in_excess(
+    own_server: RedisServer, at: Callable[..., None], settings: Any, printed: Rules, capfd: Any
+) -> None:
+    at(own_server.url)
+    rule = printed()[1]
+    at(grant(own_server, rule))
+    use_locks()
+    use_everything(own_server, settings, capfd)
+    with suppress(LockNotOwnedError), caches["default"].lock("endless", timeout=None) as lock:
+        until(lambda: lock.redis.hgetall(lock.keys.owner))
+        caches["default"].lock("endless").reset()
+    caches["default"].set("a1", 1)
+    caches["default"].delete_pattern("a*")
     caches["default"].clear()
+    list(examine("default"))
+    metrics.flush()
     assert refused(own_server) == set()
+    assert granted(rule) <= called(own_server)
+
+
+def test_the_page_has_the_printed_rules(own_server: RedisServer, at: Any, printed: Rules) -> None:
+    at(own_server.url)
+    locks, everything = printed()
+    assert locks.split() == ["ACL", "SETUSER", "app", *documented("locks")[1:]]
+    assert set(LOCKS.split()) < set(locks.split())
+    for for_it, rights in MORE.items():
+        assert documented(re.escape(for_it)) == rights.split()
+    values = {"~:1:*", "~{:1:*", "~{*}|:1:*"}
+    assert set(everything.split()) >= {*values, *(r for m in MORE.values() for r in m.split())}
+
+
+def test_one_rule_for_all_caches_of_a_server(
+    own_server: RedisServer, settings: Any, printed: Rules
+) -> None:
+    backend = "django_redis_lock.cache.RedisCache"
+    settings.CACHES = {
+        "default": {"BACKEND": backend, "LOCATION": own_server.url},
+        "sessions": {
+            "BACKEND": backend,
+            "LOCATION": own_server.url.rpartition("/")[0] + "/2",
+            "KEY_PREFIX": "s",
+        },
+    }
+    locks, _ = printed()
+    assert {"~:1:lock:*", "~s:1:lock:*", "+select"} <= set(locks.split())
+
+
+# -- errors about rights ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["zadd", "set", "evalsha", "exists"])
+def test_an_error_names_the_missing_command(
+    own_server: RedisServer, at: Callable[..., None], missing: str, caplog: Any, capfd: Any
+) -> None:
+    at(allow(own_server, "~*", "&*", "+@all", f"-{missing}", ">secret", "on"))
+    with pytest.raises(redis.ResponseError) as caught:
+        caches["default"].lock("import", timeout=3).acquire()
+    told = f"the Redis user may not run {missing.upper()}: see manage.py locks doctor"
+    assert str(caught.value) == told
+    assert not re.search("[0-9a-f]{40}", capfd.readouterr().err + caplog.text)
+
+
+def test_an_error_says_that_keys_are_not_allowed(
+    own_server: RedisServer, at: Callable[..., None], rf: Any
+) -> None:
+    at(allow(own_server, "~other:*", "&*", "+@all", ">secret", "on"))
+    words = "the Redis user may not access one of the keys or channels that this needs"
+    with pytest.raises(redis.ResponseError, match=words):
+        caches["default"].lock("import", timeout=3).acquire()
+    assert locked("import")(lambda request: HttpResponse())(rf.get("/")).status_code == 503
 
 
 @pytest.mark.parametrize(
@@ -398,7 +567,8 @@ def test_rights_that_are_missing(
     number: str | None,
     words: str,
 ) -> None:
-    most = [right for h in ("get_or_set", "the admin", "the figures") for right in documented(h)]
+    more = ("get_or_set", "the admin", "the figures")
+    most = [*VALUES, *(right for heading in more for right in documented(heading))]
     at(allow(own_server, *documented("locks"), *most, *without))
     code, found = doctor()
     if level is None:  # Not even the first question is answered.

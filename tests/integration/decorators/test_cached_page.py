@@ -43,6 +43,7 @@ from rest_framework.views import APIView
 import django_redis_lock
 from django_redis_lock import cached_page, events
 from django_redis_lock.exceptions import ComputationFailed
+from tests.lanes import IN_MEMORY
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
 
@@ -50,7 +51,7 @@ MEMORY = {"BACKEND": "django_redis_lock.cache.LocMemCache", "LOCATION": "pages"}
 PLAIN = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "plain pages"}
 
 
-@pytest.fixture(autouse=True, params=["redis", "memory"])
+@pytest.fixture(autouse=True, params=["redis", IN_MEMORY])
 def _empty_cache(request: pytest.FixtureRequest, client: redis.Redis, settings: Any) -> None:
     ours = MEMORY if request.param == "memory" else settings.CACHES["default"]
     settings.CACHES = {"default": ours, "plain": PLAIN}

@@ -16,8 +16,10 @@ from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 from django.views.decorators.http import condition
 
-from django_redis_lock import cached_page
+from django_redis_lock import cached_page, locked
+from django_redis_lock.contention import redirect_to, respond, skip
 from django_redis_lock.exceptions import ComputationFailed
+from tests.holding import hold
 from tests.integration.decorators.test_cached_page import followers
 from tests.processes import in_threads, until
 
@@ -210,6 +212,57 @@ def test_a_stale_page_stays(status: int, kind: str) -> None:
         Page.__call__ = ended  # type: ignore[method-assign]
     assert view(ask()).content == b"page"
     assert page.calls == 3
+
+
+#: Of a view with a lock, when it is taken; of one that limits its visitors itself.
+BUSY: dict[str, Any] = {
+    "locked": {},
+    "redirect_to": {"on_conflict": redirect_to("/elsewhere/")},
+    "skip": {"on_conflict": skip},
+    "respond": {"on_conflict": respond(status=200)},
+    "own": {"on_conflict": lambda *_, **__: HttpResponse("busy")},
+}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("name", BUSY)
+def test_a_lock_that_is_taken_says_nothing_about_the_page(name: str, asynchronous: bool) -> None:
+    page = Page("async" if asynchronous else "plain")
+    options = BUSY[name]
+
+    async def acall(request: HttpRequest) -> Any:
+        return page(request)
+
+    locked_view = locked("page", **options)(
+        acall if asynchronous else lambda request: page(request)
+    )
+    cached = cached_page(60, stale=1000)(locked_view)
+    view: Any = (lambda request: asyncio.run(cached(request))) if asynchronous else cached
+    with hold("page"):
+        answer = view(ask())
+        assert answer.content != b"page"
+        assert view(ask()).status_code == answer.status_code
+    assert view(ask()).content == b"page"
+    expire()
+    with hold("page"):
+        assert [view(ask()).content for _ in range(2)] == [b"page"] * 2
+    assert page.calls == 1
+
+
+def test_an_answer_with_retry_after_leaves_a_stale_page() -> None:
+    statuses = [200, 403, 423, 200]
+
+    @cached_page(60, stale=1000)
+    def page(request: HttpRequest) -> HttpResponse:
+        status = statuses.pop(0)
+        headers = {"Retry-After": "5"} if status != 200 else {}
+        return HttpResponse("page", status=status, headers=headers)
+
+    assert page(ask()).status_code == 200
+    for left in (2, 1, 0):
+        expire()
+        assert page(ask()).status_code == 200
+        assert len(statuses) == left
 
 
 def test_error_ttl_counts_for_temporary_errors() -> None:

@@ -34,7 +34,7 @@ from rest_framework.views import APIView
 
 from django_redis_lock import cached_page
 from tests.integration.decorators.test_cached_page import MEMORY, PLAIN, followers
-from tests.lanes import some
+from tests.lanes import IN_MEMORY, some
 from tests.processes import PATIENCE, in_threads, until
 
 pytestmark = pytest.mark.invariant("U1")
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.invariant("U1")
 COUNT = "{{ who }}"
 
 
-@pytest.fixture(autouse=True, params=["redis", "memory"])
+@pytest.fixture(autouse=True, params=["redis", IN_MEMORY])
 def _caches(request: pytest.FixtureRequest, client: redis.Redis, settings: Any) -> None:
     ours = MEMORY if request.param == "memory" else settings.CACHES["default"]
     settings.CACHES = {"default": ours, "plain": PLAIN}

@@ -19,6 +19,7 @@ from django.utils.cache import get_cache_key, patch_vary_headers
 from django_redis_lock import cached_page
 from django_redis_lock.middleware import CachedPageMiddleware
 from tests.integration.decorators.test_cached_page import MEMORY, ask
+from tests.lanes import IN_MEMORY
 from tests.processes import in_threads
 
 pytestmark = pytest.mark.invariant("C6")
@@ -83,7 +84,7 @@ def respond(view: Any, request: HttpRequest) -> str:
     return str(response.content.decode())
 
 
-@pytest.fixture(autouse=True, params=["redis", "prefix", "memory"])
+@pytest.fixture(autouse=True, params=["redis", "prefix", IN_MEMORY])
 def _empty_cache(request: pytest.FixtureRequest, client: redis.Redis, settings: Any) -> None:
     ours = dict(MEMORY if request.param == "memory" else settings.CACHES["default"])
     if request.param == "prefix":

@@ -263,8 +263,8 @@ def test_a_command_that_loses_its_lock_is_ended(
     assert (found, out, runs) == (code, "", 1)
     (line,) = errors.splitlines()
     assert line == (
-        "CommandError: the lock fragile was lost while this ran (its key was deleted or replaced "
-        "by another program, or evicted); another run may have started"
+        "CommandError: the lock fragile was lost while this ran (its key was deleted by "
+        "another program, or Redis has lost its data); another run may have started"
     )
 
 

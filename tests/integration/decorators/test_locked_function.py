@@ -7,6 +7,8 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -204,6 +206,45 @@ def test_what_returns_a_generator_is_refused(make: Callable[[], Any]) -> None:
         with pytest.raises(TypeError, match=r"work returned a generator, .*: return a list"):
             call()
     assert not held()
+
+
+async def started() -> Any:
+    return asyncio.ensure_future(asyncio.sleep(0))
+
+
+#: What other decorators make a function return: a part of it has yet to run.
+LATER: dict[str, Callable[[], Any]] = {
+    "contextmanager": contextmanager(lambda: (n for n in (1,))),
+    "asynccontextmanager": asynccontextmanager(agenerator),
+    "thread": lambda: threading.Thread(target=print),
+    "future": Future,
+    "coroutine": started,
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_returns_before_its_work_ends_is_refused(name: str) -> None:
+    @locked("export")
+    def work() -> Any:
+        return LATER[name]()
+
+    with pytest.raises(TypeError, match="would run after the lock's release"):
+        work()
+    assert not held()
+
+
+def test_a_task_that_it_has_started_is_refused_until_it_is_over() -> None:
+    @locked("export")
+    async def work(*, done: bool) -> Any:
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        if done:
+            task.cancel()
+            await asyncio.wait([task])
+        return task
+
+    with pytest.raises(TypeError, match="returned a Task, which would run after"):
+        asyncio.run(work(done=False))
+    assert asyncio.run(work(done=True)).done()
 
 
 async def _export_in_a_process(link: Link) -> str:

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 import redis
-from django.contrib.admin import ModelAdmin, site
+from django import template
+from django.contrib.admin import AdminSite, ModelAdmin
+from django.contrib.admin import action as admin_action
 from django.contrib.auth.models import User
+from django.db.models.signals import post_save
+from django.dispatch import Signal
+from django.dispatch import receiver as receiver_of
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import path
@@ -19,6 +24,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.decorators import action, api_view
+from rest_framework.generics import CreateAPIView
 from rest_framework.permissions import BasePermission
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
@@ -124,13 +130,61 @@ class Checked(APIView):
         return HttpResponse("allowed")
 
 
+class Created(CreateAPIView):  # type: ignore[type-arg]
+    """Whose ``post`` returns what ``create`` does."""
+
+    permission_classes = ()
+
+    @locked(NAME)
+    def create(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+@locked(NAME)
+def publish(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
+    return HttpResponse("ran")
+
+
 class Users(ModelAdmin):  # type: ignore[type-arg]
+    actions = ("retire", publish)
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return User.objects.none()
+
     @locked(NAME)
     def look(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse("ran")
 
+    @locked(NAME)
+    def can_view(self, request: HttpRequest) -> bool:
+        return True
 
-users = Users(User, site)
+    @locked(NAME)
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        return HttpResponse("ran")
+
+    @admin_action(description="Retire")
+    @locked(NAME)
+    def retire(self, request: HttpRequest, queryset: Any) -> HttpResponse:
+        return HttpResponse("ran")
+
+    def visit(self, request: HttpRequest) -> HttpResponse:
+        """As the page of the list does with what its form sends, without its query."""
+        data = request.POST.copy()
+        index = int(request.POST.get("index", 0))
+        call = self.get_actions(request)[data.getlist("action")[index]][0]
+        return call(self, request, self.get_queryset(request)) or HttpResponse("nothing")
+
+    def listed(self, request: HttpRequest) -> Any:
+        return self.changelist_view(request)
+
+    def check_view(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("allowed" if self.can_view(request) else "denied")
+
+
+admin_site = AdminSite()
+admin_site.add_action(publish, "publish_all")
+users = Users(User, admin_site)
 
 urlpatterns = [
     path("plain/", plain),
@@ -144,6 +198,10 @@ urlpatterns = [
     path("rest/", rest_function),
     path("action/", Actions.as_view({"get": "report"})),
     path("look/", functools.wraps(users.look)(functools.partial(users.look))),
+    path("create/", Created.as_view()),
+    path("list/", users.listed),
+    path("actions/", users.visit),
+    path("check/", users.check_view),
     path("outer/", outer),
     path("outer_skip/", outer_skipping),
     path("hook/", Hook.as_view()),
@@ -153,7 +211,7 @@ urlpatterns = [
 ]
 VIEWS = [
     *("plain", "async", "partial", "exempt", "handlers", "outside", "decorated", "rest"),
-    *("action", "look"),
+    *("action", "look", "list", "create"),
 ]
 
 
@@ -165,11 +223,46 @@ def _site() -> Any:
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_answers(name: str) -> None:
-    assert Client().get(f"/{name}/").status_code == 200
+    ask = Client().post if name == "create" else Client().get
+    assert ask(f"/{name}/").status_code == 200
     with hold(NAME):
-        assert Client().get(f"/{name}/").status_code == 409
+        assert ask(f"/{name}/").status_code == 409
         if name == "handlers":
             assert Client().post(f"/{name}/").status_code == 409
+
+
+#: What the form of the admin's list sends: it has one menu, or one above and one below.
+CHOICES: dict[str, dict[str, Any]] = {
+    "method": {"action": "retire"},
+    "function": {"action": "publish"},
+    "upper of two menus": {"action": ["retire", ""], "index": 0},
+    "lower of two menus": {"action": ["", "publish"], "index": 1},
+    "action of the site": {"action": "publish_all"},
+}
+
+
+@pytest.fixture
+def _as_superuser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpRequest, "user", User(is_superuser=True), raising=False)
+
+
+@pytest.mark.usefixtures("_as_superuser")
+@pytest.mark.parametrize("name", CHOICES)
+def test_an_action_of_the_admin_answers(name: str) -> None:
+    """Whoever may choose it, by each of its names."""
+    assert Client().post("/actions/", CHOICES[name]).content == b"ran"
+    with hold(NAME):
+        assert Client().post("/actions/", CHOICES[name]).status_code == 409
+
+
+@pytest.mark.usefixtures("_as_superuser")
+def test_other_methods_of_the_admin_get_no_response() -> None:
+    """Also if the form names them, as anybody's can."""
+    with hold(NAME):
+        assert Client().get("/list/").status_code == 409
+        for data in ({}, {"action": "can_view"}, {"action": "retire"}):
+            with pytest.raises(LockNotAcquired):
+                Client().post("/check/", data)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +388,28 @@ operation._ninja_operation = object()  # type: ignore[attr-defined]
 def test_what_another_decorator_made_is_refused(target: Any) -> None:
     with pytest.raises(TypeError, match="directly above the function"):
         locked(NAME)(target)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        receiver_of(Signal()),
+        receiver_of([post_save, Signal()], sender=User),
+        template.Library().filter,
+        template.Library().filter("shout"),
+    ],
+)
+def test_what_another_decorator_has_registered_is_refused(register: Any) -> None:
+    """It returns the function itself, which runs without the lock."""
+
+    def make() -> Any:
+        def function(value: Any = None, **kwargs: Any) -> None: ...
+
+        return function
+
+    with pytest.raises(TypeError, match="has registered"):
+        locked(NAME)(register(make()))
+    assert register(locked(NAME)(make()))
 
 
 @pytest.mark.parametrize(

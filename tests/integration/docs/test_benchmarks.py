@@ -14,7 +14,7 @@ import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks.__main__ import MEASUREMENTS
 from benchmarks.bench import Bench
-from benchmarks.document import document
+from benchmarks.document import PUBLISHED, all_tables, document
 from benchmarks.figures import best, jain, median_known, median_ratio, percentile
 from benchmarks.results import OURS, Result, Target
 from benchmarks.table import render, show, summary
@@ -32,7 +32,7 @@ RUNS = 2
 def run(names: list[str], page: Path, plots: Path) -> str:
     """What a brief run of these measurements says."""
     command = [sys.executable, "-m", "benchmarks", "--quick"]
-    command += ["--plots", str(plots), "--page", str(page)]
+    command += ["--plots", str(plots), "--tables", str(page)]
     command += [word for name in names for word in ("--only", name)]
     # A server of the run's own, also where the tests were given one.
     surroundings = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
@@ -80,16 +80,36 @@ def test_without_a_choice_it_measures_everything(
         return Result("Speed", ("cycles/s",), rows={OURS: (1.0,)})
 
     monkeypatch.setattr(benchmarks, "MEASUREMENTS", dict.fromkeys(MEASUREMENTS, measure))
-    page = tmp_path / "page.md"
-    assert benchmarks.main(["--quick", "--page", str(page)]) == 0
+    page, tables = tmp_path / "page.md", tmp_path / "tables.md"
+    assert benchmarks.main(["--quick", "--page", str(page), "--tables", str(tables)]) == 0
     assert re.findall(r"^\((\w+): ", capsys.readouterr().out, re.MULTILINE) == list(MEASUREMENTS)
-    assert page.read_text().count(f"\n| **{OURS}") == len(MEASUREMENTS)
+    assert page.read_text().count(f"\n| **{OURS}") == len(PUBLISHED)
+    assert tables.read_text().count(f"\n| **{OURS}") == len(MEASUREMENTS)
 
 
-def test_the_page_has_each_figure_with_its_command() -> None:
+def commands(page: str) -> list[str]:
+    text = (ROOT / page).read_text()
+    return re.findall(r'^`make bench ARGS="--only (\w+)"`$', text, re.MULTILINE)
+
+
+def test_the_page_has_six_tables_each_with_its_command() -> None:
+    assert commands("docs/benchmarks.md") == list(PUBLISHED)
     text = (ROOT / "docs" / "benchmarks.md").read_text()
-    commands = re.findall(r'^`make bench ARGS="--only (\w+)"`$', text, re.MULTILINE)
-    assert commands == list(MEASUREMENTS)
+    assert len(re.findall(r"^\|---(?:\|--:)+\|$", text, re.MULTILINE)) == len(PUBLISHED) == 6
+
+
+def test_the_other_file_has_each_table_with_its_command() -> None:
+    assert commands("benchmarks/results.md") == list(MEASUREMENTS)
+
+
+def test_the_page_has_of_each_measurement_the_table_that_is_chosen() -> None:
+    titles = ("8 threads", "200 threads", "800 threads")
+    results = {name: [Result(title, ("ratio",)) for title in titles] for name in MEASUREMENTS}
+    assert re.findall(r"^\*\*(.*)\*\*$", document(results, {}), re.MULTILINE) == [
+        *[titles[0]] * 5,
+        titles[1],
+    ]
+    assert all_tables(results, {}).count("**200 threads**") == len(MEASUREMENTS)
 
 
 def test_a_table_of_the_page_is_markdown() -> None:

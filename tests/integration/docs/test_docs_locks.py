@@ -53,7 +53,7 @@ def test_a_try(client: redis.Redis, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_n_at_a_time(client: redis.Redis) -> None:
     cache = caches["default"]
-    names: dict[str, Any] = {"cache": cache, "PROXIES": "abcde"}
+    names: dict[str, Any] = {"cache": cache, "PROXIES": dict(enumerate("abcde", 1))}
     names["send"] = lambda request, through: (request, through)
     exec(LIMITED, names)
     with cache.lock("api", limit=5), cache.lock("api", limit=5):

@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 import django_redis_lock
 from django_redis_lock import events, signals
-from django_redis_lock.conf import Conf
 from django_redis_lock.contrib import metrics
 from django_redis_lock.contrib.exporters import opentelemetry, prometheus
 from django_redis_lock.contrib.metrics import EXPORTED_BOUNDS
@@ -99,15 +98,21 @@ def test_all_signals_are_there_with_their_arguments() -> None:
         assert said == set(kind._fields) - hidden
 
 
+def exported(column: int) -> dict[str, list[str]]:
+    """The metrics in a column of the table of figures, with their labels or attributes."""
+    cells = [quoted(row[column]) for row in rows(section("Figures"))]
+    return {name: labels for name, *labels in filter(None, cells)}
+
+
 def test_all_metrics_for_prometheus_are_there_with_their_labels() -> None:
     registry = CollectorRegistry()
     exporter = prometheus.Prometheus(registry)
     real = {}
     for _, collector in exporter._metrics:
-        suffix = "_total" if collector._type == "counter" else ""
-        real[collector._name + suffix] = (collector._type, list(collector._labelnames))
-    shown = {quoted(row[0])[0]: (row[1], quoted(row[2])) for row in rows(section("Prometheus"))}
-    assert shown == real
+        is_counter = collector._type == "counter"
+        assert collector._type == ("counter" if is_counter else "histogram")
+        real[collector._name + "_total" * is_counter] = list(collector._labelnames)
+    assert exported(1) == real
 
 
 def test_the_buckets_of_the_histograms_are_there() -> None:
@@ -118,7 +123,7 @@ def test_the_buckets_of_the_histograms_are_there() -> None:
 @pytest.mark.parametrize("where", ["the page", "the dashboard"])
 def test_the_queries_ask_for_what_there_is(where: str) -> None:
     """Each query names a metric that exists, and only labels that it has."""
-    labels = {quoted(row[0])[0]: set(quoted(row[2])) for row in rows(section("Prometheus"))}
+    labels = {name: set(of_it) for name, of_it in exported(1).items()}
     asked = []
     for query in queries(where):
         names = [n.removesuffix("_bucket") for n in re.findall(r"django_redis_lock_\w+", query)]
@@ -151,17 +156,17 @@ def test_the_dashboard_chooses_groups_and_its_panels_do_not_overlap() -> None:
 
 
 def test_all_metrics_for_opentelemetry_are_there_with_their_attributes(client: Any) -> None:
-    exported = Exported()
-    exporter = opentelemetry.start(exported.tracers, exported.meters)
+    received = Exported()
+    exporter = opentelemetry.start(received.tracers, received.meters)
     try:
         live_a_little(cache, client)
     finally:
         events.unsubscribe(exporter)
-    shown = {quoted(row[0])[0]: row for row in rows(section("OpenTelemetry"))}
-    for name, (_, _, attributes) in shown.items():
-        points = exported.points(name.removeprefix("django_redis_lock."))
+    shown = exported(2)
+    for name, attributes in shown.items():
+        points = received.points(name.removeprefix("django_redis_lock."))
         assert points, name
-        assert {key for said, _ in points for key in said} == set(quoted(attributes)), name
+        assert {key for said, _ in points for key in said} == set(attributes), name
     assert len(shown) == len(exporter.instruments)
 
 
@@ -172,9 +177,3 @@ def test_all_of_a_summary_is_there() -> None:
     for function in (metrics.summary, metrics.summaries):
         parameters = inspect.signature(function).parameters
         assert all(f"{name}" in TEXT for name in parameters)
-
-
-def test_the_settings_are_there_with_their_defaults(settings: Any) -> None:
-    settings.DJANGO_REDIS_LOCK = {}
-    for name, _, default, _ in rows(section("Settings")):
-        assert repr(getattr(Conf(), quoted(name)[0])) == quoted(default)[0]

@@ -29,6 +29,7 @@ from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.integration.locks.test_lock import OnRedis, places
+from tests.lanes import examples
 from tests.lock_contract import Backend, LockContract
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -315,7 +316,7 @@ class TestCancelling:
             async with connected(redis_server) as server:
                 holder = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
                 waiter = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
-                for number in range(150):
+                for number in range(examples(150)):
                     assert await holder.acquire(blocking_timeout=PATIENCE)
                     wait = PATIENCE * 2 if number % 2 else None
                     tasks = [asyncio.create_task(waiter.acquire(True, wait)) for _ in range(3)]
@@ -346,7 +347,7 @@ class TestCancelling:
         async def main() -> None:
             async with connected(redis_server) as server:
                 holder = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
-                for _ in range(150):
+                for _ in range(examples(150)):
                     assert await holder.acquire(blocking_timeout=PATIENCE)
                     tasks = [asyncio.create_task(wait(server)) for _ in range(2)]
                     await until_waiting("tasks", 2)

@@ -28,6 +28,7 @@ from django_redis_lock.protocol.acquisition import (
 from django_redis_lock.protocol.keys import INDEX
 from django_redis_lock.transport import execute
 from tests.holding import table_of
+from tests.lanes import examples
 
 LIMIT = 2
 KEYS = lock_keys(b"model")
@@ -258,6 +259,9 @@ def test_places_behave_as_their_model(any_client: redis.Redis) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=checks
+            max_examples=examples(150),
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=checks,
         ),
     )

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from django_redis_lock import Lock, LockError, LockNotOwnedError
 from django_redis_lock.transport import execute
+from tests.lanes import examples
 
 pytestmark = pytest.mark.invariant("S1")
 
@@ -173,7 +174,7 @@ def test_the_locks_behave_as_their_model(client: redis.Redis) -> None:
     run_state_machine_as_test(
         Locks,
         settings=settings(
-            max_examples=60,
+            max_examples=examples(60),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -34,6 +34,7 @@ from django_redis_lock.protocol.owner import new_token
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import execute
 from tests.holding import table_of
+from tests.lanes import examples
 from tests.model.lock_reference import DAY, LockReference
 
 pytestmark = pytest.mark.invariant("S1", "S3")
@@ -541,7 +542,7 @@ def test_the_scripts_behave_as_their_reference(
         Scripts,
         settings=settings(
             # The same ones each time; who tests mutants wants more of them.
-            max_examples=200 if os.environ.get("TESTING_MUTANTS") else 100,
+            max_examples=200 if os.environ.get("TESTING_MUTANTS") else examples(100),
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -17,6 +17,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import is_of_a_database
 from tests.holding import hurry
 from tests.integration.cache.test_cache import OPERATIONS, make, outcome
+from tests.integration.cache.test_lock_keys import reached
 from tests.lock_contract import Background, elsewhere
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
@@ -40,6 +41,14 @@ def cluster_client(cluster_servers: ClusterServers) -> Iterator[redis.RedisClust
     with cluster_servers.client() as client:
         client.keys = lambda: list(client.scan_iter())  # redis-py's asks one node.
         yield client
+
+
+def test_no_method_reaches_the_key_of_a_lock(cache: RedisCache) -> None:
+    with cache.lock("nightly", timeout=30) as lock, cache.lock("two", limit=2):
+        assert not reached(cache, "lock:nightly", "lock:two", "lock:other")
+        cache.delete_pattern("*")
+        assert not cache.keys("lock*")
+        assert lock.owned()
 
 
 @pytest.mark.sample(3)

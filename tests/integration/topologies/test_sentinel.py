@@ -10,6 +10,7 @@ import pytest
 from django.core.cache import caches
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 
+from tests.integration.cache.test_lock_keys import reached
 from tests.integration.locks.test_async_lock import InTasks, Tasks
 from tests.integration.locks.test_lock import OnRedis
 from tests.lock_contract import Backend, LockContract
@@ -45,6 +46,16 @@ def cache_settings(servers: SentinelServers, **options: Any) -> dict[str, Any]:
     }
     place = {"LOCATION": f"redis://{servers.name}/0", "OPTIONS": options}
     return {"BACKEND": "django_redis_lock.cache.RedisCache", **place}
+
+
+def test_no_method_reaches_the_key_of_a_lock(
+    sentinel_servers: SentinelServers, settings: Any
+) -> None:
+    settings.CACHES = {"default": cache_settings(sentinel_servers)}
+    cache: Any = caches["default"]
+    with cache.lock("nightly", timeout=30) as lock:
+        assert not reached(cache, "lock:nightly", "lock:other")
+        assert lock.owned()
 
 
 def test_clear_by_prefix(sentinel_servers: SentinelServers, settings: Any) -> None:
