@@ -15,14 +15,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from .. import threads
 from ..clock import time
 from ..extension import PartMissing, part
 from ..protocol import Call
 from ..threads import Mutex, after_fork, get_logger
-from ..transport import Server, is_outage
+from ..transport import RawConnection, Server, is_outage
 
 if TYPE_CHECKING:
     from .exchange import Exchanges
@@ -41,6 +42,17 @@ FLUSH_SECONDS = 1.0
 #: Between two attempts to release what others wait for, and of all of them: during an outage there
 #: are more and more of such jobs.
 MAX_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 3600.0
+
+
+class Listener(Protocol):
+    """A connection to which a server reports changes of keys; see ``contrib.instant_loss``."""
+
+    def track(self, link: RawConnection) -> None:
+        """``link`` is the keeper's connection to the server."""
+
+
+#: Those of the servers that report changes.
+listeners: WeakKeyDictionary[Server, Listener] = WeakKeyDictionary()
 
 
 class Job:

@@ -22,6 +22,7 @@ from ..threads import get_logger
 from ..transport import RawConnection, Server, pack, readable
 from ..transport.address import PROBE_SECONDS
 from ..transport.refusals import OUTAGE, is_misdirected
+from . import listeners
 
 if TYPE_CHECKING:
     from ..transport import over_a_loop
@@ -98,7 +99,7 @@ class Link:
         no other. ``checking`` it begins if it was idle for long."""
         if self._connection is not None and self.connection.generation != self.server.generation:
             self.drop()
-        if self._connection is None and self.server.listener is None:
+        if self._connection is None and self.server not in listeners:
             self._borrow()
         if self._connection is not None and self._was_idle():
             self.checking, self.heard_at = self._ping(), awake()
@@ -142,8 +143,8 @@ class Link:
             except (RedisError, OSError):
                 if not self._borrow(of_a_loop=True):
                     raise
-        if self._give_back is None and server.listener is not None:
-            server.listener.track(self.connection)
+        if self._give_back is None and (listener := listeners.get(server)) is not None:
+            listener.track(self.connection)
         self.sent_at, self.heard_at = time.monotonic(), awake()
         self.connection.send_packed_command(packed)
 
