@@ -38,7 +38,7 @@ from ..protocol import (
     process_id,
     release_call,
 )
-from ..threads import Mutex, free_after_fork, get_logger
+from ..threads import Mutex, after_fork, free_after_fork, get_logger
 from ..transport import Server
 
 records, causes = OnUse("locking.records"), OnUse("locking.causes")
@@ -227,6 +227,11 @@ class Hold:
                     records.log_failed(tell, self.keys.name)
 
 
+#: What keeps each lock alive that this process has, by its server and key: the last one that began.
+latest: dict[tuple[Server, bytes], Renewal] = {}
+after_fork(latest.clear)
+
+
 class Renewal(Job):
     """Keeps a hold alive, describes the holder in Redis, and tells it when the lock is lost."""
 
@@ -260,8 +265,15 @@ class Renewal(Job):
     def ends_at(self) -> float:
         return self.hold.deadline
 
+    def begin(self) -> None:
+        self.schedule(self.hold.began)
+        latest[self.server, self.hold.keys.lock] = self
+        keeper().add(self)
+
     def stop(self) -> None:
         keeper().discard(self)
+        if latest.get(key := (self.server, self.hold.keys.lock)) is self:
+            latest.pop(key, None)
         if self.named:
             records.Heartbeat.leave(self)
 

@@ -10,8 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from ..keeper import keeper
-from .hold import Hold, Renewal
+from .hold import Hold, latest
 
 Task = asyncio.Task[Any] | None
 
@@ -170,15 +169,13 @@ def enter_again(lock: Any) -> bool:
 
 def is_held_by_caller(lock: Any) -> bool:
     """Whether the caller holds ``lock``, by any lock object, as far as is known."""
-    task = acting_task()
-    for job in keeper().jobs():
-        if isinstance(job, Renewal) and job.hold.keys.lock == lock.keys.lock:
-            hold = job.hold
-            mine = hold.by_this_thread
-            if lock.asynchronous:
-                mine = hold.task is not None and hold.task() is task
-            if mine and hold.is_valid and job.server in lock._servers:
-                return True
+    for server in lock._servers:
+        job = latest.get((server, lock.keys.lock))
+        if job is not None and job.hold.is_valid:
+            task = job.hold.task
+            if not lock.asynchronous:
+                return job.hold.by_this_thread
+            return task is not None and task() is acting_task()
     return False
 
 
