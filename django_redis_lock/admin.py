@@ -38,6 +38,12 @@ class HeldLockAdmin(ModelAdmin):
 
     has_change_permission = has_delete_permission = has_add_permission
 
+    def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
+        """Django asks before it names the model in a menu."""
+        perms = super().get_model_perms(request)
+        models.silent.set(part("menu").silent_now() if perms["view"] else 0)
+        return perms
+
     def has_release_permission(self, request: HttpRequest) -> bool:
         user: Any = request.user
         return bool(user.has_perm(f"{self.opts.app_label}.release_heldlock"))
@@ -56,6 +62,7 @@ class HeldLockAdmin(ModelAdmin):
         views: dict[str, tuple[str, Callable[..., HttpResponse]]] = {
             "changelist": ("", reads(self.changelist_view)),
             "processes": ("processes/", reads(self.processes_view)),
+            "events": ("events/", reads(self.events_view)),
             "releases": ("history/", reads(self.releases_view)),
             "release": ("release/", asks(self.release_view)),
             "add": ("add/", _refuse),
@@ -94,6 +101,10 @@ class HeldLockAdmin(ModelAdmin):
     def processes_view(self, request: HttpRequest) -> HttpResponse:
         """Which locks each process holds, and what it waits for."""
         return self._pages(request).processes()
+
+    def events_view(self, request: HttpRequest) -> HttpResponse:
+        """The losses, crashes and forced releases of the last day."""
+        return self._pages(request).events()
 
     def releases_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
         """The log of all releases, or of those of one lock."""

@@ -281,7 +281,8 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
 
 
 class GetOrSetOptions:
-    """``GetOrSetArguments``, checked. What is left out is a setting, read when it is needed."""
+    """``GetOrSetArguments``, checked. What is left out is a setting, read when it is needed, and
+    remembered from then on."""
 
     stale: float
     wait: float
@@ -299,7 +300,8 @@ class GetOrSetOptions:
     def __getattr__(self, name: str) -> Any:
         if name not in _CHECKS:
             raise AttributeError(name)
-        return getattr(self._conf, name.upper())
+        value = vars(self)[name] = getattr(self._conf, name.upper())
+        return value
 
     @classmethod
     def of(cls, conf: Conf, timeout: Timeout, **arguments: Any) -> GetOrSetOptions:
@@ -364,7 +366,8 @@ class GetOrSetOptions:
     def _milliseconds(self, timeout: float | None) -> int:
         if timeout is None:
             return 0
-        milliseconds = int(min(timeout, 1e15) * 1000 * (1 - self.jitter * random.random()))
+        share = 1 - self.jitter * random.random() if self.jitter else 1
+        milliseconds = int(min(timeout, 1e15) * 1000 * share)
         return milliseconds + int(self.stale * 1000) if milliseconds > 0 else -1
 
 

@@ -22,6 +22,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "instant_loss": ("contrib.instant_loss", "To learn of a loss at once"),
     "inventory": ("ops.inventory", "A list of held locks"),
     "limit": ("contrib.limit", "A lock with limit=N"),
+    "menu": ("ops.admin.menu", "The admin's menu"),
     "metrics": ("contrib.metrics", "The setting METRICS"),
     "pages": ("contrib.pages", "cached_page()"),
     "redlock": ("contrib.redlock", "Redlock, using=[…]"),

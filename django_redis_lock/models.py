@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from django.db import models
+from django.utils.functional import lazystr
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
+
+#: How many holders are silent, for the menu of the admin, during a request for one of its pages.
+silent: ContextVar[int] = ContextVar("django_redis_lock_silent", default=0)
+
+
+class _Plural:
+    """The model's plural, which is its entry in the admin's menu."""
+
+    def __str__(self) -> str:
+        name, number = gettext("held locks"), silent.get()
+        if not number:
+            return name
+        words = ngettext("%(name)s ⚠ %(number)d silent", "%(name)s ⚠ %(number)d silent", number)
+        return words % {"name": name, "number": number}
 
 
 class NoRows(models.Manager["HeldLock"]):
@@ -34,4 +51,4 @@ class HeldLock(models.Model):
         default_permissions = ("view",)
         permissions = (("release_heldlock", _("Can release held lock")),)
         verbose_name = _("held lock")
-        verbose_name_plural = _("held locks")
+        verbose_name_plural = lazystr(_Plural())

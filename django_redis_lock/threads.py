@@ -78,19 +78,19 @@ def after_fork(reset: F) -> F:
 
 
 def _in_child() -> None:
-    global _pid
+    global _pid, _process
     for mutex in tuple(_mutexes):
         mutex._at_fork_reinit()  # As in the standard library.
     for reset in _resets:
         reset()
-    _pid = os.getpid()
+    _pid, _process = os.getpid(), object()
 
 
 os.register_at_fork(after_in_child=_in_child)
 
 #: uWSGI forks its workers without Python's hooks, unless an option says otherwise.
 FORKS_UNNOTICED = "uwsgi" in sys.modules
-_pid = os.getpid()
+_pid, _process = os.getpid(), object()
 _noticing = Mutex()
 
 
@@ -101,6 +101,14 @@ def notice_fork() -> None:
         with _noticing:
             if os.getpid() != _pid:
                 _in_child()
+
+
+def this_process() -> object:
+    """Another object in each forked child; asking the system for the process's number takes
+    longer."""
+    if FORKS_UNNOTICED:
+        notice_fork()
+    return _process
 
 
 # -- work that must not delay its caller -----------------------------------------------------------

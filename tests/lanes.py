@@ -1,5 +1,6 @@
 """The two lanes of the suite. The first runs on each occasion, and has each capability, each
-invariant and one run of each fault; with ``--all`` everything runs, as each night.
+invariant and one run of each fault; with ``--all`` everything runs, as each night. So does a test
+that is named (``file::test``).
 
 ``@pytest.mark.sample(n)`` leaves cells out: of a table, it runs each n-th (0: none); of a class,
 each n-th test; with ``of="file"``, each n-th of all such tests of a file. Where n and the length of
@@ -19,7 +20,7 @@ import pytest
 
 T = TypeVar("T")
 
-#: Whether ``--all`` was given; ``conftest`` sets it.
+#: Whether ``--all`` or the name of a test was given; ``conftest`` sets it.
 everything = False
 
 #: The second of the servers that many tests are run on.

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 
+from .. import singleflight
 from ..protocol import printable
-from ..singleflight import DeferredCall, Overtaken, Producer, Runner, Steps, ThreadRunner
+from ..singleflight import DeferredCall, Overtaken, Producer, Runner, ThreadRunner
+from ..steps import Steps
 from ..threads import Work, get_logger, may_log, was_logged
 from .lock_factory import NamedKey
 
@@ -118,11 +120,19 @@ class Refresh:
         self._entered = ExitStack()
         self._kind = id(maker), self._make_context
 
-    def was_refused(self) -> bool:
-        """Whether another one was, less than a minute ago. Then the caller computes."""
-        return was_logged(self._kind, _refused_at)
+    def value(self, runner: Runner, producer: Producer, old: Any, wait: float | None) -> Steps[Any]:
+        """The ``old`` value, or the new one if there is one within ``wait`` seconds. With None the
+        caller computes it, and if another refresh was refused less than a minute ago."""
+        if wait is not None:
+            if was_logged(self._kind, _refused_at):
+                wait = None
+            else:
+                producer = yield from self._prepare(runner, producer)
+        flight_timeout = self._cache.conf.FLIGHT_TIMEOUT
+        flight = singleflight.Refreshing(runner, flight_timeout, producer, self._made)
+        return (yield from flight.refresh(old, wait))
 
-    def prepare(self, runner: Runner, producer: Producer) -> Steps:
+    def _prepare(self, runner: Runner, producer: Producer) -> Steps[Producer]:
         """``producer``, for the background. The caller's part: call BACKGROUND_CONTEXT."""
         in_thread = isinstance(runner, ThreadRunner)
         if (make := self._make_context) is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
@@ -13,12 +12,11 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django_redis.client import HerdClient
-from django_redis.exceptions import ConnectionInterrupted
-from redis.exceptions import RedisError
 
-from .. import singleflight, transport
+from .. import events, singleflight, transport
 from ..clock import time
-from ..conf import GetOrSetOptions, Timeout
+from ..conf import GetOrSetOptions, Timeout, given
+from ..events import Read
 from ..exceptions import LockNotAcquired
 from ..singleflight import (
     TOO_LATE,
@@ -28,12 +26,11 @@ from ..singleflight import (
     Producer,
     Runner,
     SingleFlight,
-    Steps,
     ThreadRunner,
-    Undecodable,
 )
+from ..steps import Steps
 from .lock_factory import on_first_use
-from .reading import MISSING, CacheReader
+from .reading import MISSING, CacheReader, FirstRead
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,6 +40,9 @@ if TYPE_CHECKING:
 
 class GetOrSet(CacheReader):
     """The part of ``RedisCache`` and ``LocMemCache`` that computes missing values."""
+
+    #: The options of a call that has none, and the settings that they are made of.
+    _usual_options: tuple[Mapping[str, Any], GetOrSetOptions] | None = None
 
     def get_or_set(
         self,
@@ -92,26 +92,19 @@ class GetOrSet(CacheReader):
         may_be_stale = options.get("stale", self.conf.STALE)
         if may_be_stale and "stale" not in options:
             may_be_stale = self._timeout(timeout) is not None
-        outage: BaseException | None = None
-        began = time.monotonic()
+        read: FirstRead | None = None
         if not may_be_stale:
             if options:
                 GetOrSetOptions.check_without_stale(**options)
             if type(timeout) is not int and timeout is not DEFAULT_TIMEOUT:
                 GetOrSetOptions.check_timeout(timeout)
-            try:
-                value = self._read_or_join(key, version)
-                if value is not MISSING:
-                    self._record_read(key, options.get("group"), "hit", began)
-                    return value
-            except ConnectionInterrupted as error:
-                outage = self._without_redis(error.__cause__ or error)
-            except Exception as error:
-                runner = self._thread_runner()
-                runner.do(self._check_decoding(runner, error, key, version))
-        runner, what = self._thread_runner(), (key, default, timeout, version)
-        tried = None if may_be_stale else (began, time.monotonic() - began)
-        return runner.do(self._value(runner, *what, options, outage, tried))
+            read = self._first_read(key, version)
+            if read.value is not MISSING:
+                self._misses_in_a_row = 0
+                self._record_read(key, options.get("group"), "hit", read.began)
+                return read.value
+        runner = self._thread_runner()
+        return runner.do(self._value(runner, key, default, timeout, version, options, read))
 
     async def aget_or_set(
         self,
@@ -123,8 +116,9 @@ class GetOrSet(CacheReader):
     ) -> Any:
         """``get_or_set`` for asyncio. A coroutine function as ``default`` is awaited; any other
         callable runs in Django's thread for synchronous code."""
-        runner, what = self._async_runner(), (key, awaitable(default), timeout, version)
-        return await runner.do(self._value(runner, *what, options))
+        runner = self._async_runner()
+        steps = self._value(runner, key, awaitable(default), timeout, version, options, None)
+        return await runner.do(steps)
 
     def compute(
         self,
@@ -198,7 +192,7 @@ class GetOrSet(CacheReader):
         timeout: Timeout,
         version: int | None,
         options: GetOrSetArguments,
-    ) -> Steps:
+    ) -> Steps[Any]:
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
         [nkey] = yield from self._keys(runner, [key], version)
         producer = self._producer(key, default, timeout, chosen)
@@ -213,70 +207,44 @@ class GetOrSet(CacheReader):
         timeout: Timeout,
         version: int | None,
         options: GetOrSetArguments,
-        outage: BaseException | None = None,
-        read_at: tuple[float, float] | None = None,
-    ) -> Steps:
-        """The steps of ``get_or_set``, after a read that found nothing: it failed with ``outage``,
-        began, and took seconds (``read_at``); None if there was none."""
+        read: FirstRead | None,
+    ) -> Steps[Any]:
+        """The steps of ``get_or_set``, after a ``read`` that returned no value, or without one."""
         began = time.monotonic()
-        chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        stale = int(chosen.stale * 1000)
-        [nkey] = yield from self._keys(runner, [key], version)
-        stored: Any = None
-        is_stale = False
-        was_read = read_at is not None
-        if read_at is None:
-            value: Any = MISSING
-            try:
-                replaced = self._is_replaced("get")
-                was_read = bool(stale or replaced or runner.is_observed)
-                steps = self._read(runner, nkey, was_read)
-                if replaced:
-                    stored, value = yield from self._read_observed(runner, steps, key, version)
-                else:
-                    stored = yield from steps
-            except (RedisError, OSError) as error:
-                outage = self._without_redis(error)
-            except Exception as error:
-                yield from self._check_decoding(runner, error, key, version)
-            read_at = began, time.monotonic() - began
-            is_stale = stored is not None and 0 <= int(stored[1]) <= stale
-            if not is_stale and (stored is not None or value is not MISSING):
-                with suppress(Undecodable):
-                    if value is MISSING:
-                        value = self._decoded(key, chosen.group, stored[0])
-                    self._record_read(key, chosen.group, "hit", *read_at)
-                    return value
+        chosen = self._options(timeout, options)
+        if self._has_plain_keys or isinstance(runner, ThreadRunner):
+            nkey = self._encoded_key(key, version)
+        else:
+            [nkey] = yield from self._keys(runner, [key], version)
+        if read is None:
+            read = yield from self._first_read_steps(runner, nkey, key, version, chosen)
+            if read.value is not MISSING and not read.is_stale:
+                self._misses_in_a_row = 0
+                self._record_read(key, chosen.group, "hit", read.began, read.seconds)
+                return read.value
         producer = self._producer(key, default, timeout, chosen)
-        flight_timeout = self.conf.FLIGHT_TIMEOUT
-        if is_stale:
-            with suppress(Undecodable):
-                old = self._decoded(key, chosen.group, stored[0])
-                self._record_read(key, chosen.group, "stale", *read_at)
-                if (wait := chosen.refresh_wait) is not None:
-                    refresh = on_first_use("Refresh")(self, key, version, nkey)
-                    if refresh.was_refused():
-                        wait = None
-                    else:
-                        producer = yield from refresh.prepare(runner, producer)
-                flight = SingleFlight(runner, flight_timeout, producer, nkey)
-                return (yield from flight.refresh(old, wait))
-        flight = SingleFlight(runner, flight_timeout, producer, nkey)
-        flight.unseen = was_read and stored is None
-        deadline = began + chosen.wait
+        if read.is_stale:
+            self._record_read(key, chosen.group, "stale", read.began, read.seconds)
+            refresh = on_first_use("Refresh")(self, key, version, nkey)
+            return (yield from refresh.value(runner, producer, read.value, chosen.refresh_wait))
+        flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
+        flight.unseen = read.unseen
+        outage = read.outage
         try:
             try:
-                found = yield from flight.get_value(deadline, outage)
+                value = yield from flight.get_value(began + chosen.wait, outage)
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
-                found = yield from flight.get_value(deadline, outage)
+                value = yield from flight.get_value(began + chosen.wait, outage)
         finally:
             if flight.were_there:
-                self._record_read(key, chosen.group, "hit", read_at[0])
+                self._misses_in_a_row = 0
+                self._record_read(key, chosen.group, "hit", read.began)
             else:
-                self._record_read(key, chosen.group, "miss", *read_at)
-        if found is not TOO_LATE:
-            return found
+                self._misses_in_a_row += 1
+                self._record_read(key, chosen.group, "miss", read.began, read.seconds)
+        if value is not TOO_LATE:
+            return value
         if chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing the value", key)
         if chosen.on_wait_timeout == "default":
@@ -292,7 +260,7 @@ class GetOrSet(CacheReader):
         version: int | None,
         options: GetOrSetManyArguments,
         read: bool = False,
-    ) -> Steps:
+    ) -> Steps[dict[str, Any]]:
         """The steps of ``get_or_set_many``; ``read`` all values first, with one command."""
         for name in ("stale", "background", "soft_timeout"):
             if name in options:
@@ -304,47 +272,73 @@ class GetOrSet(CacheReader):
         deadline = time.monotonic() + chosen.wait
         names = list(dict.fromkeys(keys))
         began = time.monotonic()
-        found, outage = self._read_many(names, version) if read else ({}, None)
-        read_at, hits = (began, time.monotonic() - began), len(found)
-        names_missing = [name for name in names if name not in found]
+        values, outage = self._read_many(names, version) if read else ({}, None)
+        read_at, hits = (began, time.monotonic() - began), len(values)
+        names_missing = [name for name in names if name not in values]
         nkeys = yield from self._keys(runner, names_missing, version)
         missing = dict(zip(nkeys, names_missing, strict=True))
         if missing:
             producer = self._producer(names[0], default_many, timeout, chosen)
             flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, missing)
             try:
-                got = yield from self._missing_values(flight, missing, chosen, deadline, outage)
+                yield from self._get_missing(flight, missing, chosen, deadline, outage)
             finally:
                 hits += flight.were_there
                 if misses := len(names) - hits:
                     self._record_read(names[0], chosen.group, "miss", *read_at, values=misses)
-            found.update((missing[nkey], value) for nkey, value in got.items())
+            values.update((missing[nkey], value) for nkey, value in flight.values.items())
         if hits:
             self._record_read(names[0], chosen.group, "hit", *read_at, values=hits)
-        return {name: found[name] for name in names if name in found}
+        return {name: values[name] for name in names if name in values}
 
-    def _missing_values(
+    def _get_missing(
         self,
         flight: MultiFlight,
         missing: Mapping[bytes, str],
         chosen: GetOrSetOptions,
         deadline: float,
         outage: BaseException | None,
-    ) -> Steps:
-        got, late = flight.found, list(missing)
+    ) -> Steps[None]:
+        """Complete the values of ``flight``."""
+        values, late = flight.values, list(missing)
         if outage is None:
             try:
-                _, late = yield from flight.get_or_compute(late, deadline)
+                late = yield from flight.get_values(late, deadline)
                 if late and chosen.on_wait_timeout == "compute":
-                    got.update((yield from flight.compute_anyway(late)))
+                    values.update((yield from flight.compute_anyway(late)))
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
-                late = [key for key in late if key not in got]
+                late = [key for key in late if key not in values]
         if outage is not None:
-            got.update((yield from flight.leader(late).compute(outage)))
+            values.update((yield from flight.leader(late).compute(outage)))
         elif late and chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
-        return got
+
+    def _options(self, timeout: Timeout, arguments: GetOrSetArguments) -> GetOrSetOptions:
+        """The options of a call; without ``arguments`` the same until a setting changes."""
+        seconds = self._timeout(timeout)
+        if arguments or type(seconds) is not int:
+            return GetOrSetOptions.of(self.conf, seconds, **arguments)
+        settings, usual = given(), self._usual_options
+        if usual is None or usual[0] is not settings:
+            usual = self._usual_options = settings, GetOrSetOptions.of(self.conf, seconds)
+        return usual[1]
+
+    def _record_read(
+        self,
+        key: str,
+        group: str | None,
+        result: str,
+        began: float,
+        seconds: float | None = None,
+        values: int = 1,
+    ) -> None:
+        """Count a read, and emit a ``Read``; see there. Without ``seconds`` it ends now."""
+        if events.count_read is not None:
+            events.count_read(self, key, group or "", result, values)
+        if events.read_listeners:
+            seconds = time.monotonic() - began if seconds is None else seconds
+            events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
     def _producer(
         self, key: str, default: Any, timeout: Timeout, chosen: GetOrSetOptions
@@ -363,7 +357,7 @@ class GetOrSet(CacheReader):
 
     def _encoded(self, value: Any) -> bytes | int:
         """``value`` as the server stores it. Serializers and compressors may return any buffer."""
-        if isinstance(self.client, HerdClient):
+        if self._is_herd:
             raise ImproperlyConfigured(
                 "HerdClient stores values in a format that get_or_set cannot use. "
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
@@ -373,21 +367,28 @@ class GetOrSet(CacheReader):
             return int(encoded)  # A subclass may have another ``str()``.
         return encoded if isinstance(encoded, bytes) else bytes(encoded)
 
+    @cached_property
+    def _is_herd(self) -> bool:
+        return isinstance(self.client, HerdClient)
+
     def _timeout(self, timeout: Any) -> Any:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
 
-    def _keys(self, runner: Runner, names: Iterable[str], version: int | None) -> Steps:
+    def _keys(
+        self, runner: Runner, names: Iterable[str], version: int | None
+    ) -> Steps[list[bytes]]:
         """The keys of ``names`` in Redis. A task may have to make them in Django's thread."""
 
-        def make() -> list[bytes]:
-            return [self._encoded_key(name, version) for name in names]
-
         if self._has_plain_keys or isinstance(runner, ThreadRunner):
-            return make()
-        return (yield sync_to_async(make)())
+            return [self._encoded_key(name, version) for name in names]
+        make = sync_to_async(lambda: [self._encoded_key(name, version) for name in names])
+        keys: list[bytes] = yield make()
+        return keys
 
     def _thread_runner(self) -> ThreadRunner:
-        return ThreadRunner(self._lock_client(), connections.close_all)
+        own = self._own
+        client = self._lock_client() if own is None else own.client
+        return ThreadRunner(client, connections.close_all)
 
     def _async_runner(self) -> singleflight.AsyncRunner:
         client = transport.asyncio_client(self._lock_client())

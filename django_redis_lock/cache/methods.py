@@ -24,7 +24,8 @@ from ..events import MAX_CACHED
 from ..extension import part
 from ..protocol import Call, as_bytes
 from ..protocol.keys import RESERVED, flight_key, is_reserved, refuse_reserved
-from ..singleflight import MARK_STALE, Runner, Steps, own_flights
+from ..singleflight import MARK_STALE, Runner, own_flights
+from ..steps import Steps
 from ..transport import server_of
 from .get_or_set import GetOrSet, waiting_thread
 
@@ -252,7 +253,7 @@ class Writes(TypedValues):
 
     def _marked_stale(
         self, runner: Runner, keys: Iterable[str], version: int | None, stale: float
-    ) -> Steps:
+    ) -> Steps[int]:
         seconds = self._stale_seconds(stale)
         names = yield from self._keys(runner, keys, version)
         args: tuple[bytes | str | int, ...] = (int(seconds * 1000), *own_flights(names).values())

@@ -5,31 +5,39 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
-from inspect import signature
-from pickle import PickleError
-from typing import Any, ClassVar, TypeVar
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from asgiref.sync import sync_to_async
+from django_redis.client import DefaultClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .. import events
 from ..clock import time
-from ..events import Read, Subject
-from ..protocol import printable
-from ..singleflight import Runner, Steps, ThreadRunner, Undecodable, in_flight
-from ..steps import drive
-from ..threads import after_fork, get_logger, may_log
-from ..transport import Breaker, CircuitOpen, Server, is_observed, server_of
+from ..conf import GetOrSetOptions
+from ..events import Subject
+from ..extension import OnUse
+from ..singleflight import Runner, ThreadRunner, Undecodable, in_flight
+from ..steps import Steps
+from ..threads import after_fork
+from ..transport import (
+    Breaker,
+    CircuitOpen,
+    Server,
+    exchange_with,
+    is_observed,
+    pack_words,
+    server_of,
+)
 from ..transport.refusals import OUTAGE, is_busy, is_pool_exhausted
-from .commands import OwnConnections, own_connections
+from .commands import OwnConnections, own_connections, takes_client
 from .lock_factory import LockCache
 
 T = TypeVar("T")
+
+_observed, _undecodable = OnUse("cache.observed"), OnUse("cache.undecodable")
 
 #: Returned if there is no value.
 MISSING = object()
@@ -37,21 +45,13 @@ MISSING = object()
 #: Seconds a thread waits for its turn to read; then it reads in any case.
 COLD_READ_TIMEOUT_SECONDS = 1.0
 
+#: After so many misses in a row, a caller does not read first: its query for the leader reads, too.
+EXPECTED_AFTER_MISSES = 3
+
 #: Held by the thread of a crowd that reads from the server: the others find its connection.
 _cold_reads: WeakKeyDictionary[Server, threading.Lock] = WeakKeyDictionary()
 after_fork(_cold_reads.clear)
 
-
-logger = get_logger("django_redis_lock.flights")
-_undecodable_logged_at: dict[str, float] = {}
-#: After so many it is emptied.
-MAX_LOGGED_GROUPS = 1000
-
-#: The usual errors of decoding; any other may be a signal handler's, such as a time limit.
-_OF_DECODING = (
-    *(AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError),
-    PickleError,
-)
 
 #: The errors of an outage, or of a command that Redis refuses.
 FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
@@ -83,28 +83,48 @@ def cold_read(server: Server) -> Iterator[None]:
             mutex.release()
 
 
-class ObservedRead:
-    """What ``get`` or ``get_many`` uses as its redis-py client while a tool observes a read.
+def _missing_unless_outage(error: ConnectionInterrupted) -> Any:
+    """MISSING if ``error`` is no outage. Else raises it."""
+    cause = error.__cause__
+    if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
+        return MISSING
+    raise error
+
+
+class FirstRead(NamedTuple):
+    """What a read before the flight has returned.
 
     Attributes:
-        stored: the result of ``read``: what Redis stores and the remaining lifetime in ms, or None.
-        error: why it failed; IGNORE_EXCEPTIONS may hide that.
+        value: MISSING if there is none.
+        began, seconds: monotonic time, and how long it took.
+        is_stale: whether the value is to be computed again.
+        unseen: whether there is probably no value in Redis.
+        outage: why Redis is unavailable.
     """
 
-    def __init__(self, read: Callable[[Any], Any]) -> None:
-        self._read = read
-        self.stored: Any = None
-        self.error: Exception | None = None
+    value: Any
+    began: float
+    seconds: float = 0.0
+    is_stale: bool = False
+    unseen: bool = False
+    outage: BaseException | None = None
 
-    def get(self, *keys: Any) -> Any:
-        try:
-            self.stored = self._read(*keys)
-        except (RedisError, OSError) as error:
-            self.error = error
-            raise
-        return None if self.stored is None else self.stored[0]
 
-    mget = mget_nonatomic = get
+class ReadPath(NamedTuple):
+    """How a cache reads one value: directly, through django-redis's client, or through the method
+    with which a tool observes it.
+
+    Attributes:
+        chosen_for: what decides that; a tool may replace it at any time.
+        read: the method of the cache.
+        own: the connections that it uses; None: those of the pool.
+        is_direct: whether nothing else has to see the read.
+    """
+
+    chosen_for: tuple[Any, ...]
+    read: Callable[[str, int | None, Any], Any]
+    own: OwnConnections | None
+    is_direct: bool
 
 
 def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
@@ -113,27 +133,20 @@ def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
     return {name: (function, function.__code__) for name, function in functions.items()}
 
 
-def takes_client(method: Callable[..., Any]) -> bool:
-    """Whether ``method`` can be given an ``ObservedRead``."""
-    parameters = signature(method).parameters
-    return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
 class CacheReader(LockCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that reads."""
 
     #: The methods that tools replace to observe reads; see ``originals``.
     _methods: ClassVar[dict[str, tuple[Any, Any]]]
+    get: Any
+    _path: ReadPath | None = None
+    #: How many reads before this one have returned no value.
+    _misses_in_a_row = 0
 
     @cached_property
     def _usable(self) -> Collection[str]:
         """The methods that take django-redis's arguments; others are not called."""
         return [name for name in self._methods if takes_client(getattr(self, name))]
-
-    def _is_in_flight(self, key: str, version: int | None) -> bool:
-        if not in_flight:
-            return False
-        return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight
 
     def _is_replaced(self, method: str) -> bool:
         """Whether a tool observes ``method``: has replaced it on the class (django-prometheus), on
@@ -145,89 +158,86 @@ class CacheReader(LockCache):
         is_own = getattr(type(self), method) is function and function.__code__ is code
         return is_own and method not in self.__dict__
 
-    def _record_read(
-        self,
-        key: str,
-        group: str | None,
-        result: str,
-        began: float,
-        seconds: float | None = None,
-        values: int = 1,
-    ) -> None:
-        """Count a read, and emit a ``Read``; see there. Without ``seconds`` it ends now."""
-        if events.count_read is not None:
-            events.count_read(self, key, group or "", result, values)
-        if events.read_listeners:
-            seconds = time.monotonic() - began if seconds is None else seconds
-            events.emit(Read(self, str(key), group or "", result, values, began, seconds))
+    def _is_in_flight(self, key: str, version: int | None) -> bool:
+        return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight
 
-    def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
-        """As ``_get_observed``. In an event loop ``get`` must not wait: it is called afterwards."""
-        if isinstance(runner, ThreadRunner):
-            return self._get_observed(key, version, lambda _: drive(steps))
-        stored = yield from steps
-        get = partial(self._get_observed, key, version, lambda _: stored)
-        return get() if self._has_plain_keys else (yield sync_to_async(get)())
-
-    def _get_observed(
-        self, key: str, version: int | None, read: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        """Call ``get``, which calls ``read``; returns the results of both, MISSING for a value that
-        is not there."""
-        get: Any = self.get
-        return self._observed(lambda client: get(key, MISSING, version, client=client), read)
-
-    def _observed(
-        self, method: Callable[[ObservedRead], Any], read: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        client, value = ObservedRead(read), MISSING
-        try:
-            value = method(client)
-        except Exception:
-            if client.error is None:
-                raise
-        if client.error is not None:
-            raise client.error
-        return client.stored, value
-
-    def _get_by_tool(self, key: str, missing: Any, version: int | None, reader: Any) -> Any:
-        redis = reader or self.client.get_client(write=False)
+    def _get_by_tool(self, key: str, version: int | None) -> Any:
+        own = self._direct()
+        redis = self.client.get_client(write=False) if own is None else own
         with failing_as_django_redis(redis):
-            return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
+            return _observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -1))[1]
 
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
         redis = self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
         with failing_as_django_redis(redis):
-            found: dict[str, Any] = self._observed(
+            values: dict[str, Any] = _observed.observed(
                 lambda client: get_many(names, version, client=client),
                 lambda *nkeys: (mget(*nkeys), -1),
             )[1]
-            return found
+            return values
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
-        """The value; MISSING also if the caller is to join a computation of this process. Raises
-        ConnectionInterrupted."""
-        reader = self._direct()
-        is_crowd = self._is_in_flight(key, version)
-        if not is_crowd and (reader is None or not server_of(reader.client).must_connect()):
-            return self._read_value(key, version, reader)
+        """The value; MISSING also if the query for the leader reads it, too: that is repeated.
+        Raises ConnectionInterrupted."""
+        path = self._read_path()
+        server = None if path.own is None else server_of(path.own.client)
+        is_crowd = bool(in_flight) and self._is_in_flight(key, version)
+        if not is_crowd and (server is None or not server.must_connect()):
+            return path.read(key, version, server)
         with cold_read(server_of(self._lock_client())):
-            return self._read_value(key, version, reader)
+            return path.read(key, version, server)
 
-    def _read_value(self, key: str, version: int | None, reader: Any) -> Any:
-        get = self._get_by_tool if self._is_replaced("get") else self.client.get
+    def _read_path(self) -> ReadPath:
+        """How to read now."""
+        path, get, own = self._path, self._methods["get"][0], self._own
+        kind: Any = None if own is None else type(own.client)
+        sends = None if own is None else (kind.execute_command, kind.evalsha)
+        chosen_for = type(self).get, get.__code__, "get" in self.__dict__, sends
+        if path is None or path.chosen_for != chosen_for:
+            path = self._path = self._chosen_path(chosen_for)
+        return path
+
+    def _chosen_path(self, chosen_for: tuple[Any, ...]) -> ReadPath:
+        own = self._direct()
+        if self._is_replaced("get"):
+            read = self._read_by_tool
+        elif own is not None and type(self.client).get is DefaultClient.get:
+            read = self._read_directly
+        else:
+            read = self._read_by_client
+        return ReadPath(chosen_for, read, own, read == self._read_directly)
+
+    def _read_directly(self, key: str, version: int | None, server: Any) -> Any:
+        """As django-redis's ``get``."""
+        own, client = self._own, self.client
+        assert own is not None
+        nkey = own._key(client.make_key(key, version=version))
         try:
-            if reader is not None:
-                return get(key, MISSING, version, reader)
+            stored = exchange_with(server, pack_words(b"GET", nkey))
+        except FAILED as error:
+            if is_busy(error):
+                return MISSING
+            raise ConnectionInterrupted(connection=own) from error
+        return MISSING if stored is None else client.decode(stored)
+
+    def _read_by_client(self, key: str, version: int | None, server: Any) -> Any:
+        get, own = self.client.get, self._direct()
+        try:
+            if own is not None:
+                return get(key, MISSING, version, own)
             return self._with_breaker(get, key, MISSING, version, None)
         except ConnectionInterrupted as error:
-            # The caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
-            cause = error.__cause__
-            if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
-                return MISSING
-            raise
+            return _missing_unless_outage(error)
+
+    def _read_by_tool(self, key: str, version: int | None, server: Any) -> Any:
+        try:
+            if self._direct() is not None:
+                return self._get_by_tool(key, version)
+            return self._with_breaker(self._get_by_tool, key, version)
+        except ConnectionInterrupted as error:
+            return _missing_unless_outage(error)
 
     @cached_property
     def _own(self) -> OwnConnections | None:
@@ -259,7 +269,7 @@ class CacheReader(LockCache):
                 raise ConnectionInterrupted(connection=None) from error
         began = time.monotonic()
         try:
-            found = read(*args)
+            reply = read(*args)
         except ConnectionInterrupted as error:
             cause = error.__cause__
             unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
@@ -268,9 +278,99 @@ class CacheReader(LockCache):
             raise
         if breaker.failing:
             breaker.answered()
-        return found
+        return reply
 
     # -- values that cannot be decoded -----------------------------------------------------------
+
+    def _read_many(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """The stored values, and the error if Redis is down."""
+        # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
+        try:
+            return self._with_breaker(self._client_get_many, names, version), None
+        except Exception as error:
+            cause = error
+            if isinstance(error, ConnectionInterrupted):
+                cause = error.__cause__ or error
+            if isinstance(cause, (RedisError, ConnectionInterrupted)):
+                return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
+            try:
+                values, failed = _undecodable.read_others(self, names, version)
+            except (RedisError, OSError) as outage:
+                return {}, self._without_redis(outage)
+            if not failed and not isinstance(cause, _undecodable.DECODING_ERRORS):
+                raise cause from None
+            return values, None
+
+    def _without_redis(self, error: BaseException) -> BaseException:
+        """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""
+        if self.conf.VALUES_ON_REDIS_DOWN == "raise":
+            raise error
+        return error
+
+    def _first_read(self, key: str, version: int | None) -> FirstRead:
+        """Read a value that is never stale, unless it is probably missing: the query for the leader
+        reads it, too."""
+        began, value, outage = time.monotonic(), MISSING, None
+        if self._expects_miss() and not in_flight and self._read_path().is_direct:
+            return FirstRead(MISSING, began, unseen=True)
+        try:
+            value = self._read_or_join(key, version)
+        except ConnectionInterrupted as error:
+            outage = self._without_redis(error.__cause__ or error)
+        except Exception as error:
+            runner = ThreadRunner(self._lock_client())
+            runner.do(self._check_decoding(runner, error, key, version))
+        return FirstRead(value, began, time.monotonic() - began, False, True, outage)
+
+    def _first_read_steps(
+        self, runner: Runner, nkey: bytes, key: str, version: int | None, chosen: GetOrSetOptions
+    ) -> Steps[FirstRead]:
+        """Read a value that may be stale, or in a task; only if the query for the leader, which
+        reads it too, would not do."""
+        began, stale = time.monotonic(), int(chosen.stale * 1000)
+        stored: Any = None
+        value: Any = MISSING
+        outage: BaseException | None = None
+        replaced = self._is_replaced("get")
+        reads = bool(stale or replaced or runner.is_observed)
+        try:
+            steps = self._read(runner, nkey, reads)
+            if replaced:
+                stored, value = yield from _observed.get_in_steps(
+                    self, runner, steps, key, version, MISSING
+                )
+            else:
+                stored = yield from steps
+        except (RedisError, OSError) as error:
+            outage = self._without_redis(error)
+        except Exception as error:
+            yield from self._check_decoding(runner, error, key, version)
+        seconds = time.monotonic() - began
+        if stored is not None and (value is MISSING or 0 <= int(stored[1]) <= stale):
+            try:
+                value = self._decoded(key, chosen.group, stored[0])
+            except Undecodable:
+                return FirstRead(MISSING, began, seconds, outage=outage)
+        is_stale = stored is not None and 0 <= int(stored[1]) <= stale
+        unseen = stored is None and (reads or self._expects_miss())
+        return FirstRead(value, began, seconds, is_stale, unseen, outage)
+
+    def _expects_miss(self) -> bool:
+        return self._misses_in_a_row >= EXPECTED_AFTER_MISSES
+
+    def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps[Any]:
+        """The stored value with its remaining lifetime; None if there is none, or if this read is
+        not ``needed`` because the query for the leader returns the value."""
+        server = runner.server
+        is_crowd = (server, nkey, runner.group) in in_flight
+        if not needed and not is_crowd:
+            return None
+        if runner.group is not None or not (is_crowd or server.must_connect()):
+            return (yield runner.read(nkey))
+        with cold_read(server):
+            return (yield runner.read(nkey))
 
     def _decode(self, stored: Any) -> Any:
         """The value that is ``stored``. Raises Undecodable if it cannot be decoded: a class was
@@ -290,84 +390,14 @@ class CacheReader(LockCache):
         try:
             return self._decode(stored)
         except Undecodable as error:
-            self._log_undecodable(key, group, error)
+            _undecodable.log(key, group, error)
             raise
 
-    def _log_undecodable(self, key: str, group: str | None, error: Exception) -> None:
-        """Once a minute for each group."""
-        group = group or events.group_of(str(key))
-        if len(_undecodable_logged_at) > MAX_LOGGED_GROUPS:
-            _undecodable_logged_at.clear()
-        if may_log(group, _undecodable_logged_at):
-            text = "A stored value of %(group)s cannot be decoded, so it counts as missing: "
-            about = {"group": group, "key": str(key), "error": str(error)}
-            logger.warning(
-                text + "%(key)s (%(error)s)", {name: printable(about[name]) for name in about}
-            )
-
-    def _check_decoding(self, runner: Runner, error: Exception, key: str, version: Any) -> Steps:
+    def _check_decoding(
+        self, runner: Runner, error: Exception, key: str, version: int | None
+    ) -> Steps[None]:
         """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
-        stored = yield runner.read(self._encoded_key(key, version))
-        try:
-            if stored is not None:
-                self._decode(stored[0])
-        except Undecodable:
-            return
-        if not isinstance(error, _OF_DECODING):  # Else another caller has stored the value again.
-            raise error
-
-    def _decodable(self, names: list[str], version: int | None) -> tuple[dict[str, Any], bool]:
-        """As ``_client_get_many``, without the values that cannot be decoded; and whether there are
-        such."""
-        redis, found, failed = self.client.get_client(write=False), {}, False
-        mget = getattr(redis, "mget_nonatomic", redis.mget)
-        values = mget([self.client.make_key(name, version=version) for name in names])
-        for name, stored in zip(names, values, strict=True):
-            try:
-                if stored is not None:
-                    found[name] = self._decode(stored)
-            except Undecodable:
-                failed = True
-        return found, failed
-
-    def _read_many(
-        self, names: list[str], version: int | None
-    ) -> tuple[dict[str, Any], BaseException | None]:
-        """The stored values, and the error if Redis is down."""
-        # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
-        try:
-            return self._with_breaker(self._client_get_many, names, version), None
-        except Exception as error:
-            cause = error
-            if isinstance(error, ConnectionInterrupted):
-                cause = error.__cause__ or error
-            if isinstance(cause, (RedisError, ConnectionInterrupted)):
-                return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
-            try:
-                found, failed = self._decodable(names, version)
-            except (RedisError, OSError) as outage:
-                return {}, self._without_redis(outage)
-            if not failed and not isinstance(cause, _OF_DECODING):
-                raise cause from None
-            return found, None
-
-    def _without_redis(self, error: BaseException) -> BaseException:
-        """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""
-        if self.conf.VALUES_ON_REDIS_DOWN == "raise":
-            raise error
-        return error
-
-    def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps:
-        """The stored value with its remaining lifetime; None if there is none, or if this read is
-        not ``needed`` because TAKE_FLIGHT returns the value."""
-        server = runner.server
-        is_crowd = (server, nkey, runner.group) in in_flight
-        if not needed and not is_crowd:
-            return None
-        if runner.group is not None or not (is_crowd or server.must_connect()):
-            return (yield runner.read(nkey))
-        with cold_read(server):
-            return (yield runner.read(nkey))
+        yield from _undecodable.check(self, runner, error, key, version)
 
     def subject_of(self, key: str, group: str) -> Subject:
         return Subject.of(key, group, "", server_of(self._lock_client()), self)

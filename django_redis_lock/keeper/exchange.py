@@ -20,7 +20,7 @@ from ..extension import OnUse
 from ..protocol import Call
 from ..threads import get_logger
 from ..transport import RawConnection, Server, pack, readable
-from ..transport.address import PROBE_SECONDS
+from ..transport.address import probe_seconds
 from ..transport.refusals import OUTAGE, is_misdirected
 from . import listeners
 
@@ -259,7 +259,7 @@ class Exchanges:
         return done
 
     def _expires_at(self, link: Link) -> float:
-        limit = min(PROBE_SECONDS, self._timeout / 2) if link.checking else self._timeout
+        limit = probe_seconds(self._timeout) if link.checking else self._timeout
         return link.heard_at + limit
 
     def _end_check(self, link: Link, silent: bool = False) -> None:

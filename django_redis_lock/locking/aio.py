@@ -101,7 +101,7 @@ class AsyncLock(LockOperations):
         sleep: float | None = None,
     ) -> bool:
         """As ``Lock.acquire``, with the order of arguments that redis-py's asyncio lock has.
-        Cancelling it leaves no trace."""
+        A cancelled call leaves no lock behind."""
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         try:
             if self.reentrant and enter_again(self):
@@ -170,7 +170,7 @@ class AsyncLock(LockOperations):
 
     @for_the_caller
     async def owned(self) -> bool:
-        """Whether this handle (in this task) holds the lock."""
+        """Whether this lock object (in this task) holds the lock."""
         return await self._answer(self._owned_query())
 
     async def holder(self) -> Owner | None:

@@ -47,40 +47,39 @@ class BaseLock:
         redis: the redis-py client.
         name: str, bytes or memoryview; the token is kept at exactly this key, as by redis-py.
         timeout: seconds the lock lives unless renewed; None: no expiry, not even after a crash.
-        sleep: seconds between two tries where waiting cannot be signalled.
+        sleep: seconds between two attempts where a waiter must poll.
         blocking: whether ``acquire`` waits.
         blocking_timeout: seconds it waits at most; None: without end.
         thread_local: whether each thread (each task, for ``AsyncLock``) has its own token.
         raise_on_release_error: whether leaving the ``with`` block raises when the lock was lost.
         renew: keep extending the lock until it is released.
-        max_hold: seconds after which it is renewed no more.
-        min_hold: seconds it stays taken after the acquisition even if released before.
+        max_hold: seconds after which renewal stops.
+        min_hold: seconds for which it stays taken after the acquisition, also if it is released.
         on_lost: called without arguments, in a new thread, when the lock is lost. ``AsyncLock``
             calls it in its event loop; there it may be a coroutine function.
         cancel_on_lost: only for ``AsyncLock``: when the lock of an ``async with`` block is lost,
             cancel the task; the block then raises ``LockLost``.
-        label: what the lock is taken for, for people who see it in the admin.
-        group: under which it is counted in metrics, together with its like: for a lock named
-            ``invoice-17``, say ``"invoice-{pk}"``. None: its name with ``*`` for each number, UUID
-            and hash in it.
-        warn_after: seconds of holding after which the log is told of it, once; None: 80 % of
-            ``max_hold``, or of the lifetime of a lock that is not renewed.
-        id: a token got elsewhere, to act for: ``release``, ``extend`` and the rest use it.
-        replicas: how many replicas must confirm an acquisition, so that it outlives a failover.
-        grant_timeout: seconds a waiter has to take up a lock that is passed to it; the same on
+        label: what the lock is for, shown in the admin.
+        group: the group in which metrics count the lock, such as ``"invoice-{pk}"`` for one named
+            ``invoice-17``. None: its name with ``*`` for each number, UUID and hash in it.
+        warn_after: seconds after which a warning is logged that the lock is still held; None:
+            80 % of ``max_hold``, or of the lifetime of a lock that is not renewed.
+        id: the token of an existing acquisition, for ``release``, ``extend`` and the rest.
+        replicas: how many replicas must confirm an acquisition, so that it survives a failover.
+        grant_timeout: seconds in which a waiter must take a lock that is passed to it; the same on
             all hosts.
-        reentrant: whether a thread (a task, for ``AsyncLock``) that holds the lock takes it once
-            more, without a round trip, also by another lock object of the same name that is
-            reentrant, too. The lock is released with the last ``release``.
+        reentrant: whether a thread (a task, for ``AsyncLock``) that holds the lock acquires it
+            again without a round trip, also by another lock object of the same name that is
+            reentrant, too. The last ``release`` releases the lock.
         limit: how many may hold the lock at a time, each in a place with its own token, lifetime
-            and fence. Of processes with different limits, the larger one holds.
+            and fence. If processes have different limits, the larger one counts.
 
     Attributes:
         cache: the cache backend it came from, None if from none; there it is ``cache_key``.
         stored_name: its name in the description, for people, if its key may not show it.
 
     Raises:
-        TypeError, ValueError: an argument makes no sense; the message says what is allowed.
+        TypeError, ValueError: an argument is invalid; the message says what is allowed.
     """
 
     cache: Any = None
@@ -173,7 +172,7 @@ class BaseLock:
 
     @property
     def fence(self) -> int | None:
-        """The fencing token of this handle's acquisition: a strictly increasing integer."""
+        """The fencing token of this acquisition: a strictly increasing integer."""
         hold: Hold | None = self.local.hold
         return None if hold is None else hold.fence
 
@@ -190,12 +189,12 @@ class BaseLock:
 
     @property
     def degraded(self) -> str | None:
-        """How this handle holds the lock without Redis, as ``on_redis_down`` says; else None."""
+        """How the lock is held without Redis, as ``on_redis_down`` says; else None."""
         return None
 
     @property
     def lost(self) -> bool:
-        """Whether the lock this handle acquired ended before it was released."""
+        """Whether the acquired lock ended before its release."""
         hold: Hold | None = self.local.hold
         return hold is not None and hold.lost
 
@@ -209,11 +208,11 @@ class BaseLock:
         return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
 
     def ensure_held(self) -> None:
-        """Go on only while the lock is held; no round trip.
+        """Raise an error unless the lock is held; no round trip.
 
         Raises:
-            LockLost: it was acquired by this handle and is not held any more.
-            LockError: this handle (in this thread or task) has not acquired it.
+            LockLost: this lock object has acquired it, and does not hold it any more.
+            LockError: this lock object (in this thread or task) has not acquired it.
         """
         hold: Hold | None = self.local.hold
         if hold is None:

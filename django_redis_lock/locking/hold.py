@@ -357,7 +357,8 @@ class Renewal(Job):
             return
         hold = self.hold
         held = time.monotonic() - hold.began
-        event = records.note_call(hold.keys.name, what, hold.owner(), note, held)
+        of_it = (hold.keys.name, what, hold.owner(), note, held)
+        event = records.note_call(*of_it, server=self.server)
         keeper().add(SentOnce(self.server, event))
 
     def _ask_why(self, early: bool) -> None:

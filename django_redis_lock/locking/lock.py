@@ -42,8 +42,8 @@ class Lock(LockOperations):
 
     ====  =======================================================================================
     0 s   A acquires; B and C wait.
-    5 s   A releases: the lock passes to B, the first to come. Had B died, Redis would know and
-          C would have it. Is B stopped (SIGSTOP, a frozen host), C has the lock at 7 s.
+    5 s   A releases, and the lock passes to B, who came first. If B has died, C gets it at once;
+          if B is stopped (SIGSTOP, a frozen host), C gets it at 7 s.
     9 s   B is killed, and does not release.
     35 s  The lifetime B was given ends, and C has the lock.
     ====  =======================================================================================
@@ -56,19 +56,19 @@ class Lock(LockOperations):
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Take the lock.
+        """Acquire the lock.
 
         Args:
-            sleep, blocking, blocking_timeout: instead of the handle's own, see ``BaseLock``.
+            sleep, blocking, blocking_timeout: override those of the lock object, see ``BaseLock``.
             token: what proves ownership, instead of a random value.
 
         Returns:
             Whether the lock is held now. False: the wait ended first.
 
         Raises:
-            TypeError, ValueError: an argument makes no sense.
-            LockError: this handle holds the lock and would wait for itself forever.
-            redis.exceptions.RedisError: Redis could not be asked; the lock is not held.
+            TypeError, ValueError: an argument is invalid.
+            LockError: this lock object holds the lock and would wait for itself forever.
+            redis.exceptions.RedisError: Redis cannot be reached; the lock is not held.
         """
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         before = self._state()
@@ -101,12 +101,12 @@ class Lock(LockOperations):
         return in_a_thread(on_lost, self.keys.name)
 
     def release(self) -> None:
-        """Give the lock up; the first waiter has it at once.
+        """Release the lock; the first waiter gets it at once.
 
         Raises:
-            LockError: this handle (in this thread) holds nothing.
-            LockNotOwnedError: the lock had ended before, or is another's.
-            redis.exceptions.RedisError: Redis could not be asked. The handle still knows its
+            LockError: this lock object (in this thread) holds nothing.
+            LockNotOwnedError: the lock had ended before, or another caller holds it.
+            redis.exceptions.RedisError: Redis cannot be reached. The lock object still knows its
                 token, so ``release`` can be called again.
         """
         before = self._state()
@@ -123,8 +123,8 @@ class Lock(LockOperations):
         """Add ``additional_time`` seconds to the lock's lifetime, or replace it by them.
 
         Raises:
-            LockError: this handle holds nothing, or a lock without a timeout.
-            LockNotOwnedError: the lock has ended, or is another's.
+            LockError: this lock object holds nothing, or a lock without a timeout.
+            LockNotOwnedError: the lock has ended, or another caller holds it.
         """
         seconds = check_seconds("additional_time", additional_time) or 0.0
         return self._change("extend", seconds, replace_ttl)
@@ -137,17 +137,17 @@ class Lock(LockOperations):
         return drive(self._change_steps(verb, seconds, replace))
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock; of one with a ``limit``, whether all places are taken."""
+        """Whether any caller holds the lock; with a ``limit``, whether all places are taken."""
         return self._answer(questions.locked(self))
 
     def owned(self) -> bool:
-        """Whether this handle (in this thread) holds the lock."""
+        """Whether this lock object (in this thread) holds the lock."""
         return self._answer(self._owned_query())
 
     def holder(self) -> Owner | None:
-        """Who holds the lock; None if it is free. Of several holders, the one whose lifetime ends
-        first, as for ``held``, ``ttl`` and ``get_owner_id``. Its label and the like are known after
-        half a second of holding; ``seen`` are seconds since its process was last heard of."""
+        """The holder of the lock; None if it is free. Of several holders, the one whose lifetime
+        ends first, as for ``held``, ``ttl`` and ``get_owner_id``. Its label and the like are known
+        after half a second; ``seen`` is the age of its process's last heartbeat, in seconds."""
         held = self._answer(questions.held(self))
         return self._answer(questions.heartbeat(held))
 
@@ -157,12 +157,12 @@ class Lock(LockOperations):
         return self._answer(questions.owner_id(self))
 
     def ttl(self) -> float | None:
-        """Seconds the lock still lives unless renewed: ``inf`` for one that never expires, None if
-        the lock is free."""
+        """Seconds until the lock expires unless it is renewed: ``inf`` for one that never expires,
+        None if the lock is free."""
         return self._answer(questions.ttl(self))
 
     def held(self) -> HolderInfo | None:
-        """Who holds the lock, for how long already and how long still, in one trip; None if
+        """The holder, how long it has held the lock, and the time left, in one round trip; None if
         the lock is free."""
         return self._answer(questions.held(self))
 
@@ -174,9 +174,9 @@ class Lock(LockOperations):
         """End the lock of any holder, of all holders of a lock with a ``limit``; the first waiter
         gets it. Returns whether it was held.
 
-        Redis tells the holder's process at once that it has lost the lock, but until it reacts,
-        two may believe to hold it. Two round trips: the second names the holder that the first
-        has found, so that it can be sent again without ending the next holder's lock.
+        The holder's process learns of it at once, but until it reacts, two holders may work at the
+        same time. Two round trips: the second names the holder that the first has read, so that it
+        can be sent again without ending the next holder's lock.
         """
         return drive(self._reset_steps())
 

@@ -24,17 +24,9 @@ from redis.exceptions import NoPermissionError, ResponseError
 from .. import events
 from ..clock import time
 from ..keeper import Job, SentOnce, keeper
-from ..protocol import (
-    Call,
-    LockKeys,
-    Owner,
-    Vanished,
-    as_bytes,
-    printable,
-    process_id,
-)
+from ..protocol import Call, LockKeys, Owner, Vanished, as_bytes, printable, process_id
 from ..protocol.holder_scripts import HEARTBEAT, HEARTBEATS, RECORD_EVENT
-from ..protocol.keys import events_key, process_key
+from ..protocol.keys import NEWS, events_key, process_key
 from ..protocol.owner import (
     HEARTBEAT_EVERY,
     MAX_PID,
@@ -183,11 +175,11 @@ REPORT_SECONDS = 0.5
 #: Events kept of each lock.
 MAX_EVENTS = 10
 #: What is worth looking for on the next morning.
-NEWS = ("lost", "reset", "crashed")
+NEWSWORTHY = ("lost", "reset", "crashed")
 #: Kept of each text in an event.
 MAX_TEXT_CHARACTERS = 200
 #: The fields of an event that are texts.
-TEXTS = ("what", "id", "host", "thread", "label", "doing", "note")
+TEXTS = ("what", "id", "host", "thread", "label", "doing", "note", "lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +193,7 @@ class Event:
         owner: the holder.
         note: why it was lost, or who has reset it.
         held: seconds for which it had been held; None where that is not known.
+        lock: the lock's key, if it is news.
     """
 
     at: float
@@ -208,6 +201,7 @@ class Event:
     owner: Owner
     note: str = ""
     held: float | None = None
+    lock: bytes = b""
 
 
 def note_vanished(
@@ -227,7 +221,9 @@ class CrashRecord(SentOnce):
         self, server: Server, name: bytes, event: Event, subject: events.Subject | None
     ) -> None:
         at = round(event.at * 1e6)
-        super().__init__(server, note_call(name, event.what, event.owner, held=event.held, at=at))
+        super().__init__(
+            server, note_call(name, event.what, event.owner, held=event.held, at=at, server=server)
+        )
         self.due += REPORT_SECONDS
         self._known = name, event.owner, subject
 
@@ -259,16 +255,18 @@ def _crash(vanished: Vanished) -> Event | None:
 
 
 def event_args(
-    what: str, owner: Owner, note: str = "", held: float | None = None
+    key: bytes, what: str, owner: Owner, note: str = "", held: float | None = None
 ) -> tuple[str | int, ...]:
-    """The first arguments of RECORD_EVENT: that ``what`` happened."""
+    """The first arguments of RECORD_EVENT: that ``what`` happened to the lock at ``key``."""
     fields = {"host": owner.host, "thread": owner.thread, "label": owner.label}
     fields |= {"doing": owner.doing, "note": note}
     texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in fields.items() if text}
     event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
         event["held"] = round(held, 3)
-    return json.dumps(event), MAX_EVENTS, DAY if what in NEWS else HOUR
+    if what in NEWSWORTHY:
+        event["lock"] = key.decode(errors="surrogateescape")
+    return json.dumps(event), MAX_EVENTS, DAY if what in NEWSWORTHY else HOUR
 
 
 def note_call(
@@ -278,14 +276,16 @@ def note_call(
     note: str = "",
     held: float | None = None,
     at: int | None = None,
+    server: Server | None = None,
 ) -> Call:
     """Records that ``what`` happened to the lock at ``key``: now, or ``at`` microseconds of the
-    server's clock."""
+    server's clock; among the news of all locks of ``server``, too, if it is any."""
     # Each end once: the one who has ended it, or noticed it first, knows more.
     before = {"crashed": "lost", "lost": "reset"}.get(what)
     known = json.dumps({"what": before, "id": owner.id})[:-1] if before else ""
-    args = (*event_args(what, owner, note, held), at or "", known)
-    return Call(RECORD_EVENT, (events_key(key),), args)
+    args = (*event_args(key, what, owner, note, held), at or "", known)
+    news = (server.index_of(NEWS, key),) if server and what in NEWSWORTHY else ()
+    return Call(RECORD_EVENT, (events_key(key), *news), args)
 
 
 def read_events(lines: bytes, vanished: Vanished | None = None) -> tuple[Event, ...]:
@@ -314,7 +314,8 @@ def _read(line: bytes) -> Event | None:
         return None
     where = (texts["host"], int(pid), texts["thread"], texts["label"])
     owner = Owner(texts["id"], *where, doing=texts["doing"])
-    return Event(at / 1e6, texts["what"], owner, texts["note"], held)
+    lock = texts["lock"].encode(errors="surrogateescape")
+    return Event(at / 1e6, texts["what"], owner, texts["note"], held, lock)
 
 
 def log_failed(on_lost: Any, name: bytes) -> None:

@@ -25,6 +25,7 @@ from ..cache import lock_cache, lock_caches
 from ..contrib.fallback import held_locally
 from ..events import Outage, group_of
 from ..exceptions import LocalLockUnavailable
+from ..locking import Event
 from ..protocol import Owner, printable
 from ..protocol.keys import is_lock, keys_at
 from ..transport import server_of
@@ -39,6 +40,7 @@ from .inventory import (
     Outcome,
     inspect,
     is_name_of,
+    latest_news,
     list_held,
     release_each,
 )
@@ -186,6 +188,37 @@ def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | N
         holders=tuple(_place(database, lock).lock for lock in found.holders),
         events=tuple(replace(event, owner=_shown(event.owner)) for event in found.events),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """An event of a lock, its cache, and its name there."""
+
+    alias: str
+    name: str
+    event: Event
+
+
+def latest_events(aliases: Iterable[str] | None = None) -> tuple[list[News], list[Failure]]:
+    """The losses, crashes and forced releases of the last day, of all locks, the latest first; and
+    the caches that failed."""
+    wanted = list(lock_caches() if aliases is None else aliases)
+    databases, failed = _databases()
+    failures = [_failure(alias, failed[alias]) for alias in failed if alias in wanted]
+    news: list[News] = []
+    for database in databases:
+        if here := [alias for alias in database.prefixes if alias in wanted]:
+            try:
+                found = latest_news(database.client)
+            except UNAVAILABLE as error:
+                failures += [_failure(alias, error) for alias in here]
+                continue
+            for event in found:
+                alias, prefix, _ = _cache_of(database, event.lock, LOCK)
+                name = event.lock[len(prefix) :].decode(errors="backslashreplace")
+                shown = replace(event, owner=_shown(event.owner))
+                news += [News(alias, name, shown)] if alias in wanted else []
+    return sorted(news, key=lambda each: each.event.at, reverse=True), failures
 
 
 def is_among_locks(alias: str, key: bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ..extension import part
 from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
-from .keys import LockKeys, events_key
+from .keys import INDEX, NEWS, LockKeys, events_key
 from .owner import MAX_FENCE, HolderInfo, new_token
 from .script import Call, script, shared
 from .validation import milliseconds
@@ -49,7 +49,8 @@ local function is_known(key, value, index, owner, only)
 end
 """)
 
-# record(key, event, most, lifetime, at, known): see RECORD_EVENT.
+# record(key, event, most, lifetime, at, known): see RECORD_EVENT. record_news(key, event, at): the
+# last day's, 1,000 at most.
 RECORD = shared("""
 local function record(key, event, most, lifetime, at, known)
   at = at and at ~= '' and at or string.format('%.0f', now())
@@ -72,12 +73,24 @@ local function record(key, event, most, lifetime, at, known)
   redis.call('SET', key, table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
   return 1
 end
+
+local function record_news(key, event, at)
+  at = at and at ~= '' and at or string.format('%.0f', now())
+  put('ZADD', key, at, event)
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now() - 86400000000))
+  local size = redis.call('ZCOUNT', key, '-inf', '+inf')
+  if size > 1000 then
+    local oldest = redis.call('ZRANGEBYSCORE', key, '-inf', '+inf', 'LIMIT', 0, size - 1000)
+    redis.call('ZREM', key, unpack(oldest))
+  end
+  redis.call('PEXPIRE', key, 86400000)
+end
 """)
 
 #: End the lock of the holder that HELD named, so that it is safe to send twice; the first live
 #: waiter gets it.
 #:
-#: KEYS  lock keys, events
+#: KEYS  lock keys; if it is to be noted, events and news
 #: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
 #:       in turn may have one chosen token), '' or the id of the token's owner, '1' where only locks
 #:       are stored: without an id the caller knows that it is a lock; if it is to be noted, what
@@ -97,7 +110,10 @@ if ARGV[6] and ARGV[5] ~= '' and redis.pcall('HGET', KEYS[4], 'id') ~= ARGV[5]
 end
 local process = redis.pcall('HGET', KEYS[4], 'process')
 pass_on(ARGV[1], ARGV[2])
-if ARGV[9] then record(KEYS[6], ARGV[7], ARGV[8], ARGV[9]) end
+if ARGV[9] then
+  record(KEYS[6], ARGV[7], ARGV[8], ARGV[9])
+  record_news(KEYS[7], ARGV[7])
+end
 if type(process) == 'string' then
   redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
 end
@@ -121,21 +137,25 @@ def reset_call(
     last = (held.fence or MAX_FENCE) if fence is None else fence
     proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
     args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof, *event)
-    events = events_key(keys.name)
+    noted = events_key(keys.name), keys.held_index.replace(INDEX, NEWS)
     if limit == 1:
-        return Call(RESET, (*keys, events), args)
-    return Call(part("limit").PLACE_RESET, (*keys.at_place(held.place), events), (*args, limit))
+        return Call(RESET, (*keys, *noted), args)
+    return Call(part("limit").PLACE_RESET, (*keys.at_place(held.place), *noted), (*args, limit))
 
 
 #: Note what has happened to a lock. Releases by its holders push out no other events, unless most
 #: are others. (A list would want commands that those who may lock need not have the right to.)
 #:
-#: KEYS  events: a line for each, the latest first
+#: KEYS  events: a line for each, the latest first; for news, those of all locks, a sorted set
 #: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds; when it
 #:       was, in microseconds ('' for now); what must not be noted yet ('' for nothing)
 #: returns 1, or 0 if that was noted
 #: atomic because two that note at the same time must not write over each other.
-RECORD_EVENT = script("return record(KEYS[1], unpack(ARGV))")
+RECORD_EVENT = script("""
+local recorded = record(KEYS[1], unpack(ARGV))
+if recorded == 1 and KEYS[2] then record_news(KEYS[2], ARGV[1], ARGV[4]) end
+return recorded
+""")
 
 #: Note that a process is alive.
 #:

@@ -31,6 +31,8 @@ INDEX = b"django_redis_lock:locks"
 LAST_FENCE = b"django_redis_lock:fence"
 #: The same as INDEX for computations that have run for a while.
 FLIGHTS = b"django_redis_lock:flights"
+#: The last losses, crashes and forced releases of all locks, by time.
+NEWS = b"django_redis_lock:news"
 
 #: Metrics by period; in one slot of a cluster.
 FIGURES = {
@@ -42,6 +44,7 @@ SLOTS = 16384
 
 #: What every reserved key begins with.
 RESERVED = ("{", "django_redis_lock")
+_RESERVED = tuple(start.encode() for start in RESERVED)
 _COMPANION = re.compile(
     rb"\{([^}]*)\}(?::|\|(.*)\|)"
     rb"(grants|waiters|fence|owner|events|flight|leader"
@@ -49,7 +52,7 @@ _COMPANION = re.compile(
     re.DOTALL,
 )
 _OF_A_DATABASE = re.compile(
-    rb"django_redis_lock:(locks|flights)(:\{\d+\})?|django_redis_lock:(fence|process:.*)"
+    rb"django_redis_lock:(locks|flights|news)(:\{\d+\})?|django_redis_lock:(fence|process:.*)"
     rb"|\{django_redis_lock:metrics\}:(hour|day)",
     re.DOTALL,
 )
@@ -136,7 +139,7 @@ def slot_tag(slot: int) -> bytes:
 
 
 def index_key(index: bytes, slot: int) -> bytes:
-    """The key of INDEX, or FLIGHTS, for one slot of a cluster, in that slot."""
+    """The key of INDEX, FLIGHTS or NEWS, for one slot of a cluster, in that slot."""
     return index + b":{" + slot_tag(slot) + b"}"
 
 
@@ -167,7 +170,7 @@ def is_reserved(key: bytes) -> bool:
 
 def refuse_reserved(key: bytes) -> None:
     """Raises ValueError if a lock or a cache value at ``key`` would break another lock."""
-    if is_reserved(key):
+    if key.startswith(_RESERVED) and is_reserved(key):
         raise ValueError(
             f"{key!r} is no name for a lock or a cache value: django_redis_lock stores its own "
             "data at keys of this form. Choose a KEY_PREFIX that does not begin with '{'"

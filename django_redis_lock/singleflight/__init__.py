@@ -32,7 +32,6 @@ from .leader import Undecodable as Undecodable
 from .postponed import FlightRenewal as FlightRenewal
 from .postponed import Postponed as Postponed
 from .runners import Runner as Runner
-from .runners import Steps as Steps
 from .runners import ThreadRunner as ThreadRunner
 from .runners import use_background as use_background
 from .scripts import DELETE as DELETE
@@ -44,6 +43,9 @@ from .scripts import MARK_STALE as MARK_STALE
 from .scripts import WRITE as WRITE
 
 if TYPE_CHECKING:
+    from .refreshing import Refreshing as Refreshing
     from .tasks import AsyncRunner as AsyncRunner
 
-__getattr__ = on_first_use(__name__, {"singleflight.tasks": "AsyncRunner"})
+__getattr__ = on_first_use(
+    __name__, {"singleflight.refreshing": "Refreshing", "singleflight.tasks": "AsyncRunner"}
+)

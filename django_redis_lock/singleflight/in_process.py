@@ -4,10 +4,10 @@ wait for it."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from ..exceptions import LockError
 from ..protocol import new_token
 from ..threads import Mutex, after_fork
 from ..transport import Server
@@ -16,22 +16,27 @@ from .runners import Runner, under_computation
 # -- the callers of one value ----------------------------------------------------------------------
 
 
-class LeaderRef:
-    """Exists as long as the caller that queries Redis for the callers of an ``InProcessFlight``."""
+class SharedValue:
+    """What a caller has to tell the others that want the same value."""
+
+    requests = 0  #: How many it has sent.
+    encoded: Any = None  #: The value as Redis stores it; None: query Redis again.
+    trace = ""  #: Of the computation; see ``events.trace_parent``.
+    computed = False  #: Whether the value was computed, not only read.
+    outage: Exception | None = None  #: Why a request failed.
 
 
-class InProcessFlight:
-    """The callers of this process that want one value; the first queries Redis for all of them."""
+class InProcessFlight(SharedValue):
+    """The callers of this process that want one value; the first queries Redis for all of them.
 
-    def __init__(self, runner: Runner, key: bytes, leader_ref: LeaderRef | None = None) -> None:
+    Args:
+        caller: exists as long as that first one.
+    """
+
+    def __init__(self, runner: Runner, key: bytes, caller: object = None) -> None:
         self.flight_id: FlightKey = (runner.server, key, runner.group)
         self.ended = runner.new_event()
-        self.leader_ref = weakref.ref(leader_ref or self)
-        self.asked = 0  # How many requests the first caller has sent.
-        self.found: Any = None  # The encoded value; None: query Redis again.
-        self.trace = ""  # Of the computation; see ``events.trace_parent``.
-        self.computed = False  # Whether the value was computed, not only read.
-        self.outage: Exception | None = None  # Why a request failed.
+        self.caller_ref = weakref.ref(self if caller is None else caller)
 
 
 #: A key of one database, and what stands for its callers: the ``group`` of their runners.
@@ -46,7 +51,7 @@ def join(mine: InProcessFlight) -> InProcessFlight:
     """The flight of another caller for the same value, or ``mine``, which then begins."""
     while True:
         shared = in_flight.setdefault(mine.flight_id, mine)
-        if shared is mine or shared.leader_ref() is not None:
+        if shared is mine or shared.caller_ref() is not None:
             return shared
         leave(shared)  # A signal handler's exception kept its caller from that.
 
@@ -135,9 +140,13 @@ def overtake(leader: bytes) -> bool:
     return call is not None and call.overtake()
 
 
-def being_computed() -> set[tuple[Server | None, bytes]]:
-    """The keys that this thread or task is computing, or the one that started it."""
-    return set().union(*under_computation.get())
+def refuse_recursion(server: Server, keys: Iterable[bytes]) -> None:
+    """Raises LockError if this thread or task, or the one that started it, is computing one of
+    these ``keys``: it would wait for itself."""
+    for here in under_computation.get():
+        for key in keys:
+            if (server, key) in here:
+                raise LockError("the function that computes this value requests the value", key)
 
 
 def innermost_flight() -> tuple[bytes, bytes] | None:
@@ -157,26 +166,32 @@ def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> di
     computations = under_computation.get()
     if not computations:  # As in almost every write.
         return {}
-    wanted, found = None if keys is None else set(keys), {}
+    wanted, own = None if keys is None else set(keys), {}
     for here in computations:
         for (_, key), computation in [*here.items()]:
             if wanted is None or key in wanted:
-                found[key] = computation.token
+                own[key] = computation.token
                 if computation.own_writes.get(key) != "written":
                     computation.own_writes[key] = did
-    return found
+    return own
 
 
-@contextmanager
-def computing(
-    server: Server | None, keys: Iterable[bytes], computation: Computation
-) -> Iterator[None]:
-    """In this block, ``being_computed`` contains ``keys``."""
-    here = {(server, key): computation for key in keys}
-    mark = under_computation.set((*under_computation.get(), here))
-    try:
-        yield
-    finally:
-        here.clear()  # A task started in this block may outlive it, with a copy of the context.
-        with suppress(ValueError):  # The garbage collector closes the generator in another context.
-            under_computation.reset(mark)
+class computing:
+    """In this block, the caller is part of the ``computation`` of the values at ``keys``."""
+
+    __slots__ = ("_here", "_mark")
+
+    def __init__(
+        self, server: Server | None, keys: Iterable[bytes], computation: Computation
+    ) -> None:
+        self._here = {(server, key): computation for key in keys}
+
+    def __enter__(self) -> None:
+        self._mark = under_computation.set((*under_computation.get(), self._here))
+
+    def __exit__(self, *error: object) -> None:
+        self._here.clear()  # A task that began in this block may outlive it, with its context.
+        try:
+            under_computation.reset(self._mark)
+        except ValueError:
+            pass  # The garbage collector closes the generator in another context.

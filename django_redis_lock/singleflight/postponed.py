@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, Owner, encodable, fingerprint, hostname, milliseconds
 from ..protocol.keys import FLIGHTS, flight_key, flight_leader
-from .runners import Runner, Steps
 from .scripts import RENEW_FLIGHT
 
 if TYPE_CHECKING:
@@ -26,35 +24,10 @@ DESCRIBE_AFTER_SECONDS = 0.5
 
 class Postponed(BaseException):
     """Raised by a producer whose value will be complete later, perhaps in another thread: the
-    flight goes on for its timeout, and longer with ``renew``, until ``resumed`` or ``drop``."""
+    flight goes on for its timeout. See ``contrib.pages``."""
 
+    #: None: Redis was down when the computation began, or the flight has ended.
     leader: Leader | None = None
-
-    def renew(self) -> None:
-        """The rest of the computation begins: the keeper renews the flight."""
-        for renewal in self.leader.renewals if self.leader else ():
-            renewal.due = time.monotonic()
-            keeper().add(renewal)
-
-    def resumed(self, runner: Runner, compute: Callable[[], Any]) -> Steps:
-        """End the flight with what ``compute`` returns, or as its exception says. (Without a
-        leader, Redis was down when the computation began.)"""
-        if self.leader is not None:
-            leader, self.leader = self.leader, None
-            yield from leader.resume(runner, compute)
-
-    def fail(self) -> Steps:
-        """End the flight without a value; also without a leader."""
-        if self.leader is not None:
-            leader, self.leader = self.leader, None
-            yield from leader.fail()
-
-    def drop(self) -> None:
-        """End the flight without a value: the rest of the computation will never begin. The garbage
-        collector may call this, so the keeper does it."""
-        if self.leader is not None:
-            self.leader.end_later()
-            self.leader = None
 
 
 class FlightRenewal(Job):
@@ -62,39 +35,44 @@ class FlightRenewal(Job):
     not garbage-collected."""
 
     def __init__(self, leader: Leader, key: bytes) -> None:
-        server, token, lifetime = leader.server, leader.token, leader.timeout
-        self._leader_of_it = weakref.ref(leader)
-        description = {"group": leader.producer.group, "name": leader.stored_names.get(key, "")}
-        self._lifetime = self.deadline_scale = lifetime
+        self.key, self.token = key, leader.token
+        self.deadline_scale = leader.timeout
+        self._leader_ref = weakref.ref(leader)
         self._began = time.monotonic()
-        self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))
-        self.key, self.token = key, token
-        self._args = (token, milliseconds(lifetime), key)
-        self._fields = {"lifetime": str(self._args[1]), "renews": "1", **description}
         self._thread = threading.current_thread().name
         self._named = False
-        super().__init__(server, leader.asked_at + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
+        due = leader.sent_at + min(leader.timeout / 3, DESCRIBE_AFTER_SECONDS)
+        super().__init__(leader.server, due)
 
     def call(self, now: float) -> Call | None:
-        if self._leader_of_it() is None:  # A signal handler's exception kept it from that.
+        leader = self._leader_ref()
+        if leader is None:  # A signal handler's exception kept it from that.
             keeper().discard(self)
             return None
-        leader = () if self._named else self._leader(now)
-        return Call(RENEW_FLIGHT, self._keys, (*self._args, *leader))
+        key = self.key
+        keys = flight_key(key), flight_leader(key), self.server.index_of(FLIGHTS, key)
+        args = self.token, milliseconds(self.deadline_scale), key
+        return Call(RENEW_FLIGHT, keys, args if self._named else (*args, *self._owner(leader, now)))
 
-    def _leader(self, now: float) -> tuple[str, ...]:
+    def _owner(self, leader: Leader, now: float) -> tuple[str, ...]:
         """The milliseconds since the computation began, and the description of the leader."""
-        leader = Owner(fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread))
-        known = {name: encodable(text) for name, text in self._fields.items() if text}
-        return (f"{(now - self._began) * 1000:.0f}", *leader.fields(), *chain(*known.items()))
+        owner = Owner(fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread))
+        described = {
+            "lifetime": str(milliseconds(self.deadline_scale)),
+            "renews": "1",
+            "group": leader.producer.group,
+            "name": leader.name_of(self.key),
+        }
+        known = {name: encodable(text) for name, text in described.items() if text}
+        return (f"{(now - self._began) * 1000:.0f}", *owner.fields(), *chain(*known.items()))
 
     def answered(self, value: Any, sent_at: float) -> None:
         self._named = True
-        self.due = sent_at + self._lifetime / 3
+        self.due = sent_at + self.deadline_scale / 3
         if not value:  # A write has ended the flight. STORE will tell the leader.
             keeper().discard(self)
-            if (leader := self._leader_of_it()) is not None:
+            if (leader := self._leader_ref()) is not None:
                 leader.lose()
 
     def failed(self, error: Exception, now: float) -> None:
-        self.due = now + min(self._lifetime / 12, 1.0)
+        self.due = now + min(self.deadline_scale / 12, 1.0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
@@ -17,9 +16,10 @@ from redis.exceptions import RedisError, ResponseError
 from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
-from ..threads import InCaller, ThreadEvent, ThreadPool, Work
+from ..steps import Steps
+from ..threads import InCaller, ThreadEvent, ThreadPool, Work, this_process
 from ..transport import (
-    exchange,
+    exchange_with,
     is_observed,
     is_outage,
     pack_words,
@@ -28,6 +28,8 @@ from ..transport import (
     server_of,
 )
 from .scripts import READ
+
+R = TypeVar("R")
 
 #: The longest message of a failed computation that other callers get.
 MAX_MESSAGE_CHARACTERS = 500
@@ -51,11 +53,6 @@ def refreshes_in_caller() -> bool:
     return isinstance(background, InCaller)
 
 
-#: What a flight does. A step is what a method of a runner returns: the result for threads, an
-#: awaitable for tasks.
-Steps = Generator[Any, Any, Any]
-
-
 class ProducerFailed(Exception):
     """The function that computes raised ``error``, which the runner raises to the caller. (Not
     every exception can pass through a generator: it handles GeneratorExit and StopIteration.)"""
@@ -77,19 +74,18 @@ under_computation: ContextVar[tuple[dict[tuple[Any, bytes], Any], ...]] = Contex
 
 
 class Computation(NamedTuple):
-    """A step: the call of ``function``."""
+    """A step, of threads and of tasks: the call of ``function``, whose result is awaited if it is
+    awaitable. It raises ProducerFailed if that raises."""
 
     function: Callable[[], Any]
 
 
-def _not_awaitable(value: Any) -> Any:
-    if inspect.iscoroutine(value):
-        value.close()
-        raise TypeError(
-            "a thread cannot await the coroutine that computes the value: use aget_or_set(), "
-            "aget_or_set_many() or acompute()"
-        )
-    return value
+def _refuse(coroutine: CoroutineType[Any, Any, Any]) -> NoReturn:
+    coroutine.close()
+    raise TypeError(
+        "a thread cannot await the coroutine that computes the value: use aget_or_set(), "
+        "aget_or_set_many() or acompute()"
+    )
 
 
 class ThreadRunner:
@@ -113,7 +109,7 @@ class ThreadRunner:
 
     def __init__(self, client: Any, afterwards: Work = lambda: None) -> None:
         self._client = client
-        self._pid = os.getpid()
+        self._process = this_process()
         self._afterwards = afterwards
         self.server = server_of(client)
 
@@ -121,7 +117,7 @@ class ThreadRunner:
     def is_observed(self) -> bool:
         return is_observed(self._client)
 
-    def do(self, steps: Steps) -> Any:
+    def do(self, steps: Steps[R]) -> R:
         """What ``steps`` return in the end. The function that computes is called here, and not by
         the generators: for values that need each other, each level adds one frame to the stack."""
         before = under_computation.set(under_computation.get())
@@ -130,13 +126,16 @@ class ThreadRunner:
             while True:
                 if type(result) is Computation:
                     try:
-                        result = _not_awaitable(result.function())
+                        result = result.function()
+                        if isinstance(result, CoroutineType):
+                            _refuse(result)
                     except BaseException as raised:
                         result = steps.throw(ProducerFailed(raised))
                         continue
                 result = steps.send(result)
         except StopIteration as end:
-            return end.value
+            value: R = end.value
+            return value
         except ProducerFailed as failed:
             error = failed.error
         finally:
@@ -156,15 +155,15 @@ class ThreadRunner:
         Args:
             done: also if the task is cancelled.
         """
-        if os.getpid() != self._pid:
+        if this_process() is not self._process:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return run_all(self._client, calls)
 
     def exchange(self, command: bytes, replies: int) -> Any:
         """So many ``replies`` to ``command``, which may run twice."""
-        if os.getpid() != self._pid:
+        if this_process() is not self._process:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
-        return exchange(self._client, command, replies)
+        return exchange_with(self.server, command, replies)
 
     def read(self, key: bytes) -> Any:
         """The value at ``key`` and its PTTL, None if there is none: by the client if a tool
@@ -178,14 +177,6 @@ class ThreadRunner:
                     return read_value(self._client, key, lifetime=True)
         return self.run(call)[0]
 
-    def compute(self, function: Callable[[], Any]) -> Any:
-        """What ``function`` returns, awaited if that is awaitable.
-
-        Raises:
-            ProducerFailed: it raises.
-        """
-        return Computation(function)
-
     def wait_for_event(self, event: Any, until: float) -> Any:
         """Wait for an event of this process, or until a monotonic time; returns whether it came."""
         return event.wait(max(0.0, until - time.monotonic()))
@@ -193,7 +184,7 @@ class ThreadRunner:
     def pause(self, seconds: float) -> Any:
         return time.sleep(seconds)
 
-    def run_in_background(self, steps: Steps, renewal: Job) -> Any:
+    def run_in_background(self, steps: Steps[Any], renewal: Job) -> Any:
         """Execute ``steps`` in the background; returns whether the queue had room. Until they
         begin, the keeper does ``renewal``; they end it."""
         keeper().add(renewal)

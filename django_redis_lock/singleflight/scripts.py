@@ -1,11 +1,18 @@
-"""The Lua scripts of cache values and their flights, in the manner of ``protocol.lock_scripts``.
+"""The Lua scripts of cache values and their flights, in the manner of ``protocol.lock_scripts``,
+and what they reply to a caller that wants to lead.
 
 A script gets those keys of a value that it needs, in this order: the value's own, its flight, the
 flight's stream. (DELETE gets several values first.) Times are milliseconds; EXPIRE_AT also takes
 seconds.
 """
 
-from ..protocol import script, shared
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ..clock import time
+from ..protocol import as_bytes, script, shared
 
 # let_go(flight, first): a write ends the computation, if one is under way, and its followers look
 # again at once. Their stream's name begins as the flight's does. A user who may write but not do
@@ -95,15 +102,17 @@ return {1}
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
 #: ARGV  token, value, the value's lifetime (0 none, negative: it is not stored, and the followers
-#:       get it with the stream), lifetime of the stream, digest and expiry of the value that was
-#:       there when the flight began (see seen), what the computation itself did to the value
-#:       ('deleted', 'written', ''), the trace of the computation for the followers (left out: none)
+#:       get it with the stream), lifetime of the stream; these are left out if they say nothing:
+#:       digest and expiry of the value that was there when the flight began (see seen), what the
+#:       computation itself did to the value ('deleted', 'written', ''), and its trace for the
+#:       followers
 #: returns 1 stored, 0 not this leader's flight any more, or another client changed the value
 #: atomic because a write between the check and the store would be overwritten (invariant C2).
-STORE = script("""
+STORE = script(
+    """
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
 local done = {'XADD', KEYS[3], '*', 'outcome', 'ended'}
-local expected = ARGV[7] == 'written' or unchanged(KEYS[1], ARGV[5], ARGV[6])
+local expected = ARGV[7] == 'written' or unchanged(KEYS[1], ARGV[5] or '', ARGV[6] or '0')
   or (ARGV[7] == 'deleted' and redis.call('EXISTS', KEYS[1]) == 0)
 if mine and not expected then
   redis.call('DEL', KEYS[2])
@@ -126,7 +135,18 @@ if ARGV[8] then done[#done + 1] = 'trace'; done[#done + 1] = ARGV[8] end
 redis.pcall(unpack(done))  -- Out of memory, it is refused to one who does not lead any more.
 redis.pcall('PEXPIRE', KEYS[3], ARGV[4])
 return mine and 1 or 0
-""")
+""",
+    first="""
+if not ARGV[5] and tonumber(ARGV[3]) > 0 and redis.call('GET', KEYS[2]) == ARGV[1]
+  and redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3], 'NX') then
+  redis.call('DEL', KEYS[2])
+  redis.pcall('XADD', KEYS[3], '*', 'outcome', 'stored')
+  redis.pcall('PEXPIRE', KEYS[3], ARGV[4])
+  return 1
+end
+
+""",
+)
 
 #: The leader has no value to give: its computation failed.
 #:
@@ -274,3 +294,71 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 let_go(KEYS[1], 2)
 return 1
 """)
+
+
+# -- replies ---------------------------------------------------------------------------------------
+
+
+class Before(NamedTuple):
+    """What was at a value's key when its flight began; see ``seen`` in the scripts.
+
+    Attributes:
+        digest: of the value; empty if there was none.
+        expires_at: server time in ms; 0 never.
+        leader: the token of a leader that goes on leading the same flight; empty if none does.
+    """
+
+    digest: bytes | str = ""
+    expires_at: bytes | str = "0"
+    leader: bytes | str = b""
+
+
+NOTHING = Before()
+
+
+class Leads(NamedTuple):
+    """The caller leads: it computes the value."""
+
+    before: Before = NOTHING
+
+
+class Found(NamedTuple):
+    """There is a value, as Redis stores it."""
+
+    value: Any
+
+
+class Failed(NamedTuple):
+    """The last computation has just failed with this message."""
+
+    message: bytes | str
+
+
+class Follows(NamedTuple):
+    """Another caller computes the value.
+
+    Attributes:
+        leader: the token of its flight.
+        ends_at: the monotonic time at which the flight ends unless it is renewed.
+    """
+
+    leader: bytes
+    ends_at: float
+
+
+Reply: TypeAlias = Leads | Found | Failed | Follows
+
+
+def parse(reply: Sequence[Any]) -> Reply:
+    """A ``reply`` of TAKE_FLIGHT."""
+    match [int(reply[0]), *reply[1:]]:
+        case [1, *before]:
+            return Leads(Before(*before)) if before else Leads()
+        case [2, value]:
+            return Found(value)
+        case [3, message]:
+            return Failed(message)
+        case [_, token, pttl]:
+            # Redis rounds down, and a key with 0 ms left is still there.
+            return Follows(as_bytes(token), time.monotonic() + (max(int(pttl), 0) + 1) / 1000)
+    raise ValueError(f"TAKE_FLIGHT replied {reply!r}")

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import RedisError
@@ -14,13 +14,13 @@ from redis.exceptions import RedisError
 from ..clock import time
 from ..keeper import Job
 from ..protocol import Call
+from ..steps import Steps
 from ..transport import in_background, is_observed, is_outage, server_of
 from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all, cancellable
 from .runners import (
     SENT_AGAIN,
     Computation,
     ProducerFailed,
-    Steps,
     arguments_of,
     pause_before,
     reading,
@@ -29,6 +29,8 @@ from .runners import (
     under_computation,
 )
 from .scripts import READ
+
+R = TypeVar("R")
 
 
 class AsyncRunner:
@@ -56,7 +58,7 @@ class AsyncRunner:
         # In front of a cluster and behind sentinels, the client is one for threads.
         return isinstance(self._client, AsyncRedis) and is_observed(self._client)
 
-    async def do(self, steps: Steps) -> Any:
+    async def do(self, steps: Steps[R]) -> R:
         """As ``ThreadRunner.do``."""
         before = under_computation.set(under_computation.get())
         try:
@@ -74,7 +76,8 @@ class AsyncRunner:
                 else:
                     step = steps.send(result)
         except StopIteration as end:
-            return end.value
+            value: R = end.value
+            return value
         except ProducerFailed as failure:
             error = failure.error
         finally:
@@ -106,16 +109,13 @@ class AsyncRunner:
                     return await aread_value(self._client, key)
         return (await self.run(call))[0]
 
-    def compute(self, function: Callable[[], Any]) -> Any:
-        return Computation(function)
-
     async def wait_for_event(self, event: Any, until: float) -> Any:
         return await _within(event.wait(), until)
 
     async def pause(self, seconds: float) -> Any:
         await time.asleep(seconds)
 
-    async def run_in_background(self, steps: Steps, renewal: Job) -> Any:
+    async def run_in_background(self, steps: Steps[Any], renewal: Job) -> Any:
         refresh = in_background(self.do(steps))
         if refreshes_in_caller():
             await refresh

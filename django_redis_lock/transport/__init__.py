@@ -14,6 +14,7 @@ from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
 from .execute import Answer as Answer
 from .execute import exchange as exchange
+from .execute import exchange_with as exchange_with
 from .execute import is_observed as is_observed
 from .execute import pack as pack
 from .execute import pack_words as pack_words

@@ -68,6 +68,12 @@ TRUSTED_SECONDS = 1.0
 #: Seconds that an idle connection has to answer; then it is replaced.
 PROBE_SECONDS = 0.5
 
+
+def probe_seconds(patience: float | None) -> float:
+    """The same for a caller who waits for so many seconds."""
+    return PROBE_SECONDS if patience is None else min(PROBE_SECONDS, patience / 2)
+
+
 #: Names of TCP options, and seconds: without traffic the system asks the other end after
 #: so many, so often; and after these, data that were not acknowledged end the connection.
 _KEEPALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))

@@ -25,7 +25,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import real_time as time
 from ..protocol import Call
 from ..steps import adrive
-from .address import PROBE_SECONDS, TWINS, common_settings, may_have_run, note_sent, timeout_of
+from .address import TWINS, common_settings, may_have_run, note_sent, probe_seconds, timeout_of
 from .aio_connection import (
     READ_FIRST_SECONDS,
     AsyncRawConnection,
@@ -149,6 +149,13 @@ def connection_to(node: Server) -> AsyncRawConnection | None:
     return known if usable else None
 
 
+def has_idle_connection(node: Server) -> bool:
+    """Whether the running loop has a connection to ``node`` that must be checked first."""
+    of_loop = loops.get(asyncio.get_running_loop())
+    known = None if of_loop is None else of_loop.connections.get(node)
+    return known is not None and not known.takes_calls()
+
+
 async def connected(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
     """A connection to ``node`` for the tasks of the running loop: a new one, which one of them
     makes, or the one that was idle, if it still answers. An error says that nothing was sent.
@@ -158,6 +165,8 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
         patience: seconds that connecting may take, if that is less than usual.
     """
     connecting = _of_the_running_loop().connecting
+    if patience is not None and has_idle_connection(node):
+        patience += probe_seconds(patience)
     task = connecting.get(node)
     if task is None:
         task = connecting[node] = asyncio.ensure_future(_connect(client, node, patience))
@@ -177,7 +186,7 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
 
 async def _connect(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
     of_loop = _of_the_running_loop()
-    limit = PROBE_SECONDS if patience is None else min(PROBE_SECONDS, patience / 2)
+    limit = probe_seconds(patience)
     try:
         idle, generation = of_loop.connections.get(node), node.generation
         if idle is not None and idle.generation == generation and await idle.still_answers(limit):

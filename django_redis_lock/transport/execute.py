@@ -182,7 +182,13 @@ def exchange(client: Any, command: bytes, replies: int | None = None, *, again: 
     Args:
         again: whether it may run twice, so that it is sent once more if its reply was lost.
     """
-    server = server_of(client)
+    return exchange_with(server_of(client), command, replies, again)
+
+
+def exchange_with(
+    server: Server, command: bytes, replies: int | None = None, again: bool = True
+) -> Any:
+    """As ``exchange``, with a ``server`` that its caller knows."""
     patience = admitted(server.breaker, None) if server.breaker.failing else None
     try:
         return server.exchange(command, replies, patience, once=not again)

@@ -16,7 +16,6 @@ from ..clock import real_time as time
 from ..protocol import PendingLifetime
 from ..threads import after_fork
 from .address import (
-    PROBE_SECONDS,
     TRUSTED_SECONDS,
     RawConnection,
     allow,
@@ -24,6 +23,7 @@ from .address import (
     for_threads,
     note_sent,
     own_settings,
+    probe_seconds,
     shut,
     still_answers,
     timeout_of,
@@ -130,7 +130,7 @@ class Server:
         return keys
 
     def index_of(self, index: bytes, key: bytes) -> bytes:
-        """The sorted set in which ``key`` is to be noted: INDEX, FLIGHTS, or that of its slot."""
+        """The sorted set in which ``key`` is to be noted: ``index``, or that of its slot."""
         return index
 
     def nodes(self) -> Sequence[Server]:
@@ -341,7 +341,7 @@ class Server:
                 return None
             # A reply that has not come by now may never come.
             complete = unread is None or unread.confirm(False) is not None
-            limit = min(PROBE_SECONDS, (self.timeout if patience is None else patience) / 2)
+            limit = probe_seconds(self.timeout if patience is None else patience)
             if complete and still_answers(connection, limit):
                 return connection, None
             connection.disconnect()

@@ -25,6 +25,7 @@ from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.protocol.owner import Owner
+from django_redis_lock.transport import server_of
 from django_redis_lock.transport.execute import run
 from tests.browser.conftest import PAGE, Open
 from tests.browser.test_page import named, queued
@@ -167,6 +168,71 @@ def test_translations(open_page: Open, client: redis.Redis, settings: Any, langu
     metrics.flush()
     page = open_page(viewport=WIDE)
     take(page, f"admin-list-{language[:2]}", full_page=True)
+
+
+@newest
+def test_events(open_page: Open, client: redis.Redis) -> None:
+    troubled(staged(client))
+    page = open_page(f"{PAGE}events/", viewport=WIDE)
+    take(page, "admin-events")
+
+
+def troubled(locks: dict[str, Lock]) -> None:
+    """What has happened to some locks."""
+    lock = locks["nightly-report"]
+    server = server_of(lock.redis)
+    for name, what, note, who in (
+        (
+            "nightly-report",
+            "crashed",
+            "",
+            Owner("a", "batch-1", 812, "MainThread", "Nightly report"),
+        ),
+        (
+            "stock.sync",
+            "lost",
+            "it expired: Redis confirmed no renewal",
+            Owner("b", *HOSTS[1], "T"),
+        ),
+        (
+            "import-42",
+            "reset",
+            "ops (admin): it hangs",
+            Owner("c", *HOSTS[0], "MainThread", "Import"),
+        ),
+    ):
+        key = locks[name].keys.name
+        run(lock.redis, note_call(key, what, who, note, 43, server=server))
+
+
+@newest
+def test_from_right_to_left(open_page: Open, client: redis.Redis, settings: Any) -> None:
+    settings.LANGUAGE_CODE = "ar"
+    named(hold("تقرير-2026", label="التقرير الليلي", timeout=300), client)
+    troubled(staged(client))
+    page = open_page(viewport=WIDE)
+    take(page, "admin-list-ar")
+    page.get_by_role("link", name="import-42").click()
+    take(page, "admin-lock-ar")
+    page.goto(f"{PAGE}events/")
+    take(page, "admin-events-ar")
+
+
+THEME = os.environ.get("THEME", "")
+
+
+@pytest.mark.skipif(not THEME, reason="THEME names none")
+def test_theme(open_page: Open, client: redis.Redis) -> None:
+    """With DJANGO_SETTINGS_MODULE=tests.browser.theme_settings."""
+    used(24)
+    troubled(staged(client))
+    # Two of the themes cannot work under the strict policy.
+    page = open_page(viewport=WIDE, trouble=False, bypass_csp=True)
+    take(page, f"admin-{THEME}", full_page=True)
+    page.get_by_role("link", name="import-42").click()
+    take(page, f"admin-{THEME}-lock", full_page=True)
+    page.goto(f"{PAGE}events/")
+    take(page, f"admin-{THEME}-events")
 
 
 @newest

@@ -152,6 +152,7 @@ SEEN = """() => {
 }"""
 
 
+@pytest.mark.sample(0)
 def test_the_keyboard_leads_nowhere_invisible_on_a_phone(
     open_page: Open, client: redis.Redis
 ) -> None:

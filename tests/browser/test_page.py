@@ -110,6 +110,7 @@ def test_a_lock_released_by_another_process_disappears_and_a_new_one_appears(
     expect(page.locator(".paginator")).to_contain_text("2 locks")
 
 
+@pytest.mark.sample(0)
 def test_the_first_lock_and_the_last(open_page: Open) -> None:
     page = open_page()
     expect(page.get_by_text("No lock is held at the moment.")).to_be_visible()
@@ -170,6 +171,7 @@ def test_scroll_focus_and_selection_survive_a_refresh(open_page: Open, client: r
     assert "lock-20" in page.evaluate("() => getSelection().toString()")
 
 
+@pytest.mark.sample(0)
 def test_a_selected_lock_that_changed_hands_is_not_selected_any_more(
     open_page: Open, client: redis.Redis
 ) -> None:
@@ -182,6 +184,7 @@ def test_a_selected_lock_that_changed_hands_is_not_selected_any_more(
     expect(page.get_by_role("checkbox", name="Select a", exact=True)).not_to_be_checked()
 
 
+@pytest.mark.sample(0)
 def test_the_focus_stays_nearby_when_its_row_goes(open_page: Open, client: redis.Redis) -> None:
     locks = [named(hold(name), client) for name in "abc"]
     page = open_page(f"{PAGE}?o=lock")
@@ -191,6 +194,7 @@ def test_the_focus_stays_nearby_when_its_row_goes(open_page: Open, client: redis
     assert page.evaluate("() => document.activeElement.closest('tr').innerText").split()[1] == "c"
 
 
+@pytest.mark.sample(0)
 def test_a_link_with_the_focus_does_not_keep_the_list_of_processes_as_it_was(
     open_page: Open, client: redis.Redis
 ) -> None:
@@ -207,6 +211,7 @@ def test_a_link_with_the_focus_does_not_keep_the_list_of_processes_as_it_was(
     expect(page.get_by_role("button", name="Pause")).to_be_focused()
 
 
+@pytest.mark.sample(0)
 def test_a_page_that_fills_gets_links_to_the_next(
     open_page: Open, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +263,7 @@ def test_it_can_be_paused(open_page: Open, client: redis.Redis) -> None:
     expect(row(page, "a")).to_have_count(0)
 
 
+@pytest.mark.sample(0)
 def test_nothing_is_said_to_screen_readers_while_all_is_well(
     open_page: Open, client: redis.Redis
 ) -> None:
@@ -277,6 +283,7 @@ def test_nothing_is_said_to_screen_readers_while_all_is_well(
     assert page.evaluate("() => window.said") == 0
 
 
+@pytest.mark.sample(0)
 def test_a_site_that_is_away_for_a_while(open_page: Open, client: redis.Redis) -> None:
     named(hold("a"), client)
     page = open_page(trouble=False)
@@ -296,6 +303,7 @@ def test_a_session_that_has_ended(open_page: Open, client: redis.Redis) -> None:
     expect(page.get_by_role("status")).to_contain_text("you are not logged in")
 
 
+@pytest.mark.sample(0)
 def test_redis_that_is_away(open_page: Open, client: redis.Redis, monkeypatch: Any) -> None:
     page = open_page()
     hold("a")
@@ -388,6 +396,7 @@ def test_a_selection_is_released(open_page: Open, client: redis.Redis) -> None:
     assert [name for name, lock in locks.items() if lock.owned()] == ["b"]
 
 
+@pytest.mark.sample(0)
 def test_all_can_be_selected(open_page: Open, client: redis.Redis) -> None:
     for name in "abc":
         named(hold(name), client)
@@ -399,6 +408,7 @@ def test_all_can_be_selected(open_page: Open, client: redis.Redis) -> None:
     assert every.evaluate("box => box.indeterminate")
 
 
+@pytest.mark.sample(0)
 def test_one_may_think_better_of_it(open_page: Open, client: redis.Redis) -> None:
     lock = named(hold("a"), client)
     page = open_page(f"{PAGE}?q=a")
@@ -409,6 +419,7 @@ def test_one_may_think_better_of_it(open_page: Open, client: redis.Redis) -> Non
     assert lock.owned()
 
 
+@pytest.mark.sample(0)
 def test_the_way_back_selects_no_lock_that_was_not_selected(
     open_page: Open, client: redis.Redis
 ) -> None:
@@ -422,6 +433,7 @@ def test_the_way_back_selects_no_lock_that_was_not_selected(
     expect(page.get_by_role("checkbox", name="Select a", exact=True)).not_to_be_checked()
 
 
+@pytest.mark.sample(0)
 def test_two_operators(open_page: Open, client: redis.Redis) -> None:
     """Both want to release the same lock. The second is told, and the next holder keeps it."""
     named(hold("a"), client)
@@ -531,6 +543,7 @@ def test_who_may_only_look(open_page: Open, client: redis.Redis) -> None:
 # -- scale -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(0)
 def test_five_hundred_locks(open_page: Open, client: redis.Redis) -> None:
     locks = [hold(f"lock-{number:03}", timeout=300) for number in range(500)]
     page = open_page(f"{PAGE}?o=lock&p=3")
@@ -616,7 +629,7 @@ LINES = """e => {
 }"""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_log_of_releases_breaks_no_word(
     open_page: Open, client: redis.Redis, width: int
@@ -645,7 +658,7 @@ HINT_ROOM = """() => {
 }"""
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("language", ["en", "de", "zh-hans"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_hint_of_the_search_is_not_cut_off(
@@ -657,6 +670,7 @@ def test_the_hint_of_the_search_is_not_cut_off(
     assert page.evaluate(HINT_ROOM) >= 0
 
 
+@pytest.mark.sample(0)
 def test_names_and_keys_read_from_left_to_right_among_arabic(
     open_page: Open, client: redis.Redis, settings: Any
 ) -> None:
@@ -675,6 +689,7 @@ def test_names_and_keys_read_from_left_to_right_among_arabic(
     assert page.locator(".redis-key").evaluate(x) == pytest.approx(0, abs=1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("language", "left", "none"),
     [

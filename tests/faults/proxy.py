@@ -65,6 +65,8 @@ class Proxy:
         self.refused = 0
         #: Seconds without traffic after which a connection is forgotten.
         self.forgets_after = math.inf
+        #: Seconds for which a new connection carries nothing.
+        self.accepts_after = 0.0
         #: Connections made before this moment are forgotten.
         self._forgotten_until = -math.inf
         self._flows = threading.Event()
@@ -225,6 +227,7 @@ class Proxy:
         losing: Rule | None = None
         held_until = -math.inf
         requests = b""
+        time.sleep(self.accepts_after)
         began = used_at = time.monotonic()
         with suppress(OSError, ValueError):  # The latter from a socket closed meanwhile.
             while True:

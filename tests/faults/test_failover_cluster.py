@@ -198,6 +198,7 @@ def test_tasks_go_on(servers: ClusterServers, fail: Failure) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.sample(3)
 @failures
 @pytest.mark.parametrize("leads", ["thread", "task"])
 def test_who_follows_a_computation_has_its_value(

@@ -91,6 +91,7 @@ CALLERS: dict[str, tuple[Callable[[Proxy], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("caller", CALLERS)
 def test_a_call_after_a_pause(proxy: Proxy, caller: str) -> None:
     make, call = CALLERS[caller]
@@ -156,6 +157,34 @@ async def _tasks(proxy: Proxy) -> None:
 
 def test_the_tasks_of_a_loop(proxy: Proxy) -> None:
     asyncio.run(_tasks(proxy))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool) -> None:
+    """Until a new connection is there, most of the time passes that a server has. The old one is
+    checked before that time begins."""
+    options: Any = {"timeout": 60, "server_timeout": 1.0}
+
+    async def tasks() -> None:
+        clients = [redis.asyncio.Redis(port=proxy.port, db=db) for db in (1, 2, 3)]
+        lock = AsyncRedlock(clients, "idle", **options)
+        for delay in (0.0, 0.7):
+            proxy.accepts_after = delay
+            assert await lock.acquire(blocking=False)
+            await lock.release()
+            await asyncio.sleep(PAUSE)
+        for client in clients:
+            await client.connection_pool.disconnect()
+
+    if asynchronous:
+        asyncio.run(tasks())
+    else:
+        lock = Redlock(servers(proxy), "idle", **options)
+        for delay in (0.0, 0.7):
+            proxy.accepts_after = delay
+            taken(lock)
+            time.sleep(PAUSE)
+    expect_well(through(proxy, db=1))
 
 
 def test_a_waiter_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redis) -> None:

@@ -175,6 +175,7 @@ HELD: dict[str, Callable[[Full], Any]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("when", ["from the beginning", "once the keeper is cut off"])
 @pytest.mark.parametrize("name", HELD)
 def test_what_is_held_stays(full: Full, name: str, when: str) -> None:

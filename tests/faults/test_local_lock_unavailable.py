@@ -298,6 +298,7 @@ CALLERS: list[Caller] = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("caller", CALLERS)
 def test_while_redis_answers_the_lock_in_redis_is_enough(
     client: redis.Redis, for_each_fault: Any, caller: Caller, caplog: Any
@@ -313,6 +314,7 @@ def test_while_redis_answers_the_lock_in_redis_is_enough(
     for_each_fault(test)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("caller", CALLERS)
 def test_in_an_outage_it_fails_and_is_not_held_by_another(
     for_each_fault: Any, caller: Caller, settings: Any

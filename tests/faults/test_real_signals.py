@@ -143,6 +143,7 @@ def does_and_stays(link: Link, work: Callable[[Link, list[str]], int], urls: lis
     link.hear_anything(2 * PATIENCE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("work", [takes_redlocks, starts_the_keeper, starts_threads])
 def test_no_signal_breaks_the_start_of_a_thread(work: Any, own_server: RedisServer) -> None:
     """``Thread.start`` waits, and an interrupt turns that into ``RuntimeError: release unlocked

@@ -200,7 +200,7 @@ def run(case: str, urls: str, *before: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 def test_after_it(case: str, urls: str) -> None:
     run(case, urls)

@@ -23,17 +23,17 @@ STUCK = 8.0
 
 def on_demand(folder: Path, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
     """From now on this process writes its threads' stacks when it is told to; and those of the
-    tasks of its ``loop``, if that still turns."""
+    tasks of its ``loop``."""
     file = (folder / f"{name}.stacks").open("a")
 
-    def write_tasks() -> None:
+    def write_tasks(*args: object) -> None:
         for task in asyncio.all_tasks(loop):
             task.print_stack(file=file)
         file.flush()
 
     if loop is not None:
         faulthandler.unregister(signal.SIGUSR1)
-        loop.add_signal_handler(signal.SIGUSR1, write_tasks)
+        signal.signal(signal.SIGUSR1, write_tasks)  # A loop's own handlers end with the loop.
     faulthandler.register(signal.SIGUSR1, file, all_threads=True, chain=loop is not None)
 
 

@@ -231,7 +231,7 @@ def test_a_process_without_progress_says_what_it_waits_for(tmp_path) -> None:
     assert "threading.py" in read_stacks(tmp_path)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["plain", "cache"])
 def test_a_brief_run(workload: str) -> None:

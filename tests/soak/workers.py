@@ -350,13 +350,13 @@ class Work:
 
     def _note_computations(self) -> None:
         events.subscribe(self._on_event)
-        take = Leader.take
+        query = Leader.query
 
-        def noted_take(*arguments: Any, **options: Any) -> Any:
+        def noted_query(*arguments: Any, **options: Any) -> Any:
             TAKEN.set(time.time())
-            return take(*arguments, **options)
+            return query(*arguments, **options)
 
-        Leader.take = noted_take
+        Leader.query = noted_query  # type: ignore[method-assign]
 
     def _write(self) -> None:
         key = f"key-{self.random.randrange(NAMES)}"

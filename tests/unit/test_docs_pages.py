@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from tests.model.checker import MISTAKES
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+#: Of README and docs, with the bars of their tables.
+MAX_WORDS = 53_000
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -93,6 +96,31 @@ def test_every_name_that_a_snippet_imports_from_here_exists(page: Path) -> None:
                     and not importlib.util.find_spec(f"{module}.{each.name}")
                 ]
     assert missing == []
+
+
+def sentences(page: Path) -> set[str]:
+    """Sentences and cells of tables, without the addresses of links."""
+    parts = re.split(r"(?<=[.:;|])\s+", FENCED.sub("", page.read_text()))
+    return {re.sub(r"\]\([^)]*\)", "]", part.strip()) for part in parts}
+
+
+def test_a_fact_has_one_place() -> None:
+    """A sentence of some length is on one page; so is the row of a setting, and what was run."""
+    pages = [ROOT / "README.md", *DOCS]
+    counted = Counter(part for page in pages for part in sentences(page) if len(part) > 60)
+    assert [part for part, pages_with_it in counted.items() if pages_with_it > 1] == []
+    rows = re.compile(rf"^\| `(?:{'|'.join(Conf.names())})` \|", re.MULTILINE)
+    assert [page.stem for page in DOCS if rows.search(page.read_text())] == ["settings"]
+    day = re.compile(
+        r"\b\d{1,2} (?:January|February|March|April|May|June|July|August|September|"
+        r"October|November|December) 20\d\d\b"
+    )
+    assert {page.stem for page in DOCS if day.search(page.read_text())} <= {"benchmarks"}
+
+
+def test_the_pages_can_be_read_in_an_afternoon() -> None:
+    """What is added takes the place of something. The bound may only fall."""
+    assert sum(len(page.read_text().split()) for page in [ROOT / "README.md", *DOCS]) <= MAX_WORDS
 
 
 def test_every_page_is_on_the_site() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -112,6 +113,13 @@ def test_what_took_longer_than_all_classes_counts_as_the_last_bound() -> None:
 )
 def test_the_group_of_a_name(name: str, group: str) -> None:
     assert group_of(name) == group
+
+
+@pytest.mark.parametrize("part", ["x", "a-", "abcdef12-", "7" * 99 + " "])
+def test_a_name_that_a_visitor_makes_long_costs_no_time(part: str) -> None:
+    began = time.process_time()
+    group_of(part * (5_000_000 // len(part)))
+    assert time.process_time() - began < 0.5
 
 
 # -- charts ------------------------------------------------------------------------------------

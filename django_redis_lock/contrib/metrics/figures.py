@@ -157,14 +157,14 @@ class Summary:
         fallbacks: locks taken while Redis was down (ON_REDIS_DOWN); no acquisitions.
         waits: how long the acquisitions waited.
         holds: how long locks were held.
-        computed: values computed by ``get_or_set`` and its kin.
+        computed: values computed by ``get_or_set`` and the like.
         without_redis: how many of these were computed while Redis was down.
         failed: computations that raised.
         saved: computations saved because the caller got another's result.
         stale: how many of these callers got the stale value at once.
         refreshes_failed: stale values whose next computation failed.
         computations: how long the computations took.
-        hits: values that ``get_or_set`` and its kin found.
+        hits: values that ``get_or_set`` and the like found.
         stale_hits: values that they found stale.
         misses: values that they did not find.
         acquisitions_over_time: from the oldest bucket to the present one.
@@ -235,7 +235,7 @@ class Summary:
 
     @property
     def reads(self) -> int:
-        """The values that ``get_or_set`` and its kin looked for."""
+        """The values that ``get_or_set`` and the like looked for."""
         return self.hits + self.stale_hits + self.misses
 
     @property

@@ -12,7 +12,10 @@ from django.http import HttpResponse, HttpResponseBase
 from django.utils.cache import get_conditional_response
 from django.utils.http import parse_http_date_safe
 
-from ...singleflight import Postponed
+from ...clock import time
+from ...keeper import keeper
+from ...singleflight import Postponed, Runner
+from ...steps import Steps
 
 #: What a client makes its request depend on. A page that others get is computed without it.
 _CONDITIONS = (
@@ -119,6 +122,37 @@ def is_unrendered(response: Any) -> bool:
     return not getattr(response, "is_rendered", True)
 
 
+class OpenFlight(Postponed):
+    """The flight of a page that is not rendered: it goes on for its timeout, and longer with
+    ``renew``, until ``resumed`` or ``drop``."""
+
+    def renew(self) -> None:
+        """The rest of the computation begins: the keeper renews the flight."""
+        for renewal in self.leader.renewals if self.leader else ():
+            renewal.due = time.monotonic()
+            keeper().add(renewal)
+
+    def resumed(self, runner: Runner, compute: Callable[[], Any]) -> Steps[None]:
+        """End the flight with what ``compute`` returns, or as its exception says. (Without a
+        leader, Redis was down when the computation began.)"""
+        if self.leader is not None:
+            leader, self.leader = self.leader, None
+            yield from leader.resume(runner, compute)
+
+    def fail(self) -> Steps[None]:
+        """End the flight without a value; also without a leader."""
+        if self.leader is not None:
+            leader, self.leader = self.leader, None
+            yield from leader.fail()
+
+    def drop(self) -> None:
+        """End the flight without a value: the rest of the computation will never begin. The garbage
+        collector may call this, so the keeper does it."""
+        if self.leader is not None:
+            self.leader.end_later()
+            self.leader = None
+
+
 class Rendering:
     """A response that is rendered after its view has returned. By then the decorators around the
     view have set their headers, so Django decides after the rendering what is stored.
@@ -134,10 +168,10 @@ class Rendering:
         self,
         response: Any,
         conditions: Conditions,
-        rendered: Callable[[Any, Postponed], Any],
-        failed: Callable[[BaseException, Postponed], Any],
+        rendered: Callable[[Any, OpenFlight], Any],
+        failed: Callable[[BaseException, OpenFlight], Any],
     ) -> None:
-        self.postponed = Postponed()
+        self.postponed = OpenFlight()
         self._conditions = conditions
         self._rendered, self._failed = rendered, failed
         #: That of a page within this one.

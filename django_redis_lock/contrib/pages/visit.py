@@ -32,6 +32,7 @@ from ...threads import get_logger
 from .responses import (
     Conditions,
     NotThePage,
+    OpenFlight,
     OwnWrites,
     PageFailed,
     Rendering,
@@ -65,7 +66,7 @@ _FAILED = (ConnectionInterrupted, RedisError, OSError)
 _REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 #: By caller, cache alias and key: flights that are open until a response is rendered. Their callers
 #: must not wait for them.
-_open: weakref.WeakValueDictionary[tuple[Any, str, str], Postponed] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[tuple[Any, str, str], OpenFlight] = weakref.WeakValueDictionary()
 
 
 class Visit:
@@ -172,8 +173,7 @@ class Visit:
         except _FAILED:
             return MISSING
         except Exception as error:
-            runner = self._runner()
-            yield runner.do(cache._check_decoding(runner, error, key, None))
+            yield self._runner().do(cache._check_decoding(self._runner(), error, key, None))
             return MISSING
 
     def _get_or_compute(
@@ -289,7 +289,7 @@ class Visit:
         conditions: Conditions,
         generation: str,
         response: Any,
-        postponed: Postponed,
+        postponed: OpenFlight,
     ) -> Any:
         """End the flight of ``key`` after the rendering, which is synchronous."""
         self.asynchronous = False
@@ -306,7 +306,7 @@ class Visit:
             self._resume(postponed, value)
         return conditional(request, response) if key else response
 
-    def _rendering_failed(self, key: str, error: BaseException, postponed: Postponed) -> Any:
+    def _rendering_failed(self, key: str, error: BaseException, postponed: OpenFlight) -> Any:
         """The old page, if there is one."""
         self.asynchronous, leader = False, postponed.leader
         if isinstance(error, _REFUSALS):
@@ -322,7 +322,7 @@ class Visit:
                     return self._hit(old)
         return None
 
-    def _resume(self, postponed: Postponed, outcome: Any) -> None:
+    def _resume(self, postponed: OpenFlight, outcome: Any) -> None:
         """End the flight with the value ``outcome``, or as a failure with this exception."""
 
         def compute() -> Any:

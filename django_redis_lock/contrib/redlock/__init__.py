@@ -21,7 +21,8 @@ from ...locking import AsyncLock, Lock
 from ...protocol import Call
 from ...threads import ThreadEvent, start
 from ...transport import Answer, RawConnection, Server, note_sent, pack, readable, server_of
-from ...transport.aio_client import arun
+from ...transport.address import probe_seconds
+from ...transport.aio_client import arun, has_idle_connection
 from ...transport.aio_connection import wait_awake
 from ...transport.execute import admitted, receive, send
 from ...transport.refusals import is_misdirected
@@ -83,8 +84,9 @@ async def _aask(
         for place, call in calls.items()
         if place not in away
     }
+    idle = any(has_idle_connection(servers[place]) for place in asking)
     try:
-        await wait_awake(asking.values(), patience)
+        await wait_awake(asking.values(), patience + (probe_seconds(patience) if idle else 0.0))
     finally:
         for task in asking.values():
             task.cancel()
@@ -164,6 +166,9 @@ class _FanOut:
         self._connections: dict[int, RawConnection] = {}
         self._connecting: dict[int, _Connecting] = {}
         self._came = ThreadEvent()
+        #: Seconds for which idle connections are checked first, which their servers' time does not
+        #: pay for.
+        self._checking = 0.0
         self.answers: dict[int, Any] = {}
 
     def send(self, place: int) -> None:
@@ -186,6 +191,8 @@ class _FanOut:
 
     def _send_on_new(self, place: int) -> None:
         """Send on a checked or new connection, in a thread."""
+        if not self._servers[place].must_connect():
+            self._checking = probe_seconds(self._patience)
         attempt = self._connecting[place] = _Connecting()
         name = "django_redis_lock connect"
         connect = threading.Thread(target=self._ask, args=(place, attempt), name=name, daemon=True)
@@ -222,7 +229,7 @@ class _FanOut:
         self._came.set()
 
     def collect(self, patience: float) -> None:
-        left, part = patience, patience / PARTS
+        left, part = patience + self._checking, patience / PARTS
         while self._connections or self._connecting:
             began = real_time.monotonic()
             came = self._came = ThreadEvent()

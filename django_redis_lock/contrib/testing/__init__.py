@@ -238,10 +238,10 @@ class VirtualClock(Clock):
 
 
 class MemoryServer:
-    """What takes the place of all servers and caches.
+    """The server in memory that replaces all servers and caches.
 
     Args:
-        clock: left out, the real one.
+        clock: default: the real one.
     """
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
@@ -275,7 +275,7 @@ class MemoryServer:
         return sorted(found)
 
     def lose(self, name: str | bytes) -> None:
-        """End the lock at the key ``name`` as a server that forgot it would; its holder is told.
+        """End the lock at the key ``name``, as by a loss of data; its holder learns of it.
 
         Raises:
             KeyError: no lock is held there.
@@ -354,12 +354,12 @@ class override(TestContextDecorator):
 
         with override() as server:
             nightly_report()                      # takes its lock in memory
-            server.lose(":1:lock:nightly")        # the holder is told, as by an expired lock
+            server.lose(":1:lock:nightly")        # its holder learns of the loss
             server.away = True                    # every call raises redis-py's ConnectionError
             server.clock.advance(60)              # a minute later
 
     Args:
-        server: left out, a new one with a ``VirtualClock``.
+        server: default: a new one with a ``VirtualClock``.
     """
 
     def __init__(self, server: MemoryServer | None = None) -> None:

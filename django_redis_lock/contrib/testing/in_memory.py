@@ -1,4 +1,4 @@
-"""The setting CACHES in memory for as long as an override lasts, whoever changes it meanwhile."""
+"""The setting CACHES in memory for as long as an override lasts, also if it changes."""
 
 from __future__ import annotations
 

@@ -22,6 +22,10 @@ from .sections import behaviour_section, log_failure
 
 #: Rows on one page.
 PER_PAGE = 100
+#: The style sheet shows no more in a narrow window, until they are wanted.
+ROWS_ON_A_PHONE = 25
+#: The most locks that are released at once.
+MAX_SELECTED = 500
 #: "Held for longer than": seconds.
 AGES = (60, 600, 3600, 86400)
 KINDS = {LOCK: gettext_lazy("locks"), FLIGHT: gettext_lazy("computations")}
@@ -149,6 +153,7 @@ class Listing:
             "summary": self._summary(),
             "nothing": self._nothing(),
             "count": self._count(),
+            "many": len(self.shown.object_list) > ROWS_ON_A_PHONE,
             "as_of": as_of(),
         }
 
@@ -228,6 +233,19 @@ class Listing:
         """The number and address of each page; empty if there is one page."""
         numbers = self.shown.paginator.page_range if self.shown.has_other_pages() else ()
         return [(number, self.address(p=number)) for number in numbers]
+
+    @property
+    def all_matching(self) -> str:
+        """The title of the choice of more than this page; empty if there is no more."""
+        number = len(self.matching)
+        if not self.shown.has_other_pages():
+            return ""
+        if number > MAX_SELECTED:
+            words = _("the first %(most)s of all %(number)s that match")
+        else:
+            words = _("all %(number)s that match, on all pages")
+        numbers = {"most": number_format(MAX_SELECTED), "number": number_format(number)}
+        return words % numbers
 
     @property
     def many_caches(self) -> bool:

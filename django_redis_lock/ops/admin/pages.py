@@ -20,12 +20,13 @@ from ...protocol import printable
 from ...transport.refusals import explained
 from ..held_locks import UNAVAILABLE, Failure, is_among_locks, look_closely, name_of
 from ..inventory import FLIGHT
-from .listing import Listing
+from .listing import MAX_SELECTED, Listing
 from .releasing import outlook, parse_choices, release_all, releases
 from .rows import (
     Choice,
     Ref,
     as_of,
+    choice_of,
     duration_patterns,
     event_rows,
     failure_rows,
@@ -35,7 +36,7 @@ from .rows import (
     taken,
     waiter_rows,
 )
-from .sections import behaviour_of, processes_data
+from .sections import behaviour_of, events_data, processes_data
 
 if TYPE_CHECKING:
     from ...admin import HeldLockAdmin
@@ -61,7 +62,7 @@ class Pages:
         listing = Listing(self._request.GET, self._url_of)
         in_sight = not self._refreshes or "behaviour" in self._request.GET
         context = {
-            "title": capfirst(self._opts.verbose_name_plural),
+            "title": capfirst(_("held locks")),
             "listing": listing,
             "data": listing.data(),
             "behaviour": listing.behaviour() if in_sight else None,
@@ -73,6 +74,11 @@ class Pages:
         """Which locks each process holds, and what it waits for."""
         data = processes_data(self._url_of)
         return self._page("base", title=_("Locks by process"), data=data)
+
+    def events(self) -> HttpResponse:
+        """What went wrong in the last day, of all locks."""
+        title = _("Latest events of all locks")
+        return self._page("events", title=title, data=events_data(self._request.GET, self._url_of))
 
     def releases(self, object_id: str | None = None) -> HttpResponse:
         """The log of all releases, or of those of one lock."""
@@ -104,6 +110,9 @@ class Pages:
     def release(self) -> HttpResponse:
         known = list(lock_caches())
         selected = parse_choices(self._request.POST.getlist("selected"))
+        if "all" in self._request.POST:
+            query = QueryDict(self._request.POST.get("address", ""))
+            selected = [choice_of(h) for h in Listing(query, self._url_of).matching[:MAX_SELECTED]]
         chosen = [choice for choice in selected if choice.ref.alias in known]
         back = self._back(chosen)
         if not chosen:  # Also after a login: the browser comes back with a GET.
@@ -142,6 +151,7 @@ class Pages:
                 "release_url": self._url("release"),
                 "processes_url": self._url("processes"),
                 "releases_url": self._url("releases"),
+                "events_url": self._url("events"),
                 "may_release": self._admin.has_release_permission(self._request),
                 "refresh_every": self._admin.refresh_every,
                 "durations": duration_patterns(),
@@ -154,7 +164,7 @@ class Pages:
         above = [
             (_("Home"), reverse("admin:index", current_app=site)),
             (app.verbose_name, reverse("admin:app_list", args=[app.label], current_app=site)),
-            (capfirst(self._opts.verbose_name_plural), self._url("changelist")),
+            (capfirst(_("held locks")), self._url("changelist")),
         ]
         if template == "change_list":
             above.pop()

@@ -31,8 +31,9 @@ _PASSED_ON = gettext_lazy("“%(name)s” has passed to another holder and was n
 
 
 def parse_choices(texts: Sequence[str]) -> list[Choice]:
-    """The selected locks, each once, without invalid selections."""
-    found = (Choice.parse(text) for text in texts)
+    """The selected locks, each once, without invalid selections. One field may have many: Django
+    allows a thousand fields."""
+    found = (Choice.parse(text) for field in texts for text in field.split())
     return list(dict.fromkeys(choice for choice in found if choice is not None))
 
 
@@ -65,8 +66,7 @@ def _warning(lock: LockInfo) -> str:
         said = _("No heartbeat for %(time)s: safe to release unless the process is only frozen.")
         return said % {"time": duration(lock.seen or 0.0)}
     if lock.silent is False and owner.host and lock.kind != FLIGHT:
-        said = _("Still running: stop it first, “kill -TERM %(process)d” on %(host)s.")
-        return said % {"process": owner.pid, "host": shown(owner.host)}
+        return _("Still running: stop it first, on %(host)s.") % {"host": shown(owner.host)}
     return ""
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from django.utils.formats import date_format, number_format
 from django.utils.timezone import get_current_timezone
@@ -21,7 +22,7 @@ from ...events import Outage
 from ...locking import Event
 from ...protocol import Owner, printable
 from ..formatting import DurationFormat
-from ..held_locks import Failure, HeldLock
+from ..held_locks import Failure, HeldLock, News
 from ..inventory import FLIGHT, LOCK, LockInfo, WaiterInfo
 
 
@@ -154,12 +155,12 @@ EVENTS = {
 
 def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
     lock, ref = holding.lock, ref_of(holding)
-    state = status_of(lock)
+    state, owner = status_of(lock), lock.owner
     name = shown(holding.name)
-    label, doing = shown(lock.owner.label), shown(lock.owner.doing)
+    label, doing = shown(owner.label), shown(owner.doing)
     return {
         "id": f"{ref}.{lock.owner.id}",  # A row stays where its lock's fence becomes known.
-        "choice": str(Choice(ref, lock.owner.id, lock.fence)),
+        "choice": str(choice_of(holding)),
         "url": url_of(ref),
         "name": name,
         "select": _("Select %(name)s") % {"name": name},
@@ -171,6 +172,8 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
         "where": _("whole key") if holding.foreign else "",
         "place": "-" if lock.resting else place(lock.owner),
         "spot": "-" if lock.resting else short_place(lock.owner),
+        "of_holder": urlencode({"q": f"{owner.host}:{owner.pid}"}) if owner.host else "",
+        "kill": kill_command(lock),
         "state": state,
         "said": _said(lock, state),
         "seen": seconds_or_none(lock.seen),
@@ -191,6 +194,12 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
         "alias": holding.alias,
         "owner_id": lock.owner.id if lock.owner.host else "",  # Else it is in the place.
     }
+
+
+def kill_command(lock: LockInfo) -> str:
+    """What ends a holder that may still work, on its host; empty for any other."""
+    stoppable = lock.owner.host and not lock.resting and lock.kind != FLIGHT
+    return f"kill -TERM {lock.owner.pid}" if stoppable else ""
 
 
 def taken(lock: LockInfo) -> str:
@@ -274,6 +283,10 @@ def _sign(lock: LockInfo) -> str:
     return _("(one is due every %(time)s)") % {"time": duration(max(1.0, lock.heartbeat_interval))}
 
 
+def choice_of(holding: HeldLock) -> Choice:
+    return Choice(ref_of(holding), holding.lock.owner.id, holding.lock.fence)
+
+
 def ref_of(holding: HeldLock) -> Ref:
     return Ref(holding.alias, holding.lock.key, holding.lock.kind)
 
@@ -305,6 +318,24 @@ def event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     ]
 
 
+def news_rows(news: Sequence[News], url_of: UrlOf) -> list[dict[str, Any]]:
+    """Of the page of all locks: with the lock, and its holder's host to filter by."""
+    rows = event_rows([each.event for each in news])
+    return [
+        {
+            **row,
+            "id": f"{each.alias} {each.name} {row['id']}",
+            "name": shown(each.name),
+            "url": url_of(Ref(each.alias, each.event.lock, LOCK)),
+            "alias": each.alias,
+            "host": shown(each.event.owner.host),
+            "spot": short_place(each.event.owner),
+            "is_alarming": each.event.what != "reset",
+        }
+        for row, each in zip(rows, news, strict=True)
+    ]
+
+
 def _what(event: Event) -> str:
     if event.what == "reset" and event.note:
         return _("released by force by %(user)s") % {"user": shown(event.note)}
@@ -320,7 +351,7 @@ def _held_by(event: Event) -> str:
 
 
 def as_of() -> str:
-    now = date_format(datetime.now(get_current_timezone()), "H:i:s")
+    now = date_format(datetime.now(get_current_timezone()), "H:i:s T")
     return _("as of %(time)s") % {"time": now}
 
 

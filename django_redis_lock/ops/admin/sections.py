@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from django.http import QueryDict
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -24,9 +25,20 @@ from ...contrib.metrics import (
     summary,
 )
 from ...threads import may_log
-from ..held_locks import UNAVAILABLE, HeldLock, held_locks, look_closely
+from ..held_locks import UNAVAILABLE, HeldLock, held_locks, latest_events, look_closely
 from ..inventory import LOCK
-from .rows import UrlOf, as_of, duration, failure_rows, measured, ref_of, short_place, shown
+from .rows import (
+    EVENTS,
+    UrlOf,
+    as_of,
+    duration,
+    failure_rows,
+    measured,
+    news_rows,
+    ref_of,
+    short_place,
+    shown,
+)
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -200,6 +212,42 @@ def _percent(share: float | None) -> str:
     if share is None:
         return "-"
     return _("%(number)s %%") % {"number": number_format(share * 100, 0 if share == 1 else 1)}
+
+
+# -- latest events ---------------------------------------------------------------------------------
+
+
+def events_data(query: QueryDict, url_of: UrlOf) -> dict[str, Any]:
+    """Those of one host or one kind, as a query like ``?host=web-1&what=crashed`` asks."""
+    news, failures = latest_events()
+    hosts = sorted({shown(each.event.owner.host) for each in news} - {""})
+    kinds = {what: text for what, text in EVENTS.items() if what != "released"}
+    host, what = query.get("host", ""), query.get("what", "")
+    rows = news_rows(
+        [
+            each
+            for each in news
+            if host in ("", shown(each.event.owner.host)) and what in ("", each.event.what)
+        ],
+        url_of,
+    )
+    nothing = _("No event matches.") if news else _("Nothing went wrong in the last day.")
+    return {
+        "rows": rows,
+        "nothing": "" if rows or failures else nothing,
+        "choices": [
+            {"name": "what", "title": _("Event"), "chosen": what, "options": kinds.items()},
+            {
+                "name": "host",
+                "title": _("Host"),
+                "chosen": host,
+                "options": zip(hosts, hosts, strict=True),
+            },
+        ],
+        "filtered": bool(host or what),
+        "failures": failure_rows(failures),
+        "as_of": as_of(),
+    }
 
 
 # -- by process ------------------------------------------------------------------------------------

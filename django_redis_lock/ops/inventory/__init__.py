@@ -35,6 +35,7 @@ from .listing import WaiterInfo as WaiterInfo
 from .listing import indexes
 from .listing import inspect as inspect
 from .listing import list_held as list_held
+from .news import latest_news as latest_news
 from .releasing import Outcome as Outcome
 from .releasing import OwnLocks as OwnLocks
 from .releasing import is_name_of as is_name_of

@@ -3,8 +3,29 @@
      data-each         a list, whose entries data-id tells apart
      data-whole        is replaced as a whole, if it has changed     data-omitted: the new page does not have it
      data-own          is this script's own
+     data-copy         is copied by a click
      data-up, data-down   seconds that run on from data-at, as those of a <progress> do */
 "use strict";
+
+// Buttons that copy a command. Without a secure context browsers have no clipboard, but can copy a selection.
+(() => {
+  async function copy(button) {
+    const code = button.previousElementSibling;
+    try {
+      await navigator.clipboard.writeText(button.dataset.copy);
+    } catch {
+      getSelection().selectAllChildren(code);
+      document.execCommand("copy");
+    }
+    const text = button.textContent;
+    button.textContent = button.dataset.copied;
+    setTimeout(() => (button.textContent = text), 2000);
+  }
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.hidden = false;
+    button.addEventListener("click", () => copy(button));
+  }
+})();
 
 (() => {
   const page = document.querySelector("[data-live]");
@@ -48,6 +69,10 @@
       return;
     }
     if ("own" in old.dataset || "omitted" in next.dataset) return;
+    if ("copy" in old.dataset) {
+      old.dataset.copy = next.dataset.copy;
+      return;
+    }
     for (const { name } of [...old.attributes]) if (!next.hasAttribute(name)) old.removeAttribute(name);
     for (const { name, value } of next.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
     if ("whole" in old.dataset) replace(old, next);
@@ -182,7 +207,8 @@
   });
 
   const all = page.querySelector("[data-all]");
-  const boxes = () => [...page.querySelectorAll("tbody .action-select")];
+  // What is not shown on a phone is not selected, either.
+  const boxes = () => [...page.querySelectorAll("tbody .action-select")].filter((box) => box.checked || box.closest("tr").offsetParent);
 
   function countSelected() {
     if (!all) return;

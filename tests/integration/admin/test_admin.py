@@ -128,14 +128,14 @@ def test_what_it_says_of_a_lock(admin_client: Client, client: redis.Redis) -> No
     }
 
 
-def test_a_lock_without_an_end_and_without_a_known_holder(admin_client: Client) -> None:
+def test_a_lock_without_an_end_and_without_a_described_holder(admin_client: Client) -> None:
     lock = hold("a", timeout=None)
     (row,) = rows_of(admin_client.get(PAGE))
     holder = lock.holder()
     assert holder is not None
     assert (row["left"], row["holder"], row["held"]) == (
         "never expires",
-        f"unknown ({shown_id(holder.id)})",
+        f"{holder.host}:{holder.pid}",  # By its token.
         "-",
     )
 

@@ -112,7 +112,7 @@ def test_it_is_asked_first(admin_client: Client, client: redis.Redis) -> None:
     assert "No process waits for it, so it will be free." in text
     assert "two processes work at the same time" in text
     assert "learns of it at once, or within 20 s if Redis cannot notify it" in text
-    assert f"Still running: stop it first, “kill -TERM {owner.pid}” on {owner.host}." in text
+    assert f"Still running: stop it first, on {owner.host}. kill -TERM {owner.pid} Copy" in text
     assert 'value="Release 1 lock"' in response.content.decode()
     silence(client, lock.keys.lock, 236)
     text = text_of(admin_client.post(RELEASE, {"selected": choice}))

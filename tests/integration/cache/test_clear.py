@@ -149,6 +149,7 @@ def test_other_sites_in_the_database_keep_their_locks(
     assert all(lock.owned() for lock in (*own, bare))
 
 
+@pytest.mark.sample(2)
 def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
     locks = [cache.lock(f"report {number}", timeout=600) for number in range(1000)]
     for lock in locks:
@@ -215,6 +216,7 @@ def test_a_pattern_foreverything_spares_what_belongs_to_locks(
     assert all(lock.owned() for lock in locks)
 
 
+@pytest.mark.sample(3)
 @EMPTYING
 def test_no_script_has_many_keys(
     cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any

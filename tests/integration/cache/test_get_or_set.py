@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
-from django_redis_lock.cache import RedisCache, commands
+from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
@@ -923,7 +923,7 @@ def test_no_caller_waits_for_a_computation_if_the_value_is_there(
 
         return reading
 
-    for module, name in ((commands, "exchange"), (runners, "read_value")):
+    for module, name in ((reading, "exchange_with"), (runners, "read_value")):
         monkeypatch.setattr(module, name, slowly(getattr(module, name)))
     first = Asking(cache.get_or_set, "report", 1, 60, stale=stale)
     until(lambda: not slow_reads)
@@ -1122,7 +1122,7 @@ def test_the_threads_of_a_process_meet_an_outage_together(
         until(lambda: waiting_in_memory() == 7)
         raise redis.TimeoutError("away")
 
-    for name in ("exchange", "run_all"):
+    for name in ("exchange_with", "run_all"):
         monkeypatch.setattr(runners, name, away)
     found = in_threads(8, cache.get_or_set, "report", 1)
     assert [type(each) for each in found] == [redis.TimeoutError] * 8

@@ -84,6 +84,7 @@ def kept(cache: Any) -> dict[bytes, Any]:
     return {key: (value, rounded(client.ttl(key))) for key, value in found if value is not None}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_calls_do_the_same_in_memory(
     redis_server: RedisServer, location: str, seed: int

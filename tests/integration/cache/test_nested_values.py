@@ -83,6 +83,7 @@ WAYS: list[Callable[[int], Any]] = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["RedisCache", "LocMemCache"])
 def test_so_many_values_may_need_each_other(

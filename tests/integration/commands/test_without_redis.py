@@ -159,6 +159,7 @@ def test_the_doctor_says_that_there_is_no_server(project: Project) -> None:
     assert "there is none: the locks are in the memory of each process" in " ".join(said.split())
 
 
+@pytest.mark.sample(0)
 def test_the_tests_of_the_project(project: Project) -> None:
     assert "OK" in project.manage("test", "--parallel", "2")
 
@@ -227,6 +228,7 @@ def test_commands_in_two_terminals_exclude_each_other(project: Project, tmp_path
     assert third.returncode == 0
 
 
+@pytest.mark.sample(0)
 def test_another_projects_locks_are_its_own(project: Project, tmp_path: Path) -> None:
     shutil.copytree(project.folder, tmp_path / "copy")
     other = Project(tmp_path / "copy", project.folder.parent)

@@ -71,6 +71,7 @@ class Shop:
             opened.write("\n" + re.sub(r"sleep\((\d)\)", r"sleep(\1 / 10)", code))
 
 
+@pytest.mark.sample(0)
 def test_the_shop(tmp_path: Path, redis_server: RedisServer) -> None:
     shop = Shop(tmp_path)
     assert len(FILES) == 9

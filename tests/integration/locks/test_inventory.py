@@ -153,6 +153,7 @@ def test_the_index_may_be_wrong_about_the_end(client: redis.Redis) -> None:
     assert lock.ttl == pytest.approx(60, abs=5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("token", [None, "chosen"])
 def test_the_index_cleans_itself_with_each_use(client: redis.Redis, token: str | None) -> None:
     """Locks taken for a moment and never released, nor renewed, nor listed: a usual throttle."""

@@ -129,6 +129,7 @@ def memory() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("caller", CALLERS)
 def test_long_names_do_not_stay(
     cache: RedisCache, client: redis.Redis, redis_server: RedisServer, caller: str
