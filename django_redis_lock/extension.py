@@ -3,7 +3,7 @@
 * **Parts**: packages that the core does not need. It imports none of them; it calls ``part``
   when an option, a setting or a kind of server needs one, and only then is it loaded.
 * **Names on first use**: a package's ``__init__`` offers names without importing their modules.
-* **Hooks**: what the core asks of whoever has plugged itself in.
+* **Hooks**: what the core calls, and what upper floors put in its place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lock of this host beside the one in Redis, for ``ON_REDIS_DOWN = "local"``."""
+"""The lock of this host that stands in for the one in Redis, for ``ON_REDIS_DOWN = "local"``."""
 
 from __future__ import annotations
 
