@@ -16,11 +16,14 @@ Two rules for every such generator:
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Generator
+from typing import Any, TypeAlias, TypeVar
 
 R = TypeVar("R")
 
+#: What a method returns that does a step: for threads the result, for tasks an awaitable of it.
+Step: TypeAlias = R | Awaitable[R]
+#: A generator of steps, which returns the result of them all.
 Steps = Generator[Any, Any, R]
 
 

@@ -24,10 +24,19 @@ from ..extension import OnUse
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, Refused
 from ..protocol.validation import check_seconds
 from ..steps import adrive
-from ..transport import Answer, in_background
+from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
 from .hold import Hold
-from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
+from .local_state import (
+    Entry,
+    State,
+    Task,
+    TaskStates,
+    acting_task,
+    enter_again,
+    note_entry,
+    under_way,
+)
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
 from .waiting import TaskWaiter
 
@@ -80,15 +89,15 @@ class AsyncLock(LockOperations):
     asynchronous = True
 
     @property
-    def local(self) -> Any:
+    def local(self) -> State:
         """What the task that acts knows."""
-        return self._states.mine() if self.thread_local else self._states
+        return self._states.mine()
 
     @local.setter
-    def local(self, states: Any) -> None:
+    def local(self, states: State) -> None:
         self._states = states
 
-    def _new_state(self) -> Any:
+    def _new_state(self) -> TaskStates:
         return TaskStates(self.id)
 
     @for_the_caller
@@ -131,7 +140,7 @@ class AsyncLock(LockOperations):
             await pending.confirmed()
         hold.confirm()
 
-    def _loop(self) -> Any:
+    def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
     def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
@@ -219,8 +228,8 @@ class AsyncLock(LockOperations):
 
     def _entered(self) -> None:
         super()._entered()
-        hold: Hold = self.local.hold
-        if self.cancel_on_lost and hold.cancellation is None:
+        hold = self.local.hold
+        if hold is not None and self.cancel_on_lost and hold.cancellation is None:
             hold.cancellation = LossCancellation()
             hold.cancellation.depth = self._depth()
             if hold.lost:
@@ -262,7 +271,7 @@ class AsyncLock(LockOperations):
 
 
 async def aconfirm(
-    client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float
+    client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
 ) -> Confirmed:
     """As ``confirm``, for tasks."""
     connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)

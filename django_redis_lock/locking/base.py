@@ -39,6 +39,10 @@ from .hold import Hold, Renewal
 from .local_state import Entry, State, ThreadState, ThreadStateWithToken
 from .renewals import Renewals
 
+#: What a thread or task knew through a lock object: its token, hold, renewals and entry, and how
+#: often it was in.
+Before = tuple[bytes | None, Hold | None, Renewals | None, Entry | None, int]
+
 
 class BaseLock:
     """A lock's arguments and state.
@@ -147,11 +151,11 @@ class BaseLock:
         self.id = None if id is None else self._encode(check_token(id))
         if self.reentrant and id is not None:
             raise ValueError("reentrant and id exclude each other: a token does not name a caller")
-        self.local: Any = self._new_state() if self.thread_local else State()
+        self.local: State = self._new_state() if self.thread_local else State()
         if self.id is not None:
             self.local.token = self.id
 
-    def _new_state(self) -> Any:
+    def _new_state(self) -> State:
         return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
 
     def _encode(self, value: str | bytes) -> bytes:
@@ -372,13 +376,13 @@ class BaseLock:
             if noted != unsent:
                 self._hand_over(request.give_back(*noted))
 
-    def _state(self) -> tuple[Any, ...]:
+    def _state(self) -> Before:
         """What this thread or task knows through this handle."""
         local = self.local
         entry: Entry | None = local.entry
         return local.token, local.hold, local.renewal, entry, entry.times(local) if entry else 0
 
-    def _undo(self, before: tuple[Any, ...]) -> None:
+    def _undo(self, before: Before) -> None:
         """Roll back an acquisition whose caller was interrupted."""
         local, hold = self.local, self.local.hold
         entry: Entry | None = local.entry

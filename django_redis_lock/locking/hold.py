@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -79,8 +80,8 @@ class Hold:
     #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
     #: and never changed: the keeper may be reading it.
     inner_on_lost: Any = None
-    #: A weak reference to the holder's task, None for a thread and for a task that is not known.
-    task: Any = None
+    #: The holder's task, None for a thread and for a task that is not known.
+    task: weakref.ref[Any] | None = None
     #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
     cancellation: Any = None
     #: The reply that confirms a grant; None: none is to come.

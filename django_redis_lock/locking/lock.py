@@ -17,7 +17,7 @@ from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, 
 from ..protocol.validation import check_seconds
 from ..steps import drive
 from ..threads import in_context
-from ..transport import Answer, run, server_of
+from ..transport import Answer, Client, run, server_of
 from . import waiting
 from .hold import Hold
 from .local_state import enter_again, note_entry
@@ -221,7 +221,9 @@ class Lock(LockOperations):
                 raise
 
 
-def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:
+def confirm(
+    client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
+) -> Confirmed:
     """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
     server = server_of(client).locate(keys)
     question = question_to_replicas(keys, token, replicas, patience)

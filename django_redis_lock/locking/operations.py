@@ -37,15 +37,17 @@ from ..protocol import (
     script,
 )
 from ..protocol.validation import check_seconds
-from ..steps import Steps
+from ..steps import Step, Steps
 from ..threads import get_logger
-from ..transport import NotReady, is_refusal, pack, pack_words, server_of
-from .base import BaseLock
+from ..transport import Answer, NotReady, is_refusal, pack, pack_words, server_of
+from .base import BaseLock, Before
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
 from .waiting import queues
 
 if TYPE_CHECKING:
+    import asyncio
+
     from . import causes, questions, records
     from .questions import Query
 else:
@@ -75,19 +77,17 @@ return 1
 class LockOperations(BaseLock):
     """The steps of the methods, and their questions to Redis."""
 
-    # What these return is a step: the result for threads, an awaitable for tasks.
-    #: An ``Answer``.
-    _run: Callable[[Call], Any]
-    #: What ACQUIRE returns.
-    _send_acquire: Callable[[AcquireRequest], Any]
-    #: Behind others: an ``Acquisition``, or None at the end of the wait.
-    _wait: Callable[[AcquireRequest, Refused | None], Any]
-    #: ``Confirmed`` by the replicas, within so many seconds.
-    _confirm: Callable[[Acquisition, float], Any]
+    _run: Callable[[Call], Step[Answer]]
+    #: What ACQUIRE replies.
+    _send_acquire: Callable[[AcquireRequest], Step[Any]]
+    #: Behind others, until the end of the wait.
+    _wait: Callable[[AcquireRequest, Refused | None], Step[Acquisition | None]]
+    #: By the replicas, within so many seconds.
+    _confirm: Callable[[Acquisition, float], Step[Confirmed]]
     #: Until the full lifetime of a lock got by a grant is confirmed.
-    _confirm_lifetime: Callable[[Hold], Any]
+    _confirm_lifetime: Callable[[Hold], Step[None]]
 
-    def _loop(self) -> Any:
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop whose tasks this lock is for, None for threads."""
         return None
 
@@ -111,7 +111,7 @@ class LockOperations(BaseLock):
         self._emit_acquired(hold, asked_at, acquired.contended)
         return True
 
-    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:
+    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Acquisition | None]:
         """Take the lock; an ``Acquisition``, or None at the end of the wait.
 
         The first request registers a waiter if the lock is taken, so the queue is made only then.
@@ -119,7 +119,8 @@ class LockOperations(BaseLock):
         """
         if queues and wait != 0 and self._queue_key() in queues:
             self._on_contended(True)
-            return (yield self._wait(request._replace(waiter=b""), None))
+            waited: Acquisition | None = yield self._wait(request._replace(waiter=b""), None)
+            return waited
         sent_at, refused = time.monotonic(), None
         try:
             reply = parse_acquire((yield self._send_acquire(request)), sent_at)
@@ -137,7 +138,8 @@ class LockOperations(BaseLock):
                 raise
         if wait == 0:
             return None
-        return (yield self._wait(request.with_margin(sent_at), refused))
+        waited = yield self._wait(request.with_margin(sent_at), refused)
+        return waited
 
     def _note_vanished(self, taken: Taken) -> None:
         if taken.vanished is not None:
@@ -179,7 +181,7 @@ class LockOperations(BaseLock):
             self._not_owned("release", self.lost_reason)
         return True
 
-    def _leave_to_keeper(self, before: tuple[Any, ...] | None = None) -> None:
+    def _leave_to_keeper(self, before: Before | None = None) -> None:
         """The caller was interrupted while it released the lock, or could not reach Redis, and will
         not try again. ``before``: the state when the release began."""
         entry: Entry | None = self.local.entry
@@ -229,7 +231,7 @@ class LockOperations(BaseLock):
             self._prolonged(hold, until, sent_at)
         return True
 
-    def _extend_call(self, verb: str, seconds: Any, replace: bool) -> Call:
+    def _extend_call(self, verb: str, seconds: float, replace: bool) -> Call:
         token = self._owned_token(verb)
         hold: Hold | None = self.local.hold
         # Of the lock of a token from elsewhere, only Redis knows whether it has a lifetime.
@@ -331,7 +333,7 @@ class LockOperations(BaseLock):
             held = time.monotonic() - hold.began
             events.emit(Lost(self.subject, held, reason, hold.fence))
 
-    def _release_failed(self, before: Any, error: BaseException, body_failed: bool) -> bool:
+    def _release_failed(self, before: Before, error: BaseException, body_failed: bool) -> bool:
         """The release at the end of a block failed. Returns whether the block swallows ``error``;
         the body's own comes first."""
         self._leave_to_keeper(before)

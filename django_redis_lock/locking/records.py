@@ -36,7 +36,7 @@ from ..protocol.owner import (
     fields_of,
 )
 from ..threads import Mutex, free_after_fork, get_logger
-from ..transport import Server, is_cluster, run, run_all
+from ..transport import Client, Server, is_cluster, run, run_all
 
 if TYPE_CHECKING:
     from .hold import Renewal
@@ -128,7 +128,7 @@ class Heartbeat(Job):
         self._beat_at = self.due = now + pause
 
 
-def last_heartbeats(client: Any, processes: Iterable[str]) -> dict[str, float]:
+def last_heartbeats(client: Client, processes: Iterable[str]) -> dict[str, float]:
     """Seconds since the last heartbeat of each of ``processes``, in one round trip; those of which
     none is known are left out."""
     known = sorted(set(processes) - {""})

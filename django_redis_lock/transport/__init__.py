@@ -6,6 +6,7 @@ What tasks and pools use is imported when it is used.
 from typing import TYPE_CHECKING
 
 from ..extension import on_first_use
+from .address import Client as Client
 from .address import RawConnection as RawConnection
 from .address import is_cluster as is_cluster
 from .address import may_have_run as may_have_run

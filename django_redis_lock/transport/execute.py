@@ -20,7 +20,7 @@ from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..extension import OnUse
 from ..protocol import Call, Script
 from ..steps import drive
-from .address import RawConnection, may_have_run, note_sent
+from .address import Client, RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .registry import server_of
 from .server import CHECK_SECONDS, Server
@@ -133,7 +133,7 @@ def receive(connection: RawConnection, call: Call) -> Any:
         return connection.read_response()
 
 
-def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
+def run(client: Client, call: Call, *, patience: float | None = None) -> Answer:
     """Run ``call`` in one round trip, on a connection of our own to ``client``'s server; once more
     if the connection broke before the reply. After an error, redis-py's, the outcome is unknown.
 
@@ -151,7 +151,7 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         return drive(retry.run_again(_Blocking(server), call, patience, node, error))
 
 
-def is_observed(client: Any) -> bool:
+def is_observed(client: Client) -> bool:
     """Whether a tool (OpenTelemetry, Elastic APM, Sentry, Datadog, New Relic) has replaced methods
     of the class of ``client``, which leads to Redis: it sees no calls on connections of our own."""
     of = type(client)
@@ -168,7 +168,7 @@ def _is_of_redis_py(method: Any) -> bool:
     return method is None or (type(method) is FunctionType and method.__module__[:6] == "redis.")
 
 
-def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
+def read_value(client: Client, key: bytes, *, lifetime: bool = False) -> Any:
     """GET of ``key``; with its ``lifetime`` what ``value_with_lifetime`` returns."""
     if not lifetime:
         return exchange(client, pack_words(b"GET", key))
@@ -176,7 +176,9 @@ def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
     return None if value[0] is None else value
 
 
-def exchange(client: Any, command: bytes, replies: int | None = None, *, again: bool = True) -> Any:
+def exchange(
+    client: Client, command: bytes, replies: int | None = None, *, again: bool = True
+) -> Any:
     """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
     Args:
@@ -209,7 +211,7 @@ def value_with_lifetime(key: bytes) -> bytes:
     return pack_words(b"GET", key) + pack_words(b"PTTL", key)
 
 
-def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
+def run_all(client: Client, calls: Sequence[Call]) -> list[Any]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]

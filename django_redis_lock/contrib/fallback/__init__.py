@@ -22,7 +22,7 @@ from ...clock import time
 from ...events import FellBack
 from ...exceptions import LockError, TooFewReplicas
 from ...extension import on_first_use
-from ...locking import AsyncLock, Hold, Lock, LockOperations
+from ...locking import AsyncLock, Before, Hold, Lock, LockOperations
 from ...locking.questions import Query
 from ...protocol import (
     AcquireRequest,
@@ -156,6 +156,7 @@ class Fallback(LockOperations):
     def _take_in_addition(self, file_lock: LocalLock, until: float) -> Steps[bool | None]:
         """Take the lock of this host, too. None: the lock in Redis expired during the wait."""
         hold, began = self.local.hold, time.monotonic()
+        assert hold is not None
         file_lock.identity = self._host.identity(hold.keys.lock)
         try:
             if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
@@ -230,7 +231,8 @@ class Fallback(LockOperations):
             self._release_file(file_lock)
 
     def _end_fallback(self) -> None:
-        self.local.hold.end()
+        if self.local.hold is not None:
+            self.local.hold.end()
         self.local.token = self.local.entry = None
         self._release_file(self.local.file_lock)
 
@@ -244,7 +246,7 @@ class Fallback(LockOperations):
             super()._hand_to_keeper()
             self._release_file(self.local.file_lock)
 
-    def _undo(self, before: tuple[Any, Any, Any]) -> None:
+    def _undo(self, before: Before) -> None:
         hold: Hold | None = self.local.hold
         if hold is not None and hold is not before[1] and hold.by_this_thread:
             self._release_file(self.local.file_lock)

@@ -20,7 +20,7 @@ from ...clock import real_time, time
 from ...locking import AsyncLock, Lock
 from ...protocol import Call
 from ...threads import ThreadEvent, start
-from ...transport import Answer, RawConnection, Server, note_sent, pack, readable, server_of
+from ...transport import Answer, Client, RawConnection, Server, note_sent, pack, readable, server_of
 from ...transport.address import probe_seconds
 from ...transport.aio_client import arun, has_idle_connection
 from ...transport.aio_connection import wait_awake
@@ -95,7 +95,7 @@ async def _aask(
     return away | {p: _outcome(task, clients[p], patience) for p, task in asking.items()}
 
 
-def _outcome(task: asyncio.Task[Answer], client: Any, patience: float) -> Any:
+def _outcome(task: asyncio.Task[Answer], client: Client, patience: float) -> Any:
     if not task.cancelled():  # ``arun`` has told the breaker.
         return task.exception() or task.result().value
     error = RedisTimeoutError("Redis did not answer in time")

@@ -325,8 +325,8 @@ class Quorum(LockOperations):
     def _merge(self, call: Call, sent_at: float, answers: Mapping[int, Any]) -> Answer:
         if call.script is RELEASE:
             self._release_later((p for p, a in answers.items() if isinstance(a, Exception)), call)
-        hold: QuorumHold | None = self.local.hold
-        if call.script is EXTEND and hold is not None:
+        hold = self.local.hold
+        if call.script is EXTEND and isinstance(hold, QuorumHold):
             _, amount, replace, *_ = call.args
             lifetime = int(amount) / 1000
             for place, answer in answers.items():
@@ -350,7 +350,8 @@ class Quorum(LockOperations):
         return Renewals(hold, *jobs)
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
-        self.local.renewal.reschedule(asked_at)
+        if self.local.renewal is not None:
+            self.local.renewal.reschedule(asked_at)
 
     def _hand_over(self, release: Call) -> None:
         self._release_later(range(len(self.redis)), release)

@@ -11,7 +11,6 @@ doubt whether a grant came first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import NoPermissionError
@@ -29,10 +28,10 @@ from ...protocol import (
     parse_acquire,
     printable,
 )
-from ...steps import Steps
+from ...steps import Step, Steps
 from ...threads import get_logger
-from ...transport import is_outage, may_have_run, note_sent, pack_words
-from .queue import WaitQueue, join
+from ...transport import Client, is_outage, may_have_run, note_sent, pack_words
+from .queue import PopReply, Turn, WaitQueue, join
 
 logger = get_logger("django_redis_lock.waiting")
 
@@ -52,26 +51,28 @@ class Waiter:
         turn: set when it is this member's turn; None for the first member of a new queue.
     """
 
-    turn: Any = None
+    turn: Turn | None = None
 
-    # What these return is a step: the result for threads, an awaitable for tasks.
-    #: What a call returns, within so many seconds.
-    _run: Callable[[Call, float | None], Any]
-    #: Let so many seconds pass.
-    _sleep: Callable[[float], Any]
-    #: An event for ``turn``; no step.
-    _new_turn: Callable[[], Any]
-
-    def __init__(self, client: Any, request: AcquireRequest, queue: WaitQueue) -> None:
+    def __init__(self, client: Client, request: AcquireRequest, queue: WaitQueue) -> None:
         self._client = client
         self._request = request
         #: Whether a blocking pop was sent, and what the last one has returned.
         self._popping = False
-        self._reply: Any = None
+        self._reply: PopReply = None
         #: Whether Redis may have carried out something that was not answered.
         self._unanswered = False
         self.queue = queue
         self.outage_patience = request.outage_patience
+
+    def _run(self, call: Call, patience: float | None) -> Step[Any]:
+        """What a call returns, within so many seconds."""
+        raise NotImplementedError
+
+    def _sleep(self, seconds: float) -> Step[None]:
+        raise NotImplementedError
+
+    def _new_turn(self) -> Turn:
+        raise NotImplementedError
 
     @property
     def _name(self) -> str:
@@ -171,7 +172,7 @@ class Waiter:
         if received is None:
             return None
         grant = received.grant
-        tokens: list[Any] = [(grant.token, b"", grant.place)]
+        tokens = [(grant.token, b"", grant.place)]
         if request.chosen and grant.place > request.limit:  # ACQUIRE does not find it there.
             tokens.append((request.token, request.attempt, grant.place))
         request.may_hold.extend(tokens)
@@ -213,7 +214,7 @@ class Waiter:
 
     # -- what must be released ---------------------------------------------------------------
 
-    def give_back(self, reply: Any) -> None:
+    def give_back(self, reply: PopReply) -> None:
         """Release the grant that a pop has returned in ``reply``, if it has."""
         if (grant := self.queue.grant_in(reply)) is not None:
             self._give_back(grant.token, b"", grant.place)

@@ -17,10 +17,10 @@ from ...keeper import keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused, printable
 from ...steps import adrive
 from ...threads import get_logger
-from ...transport import in_background, pack, server_of
+from ...transport import Client, in_background, pack, server_of
 from ...transport.aio_client import aconnect, arun
 from ...transport.aio_connection import AsyncRawConnection
-from .queue import WaitQueue
+from .queue import PopReply, WaitQueue
 from .steps import Waiter
 
 logger = get_logger("django_redis_lock.waiting")
@@ -73,7 +73,7 @@ class TaskQueue(WaitQueue):
     pending: PendingAnswer | None = None
     reading: asyncio.Future[Any] | None = None
 
-    async def connect(self, client: Any) -> None:
+    async def connect(self, client: Client) -> None:
         if self.pending is not None:
             await self.pending.confirmed()
             self.pending = None
@@ -90,10 +90,11 @@ class TaskQueue(WaitQueue):
         await time.wait({self.reading}, seconds)
         return self.reading.done()
 
-    def reply(self) -> Any:
+    def reply(self) -> PopReply:
         reading, self.reading = self.reading, None
         assert reading is not None
-        return reading.result()
+        reply: PopReply = reading.result()
+        return reply
 
     async def extend(self, call: Call, until: float) -> PendingAnswer:
         assert self.connection is not None
@@ -129,7 +130,7 @@ class TaskQueue(WaitQueue):
 
     def wake(self) -> None:
         connection = self.connection
-        if connection is None:
+        if connection is None or self.loop is None:
             return
         if self.loop.is_closed():
             connection.cut()
@@ -142,7 +143,7 @@ class TaskWaiter(Waiter):
 
     queue: TaskQueue
 
-    def __init__(self, client: Any, request: AcquireRequest) -> None:
+    def __init__(self, client: Client, request: AcquireRequest) -> None:
         queue = TaskQueue(server_of(client), request, asyncio.get_running_loop())
         super().__init__(client, request, queue)
 

@@ -15,9 +15,9 @@ from ...keeper import SentOnce, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused
 from ...steps import drive
 from ...threads import Mutex
-from ...transport import RawConnection, Server, pack, run, server_of
+from ...transport import Client, RawConnection, Server, pack, run, server_of
 from ...transport.address import has_socket, shut
-from .queue import WaitQueue
+from .queue import PopReply, WaitQueue
 from .steps import MayNotBlock, Waiter
 
 
@@ -83,7 +83,7 @@ class ThreadQueue(WaitQueue):
     connection: RawConnection | None = None
     pending: PendingReply | None = None
 
-    def connect(self, client: Any) -> None:
+    def connect(self, client: Client) -> None:
         if self.connection is None:
             self.node = self.server.locate(self.request.keys)
             self.connection = self.node.checkout()
@@ -100,8 +100,9 @@ class ThreadQueue(WaitQueue):
     def pop_ended(self, seconds: float) -> bool:
         return any(map(self._connected.can_read, time.parts(min(seconds, 3600.0))))
 
-    def reply(self) -> Any:
-        return self._connected.read_response()
+    def reply(self) -> PopReply:
+        reply: PopReply = self._connected.read_response()
+        return reply
 
     def extend(self, call: Call, until: float) -> PendingReply:
         self.pending = PendingReply(self._connected, call, self.node or self.server, until)
@@ -131,7 +132,7 @@ class ThreadWaiter(Waiter):
 
     queue: ThreadQueue
 
-    def __init__(self, client: Any, request: AcquireRequest) -> None:
+    def __init__(self, client: Client, request: AcquireRequest) -> None:
         super().__init__(client, request, ThreadQueue(server_of(client), request))
 
     def wait(self, refused: Refused | None = None) -> Acquisition | None:
