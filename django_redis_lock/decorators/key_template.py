@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
+from django.utils.functional import Promise
 
 T = TypeVar("T")
 
@@ -59,7 +60,8 @@ class Field(NamedTuple):
         formats = self.conversion or self.spec
         if not formats and type(value) in (str, int):
             return str(value), value
-        shown = _formatter.convert_field(self._reliable(value), self.conversion)
+        value = self._reliable(value)
+        shown = _formatter.convert_field(value, self.conversion)
         text = str(_formatter.format_field(shown, _formatter.vformat(self.spec, (), values)))
         if _ADDRESS.search(text):
             raise ValueError(
@@ -74,6 +76,8 @@ class Field(NamedTuple):
         kind = value.__class__  # Of a lazy object, what it stands for.
         if isinstance(value, _PLAIN):
             return value
+        if isinstance(value, Promise):  # A translation: its text in the language of the call.
+            return str(value)
         if isinstance(value, dict):
             items = [(self._reliable(key), self._reliable(item)) for key, item in value.items()]
             return dict(sorted(items, key=repr)) if kind is dict else value

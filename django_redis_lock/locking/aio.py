@@ -37,6 +37,7 @@ from .local_state import (
     note_entry,
     under_way,
 )
+from .lock import refusing
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
 from .waiting import TaskWaiter
 
@@ -87,6 +88,12 @@ class AsyncLock(LockOperations):
     """
 
     asynchronous = True
+
+    if not TYPE_CHECKING:  # Type checkers refuse these.
+        __enter__ = __exit__ = refusing(
+            "is for coroutines: async with. In a thread: with cache.lock(…), or Lock"
+        )
+        __await__ = refusing("is awaited as: async with, or await lock.acquire()")
 
     @property
     def local(self) -> State:

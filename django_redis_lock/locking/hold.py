@@ -358,7 +358,7 @@ class Renewal(Job):
             return
         hold = self.hold
         held = time.monotonic() - hold.began
-        of_it = (hold.keys.name, what, hold.owner(), note, held)
+        of_it = (hold.keys.name, what, hold.owner(), note, held, hold.name)
         event = records.note_call(*of_it, server=self.server)
         keeper().add(SentOnce(self.server, event))
 

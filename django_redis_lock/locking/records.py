@@ -179,7 +179,7 @@ NEWSWORTHY = ("lost", "reset", "crashed")
 #: Kept of each text in an event.
 MAX_TEXT_CHARACTERS = 200
 #: The fields of an event that are texts.
-TEXTS = ("what", "id", "host", "thread", "label", "doing", "note", "lock")
+TEXTS = ("what", "id", "host", "thread", "label", "doing", "note", "lock", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +194,7 @@ class Event:
         note: why it was lost, or who has reset it.
         held: seconds for which it had been held; None where that is not known.
         lock: the lock's key, if it is news.
+        name: that of the lock in its cache, if its key may not show it.
     """
 
     at: float
@@ -202,6 +203,7 @@ class Event:
     note: str = ""
     held: float | None = None
     lock: bytes = b""
+    name: str = ""
 
 
 def note_vanished(
@@ -221,9 +223,8 @@ class CrashRecord(SentOnce):
         self, server: Server, name: bytes, event: Event, subject: events.Subject | None
     ) -> None:
         at = round(event.at * 1e6)
-        super().__init__(
-            server, note_call(name, event.what, event.owner, held=event.held, at=at, server=server)
-        )
+        of_it = (name, event.what, event.owner, event.note, event.held, event.name)
+        super().__init__(server, note_call(*of_it, at=at, server=server))
         self.due += REPORT_SECONDS
         self._known = name, event.owner, subject
 
@@ -251,15 +252,21 @@ def _crash(vanished: Vanished) -> Event | None:
         return None  # It was released, and rested.
     at = vanished.ended_us / 1e6
     held = None if owner.since is None else max(0.0, at - owner.since)
-    return Event(at, "crashed", owner, held=held)
+    return Event(at, "crashed", owner, held=held, name=described.get("name", ""))
 
 
 def event_args(
-    key: bytes, what: str, owner: Owner, note: str = "", held: float | None = None
+    key: bytes,
+    what: str,
+    owner: Owner,
+    note: str = "",
+    held: float | None = None,
+    name: str = "",
 ) -> tuple[str | int, ...]:
-    """The first arguments of RECORD_EVENT: that ``what`` happened to the lock at ``key``."""
+    """The first arguments of RECORD_EVENT: that ``what`` happened to the lock at ``key``, whose
+    ``name`` the key may not show."""
     fields = {"host": owner.host, "thread": owner.thread, "label": owner.label}
-    fields |= {"doing": owner.doing, "note": note}
+    fields |= {"doing": owner.doing, "note": note, "name": name}
     texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in fields.items() if text}
     event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
@@ -275,6 +282,7 @@ def note_call(
     owner: Owner,
     note: str = "",
     held: float | None = None,
+    name: str = "",
     at: int | None = None,
     server: Server | None = None,
 ) -> Call:
@@ -283,7 +291,7 @@ def note_call(
     # Each end once: the one who has ended it, or noticed it first, knows more.
     before = {"crashed": "lost", "lost": "reset"}.get(what)
     known = json.dumps({"what": before, "id": owner.id})[:-1] if before else ""
-    args = (*event_args(key, what, owner, note, held), at or "", known)
+    args = (*event_args(key, what, owner, note, held, name), at or "", known)
     news = (server.index_of(NEWS, key),) if server and what in NEWSWORTHY else ()
     return Call(RECORD_EVENT, (events_key(key), *news), args)
 
@@ -315,7 +323,7 @@ def _read(line: bytes) -> Event | None:
     where = (texts["host"], int(pid), texts["thread"], texts["label"])
     owner = Owner(texts["id"], *where, doing=texts["doing"])
     lock = texts["lock"].encode(errors="surrogateescape")
-    return Event(at / 1e6, texts["what"], owner, texts["note"], held, lock)
+    return Event(at / 1e6, texts["what"], owner, texts["note"], held, lock, texts["name"])
 
 
 def log_failed(on_lost: Any, name: bytes) -> None:

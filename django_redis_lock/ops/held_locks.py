@@ -237,6 +237,15 @@ def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
     return key[len(prefix) :].decode(errors="backslashreplace")
 
 
+def former_name(alias: str, key: bytes, events: Iterable[Event]) -> str:
+    """The name of the free lock at ``key`` that its holders have stored with these ``events``;
+    empty if no cache of the database has such a lock."""
+    key = keys_at(key).name if is_lock(key) else key
+    caches = [lock_cache(each) for each in _database_of(alias).prefixes]
+    names = dict.fromkeys(event.name for event in events if event.name)
+    return next((name for name in names for of in caches if is_name_of(of, name, key)), "")
+
+
 def release(
     alias: str, key: bytes, owner_id: str, *, fence: int | None, kind: str = LOCK, by: str = ""
 ) -> Outcome:

@@ -37,6 +37,7 @@ from .responses import (
     PageFailed,
     Rendering,
     conditional,
+    finalized,
     is_unrendered,
     raise_unless_about_the_page,
 )
@@ -233,6 +234,7 @@ class Visit:
             with computing(None, [at], self.own):
                 response = yield from self._respond(request)
             if not mine and is_unrendered(response):
+                response = finalized(request, response)
                 response = yield from self._render_as_before(key, response)
         except _REFUSALS as refusal:
             if mine:

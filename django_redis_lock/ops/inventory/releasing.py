@@ -198,7 +198,8 @@ def _reset_of(
 ) -> Call:
     keys = keys_at(key, is_cluster(client))
     limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
-    event = event_args(keys.name, "reset", held.in_the_way, by, held.held_for)
+    name = held.described.get("name", "")
+    event = event_args(keys.name, "reset", held.in_the_way, by, held.held_for, name)
     only = keys.name.startswith(only_locks)
     return reset_call(keys, held, grant_timeout, limit, fence, only, event)
 
