@@ -94,7 +94,7 @@ class Question:
         return DELETED if only_this else DELETED_OR_NO_DATA
 
 
-def reset_here() -> str:
+def code_here() -> str:
     """Who releases by force, if it is code and not a person."""
     thread = threading.current_thread().name
     return f"reset() in {hostname()}, process {os.getpid()}, thread {encodable(thread)}"

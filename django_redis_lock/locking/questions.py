@@ -147,6 +147,6 @@ def not_acquired(lock: LockOperations) -> Query[LockNotAcquired]:
 
 
 def reset_call_of(lock: LockOperations, held: HolderInfo) -> Call:
-    of_it = held.in_the_way, causes.reset_here(), held.held_for, lock.stored_name
+    of_it = held.in_the_way, causes.code_here(), held.held_for, lock.stored_name
     event = records.event_args(lock.keys.name, "reset", *of_it)
     return reset_call(lock.keys, held, lock.grant_timeout, lock.limit, event=event)

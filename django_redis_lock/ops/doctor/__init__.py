@@ -26,6 +26,7 @@ from ...protocol.owner import fields_of
 from ...transport import Server, run, server_of
 from ...transport.address import own_settings
 from ...transport.refusals import PASSING, explained, refusal, refusal_in
+from .acl import rules as rules
 
 
 class Level(IntEnum):
