@@ -7,11 +7,11 @@ from .base import BaseLock as BaseLock
 from .base import Before as Before
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
-from .local_state import Renewals as Renewals
 from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
 from .lock import unwinding as unwinding
 from .operations import LockOperations as LockOperations
+from .renewals import Renewals as Renewals
 
 if TYPE_CHECKING:
     from .aio import AsyncLock as AsyncLock

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import events
 from ..clock import time
 from ..events import Subject, check_group
-from ..exceptions import LockError, LockLost, LockNotOwnedError
+from ..exceptions import LockError, LockNotOwnedError
 from ..extension import OnUse
 from ..keeper import DeferredRelease, keeper
 from ..protocol import (
@@ -210,30 +210,6 @@ class BaseLock:
         """Whether the acquired lock ended before its release."""
         hold: Hold | None = self.local.hold
         return hold is not None and hold.lost
-
-    @property
-    def lost_reason(self) -> str:
-        """Why the lock was lost: released by force and by whom, expired, deleted by another
-        program, or Redis lost its data. Known when ``on_lost`` is called; empty if not lost."""
-        hold: Hold | None = self.local.hold
-        if hold is None or not hold.lost:
-            return ""
-        return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
-
-    def ensure_held(self) -> None:
-        """Raise an error unless the lock is held; no round trip.
-
-        Raises:
-            LockLost: this lock object has acquired it, and does not hold it any more.
-            LockError: this lock object (in this thread or task) has not acquired it.
-        """
-        hold: Hold | None = self.local.hold
-        if hold is None:
-            raise LockError("The lock has not been acquired", self._shown)
-        if not hold.is_valid:
-            reason = self.lost_reason
-            text = f"The lock is not held any more{reason and f': {reason}'}"
-            raise LockLost(f"{text}; stop before doing harm", self._shown, reason=reason)
 
     def __repr__(self) -> str:
         hold: Hold | None = self.local.hold

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from ..exceptions import LockError, LockNotOwnedError, TooFewReplicas
+from ..exceptions import LockError, LockLost, LockNotOwnedError, TooFewReplicas
 from ..extension import OnUse, part
 from ..protocol import (
     EXTEND,
@@ -245,6 +245,32 @@ class LockOperations(BaseLock):
         if limit == 1:
             return Call(EXTEND, keys, (token, amount, *how))
         return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
+
+    # -- its loss ---------------------------------------------------------------------------
+
+    @property
+    def lost_reason(self) -> str:
+        """Why the lock was lost: released by force and by whom, expired, deleted by another
+        program, or Redis lost its data. Known when ``on_lost`` is called; empty if not lost."""
+        hold: Hold | None = self.local.hold
+        if hold is None or not hold.lost:
+            return ""
+        return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
+
+    def ensure_held(self) -> None:
+        """Raise an error unless the lock is held; no round trip.
+
+        Raises:
+            LockLost: this lock object has acquired it, and does not hold it any more.
+            LockError: this lock object (in this thread or task) has not acquired it.
+        """
+        hold: Hold | None = self.local.hold
+        if hold is None:
+            raise LockError("The lock has not been acquired", self._shown)
+        if not hold.is_valid:
+            reason = self.lost_reason
+            text = f"The lock is not held any more{reason and f': {reason}'}"
+            raise LockLost(f"{text}; stop before doing harm", self._shown, reason=reason)
 
     def _not_owned(self, verb: str, reason: str) -> NoReturn:
         text = f"Cannot {verb} a lock that's no longer owned{reason and f': {reason}'}"
