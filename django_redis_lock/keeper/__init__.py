@@ -15,14 +15,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from .. import threads
 from ..clock import time
 from ..extension import PartMissing, part
 from ..protocol import Call
 from ..threads import Mutex, after_fork, get_logger
-from ..transport import Server, is_outage
+from ..transport import RawConnection, Server, is_outage
 
 if TYPE_CHECKING:
     from .exchange import Exchanges
@@ -43,6 +44,17 @@ FLUSH_SECONDS = 1.0
 #: changes its settings.
 MAX_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 3600.0
 MAX_REFUSED_PAUSE_SECONDS = 30.0
+
+
+class Listener(Protocol):
+    """A connection to which a server reports changes of keys; see ``contrib.instant_loss``."""
+
+    def track(self, link: RawConnection) -> None:
+        """``link`` is the keeper's connection to the server."""
+
+
+#: Those of the servers that report changes.
+listeners: WeakKeyDictionary[Server, Listener] = WeakKeyDictionary()
 
 
 class Job:

@@ -23,10 +23,11 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.clock import time as clock
 from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.keeper import DeferredRelease, keeper
+from django_redis_lock.locking import questions
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
-from django_redis_lock.protocol import HELD, HolderInfo
-from django_redis_lock.protocol.holder_scripts import RESET
+from django_redis_lock.protocol import HolderInfo
+from django_redis_lock.protocol.holder_scripts import HELD, RESET
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
@@ -436,7 +437,7 @@ class TestReset:
         waiting = Background(lambda: waiter.acquire(token=token))
         until(lambda: client.info("clients")["blocked_clients"])
         held = execute.run(client, Call(HELD, holder.keys, ())).value
-        late = holder._reset_call(HolderInfo(held))
+        late = questions.reset_call_of(holder, HolderInfo(held))
         rule = proxy.lose_reply(RESET)
         assert Lock(shaky, "shaky", grant_timeout=GRANT).reset() is True
         assert rule.left == 0
