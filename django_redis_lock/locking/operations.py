@@ -309,8 +309,8 @@ class LockOperations(BaseLock):
         return bool(holders)
 
     def _reset_call(self, held: HolderInfo) -> Call:
-        about = (held.in_the_way, causes.reset_here(), held.held_for, self.stored_name)
-        event = records.event_args(self.keys.name, "reset", *about)
+        held_by = (held.in_the_way, causes.reset_here(), held.held_for, self.stored_name)
+        event = records.event_args(self.keys.name, "reset", *held_by)
         return reset_call(self.keys, held, self.grant_timeout, self.limit, event=event)
 
     # -- what listeners and the log hear -----------------------------------------------------

@@ -61,7 +61,7 @@ def raise_unless_about_the_page(response: Any, mine: bool = True) -> None:
     status = getattr(response, "status_code", 200)
     if status in _ANSWERS_TO_CONDITIONS and mine:
         raise NotThePage(response)
-    later = hasattr(response, "_of_this_moment") or getattr(response, "headers", {}).get(
+    later = hasattr(response, "is_of_this_moment") or getattr(response, "headers", {}).get(
         "Retry-After"
     )
     if status >= 500 or status in _TEMPORARY | _ANSWERS_TO_CONDITIONS or later:
