@@ -177,7 +177,7 @@ def _pattern(key_prefix: Any, version: Any, lock_prefix: str) -> str:
 def _refusal(key: Any, made: str) -> ValueError:
     return ValueError(
         f"{key!r} is no name for a cache value: its key in Redis, {str(made)!r}, can be that of a "
-        "lock. Choose a LOCK_PREFIX with which no key of the cache begins"
+        "lock. Choose another key, or a LOCK_PREFIX with which no key of the cache begins"
     )
 
 

@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any, Literal, TypedDict
 
 from ..cache import check_using
-from ..conf import SETTING
-from ..contention import OnConflict
+from ..conf import SETTING, Default
+from ..contention import OnConflict, redirect_to, respond
 from ..events import check_group
+from ..extension import OnUse
 from ..protocol import (
     check_bool,
     check_count,
@@ -20,10 +21,14 @@ from ..protocol import (
     check_seconds,
 )
 
+mistakes = OnUse("protocol.mistakes")
+
 OnLost = Callable[[], Any] | None
 
 #: Stands for ``default`` left out; None would be a value.
-MISSING: Any = object()
+MISSING: Any = Default("<nothing>")
+#: Those of a command.
+EXIT_CODES = ("exit_code", "lost_exit_code", "unavailable_exit_code")
 #: Those that a lock has, too.
 _OF_LOCKS = (
     *("blocking", "blocking_timeout", "min_hold", "max_hold", "on_redis_down", "critical"),
@@ -102,7 +107,7 @@ class Options:
         known = [field.name for field in fields(cls) if field.init]
         for name in given:
             if name not in known:
-                raise TypeError(f"locked() has no option {name!r}; it has {', '.join(known)}")
+                raise mistakes.unknown_option("locked()", name, known)
         return cls(**given)
 
     def __post_init__(self) -> None:
@@ -119,6 +124,9 @@ class Options:
                 f"on_conflict must be callable, as those in django_redis_lock.contention are, not "
                 f"{self.on_conflict!r}"
             )
+        if self.on_conflict in (redirect_to, respond):
+            name = self.on_conflict.__name__
+            raise TypeError(f"{name} makes an answer when it is called: on_conflict={name}(…)")
         if self.on_conflict is not None and self.default is not MISSING:
             raise ValueError(
                 "give either on_conflict or default: both define the result of a conflict"

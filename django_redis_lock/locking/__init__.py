@@ -6,16 +6,16 @@ from ..extension import on_first_use
 from .base import BaseLock as BaseLock
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
+from .local_state import Renewals as Renewals
 from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
 from .lock import unwinding as unwinding
 from .operations import LockOperations as LockOperations
-from .renewals import Renewals as Renewals
 
 if TYPE_CHECKING:
     from .aio import AsyncLock as AsyncLock
     from .causes import WHY as WHY
-    from .causes import reset_here as reset_here
+    from .causes import code_here as code_here
     from .records import Event as Event
     from .records import Heartbeat as Heartbeat
     from .records import event_args as event_args
@@ -35,7 +35,7 @@ __getattr__ = on_first_use(
     __name__,
     {
         "locking.aio": "AsyncLock",
-        "locking.causes": "WHY reset_here",
+        "locking.causes": "WHY code_here",
         "locking.records": "Event Heartbeat event_args last_heartbeats log_failed note_call "
         "note_vanished question_about read_events with_answer",
         "locking.waiting": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS TaskWaiter ThreadWaiter",

@@ -25,6 +25,7 @@ from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, 
 from ..transport import Answer, aconnect, adrive, arun, in_background
 from .hold import Hold
 from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
+from .lock import refusing
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
 from .waiting import Refusal, TaskWaiter
 
@@ -72,6 +73,12 @@ class AsyncLock(LockOperations):
     """
 
     asynchronous = True
+
+    if not TYPE_CHECKING:  # Type checkers refuse these.
+        __enter__ = __exit__ = refusing(
+            "is for coroutines: async with. In a thread: with cache.lock(…), or Lock"
+        )
+        __await__ = refusing("is awaited as: async with, or await lock.acquire()")
 
     @property
     def local(self) -> Any:

@@ -6,13 +6,14 @@ import math
 import secrets
 from collections.abc import Callable
 from functools import cached_property
-from inspect import iscoroutinefunction
-from typing import Any
+from inspect import iscoroutinefunction, signature
+from typing import TYPE_CHECKING, Any
 
 from .. import events
 from ..clock import time
 from ..events import Subject, check_group
 from ..exceptions import LockError, LockNotOwnedError
+from ..extension import OnUse
 from ..keeper import DeferredRelease, keeper
 from ..protocol import (
     AcquireRequest,
@@ -35,9 +36,12 @@ from ..protocol import (
 from ..transport import Server, check_for_tasks, is_cluster, may_have_run, server_of
 from . import waiting
 from .hold import Hold, Renewal
-from .local_state import Entry, State, ThreadState, ThreadStateWithToken
-from .losses import Losses
-from .renewals import Renewals
+from .local_state import Entry, Losses, Renewals, State, ThreadState, ThreadStateWithToken
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
+
+mistakes = OnUse("protocol.mistakes")
 
 
 class BaseLock(Losses):
@@ -113,7 +117,11 @@ class BaseLock(Losses):
         grant_timeout: float = 2.0,
         reentrant: bool = False,
         limit: int = 1,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            known = [*signature(BaseLock).parameters][2:-1]
+            raise mistakes.unknown_option(f"{type(self).__name__}()", min(unknown), known)
         self.redis = redis
         if self.asynchronous:
             for client in redis if isinstance(redis, tuple) else (redis,):
@@ -291,7 +299,11 @@ class BaseLock(Losses):
     def _owned_token(self, verb: str) -> bytes:
         token = self.local.token
         if token is None:
-            raise LockError(f"Cannot {verb} a lock that's not owned", self._shown)
+            text = f"Cannot {verb} a lock that's not owned: this lock object has not acquired it"
+            if self.thread_local:
+                here = "task" if self.asynchronous else "thread"
+                text += f" in this {here} (thread_local=False: for all of them)"
+            raise LockError(f"{text}, or has released it", self._shown)
         hold: Hold | None = self.local.hold
         if hold is not None and hold.from_parent_process:
             raise LockNotOwnedError(f"Cannot {verb} a parent process's lock", self._shown)

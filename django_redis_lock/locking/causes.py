@@ -13,6 +13,7 @@ from ..clock import time
 from ..protocol import (
     MAX_FENCE,
     Call,
+    HolderInfo,
     LockKeys,
     as_bytes,
     bounded,
@@ -22,11 +23,12 @@ from ..protocol import (
     hostname,
     process_id,
     process_key,
+    reset_call,
     script,
 )
 from ..transport import Server
 from .hold import Hold
-from .records import read_events
+from .records import event_args, read_events
 
 #: What Redis knows of the end of a lock.
 #:
@@ -96,7 +98,16 @@ class Question:
         return DELETED if only_this else DELETED_OR_NO_DATA
 
 
-def reset_here() -> str:
+def code_here() -> str:
     """Who releases by force, if it is code and not a person."""
     thread = threading.current_thread().name
     return f"reset() in {hostname()}, process {os.getpid()}, thread {encodable(thread)}"
+
+
+def reset_here(
+    keys: LockKeys, held: HolderInfo, grant_timeout: float, limit: int, name: str
+) -> Call:
+    """A forced release by code, with its event; ``name``: the lock's, if its key may not show
+    it."""
+    event = event_args(keys.name, "reset", held.in_the_way, code_here(), held.held_for, name)
+    return reset_call(keys, held, grant_timeout, limit, event=event)

@@ -73,7 +73,7 @@ class Hold:
 
     ended = _lost = False
     #: Why it was lost; and whether it is, though that is not known yet.
-    reason, gone = "", False
+    reason, vanished = "", False
     _confirmed_at = -math.inf
     #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
     #: and never changed: the keeper may be reading it.
@@ -146,11 +146,11 @@ class Hold:
     def lost(self) -> bool:
         if self.ended:
             return self._lost
-        if time.monotonic() < self.deadline and not self.gone:
+        if time.monotonic() < self.deadline and not self.vanished:
             return False
         self.confirm()
         # The keeper may have ended it at the same time.
-        return self._lost if self.ended else self.gone or time.monotonic() >= self.deadline
+        return self._lost if self.ended else self.vanished or time.monotonic() >= self.deadline
 
     @property
     def is_valid(self) -> bool:
@@ -293,7 +293,7 @@ class Renewal(Job):
             of_it = (self.server, hold.keys, hold.token, self._early, hold)
             self._question = causes.Question(*of_it)
             return cast("Call", self._question.call)
-        if hold.gone:  # Another server is asked.
+        if hold.vanished:  # Another server is asked.
             self.due = now + ASKING_SECONDS
             return None
         hold.confirm()
@@ -350,7 +350,7 @@ class Renewal(Job):
 
     def _ask_why(self, early: bool) -> None:
         """``early``: see ``causes.Question``."""
-        self.hold.gone = True
+        self.hold.vanished = True
         self._early, self.due = early, time.monotonic()
 
     def _lose(self, reason: str) -> None:

@@ -1,17 +1,31 @@
-"""What a thread or task knows through a lock object, and re-entry."""
+"""What a thread or task knows through a lock object, also of the loss of its lock, and re-entry."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
+from redis.exceptions import RedisError
+
+from ..clock import time
+from ..exceptions import LockError, LockLost, LockNotOwnedError
+from ..extension import OnUse
 from ..keeper import keeper
 from .hold import Hold, Renewal
+
+if TYPE_CHECKING:
+    from ..protocol import Call
+    from ..transport import Steps
+
+causes = OnUse("locking.causes")
 
 Task = asyncio.Task[Any] | None
 
@@ -185,3 +199,105 @@ def is_held_by_caller(lock: Any) -> bool:
 def note_entry(lock: Any) -> None:
     entry = Entry(lock.local, lock.timeout, lock.min_hold)
     lock.local.entry = _entries[_key(lock)] = entry
+
+
+class Losses:
+    """Of every lock object: whether its lock was lost, and why."""
+
+    local: Any
+    keys: Any
+    _run: Any
+    _servers: Any
+    _shown: Any
+
+    @property
+    def lost(self) -> bool:
+        """Whether the acquired lock ended before its release."""
+        hold = self.local.hold
+        return hold is not None and bool(hold.lost)
+
+    @property
+    def lost_reason(self) -> str:
+        """Why the lock was lost: released by force and by whom, expired, deleted by another
+        program, or Redis lost its data. Empty if it was not lost."""
+        hold = self.local.hold
+        if hold is None or not hold.lost:
+            return ""
+        return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
+
+    def ensure_held(self) -> None:
+        """Raise an error unless the lock is held; no round trip.
+
+        Raises:
+            LockLost: this lock object has acquired it, and does not hold it any more.
+            LockError: this lock object (in this thread or task) has not acquired it.
+        """
+        hold = self.local.hold
+        if hold is None:
+            raise LockError("The lock has not been acquired", self._shown)
+        if not hold.is_valid:
+            reason = self.lost_reason
+            text = f"The lock is not held any more{reason and f': {reason}'}"
+            raise LockLost(f"{text}; stop before doing harm", self._shown, reason=reason)
+
+    def _not_owned(self, verb: str, reason: str) -> NoReturn:
+        text = f"Cannot {verb} a lock that's no longer owned{reason and f': {reason}'}"
+        raise LockNotOwnedError(text, self._shown, reason=reason)
+
+    def _why_steps(self, call: Call, early: bool | None, hold: Hold | None) -> Steps[str]:
+        """Why ``call`` did not find the lock; see ``causes.Question``."""
+        if hold is not None and hold.reason:
+            return hold.reason
+        keys = self.keys if hold is None else hold.keys
+        question, reply = causes.Question(self._servers[0], keys, call.args[0], early, hold), None
+        with suppress(RedisError, OSError):
+            reply = (yield self._run(question.call)).value
+        reason: str = question.answer(reply)
+        return reason
+
+
+class Renewals:
+    """What the keeper does for one hold, one job for each server, as the handle knows it. When
+    no handle knows it any more, the lock cannot be released, and it ends with its lifetime."""
+
+    __slots__ = ("__weakref__", "hold", "jobs")
+
+    def __init__(self, hold: Hold, *jobs: Renewal) -> None:
+        self.hold = hold
+        self.jobs = jobs
+        for job in jobs:
+            job.kept_by = weakref.ref(self)
+
+    def begin(self) -> None:
+        for job in self.jobs:
+            job.schedule(self.hold.began)
+            keeper().add(job)
+
+    def entered(self, grant_timeout: float, min_hold: float) -> None:
+        """The lock was taken by ``with``. A signal handler's exception at the entry of ``__exit__``
+        may keep the block's end from releasing it; then the keeper does when the handle is
+        collected."""
+        kept_by = weakref.ref(self, partial(_collected, self.jobs, (grant_timeout, min_hold)))
+        for job in self.jobs:
+            job.kept_by = kept_by
+
+    def discard(self) -> None:
+        for job in self.jobs:
+            job.kept_by = object  # No need to hear of the end of this.
+            job.stop()
+
+    def reschedule(self, due: float) -> None:
+        for job in self.jobs:
+            keeper().reschedule(job, due)
+
+    def emit(self, what: str, note: str = "") -> None:
+        for job in self.jobs:
+            job.emit(what, note)
+
+
+def _collected(jobs: tuple[Renewal, ...], terms: tuple[float, float], _: object) -> None:
+    """May run anywhere, as signal handlers do: the keeper does the rest."""
+    for job in jobs:
+        if not job.hold.ended:
+            job.collected = terms
+            keeper().reschedule(job, time.monotonic())

@@ -27,6 +27,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+def refusing(instead: str) -> Any:
+    """A special method that Python calls where a lock for threads is used as one for tasks, or the
+    other way round."""
+
+    def refuse(self: Any, *args: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} {instead}")
+
+    return refuse
+
+
 class Lock(LockOperations):
     """A lock on Redis with redis-py's interface: ``redis_client.lock(name, lock_class=Lock)``.
 
@@ -41,6 +51,12 @@ class Lock(LockOperations):
     35 s  The lifetime B was given ends, and C has the lock.
     ====  =======================================================================================
     """
+
+    if not TYPE_CHECKING:  # Type checkers refuse these.
+        __aenter__ = __aexit__ = refusing(
+            "is for threads. In a coroutine: async with cache.alock(…), or AsyncLock"
+        )
+        __await__ = refusing("is for threads. In a coroutine: async with cache.alock(…)")
 
     def acquire(
         self,

@@ -34,7 +34,6 @@ from ..protocol import (
     milliseconds,
     parse_acquire,
     printable,
-    reset_call,
     script,
     seconds_to_retry,
 )
@@ -148,12 +147,12 @@ class LockOperations(BaseLock):
         # A release of this acquisition may have failed before, and perhaps only in the reply. Then
         # Redis has carried it out, and "not yours" is the reply to the second.
         again = hold is not None and hold.released
-        early = None if hold is None else time.monotonic() < hold.deadline
         self._stop_renewal()
         answer = yield self._run(call)
         released = bool(answer.value or answer.sent_twice or again)
         self._forget(hold)
         if not released:
+            early = None if hold is None else time.monotonic() < hold.deadline
             reason = yield from self._why_steps(call, early, hold)
             self._emit_lost(hold, reason)
             if renewal is not None and hold is not None and hold.released:
@@ -208,9 +207,9 @@ class LockOperations(BaseLock):
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
         sent_at = time.monotonic()
-        early = None if hold is None else sent_at < hold.deadline
         answer = yield self._run(call)
         if int(answer.value) == 0:
+            early = None if hold is None else sent_at < hold.deadline
             self._not_owned(verb, (yield from self._why_steps(call, early, hold)))
         if int(answer.value) < 0:
             raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
@@ -309,9 +308,9 @@ class LockOperations(BaseLock):
         return bool(holders)
 
     def _reset_call(self, held: HolderInfo) -> Call:
-        held_by = (held.in_the_way, causes.reset_here(), held.held_for, self.stored_name)
-        event = records.event_args(self.keys.name, "reset", *held_by)
-        return reset_call(self.keys, held, self.grant_timeout, self.limit, event=event)
+        name, timeout = self.stored_name, self.grant_timeout
+        call: Call = causes.reset_here(self.keys, held, timeout, self.limit, name)
+        return call
 
     # -- what listeners and the log hear -----------------------------------------------------
 

@@ -1,5 +1,8 @@
 """The data in Redis: keys, scripts, and the meaning of their replies. No input or output."""
 
+from typing import TYPE_CHECKING
+
+from ..extension import on_first_use
 from .acquisition import LAST_TRY_SECONDS as LAST_TRY_SECONDS
 from .acquisition import MAX_GRANT_AGE_SECONDS as MAX_GRANT_AGE_SECONDS
 from .acquisition import WATCH_INTERVAL_SECONDS as WATCH_INTERVAL_SECONDS
@@ -13,13 +16,7 @@ from .acquisition import new_token as new_token
 from .acquisition import parse_acquire as parse_acquire
 from .acquisition import parse_grant as parse_grant
 from .acquisition import release_call as release_call
-from .acquisition import reset_call as reset_call
 from .acquisition import waiter_id as waiter_id
-from .holder_scripts import CLOCK as CLOCK
-from .holder_scripts import HEARTBEAT as HEARTBEAT
-from .holder_scripts import HEARTBEATS as HEARTBEATS
-from .holder_scripts import HELD as HELD
-from .holder_scripts import RECORD_EVENT as RECORD_EVENT
 from .keys import FIGURES as FIGURES
 from .keys import FLIGHTS as FLIGHTS
 from .keys import INDEX as INDEX
@@ -52,6 +49,7 @@ from .lock_scripts import RELEASE as RELEASE
 from .lock_scripts import RENEW as RENEW
 from .owner import DEFAULT_RETRY_SECONDS as DEFAULT_RETRY_SECONDS
 from .owner import HEARTBEAT_EVERY as HEARTBEAT_EVERY
+from .owner import HELD as HELD
 from .owner import MAX_FENCE as MAX_FENCE
 from .owner import MAX_PID as MAX_PID
 from .owner import MAX_UNIX_TIME as MAX_UNIX_TIME
@@ -87,3 +85,14 @@ from .validation import check_token as check_token
 from .validation import check_wait as check_wait
 from .validation import longest_hold as longest_hold
 from .validation import milliseconds as milliseconds
+
+if TYPE_CHECKING:
+    from .holder_scripts import CLOCK as CLOCK
+    from .holder_scripts import HEARTBEAT as HEARTBEAT
+    from .holder_scripts import HEARTBEATS as HEARTBEATS
+    from .holder_scripts import RECORD_EVENT as RECORD_EVENT
+    from .holder_scripts import reset_call as reset_call
+
+__getattr__ = on_first_use(
+    __name__, {"protocol.holder_scripts": "CLOCK HEARTBEAT HEARTBEATS RECORD_EVENT reset_call"}
+)

@@ -21,10 +21,9 @@ from ..clock import time
 from ..events import Subject
 from ..extension import part
 from ..threads import after_fork
-from .holder_scripts import RESET
-from .keys import INDEX, NEWS, LockKeys, events_key, wake_key
+from .keys import LockKeys, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH
-from .owner import MAX_FENCE, HolderInfo, hostname
+from .owner import hostname
 from .script import Call
 from .validation import milliseconds
 
@@ -287,27 +286,6 @@ def release_call(
     if limit == 1:
         return Call(RELEASE, keys, args)
     return Call(part("limit").PLACE_RELEASE, keys, (*args, limit))
-
-
-def reset_call(
-    keys: LockKeys,
-    held: HolderInfo,
-    grant_timeout: float,
-    limit: int = 1,
-    fence: int | None = None,
-    only_locks: bool | None = None,
-    event: tuple[str | int, ...] = (),
-) -> Call:
-    """End the lock of the holder that HELD named. ``fence``: known from before; ``only_locks``:
-    whether only locks are stored under such keys, None if the caller knows that this is one;
-    ``event``: what RECORD_EVENT has first."""
-    last = (held.fence or MAX_FENCE) if fence is None else fence
-    proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
-    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof, *event)
-    noted = events_key(keys.name), keys.held_index.replace(INDEX, NEWS)
-    if limit == 1:
-        return Call(RESET, (*keys, *noted), args)
-    return Call(part("limit").PLACE_RESET, (*keys.at_place(held.place), *noted), (*args, limit))
 
 
 def parse_grant(element: bytes) -> Grant:

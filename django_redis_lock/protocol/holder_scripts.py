@@ -1,26 +1,15 @@
-"""The Lua scripts about holders, in the manner of ``lock_scripts``: who holds a lock, how it is
-released by force, and what is recorded of holders and their processes."""
+"""The Lua scripts about holders, in the manner of ``lock_scripts``: how a lock is released by
+force, and what is recorded of holders and their processes. Loaded when the first is used."""
 
+from __future__ import annotations
+
+from ..extension import part
 from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
-from .script import script, shared
-
-#: The holder of a plain lock, or of one place. An untaken grant has none.
-#:
-#: KEYS  lock keys of the place
-#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
-#:         server time in microseconds} or nil
-HELD = script("""
-local holder = redis.call('GET', KEYS[1])
-if not holder then return nil end
-local grants = redis.pcall('LLEN', KEYS[2])
-if type(grants) ~= 'number' then grants = 0 end  -- A key of another kind has none.
-for i = 1, grants do
-  local grant = redis.call('LINDEX', KEYS[2], i - 1)
-  if string.sub(grant, 1, #holder + 1) == holder .. ':' then return nil end
-end
-local owner = redis.pcall('HGETALL', KEYS[4])
-return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
-""")
+from .acquisition import new_token
+from .keys import INDEX, NEWS, LockKeys, events_key
+from .owner import MAX_FENCE, HolderInfo
+from .script import Call, script, shared
+from .validation import milliseconds
 
 # is_token(value): whether it has the form that this package and redis-py give to tokens.
 #
@@ -114,6 +103,28 @@ end
 return 1
 """
 RESET = script(RESET_BODY)
+
+
+def reset_call(
+    keys: LockKeys,
+    held: HolderInfo,
+    grant_timeout: float,
+    limit: int = 1,
+    fence: int | None = None,
+    only_locks: bool | None = None,
+    event: tuple[str | int, ...] = (),
+) -> Call:
+    """End the lock of the holder that HELD named. ``fence``: known from before; ``only_locks``:
+    whether only locks are stored under such keys, None if the caller knows that this is one;
+    ``event``: what RECORD_EVENT has first."""
+    last = (held.fence or MAX_FENCE) if fence is None else fence
+    proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
+    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof, *event)
+    noted = events_key(keys.name), keys.held_index.replace(INDEX, NEWS)
+    if limit == 1:
+        return Call(RESET, (*keys, *noted), args)
+    return Call(part("limit").PLACE_RESET, (*keys.at_place(held.place), *noted), (*args, limit))
+
 
 #: Note what has happened to a lock. Releases by its holders push out no other events, unless most
 #: are others. (A list would want commands that those who may lock need not have the right to.)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..threads import after_fork
+from .script import script
 
 #: The latest valid Unix time: about the year 5000.
 MAX_UNIX_TIME = 1e11
@@ -150,6 +151,25 @@ class Owner:
         if self.seen is None or self.seen <= SILENT_AFTER:
             return named
         return f"{named}, no heartbeat for {self.seen:.0f} s"
+
+
+#: The holder of a plain lock, or of one place. An untaken grant has none.
+#:
+#: KEYS  lock keys of the place
+#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
+#:         server time in microseconds} or nil
+HELD = script("""
+local holder = redis.call('GET', KEYS[1])
+if not holder then return nil end
+local grants = redis.pcall('LLEN', KEYS[2])
+if type(grants) ~= 'number' then grants = 0 end  -- A key of another kind has none.
+for i = 1, grants do
+  local grant = redis.call('LINDEX', KEYS[2], i - 1)
+  if string.sub(grant, 1, #holder + 1) == holder .. ':' then return nil end
+end
+local owner = redis.pcall('HGETALL', KEYS[4])
+return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
+""")
 
 
 class HolderInfo:

@@ -43,7 +43,8 @@ def check_seconds(
     if none is not None:
         allowed += f", or None for {none}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{what} must be {allowed}, not {value!r}")
+        hint = ": write its total_seconds()" if hasattr(value, "total_seconds") else ""
+        raise TypeError(f"{what} must be {allowed}, not {value!r}{hint}")
     if not (value > 0 or (value == 0 and zero)):  # NaN is neither.
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
     if value < MIN_SECONDS and not zero:

@@ -251,7 +251,7 @@ def trace_in(reply: Any) -> str:
 def reading(streams: Sequence[bytes], until: float) -> bytes:
     # Not earlier than the caller, who would only ask again; 0 would be forever.
     pause = b"%d" % max(1, math.ceil((until - time.monotonic()) * 1000))
-    return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0" for _ in streams))
+    return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0-1" for _ in streams))
 
 
 def pause_before(until: float) -> float:

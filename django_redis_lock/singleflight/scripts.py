@@ -18,6 +18,22 @@ from ..protocol import as_bytes, script, shared
 # again at once. Their stream's name begins as the flight's does. A user who may write but not do
 # this is let be. ARGV, from `first` on, has the tokens of the computations that the writer is part
 # of: a write by the computation itself is older than its result.
+#
+# await(flight, token): note that somebody waits for the computation with this token. Its stream
+# begins with an entry that followers do not read, 0-1: most computations have no followers, and
+# then a stream would only fill the memory. It lasts longer than a follower waits before it looks
+# again.
+STREAMS = shared("""
+local function stream_of(flight, token)
+  return string.sub(flight, 1, #flight - 6) .. 'done:' .. token
+end
+
+local function await(flight, token)
+  local stream = stream_of(flight, token)
+  redis.pcall('XADD', stream, '0-1', 'outcome', 'awaited')
+  redis.pcall('PEXPIRE', stream, '10000')
+end
+""")
 LETTING_GO = shared("""
 local function let_go(flight, first)
   local token = redis.call('GET', flight)
@@ -27,7 +43,7 @@ local function let_go(flight, first)
   end
   redis.call('DEL', flight)
   if string.sub(token, 1, 1) == '!' then return end
-  local stream = string.sub(flight, 1, #flight - 6) .. 'done:' .. token
+  local stream = stream_of(flight, token)
   redis.pcall('XADD', stream, '*', 'outcome', 'ended')
   redis.pcall('PEXPIRE', stream, '10000')
 end
@@ -84,21 +100,38 @@ if value and is_readable(value) then
   local left = redis.call('PTTL', KEYS[1])
   if left < 0 or left > tonumber(ARGV[3]) then return {2, value} end
 end
-local ended = KEYS[3] and redis.pcall('XREAD', 'STREAMS', KEYS[3], '0')
+local ended = KEYS[3] and redis.pcall('XREAD', 'STREAMS', KEYS[3], '0-1')
 if ended and ended[1] then
   local fields = ended[1][2][1][2]
   if fields[3] == 'value' and is_readable(fields[4]) then return {2, fields[4]} end
 end
 local leader = redis.call('GET', KEYS[2])
 if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
-if leader and leader ~= ARGV[1] then return {0, leader, redis.call('PTTL', KEYS[2])} end
+if leader and leader ~= ARGV[1] then
+  await(KEYS[2], leader)
+  return {0, leader, redis.call('PTTL', KEYS[2])}
+end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 if value then return {1, seen(KEYS[1])} end
 return {1}
 """)
 
+#: Most computations: nothing was there, and nothing is; see STORE.
+STORE_FIRST = """
+if not ARGV[5] and tonumber(ARGV[3]) > 0 and redis.call('GET', KEYS[2]) == ARGV[1]
+  and redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3], 'NX') then
+  redis.call('DEL', KEYS[2])
+  if redis.call('EXISTS', KEYS[3]) == 1 then
+    redis.pcall('XADD', KEYS[3], '*', 'outcome', 'stored')
+    redis.pcall('PEXPIRE', KEYS[3], ARGV[4])
+  end
+  return 1
+end
+
+"""
+
 #: Store what the leader computed, unless a write or a delete has ended its flight, or a client that
-#: does not use flights has changed the value; wake the followers.
+#: does not use flights has changed the value; wake the followers, if there are any.
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
 #: ARGV  token, value, the value's lifetime (0 none, negative: it is not stored, and the followers
@@ -131,21 +164,13 @@ if mine then
   redis.call('DEL', KEYS[2])
   done[5] = 'stored'
 end
+if redis.call('EXISTS', KEYS[3]) == 0 then return mine and 1 or 0 end
 if ARGV[8] then done[#done + 1] = 'trace'; done[#done + 1] = ARGV[8] end
 redis.pcall(unpack(done))  -- Out of memory, it is refused to one who does not lead any more.
 redis.pcall('PEXPIRE', KEYS[3], ARGV[4])
 return mine and 1 or 0
 """,
-    first="""
-if not ARGV[5] and tonumber(ARGV[3]) > 0 and redis.call('GET', KEYS[2]) == ARGV[1]
-  and redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3], 'NX') then
-  redis.call('DEL', KEYS[2])
-  redis.pcall('XADD', KEYS[3], '*', 'outcome', 'stored')
-  redis.pcall('PEXPIRE', KEYS[3], ARGV[4])
-  return 1
-end
-
-""",
+    first=STORE_FIRST,
 )
 
 #: The leader has no value to give: its computation failed.

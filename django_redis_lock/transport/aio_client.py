@@ -90,7 +90,12 @@ loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
 
 
 def _of_the_running_loop() -> _OfLoop:
-    loop = asyncio.get_running_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "no event loop is running here: in a thread use lock(), or Lock"
+        ) from None
     of_loop = loops.get(loop)
     if of_loop is None:
         for closed in [each for each in list(loops) if each.is_closed()]:

@@ -37,7 +37,7 @@ from django_redis_lock.decorators import section
 from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.locking.waiting.threads import ThreadQueue, ThreadWaiter
 from django_redis_lock.protocol import acquisition
-from django_redis_lock.singleflight.in_process import being_computed
+from django_redis_lock.singleflight.runners import under_computation
 from django_redis_lock.transport import server_of
 from tests.integration.cache.test_get_or_set import renewals
 from tests.integration.locks.test_lock import places
@@ -671,7 +671,7 @@ def in_a_task(cache: Any) -> None:
         try:
             await cache.aget_or_set("report", str, 60)
         finally:
-            assert not being_computed()
+            assert not any(under_computation.get())
 
     asyncio.run(work())
 
@@ -700,7 +700,7 @@ def test_nothing_counts_as_being_computed_after_the_call(client: redis.Redis, na
             with points.watched():
                 COMPUTING[name](cache)
         except Interrupt:
-            assert not being_computed(), points.where
+            assert not any(under_computation.get()), points.where
         cache.delete_many(["report", "other"])  # Its flight may live on for a while.
         COMPUTING[name](cache)
 

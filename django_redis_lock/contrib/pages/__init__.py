@@ -93,6 +93,7 @@ class CachedPageMiddleware(CacheMiddleware):
         def call(function: Callable[..., Any], argument: Any) -> Any:
             return sync_to_async(function)(argument) if asynchronous else function(argument)
 
+        self.cache.log_backend()
         page = yield call(self.process_request, request)
         if page is not None:
             return conditional(request, page)

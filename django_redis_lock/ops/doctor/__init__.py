@@ -42,6 +42,7 @@ from ...transport import (
     run,
     server_of,
 )
+from .acl import rules as rules
 
 
 class Level(IntEnum):

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ...locking import event_args, reset_here
+from ...locking import code_here, event_args
 from ...protocol import (
     INDEX,
     MAX_LIMIT,
@@ -183,7 +183,7 @@ def release_all(
                 elif wanted is None and waited_for.setdefault(key, holder.token) == holder.token:
                     unknown += 1
                     done.remove(key)
-            outcomes = _released(client, held, by=reset_here())
+            outcomes = _released(client, held, by=code_here())
             released += list(outcomes.values()).count(Outcome.RELEASED)
         if not unknown and (whole or not left):
             return released, 0

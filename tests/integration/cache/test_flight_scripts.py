@@ -42,8 +42,11 @@ class Redis:
     def run(self, script: Script, keys: tuple[bytes, ...], *args: Any) -> Any:
         return execute.run(self.client, Call(script, keys, args)).value
 
-    def take(self, token: str = "mine", stale: int = 0) -> Any:
-        return self.run(TAKE_FLIGHT, (KEY, FLIGHT), token, LONG, stale)
+    def take(self, token: str = "mine", stale: int = 0, followed: bool = True) -> Any:
+        reply = self.run(TAKE_FLIGHT, (KEY, FLIGHT), token, LONG, stale)
+        if reply[0] == 1 and followed:
+            assert self.take("a follower", stale)[0] == 0
+        return reply
 
     def take_after(self, stream: bytes) -> Any:
         """A third caller's take, which has waited for the flight with this stream."""
@@ -57,7 +60,7 @@ class Redis:
         """What followers learn; a stream always has a lifetime."""
         entries = [fields[b"outcome"] for _, fields in self.client.xrange(stream)]
         assert not entries or 0 < self.client.pttl(stream) <= 10_000
-        return entries
+        return [outcome for outcome in entries if outcome != b"awaited"]
 
     def lasts(self, key: bytes, milliseconds: int) -> bool:
         return milliseconds - 60_000 < self.client.pttl(key) <= milliseconds
@@ -180,6 +183,19 @@ def test_storing(server: Redis, lifetime: int, value: bytes | None) -> None:
     assert server.outcomes() == [b"stored"]
 
 
+@pytest.mark.parametrize("lifetime", [LONG, 0, -1])
+@pytest.mark.parametrize("followed", [False, True])
+def test_only_a_followed_computation_has_a_stream(
+    server: Redis, lifetime: int, followed: bool
+) -> None:
+    """It would fill the memory for ten seconds."""
+    server.take(followed=followed)
+    assert server.client.exists(MINE) == followed
+    assert server.store(lifetime=lifetime) == 1
+    assert server.outcomes() == ([b"stored"] if followed else [])
+    assert server.client.exists(MINE) == followed
+
+
 def test_a_value_that_may_not_be_kept_replaces_a_stale_one(server: Redis) -> None:
     server.client.set(KEY, "old", px=SHORT)
     _, *seen = server.take(stale=LONG)
@@ -198,7 +214,7 @@ def test_who_has_waited_gets_a_value_that_is_not_stored(
     assert server.store("", "0", "", *trace, lifetime=-1) == 1
     assert server.take_after(MINE) == [2, b"new"]
     assert server.take_after(MINE) == [2, b"new"], "sent again"
-    ((_, fields),) = server.client.xrange(MINE)
+    *_, (_, fields) = server.client.xrange(MINE)
     assert fields.get(b"trace") == (trace[0].encode() if trace else None)
     assert server.take_after(OTHERS) == [1], "it has waited for another"
     assert server.take_after(MINE) == [2, b"new"], "also while the next leader computes"
@@ -235,6 +251,8 @@ def test_a_flight_that_has_stored_nothing_has_no_value(server: Redis, how: str) 
 
 @pytest.mark.parametrize("flight", [None, "others"])
 def test_nothing_is_stored_or_ended_in_anothers_flight(server: Redis, flight: str | None) -> None:
+    server.take()
+    server.client.delete(FLIGHT)
     if flight:
         server.take(flight)
     assert server.store() == 0

@@ -295,7 +295,7 @@ def test_note_replaces_a_key_of_another_kind(scripts: Scripts) -> None:
 
 
 def test_heartbeats(scripts: Scripts) -> None:
-    assert scripts.run(HEARTBEAT, ("beat",), LONG) == 1
+    assert [scripts.run(HEARTBEAT, ("beat",), LONG) for _ in range(2)] == [0, 1]
     assert abs(scripts.client.pttl("beat") - LONG) < TOLERANCE
     scripts.client.rpush("list", "x")
     at, none, broken, beat = scripts.run(HEARTBEATS, ("none", "list", "beat"))

@@ -336,8 +336,13 @@ class Commands:
 
     # -- streams -----------------------------------------------------------------------------
 
-    def xadd(self, key: bytes, _id: bytes, *fields: bytes) -> bytes:
-        entry = b"%d-%d" % (self.now // 1000, next(self._entries))
+    def xadd(self, key: bytes, entry: bytes, *fields: bytes) -> bytes:
+        if entry == b"*":
+            entry = b"%d-%d" % (self.now // 1000, next(self._entries))
+        elif self._of(list, key):
+            raise ResponseError(
+                "ERR The ID specified in XADD is equal or smaller than the top item"
+            )
         self._kept(list, key).append((entry, list(fields)))
         self._filled = True
         return entry
@@ -349,8 +354,8 @@ class Commands:
         return self._read_streams(words[1 : 1 + len(words) // 2])
 
     def _read_streams(self, keys: Sequence[bytes]) -> list[Any] | None:
-        """Each from its beginning, as followers read them."""
-        found = [[key, self.xrange(key)] for key in keys]
+        """Each after 0-1, as followers read them."""
+        found = [[key, [e for e in self.xrange(key) if e[0] != b"0-1"]] for key in keys]
         return [stream for stream in found if stream[1]] or None
 
 
