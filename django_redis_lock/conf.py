@@ -20,8 +20,8 @@ from django.dispatch import receiver
 from django.utils.module_loading import import_string
 
 from .events import check_group
-from .protocol import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
-from .transport import Breaker
+from .extension import OnUse, hooks
+from .protocol.validation import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
 
 __all__ = [
     "FOR_THE_PROCESS",
@@ -36,8 +36,25 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Stands for an argument left out, where None would be a value: the setting applies.
-SETTING: Any = object()
+mistakes = OnUse("protocol.mistakes")
+
+
+class Default:
+    """What a parameter is if it is left out, where None would be a value.
+
+    Args:
+        text: for people who read the signature.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+#: The setting applies; for the timeout of a value, that of the cache.
+SETTING: Any = Default("<setting>")
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
 VALUES_ON_REDIS_DOWN = ("compute", "raise")
 CLEAR = ("database", "prefix")
@@ -349,8 +366,8 @@ class GetOrSetOptions:
         given = {name: value for name, value in arguments.items() if value is not SETTING}
         for name, value in given.items():
             if name not in _CHECKS:
-                known = ", ".join(sorted((*_CHECKS, "timeout", "version")))
-                raise TypeError(f"get_or_set has no option {name!r}; it has {known}")
+                known = sorted((*_CHECKS, "timeout", "version"))
+                raise mistakes.unknown_option("get_or_set", name, known)
             _CHECKS[name](name, value)
         if given.get("soft_timeout") is not None and given.get("background"):
             raise ValueError("give soft_timeout or background: with background it does not wait")
@@ -378,4 +395,4 @@ def _checked(timeout: Any) -> float | None:
     return check_seconds("what timeout returns", timeout, zero=True, none="no end")
 
 
-Breaker.limits = staticmethod(lambda: (Conf().BREAKER_FAILURES, Conf().BREAKER_PAUSE))
+hooks.breaker_limits = lambda: (Conf().BREAKER_FAILURES, Conf().BREAKER_PAUSE)

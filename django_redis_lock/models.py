@@ -21,8 +21,8 @@ class _Plural:
         name, number = gettext("held locks"), silent.get()
         if not number:
             return name
-        words = ngettext("%(name)s ⚠ %(number)d silent", "%(name)s ⚠ %(number)d silent", number)
-        return words % {"name": name, "number": number}
+        text = ngettext("%(name)s ⚠ %(number)d silent", "%(name)s ⚠ %(number)d silent", number)
+        return text % {"name": name, "number": number}
 
 
 class NoRows(models.Manager["HeldLock"]):

@@ -7,21 +7,24 @@ the same on a server in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
+from django.apps import apps
 from django.core.cache import InvalidCacheBackendError
 from django.core.cache import caches as djangos
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django.core.checks import CheckMessage, register
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.connection import ConnectionProxy
 from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
 from django_redis.cache import RedisCache as DjangoRedisCache
-from django_redis.client import ShardClient
+from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
-from .. import transport
-from ..extension import on_first_use, part
+from ..extension import PACKAGE, OnUse, on_first_use, part
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -40,11 +43,16 @@ from .reading import failing_as_django_redis, originals
 
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
+    from ..transport import guarded_connection, pool
     from .on_commit import FunctionOnCommit as FunctionOnCommit
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
     from .typed import LockArguments as LockArguments
+else:
+    guarded_connection = OnUse("transport.guarded_connection")
+    pool = OnUse("transport.pool")
 
+NO_LOCATION = 'the cache has no LOCATION: give it the address of Redis, "LOCATION": "redis://127.0.0.1:6379/1"'
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 #: Decorates methods that raise no outages if IGNORE_EXCEPTIONS is set.
@@ -55,6 +63,18 @@ def _returning(value: Any) -> Callable[[_Method], _Method]:
     """The same, where a method then returns ``value``."""
     ignoring: Callable[[_Method], _Method] = omit_exception(return_value=value)
     return ignoring
+
+
+def _encoded(encode: Callable[..., Any], value: Any, **options: Any) -> Any:
+    """What ``encode`` makes of ``value``. A subclass of int may have another ``str()``."""
+    encoded = encode(value, **options)
+    return int(encoded) if isinstance(encoded, int) else encoded
+
+
+@register("redis_lock")
+def check_installed(**kwargs: Any) -> list[CheckMessage]:
+    """All other checks are registered by the app, which may be missing."""
+    return [] if apps.is_installed(PACKAGE) else [part("checks").not_installed()]
 
 
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
@@ -72,14 +92,21 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     @property
     def client(self) -> Any:
-        """django-redis's client: it makes no key of a lock, and of its connections none returns the
-        reply to another call, nor stays with a server that has become a replica."""
+        """django-redis's client: it makes no key of a lock, stores numbers as such, and of its
+        connections none returns the reply to another call, nor stays with a server that has become
+        a replica."""
         if self._client is None:
+            if apps.ready and not apps.is_installed(PACKAGE):
+                part("checks").log_not_installed()
+            needs_one = issubclass(self._client_cls, DefaultClient) and not self.in_memory
+            if needs_one and not self._server:
+                raise ImproperlyConfigured(NO_LOCATION)
             client = self._client_cls(self._server, self._params, self)
             client.make_key = self._guard.make_key
+            client.encode = partial(_encoded, client.encode)
             connect = client.connection_factory.connect
-            client.connection_factory.connect = lambda url: transport.follow_address(
-                transport.guard(connect(url))
+            client.connection_factory.connect = lambda url: pool.follow_address(
+                guarded_connection.guard(connect(url))
             )
             self._client = client
         return self._client

@@ -17,7 +17,8 @@ from django.conf import settings
 from redis import Redis
 from redis.exceptions import DataError, NoScriptError
 
-from ..protocol import Call, Script, flight_key
+from ..protocol import Call, Script
+from ..protocol.keys import flight_key
 from ..singleflight import DELETE, END_SEEN, EXPIRE_AT, WRITE, own_flights
 from ..transport import exchange, is_cluster, pack, pack_words, run, run_all
 
@@ -136,8 +137,7 @@ class Commands(ABC):
         if nx and xx:
             raise DataError("nx and xx are mutually exclusive")
         key = self._key(name)
-        if type(value) is not bytes:  # A subclass of int may have another ``str()``.
-            value = b"%d" % value if isinstance(value, int) else self._key(value)
+        value = value if type(value) is bytes else self._key(value)
         mode = b"NX" if nx else b"XX" if xx else b""
         return self._write(Set(key, value, px, mode), own_flights((key,)))
 
@@ -268,7 +268,7 @@ def _length(command: str, time: Any) -> Any:
     """A ``time`` as redis-py sends it with ``command``."""
     if isinstance(time, timedelta):
         return int(time.total_seconds() * (1000 if command == "pexpire" else 1))
-    return time
+    return int(time) if isinstance(time, int) else time  # A subclass may have another ``str()``.
 
 
 class Batch(OwnConnections):

@@ -15,7 +15,7 @@ from django_redis.client import HerdClient
 
 from .. import events, singleflight, transport
 from ..clock import time
-from ..conf import GetOrSetOptions, Timeout, given
+from ..conf import SETTING, GetOrSetOptions, Timeout, given
 from ..events import Read
 from ..exceptions import LockNotAcquired
 from ..singleflight import (
@@ -28,7 +28,7 @@ from ..singleflight import (
     SingleFlight,
     ThreadRunner,
 )
-from ..transport import Steps
+from ..steps import Steps
 from .lock_factory import on_first_use
 from .reading import MISSING, CacheReader, FirstRead
 
@@ -48,7 +48,7 @@ class GetOrSet(CacheReader):
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
@@ -96,8 +96,8 @@ class GetOrSet(CacheReader):
         if not may_be_stale:
             if options:
                 GetOrSetOptions.check_without_stale(**options)
-            if type(timeout) is not int and timeout is not DEFAULT_TIMEOUT:
-                GetOrSetOptions.check_timeout(timeout)
+            if type(timeout) is not int and timeout is not SETTING:
+                GetOrSetOptions.check_timeout(self._timeout(timeout))
             read = self._first_read(key, version)
             if read.value is not MISSING:
                 self._misses_in_a_row = 0
@@ -110,7 +110,7 @@ class GetOrSet(CacheReader):
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
@@ -124,7 +124,7 @@ class GetOrSet(CacheReader):
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
@@ -139,7 +139,7 @@ class GetOrSet(CacheReader):
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
@@ -151,7 +151,7 @@ class GetOrSet(CacheReader):
         self,
         keys: Iterable[str],
         default_many: Callable[[list[str]], Mapping[str, Any]],
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class GetOrSet(CacheReader):
         self,
         keys: Iterable[str],
         default_many: Callable[[list[str]], Any],
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, Any]:
@@ -363,16 +363,15 @@ class GetOrSet(CacheReader):
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
             )
         encoded = self.client.encode(value)
-        if isinstance(encoded, int):
-            return int(encoded)  # A subclass may have another ``str()``.
-        return encoded if isinstance(encoded, bytes) else bytes(encoded)
+        return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
 
     @cached_property
     def _is_herd(self) -> bool:
         return isinstance(self.client, HerdClient)
 
     def _timeout(self, timeout: Any) -> Any:
-        return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
+        left_out = timeout is SETTING or timeout is DEFAULT_TIMEOUT
+        return self.default_timeout if left_out else timeout
 
     def _keys(
         self, runner: Runner, names: Iterable[str], version: int | None

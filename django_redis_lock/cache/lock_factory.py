@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache, default_key_func
+from django.core.cache.backends.base import BaseCache, default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
@@ -19,12 +19,7 @@ from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
 from ..extension import part
-from ..protocol import (
-    check_name_in_cache,
-    check_names,
-    check_policy,
-    longest_hold,
-)
+from ..protocol.validation import check_name_in_cache, check_names, check_policy, longest_hold
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,12 +40,15 @@ class BackendCannotLock(ImproperlyConfigured):
     """A cache has another BACKEND, which cannot lock."""
 
     def __init__(self, alias: str) -> None:
-        super().__init__(
-            f"the cache {alias!r} cannot lock: its BACKEND is "
-            f"{settings.CACHES[alias].get('BACKEND')!r}. In CACHES[{alias!r}] write "
-            f'"BACKEND": "{BACKEND}", or, for development and tests without Redis, '
-            f'"BACKEND": "{LOCAL_BACKEND}"'
+        write = (
+            f'In CACHES[{alias!r}] write "BACKEND": "{BACKEND}", or, for development and tests '
+            f'without Redis, "BACKEND": "{LOCAL_BACKEND}"'
         )
+        if able := next(lock_caches(), None):
+            write += f'; or name the cache that can: using="{able}", or, for all uses of locked(), '
+            write += f'DJANGO_REDIS_LOCK = {{"USING": "{able}"}}'
+        backend = settings.CACHES[alias].get("BACKEND")
+        super().__init__(f"the cache {alias!r} cannot lock: its BACKEND is {backend!r}. {write}")
 
 
 URL_HINT = (
@@ -313,7 +311,7 @@ class LockCache(BaseCache):
         expire: float | None = None,
         id: str | bytes | None = None,
         lock_key: str | None = None,
-        timeout: Any = DEFAULT_TIMEOUT,
+        timeout: Any = SETTING,
     ) -> Any:
         """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
 
@@ -341,6 +339,7 @@ class LockCache(BaseCache):
         return bytes(self._lock_client().get_encoder().encode(self._lock_name(name, None)))
 
 
+@cache
 def _lock_class(asynchronous: bool, on_several_servers: bool, falls_back: bool) -> Any:
     name = "Redlock" if on_several_servers else "Lock"
     name = f"{'Async' if asynchronous else ''}{'Fallback' if falls_back else ''}{name}"

@@ -41,15 +41,6 @@ class PlainCache:
     def __init__(self, alias: str, cache: BaseCache) -> None:
         self._alias, self._cache = alias, cache
         self.conf = Conf(settings.CACHES[alias].get("OPTIONS"))
-        kind = type(cache.client if isinstance(cache, LockCache) else cache)
-        name = kind.__qualname__
-        if (alias, name) not in _logged:
-            _logged.add((alias, name))
-            logger.warning(
-                "Each caller computes its own values of the cache %r: callers of a %s cannot wait "
-                "for each other. In CACHES[%r] write BACKEND: %r, with one primary server",
-                *(alias, name, alias, BACKEND),
-            )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(lock_cache(self._alias) if name in _OF_LOCKS else self._cache, name)
@@ -63,7 +54,7 @@ class PlainCache:
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> Any:
@@ -77,7 +68,7 @@ class PlainCache:
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> Any:
@@ -91,7 +82,7 @@ class PlainCache:
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> Any:
@@ -104,7 +95,7 @@ class PlainCache:
         self,
         key: str,
         default: Any,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> Any:
@@ -119,7 +110,7 @@ class PlainCache:
         self,
         keys: Iterable[str],
         default_many: Callable[[list[str]], Mapping[str, Any]],
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
@@ -137,7 +128,7 @@ class PlainCache:
         self,
         keys: Iterable[str],
         default_many: Callable[[list[str]], Any],
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
@@ -176,9 +167,22 @@ class PlainCache:
 
     def _check(self, timeout: Any, options: dict[str, Any]) -> None:
         """What is refused in production is refused in a test."""
-        if timeout is not DEFAULT_TIMEOUT:
+        if timeout is not SETTING and timeout is not DEFAULT_TIMEOUT:
             GetOrSetOptions.check_timeout(timeout)
         GetOrSetOptions.check(**options)
+        self.log_backend()
+
+    def log_backend(self) -> None:
+        """Once in a process, that values are computed more often than the project expects."""
+        kind = type(self._cache.client if isinstance(self._cache, LockCache) else self._cache)
+        name = kind.__qualname__
+        if (self._alias, name) not in _logged:
+            _logged.add((self._alias, name))
+            logger.warning(
+                "Each caller computes its own values of the cache %r: callers of a %s cannot wait "
+                "for each other. In CACHES[%r] write BACKEND: %r, with one primary server",
+                *(self._alias, name, self._alias, BACKEND),
+            )
 
 
 class PlainOnCommit(OnCommit):
@@ -195,6 +199,8 @@ class PlainOnCommit(OnCommit):
 
 
 def _lifetime(timeout: Any, value: Any) -> Any:
+    if timeout is SETTING:
+        return DEFAULT_TIMEOUT
     return timeout(value) if callable(timeout) else timeout
 
 

@@ -84,7 +84,7 @@ def locked(
 ) -> LockedWithDefault[D]: ...
 @overload
 def locked(target: Target, /) -> Target: ...
-def locked(target: Any = None, /, **options: Any) -> Any:
+def locked(target: Any = None, /, *others: Any, **options: Any) -> Any:
     """Run code only once at a time: ``@locked``, ``@locked("name")`` or ``@locked(option=…)`` on a
     view, a management command, a task, a function, or the class of a view or command; ``with
     locked("name"):`` or ``async with locked("name"):`` around a block.
@@ -146,6 +146,8 @@ def locked(target: Any = None, /, **options: Any) -> Any:
         redis.exceptions.RedisError: at the call: Redis is down, and nothing was run. (From a
             command: CommandError. A view without ``on_conflict`` and ``default`` answers 503.)
     """
+    if others:
+        raise TypeError('locked() takes its options by name: locked("name", timeout=30)')
     if target is None or isinstance(target, (str, list, tuple)):
         if target is not None and options.get("key") is not None:
             raise TypeError("locked() takes the name of the lock once")

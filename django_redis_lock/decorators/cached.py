@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
-from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.views import View
 
 from ..cache import NamedKey, value_cache
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
 from ..extension import part
-from ..protocol import check_seconds
+from ..protocol.validation import check_seconds
 from .key_template import bound_method, made_for_task, namer
 
 if TYPE_CHECKING:
@@ -40,16 +39,16 @@ class CachedFunction(Protocol[P, R_co]):
         it is running, its result is not stored."""
 
     def mark_stale(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Let the result for these arguments be stale from now on, as ``cache.mark_stale`` does;
-        returns whether there is one."""
+        """Let the result for these arguments be stale; returns whether there is one. See
+        ``cache.mark_stale``."""
 
     def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Compute and store the result for these arguments, even if there is one. Until then other
         callers get the old result, or wait if there is none."""
 
     def on_commit(self, using: str | None = None, *, robust: bool = False) -> FunctionOnCommit[P]:
-        """``invalidate``, ``mark_stale`` and ``refresh``, done after the commit of the open
-        transaction of the database ``using``, as by ``cache.on_commit``."""
+        """``invalidate``, ``mark_stale`` and ``refresh`` after the commit. Of the open transaction
+        of the database ``using``, as by ``cache.on_commit``."""
 
 
 @overload
@@ -60,7 +59,7 @@ def cached(
     /,
     *,
     key: str | Callable[..., str] | None = None,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout = SETTING,
     version: int | None = None,
     using: str = "default",
     **options: Unpack[GetOrSetArguments],
@@ -68,9 +67,9 @@ def cached(
 def cached(
     target: Any = None,
     /,
-    *,
+    *others: Any,
     key: Any = None,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout = SETTING,
     version: int | None = None,
     using: str = "default",
     **options: Any,
@@ -98,12 +97,17 @@ def cached(
         TypeError, ValueError: an option is invalid, the template names an argument that the
             function does not have, or a function with arguments has no key, or one that names none.
     """
+    if others:
+        raise TypeError('cached() takes its options by name: @cached("report-{year}", timeout=300)')
     if target is not None and not callable(target):
         if key is not None:
             raise TypeError("cached() takes the key once")
         key = target
     if key is not None and not callable(key) and not isinstance(key, str):
-        raise TypeError(f"key must be a str, a callable or None, not {key!r}")
+        raise TypeError(
+            f"key must be a str, a callable or None, not {key!r}: write it first, and the rest by "
+            'name, @cached("report-{year}", timeout=300)'
+        )
     if isinstance(key, str) and not key.strip():
         raise ValueError("key must not be empty")
     given = {"timeout": timeout, "version": version, **GetOrSetOptions.check(**options)}
@@ -152,7 +156,7 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
             made = await made_for_task(key_of, args, kwargs, by_function=callable(key))
             return await getattr(value_cache(using), f"a{name}")(made, *compute, **options)
 
-        return acall if iscoroutinefunction(function) else call
+        return functools.wraps(function)(acall if iscoroutinefunction(function) else call)
 
     cache_alias = using
 
@@ -161,12 +165,25 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
         of_cache = cache.on_commit(using, robust=robust)
         return of_cache.of_function(wrapped, key_of, version=version, stale=stale)
 
-    wrapped: Any = functools.update_wrapper(method("get_or_set", True, **options), function)
+    wrapped: Any = method("get_or_set", True, **options)
     wrapped.refresh = method("compute", True, **options)
     wrapped.invalidate = method("delete", False, version=version)
     wrapped.mark_stale = method("mark_stale", False, version=version, stale=stale)
     wrapped.on_commit = on_commit
+    wrapped.__doc__ = _describe(wrapped, function)
     return wrapped
+
+
+def _describe(wrapped: Any, function: Any) -> str:
+    """Name the methods as ``help()`` shows them; returns the description of the function."""
+    lines = []
+    for name in ("refresh", "invalidate", "mark_stale", "on_commit"):
+        method, of_all = getattr(wrapped, name), getattr(CachedFunction, name)
+        method.__name__, method.__doc__ = name, of_all.__doc__
+        method.__qualname__ = f"{function.__qualname__}.{name}"
+        first = " ".join(of_all.__doc__.split()).partition(". ")[0].rstrip(".").replace("`", "")
+        lines.append(f"{function.__name__}.{name}(…): {first}.")
+    return "\n".join([inspect.getdoc(function) or "", "", "Cached:", *lines]).lstrip()
 
 
 def cached_page(
@@ -202,6 +219,8 @@ def cached_page(
     given: Any = GetOrSetOptions.check(**options)
 
     def decorate(view: V) -> V:
+        if hasattr(view, "META"):
+            raise TypeError("@cached_page needs a timeout: write @cached_page(300)")
         if isinstance(view, type) or not callable(view):
             raise TypeError(
                 f"@cached_page(300) decorates functions, not {view!r}. For a class of views write "
@@ -230,7 +249,7 @@ def _cached_view(
         if not hasattr(request, "META"):
             raise TypeError(
                 f"cached_page() needs a request as the first argument of {dotted}, not "
-                f"{request!r}. For a method use Django's method_decorator"
+                f"{request!r}. For a method write @method_decorator(cached_page(300))"
             )
         return middleware.respond(
             request, lambda request: view(request, *args, **kwargs), asynchronous=asynchronous

@@ -14,11 +14,12 @@ from threading import Thread
 from typing import Any
 from weakref import getweakrefcount
 
+from django.urls import get_urlconf
 from django.views import View
 
 from ..middleware import request_of
 from .key_template import bound_method
-from .options import MISSING, Options
+from .options import EXIT_CODES, MISSING, Options
 
 #: Methods that Django and Django REST framework call with a request, and whose result they take for
 #: true or false, for a user, or for nothing.
@@ -54,9 +55,11 @@ def refuse_hook(options: Options, function: Any, dotted: str) -> None:
     """
     Raises:
         TypeError: ``function`` is a known hook, and the options do not say what it returns if the
-            lock is taken.
+            lock is taken; or it takes a request, and they are for commands.
     """
     name = getattr(function, "__name__", "") or ""
+    if "request" in _first_arguments(function):
+        options.refuse("a view", *EXIT_CODES)
     if name not in HOOKS or not _takes_request(function):
         return
     if options.default is not MISSING:
@@ -140,7 +143,8 @@ def is_view(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     match = getattr(request, "resolver_match", None)
     if match is None:
         return (
-            method is None
+            get_urlconf() is None  # Else Django's handler has yet to resolve it, for a middleware.
+            and method is None
             and (first is request or (first is None and "sender" not in kwargs))
             and name not in HOOKS
         )
@@ -190,8 +194,15 @@ def _is_action(model_admin: Any, function: Any, request: Any) -> bool:
 
 def _takes_request(function: Callable[..., Any]) -> bool:
     """Whether this is a method with a request as its first argument."""
-    names = [*inspect.signature(bound_method(function) or function).parameters]
-    return "request" in (names[:1] if bound_method(function) else names[1:2])
+    names = _first_arguments(function)
+    return "request" in (names[:1] if bound_method(function) else names[1:])
+
+
+def _first_arguments(function: Callable[..., Any]) -> list[str]:
+    try:
+        return [*inspect.signature(bound_method(function) or function).parameters][:2]
+    except (TypeError, ValueError):  # Of a function in C they may be unknown.
+        return []
 
 
 def _unwrapped(callback: Any) -> Iterator[Any]:

@@ -30,10 +30,11 @@ from ..contention import (
 from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
-from ..transport import is_outage, is_unusable
+from ..transport import is_outage
+from ..transport.refusals import is_unusable
 from .key_template import bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
-from .options import MISSING, Options
+from .options import EXIT_CODES, MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
 from .views import complete, is_api_view, is_dispatch, is_view, refuse_hook, refuse_object, view_of
 
@@ -41,7 +42,6 @@ ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
     "call current_lock().ensure_held() before each step that needs the lock"
 )
-EXIT_CODES = ("exit_code", "lost_exit_code", "unavailable_exit_code")
 
 
 class LockedFunction:
@@ -317,7 +317,10 @@ def decorate(options: Options, target: Any) -> Any:
         task.run = decorate(options, task.run)
         return target
     if not callable(target):
-        raise TypeError(f"locked() decorates callables, not {target!r}")
+        raise TypeError(
+            f"locked() decorates callables, not {target!r}; of a lock it takes the name, and its "
+            'other options by name: @locked("name", timeout=30)'
+        )
     refuse_object(target)
     return LockedFunction(options, target, _dotted(options, target)).wrapper()
 

@@ -11,19 +11,17 @@ from typing import Any
 
 from ..clock import time
 from ..protocol import (
-    MAX_FENCE,
     Call,
     LockKeys,
     as_bytes,
-    bounded,
     encodable,
-    events_key,
     fingerprint,
     hostname,
     process_id,
-    process_key,
     script,
 )
+from ..protocol.keys import events_key, process_key
+from ..protocol.owner import MAX_FENCE, bounded
 from ..transport import Server
 from .hold import Hold
 from .records import read_events
@@ -96,7 +94,7 @@ class Question:
         return DELETED if only_this else DELETED_OR_NO_DATA
 
 
-def reset_here() -> str:
+def code_here() -> str:
     """Who releases by force, if it is code and not a person."""
     thread = threading.current_thread().name
     return f"reset() in {hostname()}, process {os.getpid()}, thread {encodable(thread)}"

@@ -7,11 +7,15 @@ import copy
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from ..keeper import keeper
-from .hold import Hold, Renewal
+from .hold import Hold, latest
+
+if TYPE_CHECKING:
+    from .base import BaseLock
+    from .renewals import Renewals
+
 
 Task = asyncio.Task[Any] | None
 
@@ -36,11 +40,15 @@ class State:
 
     token: bytes | None = None
     hold: Hold | None = None
-    renewal: Any = None
+    renewal: Renewals | None = None
     file_lock: Any = None
     entry: Entry | None = None
-    #: A weak reference to the task whose state it is.
-    task: Any = None
+    #: The task whose state it is.
+    task: ref[asyncio.Task[Any]] | None = None
+
+    def mine(self) -> State:
+        """What the caller knows."""
+        return self
 
 
 class ThreadState(State, threading.local):
@@ -54,7 +62,7 @@ class ThreadStateWithToken(ThreadState):
         self.token = token
 
 
-class TaskStates:
+class TaskStates(State):
     """What each task knows; see ``for_the_caller``."""
 
     def __init__(self, token: bytes | None) -> None:
@@ -86,7 +94,8 @@ class Entry:
     without ``release()``, it does not go in again: nothing renews that lock any more.
     """
 
-    def __init__(self, state: Any, timeout: float | None, min_hold: float) -> None:
+    def __init__(self, state: State, timeout: float | None, min_hold: float) -> None:
+        assert state.hold is not None
         self.hold: Hold = state.hold
         self.renewal = state.renewal
         self.file_lock = state.file_lock
@@ -94,17 +103,17 @@ class Entry:
         self.min_hold = min_hold
         #: By the state of the lock object that was used. One that is collected without a release,
         #: after an interrupt, does not count any more.
-        self._times: WeakKeyDictionary[Any, int] = WeakKeyDictionary({state: 1})
+        self._times: WeakKeyDictionary[State, int] = WeakKeyDictionary({state: 1})
         self.hold.inner_on_lost = {}
 
     @property
     def depth(self) -> int:
         return sum(self._times.values())
 
-    def times(self, state: Any) -> int:
+    def times(self, state: State) -> int:
         return self._times.get(state, 0)
 
-    def enter(self, state: Any, on_lost: Callable[[], Any] | None) -> bool:
+    def enter(self, state: State, on_lost: Callable[[], Any] | None) -> bool:
         """Go in once more; False if the lock was lost just now. ``on_lost`` is called in addition
         to that of the acquisition."""
         times = self.times(state)
@@ -119,7 +128,7 @@ class Entry:
         state.file_lock = self.file_lock
         return True
 
-    def leave(self, state: Any) -> bool:
+    def leave(self, state: State) -> bool:
         """Go out once; False if there is only the lock itself to release."""
         times = self.times(state)
         if self.hold.from_parent_process or (times and self.depth == 1):
@@ -135,7 +144,7 @@ class Entry:
         state.renewal = state.file_lock = state.entry = None
         return bool(times)  # Else an interrupt has cut short how it was left before.
 
-    def _forget_on_lost(self, state: Any) -> None:
+    def _forget_on_lost(self, state: State) -> None:
         kept = self.hold.inner_on_lost.items()
         self.hold.inner_on_lost = {s: tell for s, tell in kept if s() not in (state, None)}
 
@@ -144,22 +153,22 @@ class Entry:
 _entries: WeakValueDictionary[Any, Entry] = WeakValueDictionary()
 
 
-def _key(lock: Any) -> tuple[Any, ...]:
+def _key(lock: BaseLock) -> tuple[Any, ...]:
     caller = ref(acting_task() or threading.current_thread())
     return caller, lock.asynchronous, lock._servers, lock.keys.lock
 
 
-def _entry_of_caller(lock: Any) -> Entry | None:
+def _entry_of_caller(lock: BaseLock) -> Entry | None:
     entry = _entries.get(_key(lock))
     return entry if entry is not None and entry.hold.is_valid else None
 
 
-def is_inside(lock: Any) -> bool:
+def is_inside(lock: BaseLock) -> bool:
     """Whether the caller holds ``lock``, and goes in again without a wait."""
     return lock.reentrant and _entry_of_caller(lock) is not None
 
 
-def enter_again(lock: Any) -> bool:
+def enter_again(lock: BaseLock) -> bool:
     """Whether the caller holds ``lock`` already, and has gone in once more."""
     entry = _entry_of_caller(lock)
     if entry is None:
@@ -168,20 +177,18 @@ def enter_again(lock: Any) -> bool:
     return entry.enter(lock.local, on_lost)
 
 
-def is_held_by_caller(lock: Any) -> bool:
+def is_held_by_caller(lock: BaseLock) -> bool:
     """Whether the caller holds ``lock``, by any lock object, as far as is known."""
-    task = acting_task()
-    for job in keeper().jobs():
-        if isinstance(job, Renewal) and job.hold.keys.lock == lock.keys.lock:
-            hold = job.hold
-            mine = hold.by_this_thread
-            if lock.asynchronous:
-                mine = hold.task is not None and hold.task() is task
-            if mine and hold.is_valid and job.server in lock._servers:
-                return True
+    for server in lock._servers:
+        job = latest.get((server, lock.keys.lock))
+        if job is not None and job.hold.is_valid:
+            task = job.hold.task
+            if not lock.asynchronous:
+                return job.hold.by_this_thread
+            return task is not None and task() is acting_task()
     return False
 
 
-def note_entry(lock: Any) -> None:
+def note_entry(lock: BaseLock) -> None:
     entry = Entry(lock.local, lock.timeout, lock.min_hold)
     lock.local.entry = _entries[_key(lock)] = entry

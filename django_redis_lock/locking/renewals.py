@@ -24,8 +24,7 @@ class Renewals:
 
     def begin(self) -> None:
         for job in self.jobs:
-            job.schedule(self.hold.began)
-            keeper().add(job)
+            job.begin()
 
     def entered(self, grant_timeout: float, min_hold: float) -> None:
         """The lock was taken by ``with``. A signal handler's exception at the entry of ``__exit__``

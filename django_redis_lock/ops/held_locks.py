@@ -26,8 +26,10 @@ from ..contrib.fallback import held_locally
 from ..events import Outage, group_of
 from ..exceptions import LocalLockUnavailable
 from ..locking import Event
-from ..protocol import Owner, is_lock, keys_at, printable
-from ..transport import explained, server_of
+from ..protocol import Owner, printable
+from ..protocol.keys import is_lock, keys_at
+from ..transport import server_of
+from ..transport.refusals import explained
 from .inventory import (
     FLIGHT,
     LOCK,
@@ -233,6 +235,15 @@ def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
     except UNAVAILABLE:
         prefix = b""
     return key[len(prefix) :].decode(errors="backslashreplace")
+
+
+def former_name(alias: str, key: bytes, events: Iterable[Event]) -> str:
+    """The name of the free lock at ``key`` that its holders have stored with these ``events``;
+    empty if no cache of the database has such a lock."""
+    key = keys_at(key).name if is_lock(key) else key
+    caches = [lock_cache(each) for each in _database_of(alias).prefixes]
+    names = dict.fromkeys(event.name for event in events if event.name)
+    return next((name for name in names for of in caches if is_name_of(of, name, key)), "")
 
 
 def release(

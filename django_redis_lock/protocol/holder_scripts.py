@@ -1,8 +1,14 @@
 """The Lua scripts about holders, in the manner of ``lock_scripts``: who holds a lock, how it is
 released by force, and what is recorded of holders and their processes."""
 
+from __future__ import annotations
+
+from ..extension import part
 from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
-from .script import script, shared
+from .keys import INDEX, NEWS, LockKeys, events_key
+from .owner import MAX_FENCE, HolderInfo, new_token
+from .script import Call, script, shared
+from .validation import milliseconds
 
 #: The holder of a plain lock, or of one place. An untaken grant has none.
 #:
@@ -114,6 +120,28 @@ end
 return 1
 """
 RESET = script(RESET_BODY)
+
+
+def reset_call(
+    keys: LockKeys,
+    held: HolderInfo,
+    grant_timeout: float,
+    limit: int = 1,
+    fence: int | None = None,
+    only_locks: bool | None = None,
+    event: tuple[str | int, ...] = (),
+) -> Call:
+    """End the lock of the holder that HELD named. ``fence``: known from before; ``only_locks``:
+    whether only locks are stored under such keys, None if the caller knows that this is one;
+    ``event``: what RECORD_EVENT has first."""
+    last = (held.fence or MAX_FENCE) if fence is None else fence
+    proof = ("", "") if only_locks is None else (held.owner.id, int(only_locks))
+    args = (new_token(), milliseconds(grant_timeout), held.token, last, *proof, *event)
+    noted = events_key(keys.name), keys.held_index.replace(INDEX, NEWS)
+    if limit == 1:
+        return Call(RESET, (*keys, *noted), args)
+    return Call(part("limit").PLACE_RESET, (*keys.at_place(held.place), *noted), (*args, limit))
+
 
 #: Note what has happened to a lock. Releases by its holders push out no other events, unless most
 #: are others. (A list would want commands that those who may lock need not have the right to.)

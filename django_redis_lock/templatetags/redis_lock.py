@@ -115,12 +115,17 @@ def cached(parser: Parser, token: Token) -> CachedNode:
     parser.delete_first_token()
     words = token.split_contents()
     if len(words) < 3:
-        raise TemplateSyntaxError("cached needs at least a timeout and a name")
+        raise TemplateSyntaxError(
+            "cached needs at least a timeout and a name: {% cached 500 sidebar %}"
+        )
     options, vary_on = {}, []
     for word in words[3:]:
         name, equals, value = word.partition("=")
         if equals and name in OPTIONS:
             options[name] = parser.compile_filter(value)
+        elif equals and name.isidentifier():
+            known = ", ".join(OPTIONS)
+            raise TemplateSyntaxError(f"cached has no option {name!r}; it has {known}")
         else:
             vary_on.append(parser.compile_filter(word))
     return CachedNode(nodelist, parser.compile_filter(words[1]), words[2], vary_on, options)

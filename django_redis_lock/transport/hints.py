@@ -84,8 +84,8 @@ def missing_right(text: str) -> str:
     if not commands and "command or" in text and (line := _LINE.search(text)):
         script = Script.sent.get(line[1])
         lines = script.source.splitlines() if script else []
-        found = _COMMAND.findall(lines[int(line[2]) - 1]) if int(line[2]) <= len(lines) else []
-        commands = list(dict.fromkeys("".join(names) for names in found))
+        calls = _COMMAND.findall(lines[int(line[2]) - 1]) if int(line[2]) <= len(lines) else []
+        commands = list(dict.fromkeys("".join(names) for names in calls))
     what = "access one of the keys or channels that this needs"
     if "run" in text.partition("permissions to")[2] or "command or" in text:
         what = f"run {' or '.join(commands).upper() or 'a command that this needs'}"

@@ -13,6 +13,7 @@ import sys
 import venv
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from shutil import rmtree
@@ -126,12 +127,13 @@ NEIGHBOURS = (
 Outcomes = dict[str, str]
 
 
-def install(neighbours: Sequence[Neighbour]) -> None:
+def install() -> None:
+    """All of them: several share one module of settings."""
     if not PYTHON.exists():
         venv.create(BUILD / "venv", with_pip=True)
     ours = [need for need in metadata.requires("django-redis-lock") or [] if "extra ==" not in need]
-    theirs = [f"{each.name}=={each.version}" for each in neighbours if each.paths]
-    needs = [need for each in neighbours for need in each.needs]
+    theirs = [f"{each.name}=={each.version}" for each in NEIGHBOURS if each.paths]
+    needs = [need for each in NEIGHBOURS for need in each.needs]
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     tools = ["pytest", "pytest-django", "pytest-subtests"]
     subprocess.run([*pip, *tools, *ours, *theirs, *needs], check=True)
@@ -165,7 +167,8 @@ def run(neighbour: Neighbour, source: Path, backend: str, url: str) -> Outcomes:
         "NEIGHBOUR_BACKEND": backend,
         "NEIGHBOUR_URL": url,
     }
-    with report.with_suffix(".log").open("w") as log:
+    ended = f"did not end within {TIMEOUT_SECONDS} seconds"
+    with report.with_suffix(".log").open("w") as log, suppress(subprocess.TimeoutExpired):
         subprocess.run(
             command,
             cwd=source,
@@ -175,8 +178,9 @@ def run(neighbour: Neighbour, source: Path, backend: str, url: str) -> Outcomes:
             timeout=TIMEOUT_SECONDS,
             check=False,
         )
+        ended = "did not run"
     if not report.exists():
-        sys.exit(f"The tests of {neighbour.name} did not run: see {report.with_suffix('.log')}")
+        sys.exit(f"The tests of {neighbour.name} {ended}: see {report.with_suffix('.log')}")
     return outcomes(report)
 
 
@@ -196,7 +200,7 @@ def main(names: Sequence[str]) -> int:
     if unknown:
         sys.exit(f"not among the neighbours: {', '.join(sorted(unknown))}")
     chosen = [each for each in NEIGHBOURS if not names or each.name in names]
-    install(chosen)
+    install()
     print("| package | version | tests | passed | failed | skipped | different |")
     print("|---|---|--:|--:|--:|--:|--:|")
     failed = False

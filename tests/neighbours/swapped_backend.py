@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from django.conf import global_settings
 from django.core.cache import CacheHandler
 
 IN_MEMORY = ("django.core.cache.backends.locmem.LocMemCache", "tests.cache_mockup.Cache")
@@ -24,3 +25,6 @@ def _swapped(handler: CacheHandler, settings: dict[str, Any] | None) -> dict[str
 
 
 CacheHandler.configure_settings = _swapped  # type: ignore[method-assign]
+# Users of tests: with the usual hash, those of django-constance take minutes, and on a busy machine
+# longer than they may.
+global_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from datetime import timedelta
 from decimal import Decimal
@@ -11,12 +12,16 @@ from uuid import UUID
 
 import pytest
 import redis
+from django.core.cache.backends.base import BaseCache
 from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+import django_redis_lock
 from django_redis_lock import Lock, cached, locked
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.decorators.options import Options
 from django_redis_lock.protocol.validation import (
     MAX_SECONDS,
     check_name,
@@ -189,3 +194,18 @@ def test_nor_of_a_call_or_a_decorator() -> None:
         locked("name", blocking=wrong)
     with pytest.raises(TypeError, match="background must be True or False, not 'no'"):
         cached("name", timeout=5, stale=5, background=wrong)
+
+
+def test_no_signature_shows_an_address() -> None:
+    """What stands for an argument left out has a name."""
+    ours = [getattr(django_redis_lock, name) for name in django_redis_lock.__all__]
+    for kind in (RedisCache, Options, django_redis_lock.Lock, django_redis_lock.AsyncLock):
+        named = [
+            name for name in dir(kind) if not (name.startswith("_") or hasattr(BaseCache, name))
+        ]
+        ours += [kind, *(getattr(kind, name) for name in named)]
+    ours += [RedisCache.get_or_set, RedisCache.aget_or_set]
+    shown = {each: str(inspect.signature(each)) for each in filter(callable, ours)}
+    assert len(shown) > 60
+    assert [each for each, text in shown.items() if "<object object" in text] == []
+    assert "timeout: 'Timeout' = <setting>" in shown[RedisCache.get_or_set]

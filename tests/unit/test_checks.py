@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +66,7 @@ def test_a_project_without_mistakes_has_no_messages() -> None:
 
 def test_all_checks_have_the_tag() -> None:
     ours = [c for c in registry.registry.get_checks(True) if "django_redis_lock" in c.__module__]
-    assert len(ours) == 2, "those of each start, and those for --deploy"
+    assert len(ours) == 3, "those of each start, the app's own, and those for --deploy"
     assert all(CHECKS_TAG in check.tags for check in ours)
 
 
@@ -344,7 +346,7 @@ def test_a_backend_that_cannot_lock_lets_the_site_start(settings: Any, backend: 
     for words in ("'plain'", backend, '"BACKEND": "django_redis_lock.cache.LocMemCache"'):
         assert words in message.msg
     assert "tests.unit.test_checks.other_work and 1 more" in message.msg
-    assert deploy_errors() == ["E005", "E005"]
+    assert deploy_errors() == ["E005"]
     assert decorated[0] is not work
 
 
@@ -544,3 +546,82 @@ def test_the_place_of_the_middleware_for_pages(
     assert len(found) == len(words)
     for message, text in zip(found, words, strict=True):
         assert text in message.msg
+
+
+def test_one_fact_is_one_message(settings: Any) -> None:
+    """That a cache cannot lock; and which one can."""
+    ours = settings.CACHES["default"]
+    plain = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    decorated = [locked("work", using="plain")(each) for each in (work, other_work)]
+    both = {"default": ours, "plain": plain}
+    for number, caches in {"W003": {"default": plain, "plain": plain}, "W012": both}.items():
+        settings.CACHES = caches
+        assert numbers() == [number]
+        assert deploy_errors() == ["E005"]
+        assert not {"W003", "W012"} & {m.id[-4:] for m in messages(include_deployment_checks=True)}
+        assert numbers() == [number]
+    with pytest.raises(ImproperlyConfigured, match="cannot lock") as raised:
+        decorated[0]()
+    message = only()
+    for words in ('using="default"', 'DJANGO_REDIS_LOCK = {"USING": "default"}'):
+        assert words in message.msg
+        assert words in str(raised.value)
+
+
+def run_in_process(code: str, *, app: bool = True, **configured: Any) -> str:
+    """What a process with these settings writes on stderr."""
+    apps = ["django.contrib.contenttypes", "django.contrib.auth", *["django_redis_lock"] * app]
+    cache = {"BACKEND": "django_redis_lock.cache.LocMemCache"}
+    given = {"INSTALLED_APPS": apps, "CACHES": {"default": cache}, **configured}
+    whole = f"import django\nfrom django.conf import settings\nsettings.configure(**{given!r})\n"
+    whole += f"django.setup()\nfrom django.core.cache import cache, caches\n{code}"
+    command = [sys.executable, "-c", whole]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stderr
+
+
+ROOT = Path(__file__).parents[2]
+TWICE = """
+for name in "ab":
+    with cache.lock(name): pass
+    from django_redis_lock import locked
+    with locked(name): pass
+"""
+IN_TWO = f"import os\nchild = os.fork()\n{TWICE}\nif child: os.waitpid(child, 0)"
+
+
+@pytest.mark.parametrize(
+    ("code", "configured", "lines"),
+    [
+        (TWICE, {"DEBUG": False}, 1),
+        (IN_TWO, {"DEBUG": False}, 2),
+        (TWICE, {"DEBUG": True}, 0),
+        (TWICE, {"SILENCED_SYSTEM_CHECKS": ["django_redis_lock.W105"]}, 0),
+        ("cache.get_or_set('a', 1)", {"DEBUG": False}, 0),
+        (f"from django.test.utils import *\nsetup_test_environment()\n{TWICE}", {}, 0),
+        (f"from django_redis_lock.testing import override\noverride().enable()\n{TWICE}", {}, 0),
+    ],
+)
+def test_locks_in_memory_say_so_where_there_may_be_several_workers(
+    code: str, configured: dict[str, Any], lines: int
+) -> None:
+    written = run_in_process(code, **configured).splitlines()
+    assert len([line for line in written if "memory of this process" in line]) == lines
+    assert len(written) == lines
+
+
+@pytest.mark.parametrize("app", [True, False])
+def test_the_app_is_installed(app: bool) -> None:
+    """The check is there as soon as the backend is imported; a cache that is made before it runs,
+    and without it, says so once."""
+    both = {"default": {"BACKEND": "django_redis_lock.cache.LocMemCache"}}
+    both["other"] = both["default"]
+    calls = "from django.core.management import call_command\ncall_command('check')"
+    checked = run_in_process(f"import django_redis_lock.cache\n{calls}", app=app, CACHES=both)
+    used = run_in_process(
+        "caches['default'].get('a'), caches['other'].get('a')", app=app, CACHES=both
+    )
+    for written in (checked, used):
+        told = [line for line in written.splitlines() if "is not in INSTALLED_APPS" in line]
+        assert len(told) == (0 if app else 1)
+    assert ("django_redis_lock.W018" in checked) is not app

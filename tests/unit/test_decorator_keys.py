@@ -291,7 +291,10 @@ def test_a_call_the_function_does_not_take_is_refused_as_usual() -> None:
         ({"exit_code": -1}, "exit_code must be"),
         ({"exit_code": 256}, "exit_code must be"),
         ({"exit_code": None}, "exit_code must be"),
-        ({"expire": 3}, r"locked\(\) has no option 'expire'; it has key, using, timeout"),
+        (
+            {"expire": 3},
+            r"locked\(\) has no option 'expire'; write timeout=, in seconds; it has key, using",
+        ),
         ({"name": "x"}, "has no option 'name'"),
     ],
 )

@@ -29,7 +29,7 @@ OF_THE_READER = (
 OURS = {name: f"from django_redis_lock import {name}" for name in django_redis_lock.__all__}
 OURS |= {"cache": "from django_redis_lock.cache import cache"}
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.sample(0)]
 
 
 def program(code: str, imports: dict[str, str]) -> str:

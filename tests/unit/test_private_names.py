@@ -30,11 +30,12 @@ PAGE = ROOT / "docs" / "compatibility.md"
 DOCUMENTED = {"_asdict", "_replace", "_make", "_fields", "_exit"}
 #: Attributes that this package adds to objects of Django's and of users' classes, and one of what
 #: django-redis calls a connection.
-ADDED = {"_cached_pages", "_fresh_until", "_rendering", "_without_lock", "_cluster"}
+ADDED = {"_cached_pages", "_cluster", "_fresh_until", "_of_this_moment", "_rendering"}
+ADDED |= {"_without_lock"}
 #: What a receiver that is another package's is called in this one, so that a name counts as theirs
 #: even if one of our classes has the same.
 THEIRS = {"connection", "_connection", "pool", "client", "request", "response", "user", "task"}
-THEIRS |= {"stdout", "asyncio"}
+THEIRS |= {"stdout", "asyncio", "settings"}
 #: Packages whose absence is no fault: this one only recognizes their objects.
 OPTIONAL = {"ninja", "rest_framework", "sentry_sdk"}
 

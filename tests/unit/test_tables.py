@@ -46,7 +46,7 @@ def test_a_table_that_cannot_shrink_any_more_stays_readable() -> None:
 
 def test_colours_do_not_count() -> None:
     command = BaseCommand(stdout=StringIO(), force_color=True)
-    head, first, second = listing._table(command, COLUMNS, ROWS, [command.style.ERROR, str])
+    head, first, second = listing._table(command, COLUMNS, ROWS, [command.style.ERROR, str], None)
     plain = table(COLUMNS, ROWS, None)
     assert head == command.style.MIGRATE_HEADING(plain[0]) != plain[0]
     assert first == command.style.ERROR(plain[1]) != plain[1]

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser, Group, User
 from django.db.models import IntegerChoices, TextChoices
-from django.utils.functional import SimpleLazyObject
+from django.utils.functional import SimpleLazyObject, lazystr
 from django.utils.safestring import mark_safe
+from django.utils.translation import gettext_lazy
 
 from django_redis_lock.decorators.key_template import Template, namer
 
@@ -53,7 +54,8 @@ class Text(str):
 #: Values of which each stands for the first.
 SAME: list[list[Any]] = [
     [1, Level.ONE, Number.ONE],
-    ["red", Colour.RED, Text("red"), mark_safe("red")],
+    ["red", Colour.RED, Text("red"), mark_safe("red"), gettext_lazy("red"), lazystr("red")],
+    [["red"], [gettext_lazy("red")]],
     [None, SimpleLazyObject(lambda: None)],
     [User(username="eve"), SimpleLazyObject(lambda: User(username="eve"))],
 ]
@@ -76,7 +78,7 @@ def test_two_values_in_one_key() -> None:
     assert len({made(pair, {}) for pair in pairs}) == len(pairs)
 
 
-@pytest.mark.parametrize("values", SAME, ids=["int", "text", "None", "lazy"])
+@pytest.mark.parametrize("values", SAME, ids=["int", "text", "list", "None", "lazy"])
 def test_values_that_stand_for_each_other_share_a_key(values: list[Any]) -> None:
     assert len({name(value) for value in values}) == 1
 

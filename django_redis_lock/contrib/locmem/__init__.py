@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
 from django_redis.client import DefaultClient
 
-from ...cache import RedisCache
+from ...cache import BACKEND, RedisCache
 from ...extension import part
 from ...locking import Lock
-from ...protocol import check_name_in_cache
+from ...protocol.validation import check_name_in_cache
 from .memory import Database as Database
 from .memory import client_of as client_of
 from .memory import databases as databases
+
+logger = logging.getLogger("django_redis_lock.lock")
+
+#: What the LOCATION begins with in the tests of a project.
+TESTING = "testing "
+#: The process whose log says that other processes have other locks.
+_noted_in = 0
 
 
 class MemoryClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
@@ -30,6 +40,24 @@ class MemoryClient(DefaultClient):  # type: ignore[misc]  # django-redis ships n
         database.max_values = self._backend._max_entries
         database.cull_frequency = self._backend._cull_frequency
         return client_of(database)
+
+
+def _note_workers(location: str) -> None:
+    """At the first lock of a process that may be one of several, which exclude each other with
+    Redis only: not while a project is developed or tested."""
+    global _noted_in
+    if _noted_in == (process := os.getpid()) or location.startswith(TESTING):
+        return
+    _noted_in = process
+    is_tested = hasattr(sys.modules.get("django.core.mail"), "outbox")
+    silenced = settings.SILENCED_SYSTEM_CHECKS
+    if not (settings.DEBUG or is_tested or "django_redis_lock.W105" in silenced):
+        logger.warning(
+            "Locks are kept in the memory of this process, by a LocMemCache, and DEBUG is False: "
+            "if other processes take the same locks, each has its own. Write BACKEND: %r. "
+            'If there is one process only: SILENCED_SYSTEM_CHECKS = ["django_redis_lock.W105"]',
+            BACKEND,
+        )
 
 
 @lru_cache(maxsize=1)
@@ -50,6 +78,10 @@ class LocMemCache(RedisCache):
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)
         self._client_cls = MemoryClient
+
+    def _make(self, *args: Any, **options: Any) -> Any:
+        _note_workers(self._server[0] if isinstance(self._server, list) else self._server)
+        return super()._make(*args, **options)
 
     def _check_client(self, client: Any) -> None:
         if client is not None:

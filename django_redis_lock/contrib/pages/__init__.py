@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from django.middleware.cache import CacheMiddleware
 
 from ...cache import value_cache
-from ...transport import Steps, adrive, drive
+from ...steps import Steps, adrive, drive
 from .responses import Conditions as Conditions
 from .responses import conditional, is_unrendered
 from .visit import Visit
@@ -93,6 +93,7 @@ class CachedPageMiddleware(CacheMiddleware):
         def call(function: Callable[..., Any], argument: Any) -> Any:
             return sync_to_async(function)(argument) if asynchronous else function(argument)
 
+        self.cache.log_backend()
         page = yield call(self.process_request, request)
         if page is not None:
             return conditional(request, page)

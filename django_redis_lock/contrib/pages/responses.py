@@ -3,6 +3,7 @@ after its view has returned."""
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +16,7 @@ from django.utils.http import parse_http_date_safe
 from ...clock import time
 from ...keeper import keeper
 from ...singleflight import Postponed, Runner
-from ...transport import Steps
+from ...steps import Steps
 
 #: What a client makes its request depend on. A page that others get is computed without it.
 _CONDITIONS = (
@@ -116,6 +117,17 @@ def conditional(request: Any, response: Any) -> Any:
     if not etag and date is None:
         return response
     return get_conditional_response(request, etag, date, cast(HttpResponse, response))
+
+
+def finalized(request: Any, response: Any) -> Any:
+    """``response``, with the renderer that Django REST framework gives it after its handler has
+    returned."""
+    view = (getattr(request, "parser_context", None) or {}).get("view")
+    if view is None or hasattr(response, "accepted_renderer"):
+        return response
+    view = copy.copy(view)  # The request's own view changes its headers at the same time.
+    view.headers = view.default_response_headers
+    return view.finalize_response(request, response)
 
 
 def is_unrendered(response: Any) -> bool:

@@ -24,10 +24,11 @@ from redis.exceptions import RedisError
 from ...cache import MISSING, value_cache
 from ...conf import GetOrSetOptions
 from ...events import RefreshFailed
-from ...protocol import Call, as_bytes, flight_key, script
+from ...protocol import Call, as_bytes, script
+from ...protocol.keys import flight_key
 from ...singleflight import Postponed, computing, innermost_flight
+from ...steps import Steps, adrive, drive
 from ...threads import get_logger
-from ...transport import Steps, adrive, drive
 from .responses import (
     Conditions,
     NotThePage,
@@ -36,6 +37,7 @@ from .responses import (
     PageFailed,
     Rendering,
     conditional,
+    finalized,
     is_unrendered,
     raise_unless_about_the_page,
 )
@@ -232,6 +234,7 @@ class Visit:
             with computing(None, [at], self.own):
                 response = yield from self._respond(request)
             if not mine and is_unrendered(response):
+                response = finalized(request, response)
                 response = yield from self._render_as_before(key, response)
         except _REFUSALS as refusal:
             if mine:

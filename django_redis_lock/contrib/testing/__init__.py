@@ -27,10 +27,11 @@ from ...locking import Renewal
 from ...ops.inventory import list_held
 from ...singleflight import FlightRenewal, use_background
 from ...threads import InCaller, Mutex
-from ...transport import Server, server_of, standing_in
+from ...transport import Server, server_of
+from ...transport.registry import standing_in
 from .. import metrics
 from ..instant_loss import Subscription
-from ..locmem import Database, client_of, databases
+from ..locmem import TESTING, Database, client_of, databases
 from .in_memory import CachesInMemory, Configs
 
 __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
@@ -245,7 +246,7 @@ class MemoryServer:
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
         self.clock: Any = clock or Clock()
-        self._prefix = f"testing {os.getpid()}-{next(_numbers)} "
+        self._prefix = f"{TESTING}{os.getpid()}-{next(_numbers)} "
         self._away = False
         #: The LOCATION in memory of what takes the place of a server.
         self._places: dict[tuple[Any, ...], str] = {}

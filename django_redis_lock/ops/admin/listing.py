@@ -241,11 +241,11 @@ class Listing:
         if not self.shown.has_other_pages():
             return ""
         if number > MAX_SELECTED:
-            words = _("the first %(most)s of all %(number)s that match")
+            text = _("the first %(most)s of all %(number)s that match")
         else:
-            words = _("all %(number)s that match, on all pages")
+            text = _("all %(number)s that match, on all pages")
         numbers = {"most": number_format(MAX_SELECTED), "number": number_format(number)}
-        return words % numbers
+        return text % numbers
 
     @property
     def many_caches(self) -> bool:

@@ -17,8 +17,15 @@ from django.utils.translation import ngettext
 from ...cache import lock_caches
 from ...events import group_of
 from ...protocol import printable
-from ...transport import explained
-from ..held_locks import UNAVAILABLE, Failure, is_among_locks, look_closely, name_of
+from ...transport.refusals import explained
+from ..held_locks import (
+    UNAVAILABLE,
+    Failure,
+    former_name,
+    is_among_locks,
+    look_closely,
+    name_of,
+)
 from ..inventory import FLIGHT
 from .listing import MAX_SELECTED, Listing
 from .releasing import outlook, parse_choices, release_all, releases
@@ -87,6 +94,8 @@ class Pages:
             found = self._ref(object_id)
             title = _("Releases of %(name)s") % {"name": shown(name_of(*found))}
         entries = releases(self._url_of, found)
+        if found is not None and entries:  # The key may not show the name.
+            title = _("Releases of %(name)s") % {"name": entries[0]["name"]}
         return self._page("history", title=title, entries=entries)
 
     def lock(self, object_id: str) -> HttpResponse:
@@ -191,6 +200,8 @@ class Pages:
             data["free"] = said % {"type": closely.other}
         elif not closely.holders:
             data["free"] = _("This lock is free.")
+        if holding is None and (name := former_name(ref.alias, ref.key, closely.events)):
+            data.update(name=shown(name), group=group_of(name))
         return {
             **data,
             "asked": True,

@@ -12,15 +12,23 @@ from contextlib import suppress
 from typing import Any
 
 from django.conf import settings as project_settings
-from django.core.checks import CheckMessage
+from django.core.checks import ERROR, CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
-from ...cache import BACKEND, BackendCannotLock, lock_cache, lock_caches
+from ...cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_caches
 from ...conf import SETTING, Conf, given
 from ...decorators import LockedFunction, declarations
+from .installed import log_not_installed as log_not_installed
+from .installed import not_installed as not_installed
 from .settings import check, found
 from .settings import run as run
+
+NO_CACHE = "None of the CACHES supports locks"
+SET_BACKEND = (
+    f"Set the BACKEND of one of the CACHES to {BACKEND!r}, or, for development and tests without "
+    f"Redis, to {LOCAL_BACKEND!r}."
+)
 
 
 def _declarations() -> list[LockedFunction]:
@@ -50,26 +58,40 @@ def _without_cache() -> Iterator[tuple[str, str, ImproperlyConfigured]]:
             yield number, where, error
 
 
+#: The messages of the last run that ``--deploy`` makes errors, with the numbers of these.
+_warnings: list[tuple[str, CheckMessage]] = []
+
+
 @check()
 def check_caches() -> Iterator[CheckMessage]:
-    unsupported: dict[str, list[str]] = {}
+    unsupported: dict[str, list[tuple[str, str]]] = {}
+    able = list(lock_caches())
     for number, where, error in _without_cache():
         if isinstance(error, BackendCannotLock):
-            unsupported.setdefault(str(error), []).append(where)
+            sentence = str(error) if able else NO_CACHE
+            unsupported.setdefault(sentence, []).append((where, number))
         else:
             yield found(number, f"{where}: {error}.", "Name another cache.")
+    _warnings.clear()
+    hint = "Until then each call of what is locked there raises ImproperlyConfigured."
     for sentence, places in unsupported.items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        hint = "Until then each call of what is locked there raises ImproperlyConfigured."
-        yield found("W012", f"{min(places)}{more}: {sentence}.", hint)
+        where, number = min(places)
+        message = found("W012", f"{where}{more}: {sentence}.", hint)
+        if not able:
+            message = found("W003", f"{NO_CACHE}, which {where}{more} needs.", SET_BACKEND)
+        _warnings.append((number, message))
+        yield message
+    if not (able or unsupported):
+        yield found("W003", f"{NO_CACHE}.", SET_BACKEND)
 
 
 @check(deploy=True)
 def check_caches_of_production() -> Iterator[CheckMessage]:
-    for number, where, error in _without_cache():
-        if isinstance(error, BackendCannotLock):
-            hint = f"Or name a cache whose BACKEND is {BACKEND!r}."
-            yield found(number, f"{where}: {error}.", hint)
+    """Django has run ``check_caches`` just before."""
+    for number, message in _warnings:
+        message.level, message.id = ERROR, f"django_redis_lock.{number}"
+    yield from ()
 
 
 @check()

@@ -21,7 +21,7 @@ from django_redis.client import HerdClient, ShardClient
 from redis.connection import parse_url
 from redis.exceptions import RedisError
 
-from ...cache import BACKEND, LOCAL_BACKEND, URL_HINT, lock_cache, lock_caches
+from ...cache import URL_HINT, lock_cache, lock_caches
 from ...conf import FOR_THE_PROCESS, Conf, given
 from ...contrib import exporters
 from ...middleware import CachedPageMiddleware
@@ -121,14 +121,7 @@ def _did_you_mean(key: Any, names: Sequence[str], prefix: str = "") -> str:
 
 @check()
 def check_backends() -> Iterator[CheckMessage]:
-    aliases = list(lock_caches())
-    if not aliases:
-        hint = (
-            f"Set the BACKEND of one of the CACHES to {BACKEND!r}, or, for development and tests "
-            f"without Redis, to {LOCAL_BACKEND!r}."
-        )
-        yield found("W003", "None of the CACHES supports locks.", hint)
-    for alias in aliases:
+    for alias in lock_caches():
         config = settings.CACHES[alias]
         location, in_memory = config.get("LOCATION"), _imported(config["BACKEND"]).in_memory
         if not (location or in_memory):

@@ -47,9 +47,9 @@ def rules(targets: Sequence[Any], user: str) -> Iterator[tuple[str, str]]:
 
 
 def _rule(user: str, keys: Iterable[str], rights: Iterable[str]) -> str:
-    words = [word for part in rights for word in part.split()]
-    channels = [word for word in words if word.startswith("&")]
-    commands = [word for word in words if not word.startswith("&")]
+    each = [right for part in rights for right in part.split()]
+    channels = [right for right in each if right.startswith("&")]
+    commands = [right for right in each if not right.startswith("&")]
     parts = ("resetkeys", "resetchannels", "-@all", *keys, *channels, *commands)
     return " ".join(("ACL SETUSER", user, "on", *dict.fromkeys(parts)))
 
@@ -57,8 +57,8 @@ def _rule(user: str, keys: Iterable[str], rights: Iterable[str]) -> str:
 def _keys(prefixes: Iterable[bytes], hidden: bool) -> list[str]:
     """The patterns of keys that begin with one of ``prefixes``, and of their companions. Not of a
     prefix that begins with another one. ``hidden``: a KEY_FUNCTION makes any keys."""
-    found = sorted(prefixes)
-    shortest = [p for p in found if not any(p != q and p.startswith(q) for q in found)]
+    of_all = sorted(prefixes)
+    shortest = [p for p in of_all if not any(p != q and p.startswith(q) for q in of_all)]
     if hidden or b"" in shortest:
         return ["~*"]
     patterns: list[str] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...locking import Event, read_events
-from ...protocol import NEWS, Call, as_bytes, script
+from ...protocol import Call, as_bytes, script
+from ...protocol.keys import NEWS
 from ...transport import run
 from .listing import REPLY_TIMEOUT_SECONDS, indexes
 
@@ -32,5 +33,7 @@ def latest_news(client: Any) -> tuple[Event, ...]:
     for key in indexes(client, NEWS):
         reply = run(client, Call(LATEST, (key,), (MAX_NEWS,)), patience=REPLY_TIMEOUT_SECONDS)
         texts = [as_bytes(text) for text in reply.value]
-        lines += (b"%s %s" % (at, event) for event, at in zip(texts[::2], texts[1::2], strict=True))
+        lines += (
+            b"%s %s" % (score, event) for event, score in zip(texts[::2], texts[1::2], strict=True)
+        )
     return read_events(b"\n".join(lines))

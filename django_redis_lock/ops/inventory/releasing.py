@@ -11,17 +11,11 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ...locking import event_args, reset_here
-from ...protocol import (
-    INDEX,
-    MAX_LIMIT,
-    Call,
-    HolderInfo,
-    flight_key,
-    flight_stream,
-    keys_at,
-    reset_call,
-)
+from ...locking import code_here, event_args
+from ...protocol import Call, HolderInfo
+from ...protocol.holder_scripts import reset_call
+from ...protocol.keys import INDEX, flight_key, flight_stream, keys_at
+from ...protocol.validation import MAX_LIMIT
 from ...singleflight import END_FLIGHT
 from ...transport import is_cluster, run, run_all
 from .listing import (
@@ -183,7 +177,7 @@ def release_all(
                 elif wanted is None and waited_for.setdefault(key, holder.token) == holder.token:
                     unknown += 1
                     done.remove(key)
-            outcomes = _released(client, held, by=reset_here())
+            outcomes = _released(client, held, by=code_here())
             released += list(outcomes.values()).count(Outcome.RELEASED)
         if not unknown and (whole or not left):
             return released, 0
@@ -204,7 +198,8 @@ def _reset_of(
 ) -> Call:
     keys = keys_at(key, is_cluster(client))
     limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
-    event = event_args(keys.name, "reset", held.in_the_way, by, held.held_for)
+    name = held.described.get("name", "")
+    event = event_args(keys.name, "reset", held.in_the_way, by, held.held_for, name)
     only = keys.name.startswith(only_locks)
     return reset_call(keys, held, grant_timeout, limit, fence, only, event)
 

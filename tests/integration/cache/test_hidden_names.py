@@ -269,6 +269,38 @@ def test_the_admin(two: Any, client: redis.Redis, admin_client: Client) -> None:
         assert "nightly" in page.context["title"]
 
 
+def end(how: str, client: redis.Redis, lock: Any) -> None:
+    if how == "reset":
+        lock.reset()
+    elif how == "lost":
+        client.delete(lock.local.hold.keys.lock)
+        hurry(Renewal)
+    else:
+        lock.release()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("how", ["release", "reset", "lost"])
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_page_of_a_free_lock_has_its_name(
+    two: Any, client: redis.Redis, admin_client: Client, how: str, limit: int
+) -> None:
+    """From what its last holders have noted; a name that does not give this key is not shown."""
+    lock = two(sha).lock("nightly", limit=limit)
+    lock.acquire()
+    describe(client, lock)
+    address = reverse("admin:django_redis_lock_heldlock_changelist")
+    [row] = admin_client.get(address, {"q": "nightly"}).context["data"]["rows"]
+    end(how, client, lock)
+    until(lambda: admin_client.get(row["url"]).context["title"] == "nightly")
+    page = admin_client.get(row["url"])
+    assert page.context["data"]["free"]
+    assert page.context["group"] == "nightly"
+    [events] = client.keys("*}:events")
+    client.set(events, client.get(events).replace(b"nightly", b"another"))
+    assert "another" not in admin_client.get(row["url"]).context["title"]
+
+
 # -- many ------------------------------------------------------------------------------------------
 
 

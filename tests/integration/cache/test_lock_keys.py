@@ -446,3 +446,17 @@ def test_a_subclass_of_int_is_stored_as_its_number(redis_server: RedisServer, ki
         write()
         assert cache.get("size") == 2
         cache.set("size", 0)
+
+
+def test_so_are_members_of_collections_and_lifetimes(cache: RedisCache) -> None:
+    cache.sadd("set", Size(2))
+    cache.hset("hash", "field", Size(2))
+    cache.zadd("sorted", {Size(2): 1})
+    assert cache.smembers("set") == {2}
+    assert cache.client.get_client().hgetall(":1:hash") == {b"field": b"2"}
+    assert cache.zrange("sorted", 0, -1) == [2]
+    for length in (Size(100), Size(200)):
+        assert cache.expire("set", length)
+        assert length - 5 < cache.ttl("set") <= length
+        assert cache.pexpire("set", Size(1000 * length))
+        assert length - 5 < cache.ttl("set") <= length

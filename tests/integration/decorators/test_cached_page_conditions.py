@@ -230,12 +230,13 @@ def test_a_lock_that_is_taken_says_nothing_about_the_page(name: str, asynchronou
     page = Page("async" if asynchronous else "plain")
     options = BUSY[name]
 
+    def call(request: HttpRequest) -> Any:
+        return page(request)
+
     async def acall(request: HttpRequest) -> Any:
         return page(request)
 
-    locked_view = locked("page", **options)(
-        acall if asynchronous else lambda request: page(request)
-    )
+    locked_view = locked("page", **options)(acall if asynchronous else call)
     cached = cached_page(60, stale=1000)(locked_view)
     view: Any = (lambda request: asyncio.run(cached(request))) if asynchronous else cached
     with hold("page"):

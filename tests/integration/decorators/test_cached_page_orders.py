@@ -29,6 +29,8 @@ from django.views.decorators.csrf import csrf_protect, ensure_csrf_cookie
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.vary import vary_on_cookie, vary_on_headers
 from django.views.generic import TemplateView
+from rest_framework.decorators import api_view, renderer_classes
+from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -224,6 +226,61 @@ def test_rest_views(name: str) -> None:
 
     assert answers(cached_page(60)) == answers(cache_page(60, cache="plain"))
     assert calls == ["a", "b"] * 2
+
+
+PAGE = cached_page(60, stale=1000, background=True)
+
+
+class Text(JSONRenderer):
+    media_type, format = "text/plain", "text"
+
+
+class Rest(APIView):
+    renderer_classes = (JSONRenderer, Text)
+
+    def get(self, request: Any) -> Response:
+        return plain_rest(request)
+
+
+def plain_rest(request: Any) -> Response:
+    numbers.append(1)
+    return Response({"number": len(numbers)})
+
+
+def class_view(name: str, *decorators: Any) -> Any:
+    decorate = method_decorator(decorators, name=name)
+    return decorate(type("V", (Rest,), {"get": Rest.get})).as_view()
+
+
+numbers: list[int] = []
+with_renderers = renderer_classes(Rest.renderer_classes)
+#: Where a page of Django REST framework is cached: in its view, a response has no renderer yet.
+REST = {
+    "handler": class_view("get", PAGE),
+    "handler that varies": class_view("get", vary_on_cookie, PAGE),
+    "dispatch": class_view("dispatch", PAGE),
+    "below api_view": api_view(["GET"])(with_renderers(PAGE(plain_rest))),
+    "above api_view": PAGE(api_view(["GET"])(with_renderers(plain_rest))),
+}
+
+
+@pytest.mark.parametrize("name", REST)
+def test_a_rest_view_is_refreshed_in_the_background(name: str) -> None:
+    def get(accept: str) -> tuple[Any, ...]:
+        status, content, headers = seen_by(respond_as_django(REST[name], ask("a", accept=accept)))
+        return status, content, [(name, {*value.split(", ")}) for name, value in headers]
+
+    numbers.clear()
+    first = get("application/json")
+    assert get("application/json") == first
+    for key in cache.keys("*cache_page.*.GET.*"):
+        cache.expire(key, 999)
+    assert get("application/json") == first
+    until(lambda: get("application/json")[1] == b'{"number":2}')
+    # With the same headers, so a client that accepts something else gets another page.
+    assert get("application/json")[2] == first[2]
+    assert get("text/plain")[2] != first[2]
+    assert len(numbers) == 3
 
 
 async def aview(request: Any) -> TemplateResponse:

@@ -231,6 +231,24 @@ def test_a_view_answers(name: str) -> None:
             assert Client().post(f"/{name}/").status_code == 409
 
 
+def asking(get_response: Any) -> Any:
+    """A middleware that asks before the URL leads anywhere."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("allowed" if plain(request) else "denied")
+
+    return middleware
+
+
+def test_a_middleware_gets_no_response() -> None:
+    with override_settings(MIDDLEWARE=[f"{__name__}.asking"]):
+        assert Client().get("/plain/").content == b"allowed"
+        with hold(NAME), pytest.raises(LockNotAcquired):
+            Client().get("/plain/")
+    with hold(NAME):
+        assert plain(ask()).status_code == 409  # As after the end of a request.
+
+
 #: What the form of the admin's list sends: it has one menu, or one above and one below.
 CHOICES: dict[str, dict[str, Any]] = {
     "method": {"action": "retire"},
