@@ -19,8 +19,15 @@ from ..keeper import DeferredRelease, keeper
 from ..protocol import Call, as_bytes, flight_key, flight_stream, milliseconds, printable
 from ..threads import get_logger, may_log, this_process
 from ..transport import Server, Steps, is_outage, is_refusal, pack_words
-from .in_process import InProcessFlight, Overtaken, computing, leave, token_for
-from .postponed import FlightRenewal, Postponed
+from .in_process import (
+    FlightRenewal,
+    InProcessFlight,
+    Overtaken,
+    Postponed,
+    computing,
+    leave,
+    token_for,
+)
 from .runners import Computation, ProducerFailed, Runner
 from .scripts import END_FLIGHT, NOTHING, STORE, TAKE_FLIGHT, TAKE_OVER, Before, Leads, Reply, parse
 
