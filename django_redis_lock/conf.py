@@ -20,9 +20,8 @@ from django.dispatch import receiver
 from django.utils.module_loading import import_string
 
 from .events import check_group
-from .extension import OnUse
-from .protocol import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
-from .transport import Breaker
+from .extension import OnUse, hooks
+from .protocol.validation import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
 
 __all__ = [
     "FOR_THE_PROCESS",
@@ -396,4 +395,4 @@ def _checked(timeout: Any) -> float | None:
     return check_seconds("what timeout returns", timeout, zero=True, none="no end")
 
 
-Breaker.limits = staticmethod(lambda: (Conf().BREAKER_FAILURES, Conf().BREAKER_PAUSE))
+hooks.breaker_limits = lambda: (Conf().BREAKER_FAILURES, Conf().BREAKER_PAUSE)

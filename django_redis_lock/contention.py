@@ -32,9 +32,10 @@ from django.utils.translation import gettext as _
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
 from .middleware import request_of
-from .protocol import DEFAULT_RETRY_SECONDS, HolderInfo, Owner, printable, seconds_to_retry
+from .protocol import HolderInfo, Owner, printable, seconds_to_retry
+from .protocol.owner import DEFAULT_RETRY_SECONDS
 from .threads import get_logger
-from .transport import explained
+from .transport.refusals import explained
 
 __all__ = [
     "Conflict",

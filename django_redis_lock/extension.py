@@ -3,7 +3,7 @@
 * **Parts**: packages that the core does not need. It imports none of them; it calls ``part``
   when an option, a setting or a kind of server needs one, and only then is it loaded.
 * **Names on first use**: a package's ``__init__`` offers names without importing their modules.
-* **Hooks**: what counts and traces plugs itself in here; the core calls a hook that is set.
+* **Hooks**: what the core calls, and what upper floors put in its place.
 """
 
 from __future__ import annotations
@@ -94,3 +94,17 @@ def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], An
         return value
 
     return getattr_of_module
+
+
+class Hooks:
+    """What the core calls, and what upper floors put in its place."""
+
+    #: How many costly failures in a row open a circuit breaker (0: none), and for how many seconds
+    #: at a time. Django's settings say others.
+    breaker_limits: Callable[[], tuple[int, float]] = staticmethod(lambda: (2, 2.0))
+
+    def limits_of_breakers(self) -> tuple[int, float]:
+        return self.breaker_limits()
+
+
+hooks = Hooks()

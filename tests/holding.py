@@ -17,11 +17,12 @@ from django_redis_lock.keeper import Job, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
+from django_redis_lock.protocol.acquisition import Refused, parse_acquire
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import registry
 from tests.processes import until
 
-__all__ = ["Renewals", "hold", "hurry", "outages", "settle", "silence"]
+__all__ = ["Renewals", "hold", "hurry", "outages", "settle", "silence", "table_of"]
 
 
 @contextmanager
@@ -87,3 +88,13 @@ def outages() -> list[Outage]:
     """The servers that do not answer, as far as this process knows."""
     nodes = (node for known in tuple(registry._servers.values()) for node in known.nodes())
     return [outage for node in nodes if (outage := node.breaker.known_outage())]
+
+
+def table_of(reply: Any) -> Any:
+    """The reply to ACQUIRE as its longest form: place (0: refused), fence or PTTL, server time, and
+    perhaps how the holder before has vanished."""
+    parsed = parse_acquire(reply, 0.0)
+    if isinstance(parsed, Refused):
+        return [0, parsed.pttl, parsed.server_us]
+    vanished = [] if parsed.vanished is None else [parsed.vanished]
+    return [parsed.place, parsed.fence, parsed.server_us, *vanished]

@@ -24,8 +24,7 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
-from .. import transport
-from ..extension import PACKAGE, on_first_use, part
+from ..extension import PACKAGE, OnUse, on_first_use, part
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -44,10 +43,14 @@ from .reading import failing_as_django_redis, originals
 
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
+    from ..transport import guarded_connection, pool
     from .on_commit import FunctionOnCommit as FunctionOnCommit
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
     from .typed import LockArguments as LockArguments
+else:
+    guarded_connection = OnUse("transport.guarded_connection")
+    pool = OnUse("transport.pool")
 
 NO_LOCATION = 'the cache has no LOCATION: give it the address of Redis, "LOCATION": "redis://127.0.0.1:6379/1"'
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -102,8 +105,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             client.make_key = self._guard.make_key
             client.encode = partial(_encoded, client.encode)
             connect = client.connection_factory.connect
-            client.connection_factory.connect = lambda url: transport.follow_address(
-                transport.guard(connect(url))
+            client.connection_factory.connect = lambda url: pool.follow_address(
+                guarded_connection.guard(connect(url))
             )
             self._client = client
         return self._client

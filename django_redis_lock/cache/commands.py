@@ -17,7 +17,8 @@ from django.conf import settings
 from redis import Redis
 from redis.exceptions import DataError, NoScriptError
 
-from ..protocol import Call, Script, flight_key
+from ..protocol import Call, Script
+from ..protocol.keys import flight_key
 from ..singleflight import DELETE, END_SEEN, EXPIRE_AT, WRITE, own_flights
 from ..transport import exchange, is_cluster, pack, pack_words, run, run_all
 

@@ -18,8 +18,8 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from .. import singleflight
 from ..protocol import printable
 from ..singleflight import DeferredCall, Overtaken, Producer, Runner, ThreadRunner
+from ..steps import Steps
 from ..threads import Work, get_logger, may_log, was_logged
-from ..transport import Steps
 from .lock_factory import NamedKey
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from ..singleflight import (
     SingleFlight,
     ThreadRunner,
 )
-from ..transport import Steps
+from ..steps import Steps
 from .lock_factory import on_first_use
 from .reading import MISSING, CacheReader, FirstRead
 

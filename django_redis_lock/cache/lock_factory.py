@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,12 +19,7 @@ from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
 from ..extension import part
-from ..protocol import (
-    check_name_in_cache,
-    check_names,
-    check_policy,
-    longest_hold,
-)
+from ..protocol.validation import check_name_in_cache, check_names, check_policy, longest_hold
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -344,6 +339,7 @@ class LockCache(BaseCache):
         return bytes(self._lock_client().get_encoder().encode(self._lock_name(name, None)))
 
 
+@cache
 def _lock_class(asynchronous: bool, on_several_servers: bool, falls_back: bool) -> Any:
     name = "Redlock" if on_several_servers else "Lock"
     name = f"{'Async' if asynchronous else ''}{'Fallback' if falls_back else ''}{name}"

@@ -22,9 +22,11 @@ from .. import transport
 from ..conf import SETTING, Conf, GetOrSetOptions, given
 from ..events import MAX_CACHED
 from ..extension import part
-from ..protocol import RESERVED, Call, as_bytes, flight_key, is_reserved, refuse_reserved
+from ..protocol import Call, as_bytes
+from ..protocol.keys import RESERVED, flight_key, is_reserved, refuse_reserved
 from ..singleflight import MARK_STALE, Runner, own_flights
-from ..transport import Steps, server_of
+from ..steps import Steps
+from ..transport import server_of
 from .get_or_set import GetOrSet, waiting_thread
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from redis.exceptions import RedisError
 
 from ..singleflight import Runner, ThreadRunner
-from ..transport import Steps, drive
+from ..steps import Steps, drive
 
 if TYPE_CHECKING:
     from .reading import CacheReader

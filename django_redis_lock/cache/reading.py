@@ -20,20 +20,18 @@ from ..conf import GetOrSetOptions
 from ..events import Subject
 from ..extension import OnUse
 from ..singleflight import Runner, ThreadRunner, Undecodable, in_flight
+from ..steps import Steps
 from ..threads import after_fork
 from ..transport import (
-    OUTAGE,
     Breaker,
     CircuitOpen,
     Server,
-    Steps,
     exchange_with,
-    is_busy,
     is_observed,
-    is_pool_exhausted,
     pack_words,
     server_of,
 )
+from ..transport.refusals import OUTAGE, is_busy, is_pool_exhausted
 from .commands import OwnConnections, own_connections, takes_client
 from .lock_factory import LockCache
 

@@ -12,7 +12,8 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from ..protocol import Call
 from ..singleflight import own_flights
-from ..transport import aexchange, arun, arun_all, is_observed, pack, pack_words
+from ..transport import is_observed, pack, pack_words
+from ..transport.aio_client import aexchange, arun, arun_all
 from .commands import (
     Batch,
     OwnConnections,

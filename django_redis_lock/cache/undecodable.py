@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .. import events
 from ..protocol import printable
 from ..singleflight import Runner, Undecodable
+from ..steps import Steps
 from ..threads import get_logger, may_log
-from ..transport import Steps
 
 if TYPE_CHECKING:
     from .reading import CacheReader

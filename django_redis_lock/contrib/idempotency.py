@@ -39,9 +39,9 @@ from ..decorators import (
     view_of,
 )
 from ..middleware import request_of
-from ..protocol import check_count, check_seconds
+from ..protocol.validation import check_count, check_seconds
+from ..steps import Steps, adrive, drive
 from ..threads import get_logger
-from ..transport import Steps, adrive, drive
 
 __all__ = ["Idempotency", "field", "header", "idempotent"]
 

@@ -13,8 +13,10 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .. import threads
+from ..keeper import listeners
 from ..threads import get_logger
-from ..transport import RawConnection, Server, is_outage, shut
+from ..transport import RawConnection, Server, is_outage
+from ..transport.address import shut
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -122,7 +124,10 @@ class Subscription:
         self._ask("SUBSCRIBE", self._channel)
         if self._closed.is_set():
             return node  # Another may have taken its place.
-        node.listener = listener
+        if listener is None:
+            listeners.pop(node, None)
+        else:
+            listeners[node] = listener
         node.answered()
         self._received(None)
         self.subscribed = True

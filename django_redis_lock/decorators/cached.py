@@ -14,7 +14,7 @@ from ..cache import NamedKey, value_cache
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
 from ..extension import part
-from ..protocol import check_seconds
+from ..protocol.validation import check_seconds
 from .key_template import bound_method, made_for_task, namer
 
 if TYPE_CHECKING:

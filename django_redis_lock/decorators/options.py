@@ -12,10 +12,10 @@ from ..conf import SETTING, Default
 from ..contention import OnConflict, redirect_to, respond
 from ..events import check_group
 from ..extension import OnUse
-from ..protocol import (
+from ..protocol.validation import (
+    OPTIONS,
     check_bool,
-    check_count,
-    check_limit,
+    check_holds,
     check_names,
     check_policy,
     check_seconds,
@@ -29,11 +29,12 @@ OnLost = Callable[[], Any] | None
 MISSING: Any = Default("<nothing>")
 #: Those of a command.
 EXIT_CODES = ("exit_code", "lost_exit_code", "unavailable_exit_code")
-#: Those that a lock has, too.
-_OF_LOCKS = (
-    *("blocking", "blocking_timeout", "min_hold", "max_hold", "on_redis_down", "critical"),
-    *("replicas", "cancel_on_lost", "warn_after", "reentrant", "limit"),
-)
+#: Those that a lock has, too, each with the value that leaves it to the settings.
+_OF_LOCKS = {
+    **dict.fromkeys(("blocking", "blocking_timeout", "min_hold", "max_hold", "critical"), MISSING),
+    **dict.fromkeys(("cancel_on_lost", "warn_after", "reentrant", "limit"), MISSING),
+    **{"on_redis_down": None, "replicas": None, "timeout": SETTING},
+}
 
 
 class LockOptions(TypedDict, total=False):
@@ -111,6 +112,10 @@ class Options:
         return cls(**given)
 
     def __post_init__(self) -> None:
+        for name, left_out in _OF_LOCKS.items():
+            value = getattr(self, name)
+            if name in OPTIONS and value is not left_out:
+                OPTIONS[name](value)
         self._check_key()
         self._check_servers()
         if self.label is not None and not isinstance(self.label, str):
@@ -136,8 +141,7 @@ class Options:
         _check_code("status_code", self.status_code, 100, 599)
         for name in ("exit_code", "lost_exit_code", "unavailable_exit_code"):
             _check_code(name, getattr(self, name), 0, 255)
-        for name in ("blocking", "wait_for_redis", "reentrant"):
-            check_bool(name, getattr(self, name))
+        check_bool("wait_for_redis", self.wait_for_redis)
         if self.wait_for_redis and not self.blocking:
             raise ValueError("wait_for_redis needs blocking=True")
 
@@ -171,31 +175,23 @@ class Options:
             kinds = "the alias of a cache, or a list of them"
             raise TypeError(f"using must be {kinds}, not {self.using!r}")
         check_policy(self.on_redis_down, self.critical)
-        if self.replicas is not None and check_count("replicas", self.replicas) and self.several:
+        if self.replicas and self.several:
             raise ValueError("replicas are for a lock on one server; this one has several")
-        if check_limit(self.limit) > 1 and self.several:
+        if self.limit > 1 and self.several:
             raise ValueError("limit must be 1 for a lock on several servers")
 
     def _check_times(self) -> None:
-        if self.timeout is not SETTING:
-            check_seconds("timeout", self.timeout, none="a lock that never expires")
-        endless = "a wait without end"
-        check_seconds("blocking_timeout", self.blocking_timeout, zero=True, none=endless)
-        check_seconds("min_hold", self.min_hold, zero=True)
-        check_seconds("max_hold", self.max_hold, none="no end to its renewal")
         check_seconds("retry_after", self.retry_after, none="the time such locks are usually held")
-        check_seconds("warn_after", self.warn_after, none="80 % of its lifetime")
         if self.blocking_timeout is not None and not self.blocking:
             raise ValueError("blocking_timeout needs blocking=True")
         if self.max_hold is not None and self.timeout is None:
             raise ValueError("max_hold needs a timeout: a lock without one never expires")
-        if self.max_hold is not None and self.min_hold > self.max_hold:
-            raise ValueError("min_hold must not be longer than max_hold")
+        check_holds(self.min_hold, self.max_hold)
 
     @cached_property
     def of_lock(self) -> dict[str, Any]:
         """What a lock is made with. Of each call: its ``on_lost``, ``label`` and ``group``."""
-        options = {name: getattr(self, name) for name in _OF_LOCKS}
+        options = {name: getattr(self, name) for name in _OF_LOCKS if name != "timeout"}
         # Each call has its own lock object, which all threads of the call may use.
         options["thread_local"] = False
         if self.several:

@@ -25,8 +25,9 @@ from ..contention import Conflict
 from ..exceptions import LockError
 from ..locking import BaseLock, is_inside
 from ..protocol import printable
+from ..steps import Steps, adrive, drive
 from ..threads import get_logger, in_context
-from ..transport import Steps, adrive, drive, is_outage
+from ..transport import is_outage
 from . import transactions
 from .options import OnLost, Options
 
@@ -132,7 +133,7 @@ def outages_not_logged() -> Iterator[None]:
 
 
 class Section:
-    """One call under its lock, as generators of steps; see ``transport.drive``. A task awaits
+    """One call under its lock, as generators of steps; see ``steps``. A task awaits
     ``enter``, ``leave`` and ``conflict``. ``label`` and ``group`` are for options that leave them
     out."""
 

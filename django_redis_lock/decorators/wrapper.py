@@ -30,7 +30,8 @@ from ..contention import (
 from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
-from ..transport import is_outage, is_unusable
+from ..transport import is_outage
+from ..transport.refusals import is_unusable
 from .key_template import bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import EXIT_CODES, MISSING, Options

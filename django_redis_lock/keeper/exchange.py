@@ -15,22 +15,20 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .. import transport
 from ..clock import real_time, time
+from ..extension import OnUse
 from ..protocol import Call
 from ..threads import get_logger
-from ..transport import (
-    OUTAGE,
-    RawConnection,
-    Server,
-    is_misdirected,
-    pack,
-    probe_seconds,
-    readable,
-)
+from ..transport import RawConnection, Server, pack, readable
+from ..transport.address import probe_seconds
+from ..transport.refusals import OUTAGE, is_misdirected
+from . import listeners
 
 if TYPE_CHECKING:
+    from ..transport import over_a_loop
     from . import Job
+else:
+    over_a_loop = OnUse("transport.over_a_loop")
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -101,7 +99,7 @@ class Link:
         no other. ``checking`` it begins if it was idle for long."""
         if self._connection is not None and self.connection.generation != self.server.generation:
             self.drop()
-        if self._connection is None and self.server.listener is None:
+        if self._connection is None and self.server not in listeners:
             self._borrow()
         if self._connection is not None and self._was_idle():
             self.checking, self.heard_at = self._ping(), awake()
@@ -145,8 +143,8 @@ class Link:
             except (RedisError, OSError):
                 if not self._borrow(of_a_loop=True):
                     raise
-        if self._give_back is None and server.listener is not None:
-            server.listener.track(self.connection)
+        if self._give_back is None and (listener := listeners.get(server)) is not None:
+            listener.track(self.connection)
         self.sent_at, self.heard_at = time.monotonic(), awake()
         self.connection.send_packed_command(packed)
 
@@ -154,7 +152,7 @@ class Link:
         if (idle := self.server.checkout_unchecked()) is not None:
             self._connection, self._idle_since = idle
             self._give_back = self.server.checkin
-        elif of_a_loop and (spare := transport.spare_of_a_loop(self.server)) is not None:
+        elif of_a_loop and (spare := over_a_loop.spare_of_a_loop(self.server)) is not None:
             self._connection, self._give_back = spare, _leave
         return self._connection is not None
 

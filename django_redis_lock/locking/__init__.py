@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING
 
 from ..extension import on_first_use
 from .base import BaseLock as BaseLock
+from .base import Before as Before
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
-from .local_state import Renewals as Renewals
 from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
 from .lock import unwinding as unwinding
 from .operations import LockOperations as LockOperations
+from .renewals import Renewals as Renewals
 
 if TYPE_CHECKING:
     from .aio import AsyncLock as AsyncLock
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from .records import log_failed as log_failed
     from .records import note_call as note_call
     from .records import note_vanished as note_vanished
-    from .records import question_about as question_about
     from .records import read_events as read_events
-    from .records import with_answer as with_answer
     from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
     from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
     from .waiting import TaskWaiter as TaskWaiter
@@ -37,7 +36,7 @@ __getattr__ = on_first_use(
         "locking.aio": "AsyncLock",
         "locking.causes": "WHY code_here",
         "locking.records": "Event Heartbeat event_args last_heartbeats log_failed note_call "
-        "note_vanished question_about read_events with_answer",
+        "note_vanished read_events",
         "locking.waiting": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS TaskWaiter ThreadWaiter",
     },
 )

@@ -21,18 +21,33 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
 from ..extension import OnUse
-from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
-from ..transport import Answer, aconnect, adrive, arun, in_background
+from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, Refused
+from ..protocol.validation import check_seconds
+from ..steps import adrive
+from ..transport import Answer, Client, in_background
+from ..transport.aio_client import aconnect, arun
 from .hold import Hold
-from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
+from .local_state import (
+    Entry,
+    State,
+    Task,
+    TaskStates,
+    acting_task,
+    enter_again,
+    note_entry,
+    under_way,
+)
 from .lock import refusing
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
-from .waiting import Refusal, TaskWaiter
-
-records = OnUse("locking.records")
+from .waiting import TaskWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from . import questions, records
+    from .questions import Query
+else:
+    questions, records = OnUse("locking.questions"), OnUse("locking.records")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,15 +96,15 @@ class AsyncLock(LockOperations):
         __await__ = refusing("is awaited as: async with, or await lock.acquire()")
 
     @property
-    def local(self) -> Any:
+    def local(self) -> State:
         """What the task that acts knows."""
-        return self._states.mine() if self.thread_local else self._states
+        return self._states.mine()
 
     @local.setter
-    def local(self, states: Any) -> None:
+    def local(self, states: State) -> None:
         self._states = states
 
-    def _new_state(self) -> Any:
+    def _new_state(self) -> TaskStates:
         return TaskStates(self.id)
 
     @for_the_caller
@@ -119,12 +134,12 @@ class AsyncLock(LockOperations):
         call, patience = request.acquire(request.waiter), request.patience()
         return (await arun(self.redis, call, patience=patience)).value
 
-    async def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Acquisition | None:
-        return await TaskWaiter(self.redis, request).wait(refusal)
+    async def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
+        return await TaskWaiter(self.redis, request).wait(refused)
 
     async def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
-        keys = self.keys.at_place(acquired.place)
-        return await aconfirm(self.redis, keys, acquired.token, self.replicas, patience)
+        token, keys = acquired.token, self.keys.at_place(acquired.place)
+        return await aconfirm(self.redis, keys, token, self.replicas, patience)
 
     async def _confirm_lifetime(self, hold: Hold) -> None:
         pending: Any = hold.pending
@@ -132,7 +147,7 @@ class AsyncLock(LockOperations):
             await pending.confirmed()
         hold.confirm()
 
-    def _loop(self) -> Any:
+    def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
     def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
@@ -167,36 +182,47 @@ class AsyncLock(LockOperations):
 
     async def locked(self) -> bool:
         """As ``Lock.locked``."""
-        return await adrive(self._locked_steps())
+        return await self._answer(questions.locked(self))
 
     @for_the_caller
     async def owned(self) -> bool:
         """Whether this lock object (in this task) holds the lock."""
-        return await adrive(self._owned_steps())
+        return await self._answer(self._owned_query())
 
     async def holder(self) -> Owner | None:
         """As ``Lock.holder``."""
-        return await adrive(self._holder_steps())
+        held = await self._answer(questions.held(self))
+        return await self._answer(questions.heartbeat(held))
 
     async def get_owner_id(self) -> str | None:
         """As ``Lock.get_owner_id``."""
-        return await adrive(self._owner_id_steps())
+        return await self._answer(questions.owner_id(self))
 
     async def ttl(self) -> float | None:
         """As ``Lock.ttl``."""
-        return await adrive(self._ttl_steps())
+        return await self._answer(questions.ttl(self))
 
     async def held(self) -> HolderInfo | None:
         """As ``Lock.held``."""
-        return await adrive(self._held_steps())
+        return await self._answer(questions.held(self))
 
     async def holders(self) -> list[HolderInfo]:
         """As ``Lock.holders``."""
-        return await adrive(self._holders_steps())
+        return await self._answer(self._holders_query())
 
     async def reset(self) -> bool:
         """As ``Lock.reset``."""
         return await adrive(self._reset_steps())
+
+    async def _answer(self, query: Query[T]) -> T:
+        try:
+            reply = await self._reply_to(query)
+        except Exception as error:
+            return query.after(error)
+        return query.parse(reply)
+
+    async def _reply_to(self, query: Query[Any]) -> Any:
+        return None if query.call is None else (await self._run(query.call)).value
 
     async def _run(self, call: Call) -> Answer:
         return await arun(self.redis, call)
@@ -205,12 +231,12 @@ class AsyncLock(LockOperations):
         if await self.acquire():
             self._entered()
             return self
-        raise await adrive(self._not_acquired_steps())
+        raise await self._answer(questions.not_acquired(self))
 
     def _entered(self) -> None:
         super()._entered()
-        hold: Hold = self.local.hold
-        if self.cancel_on_lost and hold.cancellation is None:
+        hold = self.local.hold
+        if hold is not None and self.cancel_on_lost and hold.cancellation is None:
             hold.cancellation = LossCancellation()
             hold.cancellation.depth = self._depth()
             if hold.lost:
@@ -252,7 +278,7 @@ class AsyncLock(LockOperations):
 
 
 async def aconfirm(
-    client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float
+    client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
 ) -> Confirmed:
     """As ``confirm``, for tasks."""
     connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)

@@ -19,32 +19,37 @@ from ..protocol import (
     AcquireRequest,
     Acquisition,
     Call,
-    check_bool,
-    check_count,
-    check_limit,
-    check_name,
-    check_seconds,
-    check_token,
-    check_wait,
     lock_keys,
-    longest_hold,
     named_token,
     new_token,
     release_call,
     waiter_id,
 )
-from ..transport import Server, check_for_tasks, is_cluster, may_have_run, server_of
+from ..protocol.validation import (
+    check_bool,
+    check_name,
+    check_seconds,
+    check_token,
+    check_wait,
+    checked_options,
+    longest_hold,
+)
+from ..transport import Server, check_for_tasks, encoded, is_cluster, may_have_run, server_of
 from . import waiting
 from .hold import Hold, Renewal
-from .local_state import Entry, Losses, Renewals, State, ThreadState, ThreadStateWithToken
+from .local_state import Entry, State, ThreadState, ThreadStateWithToken
+from .renewals import Renewals
 
 if TYPE_CHECKING:
     from typing_extensions import Never
 
 mistakes = OnUse("protocol.mistakes")
 
+#: What a caller knew through a lock object; see ``State``. The number: how often it was in.
+Before = tuple[bytes | None, Hold | None, Renewals | None, Entry | None, int]
 
-class BaseLock(Losses):
+
+class BaseLock:
     """A lock's arguments and state.
 
     Args:
@@ -127,21 +132,20 @@ class BaseLock(Losses):
             for client in redis if isinstance(redis, tuple) else (redis,):
                 check_for_tasks(client)
         self.name = check_name(name)
-        self.timeout = check_seconds("timeout", timeout, none="a lock that never expires")
-        self.sleep = check_seconds("sleep", sleep, zero=True)
-        self.blocking = check_bool("blocking", blocking)
-        self.blocking_timeout = check_wait(blocking_timeout)
-        self.thread_local = check_bool("thread_local", thread_local)
-        self.raise_on_release_error = check_bool("raise_on_release_error", raise_on_release_error)
-        self.renew = check_bool("renew", renew)
-        self.max_hold = check_seconds("max_hold", max_hold, none="no end to its renewal")
-        self.min_hold = check_seconds("min_hold", min_hold, zero=True) or 0.0
+        values: tuple[Any, ...]  # In the order of ``OPTIONS``.
+        values = timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error
+        values += renew, max_hold, min_hold, cancel_on_lost, warn_after
+        values += replicas, grant_timeout, reentrant, limit
+        checked = checked_options(*values)
+        self.timeout, self.sleep, self.blocking, self.blocking_timeout, *_ = checked
+        self.thread_local, self.raise_on_release_error, self.renew, self.max_hold = checked[4:8]
+        self.min_hold, self.cancel_on_lost, self.warn_after, self.replicas = checked[8:12]
+        self.grant_timeout, self.reentrant, self.limit = checked[12:]
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost must be callable, not {on_lost!r}")
         if on_lost and iscoroutinefunction(on_lost) and not self.asynchronous:
             raise TypeError("on_lost must be a plain function: a thread has no event loop")
         self.on_lost = on_lost
-        self.cancel_on_lost = check_bool("cancel_on_lost", cancel_on_lost)
         if cancel_on_lost and not self.asynchronous:
             raise TypeError(
                 "cancel_on_lost must be False: only a task can be cancelled. It is for AsyncLock, "
@@ -151,32 +155,20 @@ class BaseLock(Losses):
             raise TypeError(f"label must be a str or None, not {label!r}")
         self.label = label or ""
         self.group = check_group(group)
-        self.replicas = check_count("replicas", replicas)
-        self.grant_timeout = check_seconds("grant_timeout", grant_timeout) or 2.0
-        if self.timeout is None and (renew or max_hold is not None):
-            raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
-        if self.max_hold is not None and not renew:
-            raise ValueError("max_hold needs renew=True: any other lock ends after its timeout")
-        if self.max_hold is not None and self.min_hold > self.max_hold:
-            raise ValueError("min_hold must not be longer than max_hold")
-        self.limit = limit if type(limit) is int and limit == 1 else check_limit(limit)
-        self.warn_after = check_seconds("warn_after", warn_after, none="80 % of its lifetime")
         self.warns_after = warn_after or longest_hold(renew, self.timeout, self.max_hold) * 0.8
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
         self.id = None if id is None else self._encode(check_token(id))
-        self.reentrant = check_bool("reentrant", reentrant)
         if self.reentrant and id is not None:
             raise ValueError("reentrant and id exclude each other: a token does not name a caller")
-        self.local: Any = self._new_state() if self.thread_local else State()
+        self.local: State = self._new_state() if self.thread_local else State()
         if self.id is not None:
             self.local.token = self.id
 
-    def _new_state(self) -> Any:
+    def _new_state(self) -> State:
         return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
 
     def _encode(self, value: str | bytes) -> bytes:
-        encoded: bytes = self.redis.get_encoder().encode(value)
-        return encoded
+        return value if type(value) is bytes else encoded(self.redis, value)
 
     def _server(self) -> Server | None:
         return server_of(self.redis)
@@ -213,6 +205,12 @@ class BaseLock(Losses):
         """How the lock is held without Redis, as ``on_redis_down`` says; else None."""
         return None
 
+    @property
+    def lost(self) -> bool:
+        """Whether the acquired lock ended before its release."""
+        hold: Hold | None = self.local.hold
+        return hold is not None and hold.lost
+
     def __repr__(self) -> str:
         hold: Hold | None = self.local.hold
         state = "lost" if self.lost else "not held here"
@@ -223,7 +221,7 @@ class BaseLock(Losses):
 
     @property
     def _shown(self) -> str | bytes:
-        """The name in errors: as the caller wrote it."""
+        """The name, as the caller wrote it."""
         return self.cache_key or self.name
 
     # -- acquiring ---------------------------------------------------------------------------
@@ -254,12 +252,12 @@ class BaseLock(Losses):
             self.timeout,
             self.grant_timeout,
             max(pause or 0.0, 0.001),
-            deadline=time.monotonic() + wait if wait else None,
-            may_hold=[(mine, attempt)],
-            replicas=self.replicas,
-            subject=self.subject,
-            waiter=b"" if wait == 0 else self._new_waiter(),
-            limit=self.limit,
+            time.monotonic() + wait if wait else None,
+            [(mine, attempt)],
+            self.replicas,
+            self.subject,
+            b"" if wait == 0 else self._new_waiter(),
+            self.limit,
         )
         return request, wait
 
@@ -312,12 +310,12 @@ class BaseLock(Losses):
     def _release_call(self, token: bytes) -> Call:
         hold: Hold | None = self.local.hold
         if hold is None:
-            how: Any = {"limit": self.limit}
-            return release_call(self.keys, token, new_token(), self.grant_timeout, **how)
+            terms = (self.grant_timeout, 0.0, 0, b"", self.limit)
+            return release_call(self.keys, token, new_token(), *terms)
         entry = self.local.entry
         min_hold = self.min_hold if entry is None else entry.min_hold
-        of_this = (min_hold, hold.fence, hold.attempt, hold.limit)
-        return release_call(hold.keys, token, new_token(), self.grant_timeout, *of_this)
+        of_it = (min_hold, hold.fence, hold.attempt, hold.limit)
+        return release_call(hold.keys, token, new_token(), self.grant_timeout, *of_it)
 
     def _forget(self, hold: Hold | None) -> None:
         """The server has answered: the token of ``hold`` is used up."""
@@ -367,13 +365,13 @@ class BaseLock(Losses):
             if noted != unsent:
                 self._hand_over(request.give_back(*noted))
 
-    def _state(self) -> tuple[Any, ...]:
+    def _state(self) -> Before:
         """What this thread or task knows through this handle."""
         local = self.local
         entry: Entry | None = local.entry
         return local.token, local.hold, local.renewal, entry, entry.times(local) if entry else 0
 
-    def _undo(self, before: tuple[Any, ...]) -> None:
+    def _undo(self, before: Before) -> None:
         """Roll back an acquisition whose caller was interrupted."""
         local, hold = self.local, self.local.hold
         entry: Entry | None = local.entry

@@ -11,24 +11,20 @@ from typing import Any
 
 from ..clock import time
 from ..protocol import (
-    MAX_FENCE,
     Call,
-    HolderInfo,
     LockKeys,
     as_bytes,
-    bounded,
     encodable,
-    events_key,
     fingerprint,
     hostname,
     process_id,
-    process_key,
-    reset_call,
     script,
 )
+from ..protocol.keys import events_key, process_key
+from ..protocol.owner import MAX_FENCE, bounded
 from ..transport import Server
 from .hold import Hold
-from .records import event_args, read_events
+from .records import read_events
 
 #: What Redis knows of the end of a lock.
 #:
@@ -102,12 +98,3 @@ def code_here() -> str:
     """Who releases by force, if it is code and not a person."""
     thread = threading.current_thread().name
     return f"reset() in {hostname()}, process {os.getpid()}, thread {encodable(thread)}"
-
-
-def reset_here(
-    keys: LockKeys, held: HolderInfo, grant_timeout: float, limit: int, name: str
-) -> Call:
-    """A forced release by code, with its event; ``name``: the lock's, if its key may not show
-    it."""
-    event = event_args(keys.name, "reset", held.in_the_way, code_here(), held.held_for, name)
-    return reset_call(keys, held, grant_timeout, limit, event=event)

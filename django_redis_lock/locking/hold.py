@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -33,11 +34,12 @@ from ..protocol import (
     hostname,
     milliseconds,
     new_token,
+    parse_renew,
     printable,
     process_id,
     release_call,
 )
-from ..threads import Mutex, free_after_fork, get_logger
+from ..threads import Mutex, after_fork, free_after_fork, get_logger
 from ..transport import Server
 
 records, causes = OnUse("locking.records"), OnUse("locking.causes")
@@ -73,13 +75,13 @@ class Hold:
 
     ended = _lost = False
     #: Why it was lost; and whether it is, though that is not known yet.
-    reason, vanished = "", False
+    reason, missing = "", False
     _confirmed_at = -math.inf
     #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
     #: and never changed: the keeper may be reading it.
     inner_on_lost: Any = None
-    #: A weak reference to the holder's task, None for a thread and for a task that is not known.
-    task: Any = None
+    #: The holder's task, None for a thread and for a task that is not known.
+    task: weakref.ref[Any] | None = None
     #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
     cancellation: Any = None
     #: The reply that confirms a grant; None: none is to come.
@@ -146,11 +148,11 @@ class Hold:
     def lost(self) -> bool:
         if self.ended:
             return self._lost
-        if time.monotonic() < self.deadline and not self.vanished:
+        if time.monotonic() < self.deadline and not self.missing:
             return False
         self.confirm()
         # The keeper may have ended it at the same time.
-        return self._lost if self.ended else self.vanished or time.monotonic() >= self.deadline
+        return self._lost if self.ended else self.missing or time.monotonic() >= self.deadline
 
     @property
     def is_valid(self) -> bool:
@@ -226,6 +228,11 @@ class Hold:
                     records.log_failed(tell, self.keys.name)
 
 
+#: What keeps each lock alive that this process has, by its server and key: the last one that began.
+latest: dict[tuple[Server, bytes], Renewal] = {}
+after_fork(latest.clear)
+
+
 class Renewal(Job):
     """Keeps a hold alive, describes the holder in Redis, and tells it when the lock is lost."""
 
@@ -259,8 +266,15 @@ class Renewal(Job):
     def ends_at(self) -> float:
         return self.hold.deadline
 
+    def begin(self) -> None:
+        self.schedule(self.hold.began)
+        latest[self.server, self.hold.keys.lock] = self
+        keeper().add(self)
+
     def stop(self) -> None:
         keeper().discard(self)
+        if latest.get(key := (self.server, self.hold.keys.lock)) is self:
+            latest.pop(key, None)
         if self.named:
             records.Heartbeat.leave(self)
 
@@ -293,7 +307,7 @@ class Renewal(Job):
             of_it = (self.server, hold.keys, hold.token, self._early, hold)
             self._question = causes.Question(*of_it)
             return cast("Call", self._question.call)
-        if hold.vanished:  # Another server is asked.
+        if hold.missing:  # Another server is asked.
             self.due = now + ASKING_SECONDS
             return None
         hold.confirm()
@@ -350,7 +364,7 @@ class Renewal(Job):
 
     def _ask_why(self, early: bool) -> None:
         """``early``: see ``causes.Question``."""
-        self.hold.vanished = True
+        self.hold.missing = True
         self._early, self.due = early, time.monotonic()
 
     def _lose(self, reason: str) -> None:
@@ -375,13 +389,13 @@ class Renewal(Job):
         if self._question is not None:
             self._lose(self._question.answer(value))
             return
-        left = int(value)
-        if left == -2:
+        renewed = parse_renew(value, sent_at)
+        if renewed is None:
             self._ask_why(sent_at < self.hold.deadline)
             return
         self._described()
         self.hold.pending = None
-        self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
+        self.hold.held_until(renewed.until, sent_at)
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:

@@ -8,23 +8,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from redis.exceptions import RedisError
 
 from ..extension import OnUse
-from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
+from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, Refused
+from ..protocol.validation import check_seconds
+from ..steps import drive
 from ..threads import in_context
-from ..transport import Answer, drive, run, server_of
+from ..transport import Answer, Client, run, server_of
 from . import waiting
 from .hold import Hold
 from .local_state import enter_again, note_entry
 from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
 
-records = OnUse("locking.records")
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from . import questions, records
+    from .questions import Query
+else:
+    questions, records = OnUse("locking.questions"), OnUse("locking.records")
 
 
 def refusing(instead: str) -> Any:
@@ -96,12 +103,12 @@ class Lock(LockOperations):
     def _send_acquire(self, request: AcquireRequest) -> Any:
         return run(self.redis, request.acquire(request.waiter), patience=request.patience()).value
 
-    def _wait(self, request: AcquireRequest, refusal: waiting.Refusal | None) -> Acquisition | None:
-        return waiting.ThreadWaiter(self.redis, request).wait(refusal)
+    def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
+        return waiting.ThreadWaiter(self.redis, request).wait(refused)
 
     def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
-        keys = self.keys.at_place(acquired.place)
-        return confirm(self.redis, keys, acquired.token, self.replicas, patience)
+        where = self.redis, self.keys.at_place(acquired.place)
+        return confirm(*where, acquired.token, self.replicas, patience)
 
     def _confirm_lifetime(self, hold: Hold) -> None:
         hold.confirm(wait=True)
@@ -147,36 +154,37 @@ class Lock(LockOperations):
 
     def locked(self) -> bool:
         """Whether any caller holds the lock; with a ``limit``, whether all places are taken."""
-        return drive(self._locked_steps())
+        return self._answer(questions.locked(self))
 
     def owned(self) -> bool:
         """Whether this lock object (in this thread) holds the lock."""
-        return drive(self._owned_steps())
+        return self._answer(self._owned_query())
 
     def holder(self) -> Owner | None:
         """The holder of the lock; None if it is free. Of several holders, the one whose lifetime
         ends first, as for ``held``, ``ttl`` and ``get_owner_id``. Its label and the like are known
         after half a second; ``seen`` is the age of its process's last heartbeat, in seconds."""
-        return drive(self._holder_steps())
+        held = self._answer(questions.held(self))
+        return self._answer(questions.heartbeat(held))
 
     def get_owner_id(self) -> str | None:
         """The token of the lock's holder, by python-redis-lock's name; None if it is free. A
         lock made with this token as its ``id`` can release it."""
-        return drive(self._owner_id_steps())
+        return self._answer(questions.owner_id(self))
 
     def ttl(self) -> float | None:
         """Seconds until the lock expires unless it is renewed: ``inf`` for one that never expires,
         None if the lock is free."""
-        return drive(self._ttl_steps())
+        return self._answer(questions.ttl(self))
 
     def held(self) -> HolderInfo | None:
         """The holder, how long it has held the lock, and the time left, in one round trip; None if
         the lock is free."""
-        return drive(self._held_steps())
+        return self._answer(questions.held(self))
 
     def holders(self) -> list[HolderInfo]:
         """The holders of all places, the one whose lifetime ends first before the others."""
-        return drive(self._holders_steps())
+        return self._answer(self._holders_query())
 
     def reset(self) -> bool:
         """End the lock of any holder, of all holders of a lock with a ``limit``; the first waiter
@@ -187,6 +195,16 @@ class Lock(LockOperations):
         can be sent again without ending the next holder's lock.
         """
         return drive(self._reset_steps())
+
+    def _answer(self, query: Query[T]) -> T:
+        try:
+            reply = self._reply_to(query)
+        except Exception as error:
+            return query.after(error)
+        return query.parse(reply)
+
+    def _reply_to(self, query: Query[Any]) -> Any:
+        return None if query.call is None else self._run(query.call).value
 
     def _run(self, call: Call) -> Answer:
         return run(self.redis, call)
@@ -201,7 +219,7 @@ class Lock(LockOperations):
             if self._state() != before and not self._is_anothers:
                 self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
             raise
-        raise drive(self._not_acquired_steps())
+        raise self._answer(questions.not_acquired(self))
 
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
         try:
@@ -219,7 +237,9 @@ class Lock(LockOperations):
                 raise
 
 
-def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:
+def confirm(
+    client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
+) -> Confirmed:
     """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
     server = server_of(client).locate(keys)
     question = question_to_replicas(keys, token, replicas, patience)

@@ -1,5 +1,5 @@
 """What the methods of a lock do, written once for threads and for tasks, as generators of steps;
-see ``transport.drive``.
+see ``steps``.
 
 ``base`` has a lock's options and its state (``_owned_token``, ``_start_renewal``, ``_forget``);
 ``lock`` and ``aio`` do the steps for threads and for tasks, and start the generators.
@@ -12,42 +12,47 @@ import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
 
 from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from ..exceptions import LockError, LockNotAcquired, TooFewReplicas
+from ..exceptions import LockError, LockLost, LockNotOwnedError, TooFewReplicas
 from ..extension import OnUse, part
 from ..protocol import (
     EXTEND,
-    HELD,
     AcquireRequest,
     Acquisition,
     Call,
+    Extended,
     HolderInfo,
     LockKeys,
-    Owner,
-    check_seconds,
+    Refused,
+    Taken,
     milliseconds,
     parse_acquire,
     printable,
     script,
-    seconds_to_retry,
 )
+from ..protocol.validation import check_seconds
+from ..steps import Step, Steps
 from ..threads import get_logger
-from ..transport import NotReady, Steps, is_refusal, pack, pack_words, server_of
-from .base import BaseLock
+from ..transport import Answer, NotReady, is_refusal, pack, pack_words, server_of
+from .base import BaseLock, Before
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
 from .waiting import queues
 
-records, causes = OnUse("locking.records"), OnUse("locking.causes")
-
 if TYPE_CHECKING:
-    from .waiting import Refusal
+    import asyncio
+
+    from . import causes, questions, records
+    from .questions import Query
+else:
+    causes, questions = OnUse("locking.causes"), OnUse("locking.questions")
+    records = OnUse("locking.records")
 
 logger = get_logger("django_redis_lock.lock")
 
@@ -70,21 +75,19 @@ return 1
 
 
 class LockOperations(BaseLock):
-    """The steps of the methods."""
+    """The steps of the methods, and their questions to Redis."""
 
-    # What these return is a step: the result for threads, an awaitable for tasks.
-    #: An ``Answer``.
-    _run: Callable[[Call], Any]
-    #: What ACQUIRE returns.
-    _send_acquire: Callable[[AcquireRequest], Any]
-    #: Behind others: an ``Acquisition``, or None at the end of the wait.
-    _wait: Callable[[AcquireRequest, Refusal | None], Any]
-    #: ``Confirmed`` by the replicas, within so many seconds.
-    _confirm: Callable[[Acquisition, float], Any]
+    _run: Callable[[Call], Step[Answer]]
+    #: What ACQUIRE replies.
+    _send_acquire: Callable[[AcquireRequest], Step[Any]]
+    #: Behind others, until the end of the wait.
+    _wait: Callable[[AcquireRequest, Refused | None], Step[Acquisition | None]]
+    #: By the replicas, within so many seconds.
+    _confirm: Callable[[Acquisition, float], Step[Confirmed]]
     #: Until the full lifetime of a lock got by a grant is confirmed.
-    _confirm_lifetime: Callable[[Hold], Any]
+    _confirm_lifetime: Callable[[Hold], Step[None]]
 
-    def _loop(self) -> Any:
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop whose tasks this lock is for, None for threads."""
         return None
 
@@ -108,7 +111,7 @@ class LockOperations(BaseLock):
         self._emit_acquired(hold, asked_at, acquired.contended)
         return True
 
-    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:
+    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Acquisition | None]:
         """Take the lock; an ``Acquisition``, or None at the end of the wait.
 
         The first request registers a waiter if the lock is taken, so the queue is made only then.
@@ -116,15 +119,16 @@ class LockOperations(BaseLock):
         """
         if queues and wait != 0 and self._queue_key() in queues:
             self._on_contended(True)
-            return (yield self._wait(request._replace(waiter=b""), None))
-        sent_at, refusal = time.monotonic(), None
+            waited: Acquisition | None = yield self._wait(request._replace(waiter=b""), None)
+            return waited
+        sent_at, refused = time.monotonic(), None
         try:
-            reply = parse_acquire((yield self._send_acquire(request)))
-            if reply[0]:
-                if len(reply) > 3:
-                    records.note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
-                return request.acquired(reply, sent_at)
-            refusal = reply, sent_at
+            reply = parse_acquire((yield self._send_acquire(request)), sent_at)
+            if isinstance(reply, Taken):
+                if reply.vanished is not None:
+                    self._note_vanished(reply)
+                return request.acquired(reply)
+            refused = reply
             self._on_contended(wait != 0)
         except Exception as error:
             # A waiter waits until the server refuses no more; one with a fallback uses it. A wait
@@ -134,7 +138,13 @@ class LockOperations(BaseLock):
                 raise
         if wait == 0:
             return None
-        return (yield self._wait(request.with_margin(sent_at), refusal))
+        waited = yield self._wait(request.with_margin(sent_at), refused)
+        return waited
+
+    def _note_vanished(self, taken: Taken) -> None:
+        if taken.vanished is not None:
+            server = server_of(self.redis)
+            records.note_vanished(server, self.keys, taken.vanished, self.subject)
 
     def _queue_key(self) -> tuple[Any, ...]:
         return server_of(self.redis), self.keys.lock, self._loop(), self.limit
@@ -171,7 +181,7 @@ class LockOperations(BaseLock):
             self._not_owned("release", self.lost_reason)
         return True
 
-    def _leave_to_keeper(self, before: tuple[Any, ...] | None = None) -> None:
+    def _leave_to_keeper(self, before: Before | None = None) -> None:
         """The caller was interrupted while it released the lock, or could not reach Redis, and will
         not try again. ``before``: the state when the release began."""
         entry: Entry | None = self.local.entry
@@ -208,11 +218,12 @@ class LockOperations(BaseLock):
             yield self._confirm_lifetime(hold)
         sent_at = time.monotonic()
         answer = yield self._run(call)
-        if int(answer.value) == 0:
-            early = None if hold is None else sent_at < hold.deadline
-            self._not_owned(verb, (yield from self._why_steps(call, early, hold)))
-        if int(answer.value) < 0:
-            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
+        match Extended(answer.value):
+            case Extended.NOT_OWNED:
+                early = None if hold is None else sent_at < hold.deadline
+                self._not_owned(verb, (yield from self._why_steps(call, early, hold)))
+            case Extended.NO_LIFETIME:
+                raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         if hold is not None:
             if replace:
                 # Also if it was lost: the full lifetime is not wanted any more.
@@ -221,7 +232,7 @@ class LockOperations(BaseLock):
             self._prolonged(hold, until, sent_at)
         return True
 
-    def _extend_call(self, verb: str, seconds: Any, replace: bool) -> Call:
+    def _extend_call(self, verb: str, seconds: float, replace: bool) -> Call:
         token = self._owned_token(verb)
         hold: Hold | None = self.local.hold
         # Of the lock of a token from elsewhere, only Redis knows whether it has a lifetime.
@@ -236,81 +247,61 @@ class LockOperations(BaseLock):
             return Call(EXTEND, keys, (token, amount, *how))
         return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
 
+    # -- its loss ---------------------------------------------------------------------------
+
+    @property
+    def lost_reason(self) -> str:
+        """Why the lock was lost: released by force and by whom, expired, deleted by another
+        program, or Redis lost its data. Known when ``on_lost`` is called; empty if not lost."""
+        hold: Hold | None = self.local.hold
+        if hold is None or not hold.lost:
+            return ""
+        return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
+
+    def ensure_held(self) -> None:
+        """Raise an error unless the lock is held; no round trip.
+
+        Raises:
+            LockLost: this lock object has acquired it, and does not hold it any more.
+            LockError: this lock object (in this thread or task) has not acquired it.
+        """
+        hold: Hold | None = self.local.hold
+        if hold is None:
+            raise LockError("The lock has not been acquired", self._shown)
+        if not hold.is_valid:
+            reason = self.lost_reason
+            text = f"The lock is not held any more{reason and f': {reason}'}"
+            raise LockLost(f"{text}; stop before doing harm", self._shown, reason=reason)
+
+    def _not_owned(self, verb: str, reason: str) -> NoReturn:
+        text = f"Cannot {verb} a lock that's no longer owned{reason and f': {reason}'}"
+        raise LockNotOwnedError(text, self._shown, reason=reason)
+
+    def _why_steps(self, call: Call, early: bool | None, hold: Hold | None) -> Steps[str]:
+        """Why ``call`` did not find the lock; see ``causes.Question``."""
+        if hold is not None and hold.reason:
+            return hold.reason
+        keys = self.keys if hold is None else hold.keys
+        token: Any = call.args[0]
+        question, reply = causes.Question(self._servers[0], keys, token, early, hold), None
+        with suppress(RedisError, OSError):
+            reply = (yield self._run(question.call)).value
+        return question.answer(reply)
+
     # -- who holds it ------------------------------------------------------------------------
 
-    def _held_call(self, hold: Hold | None = None) -> Call:
-        """Asks who has the lock; with ``hold``, who has its place."""
-        return Call(HELD, self.keys if hold is None else hold.keys, ())
+    def _holders_query(self) -> Query[list[HolderInfo]]:
+        return questions.holders_in_redis(self)
 
-    def _held_steps(self) -> Steps[HolderInfo | None]:
-        return next(iter((yield from self._holders_steps())), None)
-
-    def _holders_steps(self) -> Steps[list[HolderInfo]]:
-        if self.limit == 1:
-            reply = (yield self._run(self._held_call())).value
-            return [] if reply is None else [HolderInfo(reply)]
-        replies = (yield self._run(Call(part("limit").HOLDERS, self.keys, (self.limit,)))).value
-        holders = [HolderInfo(reply, self.limit) for reply in replies]
-        return sorted(holders, key=lambda holder: holder.ttl)
-
-    def _locked_steps(self) -> Steps[bool]:
-        holders = yield from self._holders_steps()
-        # A holder without Redis has no token, and the lock for itself.
-        return len(holders) >= self.limit or not all(held.token for held in holders)
-
-    def _owned_steps(self) -> Steps[bool]:
-        if self.local.token is None:
-            return False
-        hold: Hold | None = self.local.hold
-        if hold is None and self.limit > 1:
-            holders = yield from self._holders_steps()
-        else:
-            reply = (yield self._run(self._held_call(hold))).value
-            holders = [] if reply is None else [HolderInfo(reply)]
-        hold = self.local.hold
-        token = self.local.token
-        if token is None or (hold is not None and not hold.is_valid):
-            return False
-        mine = token if isinstance(token, bytes) else self._encode(token)
-        return any(held.token == mine for held in holders)
-
-    def _holder_steps(self) -> Steps[Owner | None]:
-        held = yield from self._held_steps()
-        if held is None:
-            return None
-        owner: Owner = held.in_the_way
-        question = records.question_about(owner)
-        if question is None:
-            return owner
-        described: Owner = records.with_answer(owner, (yield self._run(question)).value)
-        return described
-
-    def _owner_id_steps(self) -> Steps[str | None]:
-        held = yield from self._held_steps()
-        return None if held is None else held.token.decode(errors="replace")
-
-    def _ttl_steps(self) -> Steps[float | None]:
-        held = yield from self._held_steps()
-        return None if held is None else held.ttl
-
-    def _not_acquired_steps(self) -> Steps[LockNotAcquired]:
-        """The error of a ``with`` block."""
-        held: HolderInfo | None = None
-        with suppress(RedisError, OSError):
-            held = yield from self._held_steps()
-        seconds = seconds_to_retry(held, events.usual_hold(self.subject))
-        return LockNotAcquired.from_held(self._shown, held, float(seconds))
+    def _owned_query(self) -> Query[bool]:
+        return questions.owned(self)
 
     def _reset_steps(self) -> Steps[bool]:
-        holders = yield from LockOperations._holders_steps(self)  # Those in Redis.
+        reply = (yield self._run(questions.holders_call(self))).value
+        holders = questions.parse_holders(self.limit, reply)
         for held in holders:
-            yield self._run(self._reset_call(held))
+            yield self._run(questions.reset_call_of(self, held))
         return bool(holders)
-
-    def _reset_call(self, held: HolderInfo) -> Call:
-        name, timeout = self.stored_name, self.grant_timeout
-        call: Call = causes.reset_here(self.keys, held, timeout, self.limit, name)
-        return call
 
     # -- what listeners and the log hear -----------------------------------------------------
 
@@ -369,7 +360,7 @@ class LockOperations(BaseLock):
             held = time.monotonic() - hold.began
             events.emit(Lost(self.subject, held, reason, hold.fence))
 
-    def _release_failed(self, before: Any, error: BaseException, body_failed: bool) -> bool:
+    def _release_failed(self, before: Before, error: BaseException, body_failed: bool) -> bool:
         """The release at the end of a block failed. Returns whether the block swallows ``error``;
         the body's own comes first."""
         self._leave_to_keeper(before)

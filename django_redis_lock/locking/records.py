@@ -24,28 +24,19 @@ from redis.exceptions import NoPermissionError, ResponseError
 from .. import events
 from ..clock import time
 from ..keeper import Job, SentOnce, keeper
-from ..protocol import (
-    HEARTBEAT,
+from ..protocol import Call, LockKeys, Owner, Vanished, as_bytes, printable, process_id
+from ..protocol.holder_scripts import HEARTBEAT, HEARTBEATS, RECORD_EVENT
+from ..protocol.keys import NEWS, events_key, process_key
+from ..protocol.owner import (
     HEARTBEAT_EVERY,
-    HEARTBEATS,
     MAX_PID,
     MAX_UNIX_TIME,
-    NEWS,
-    RECORD_EVENT,
     SILENT_AFTER,
-    Call,
-    LockKeys,
-    Owner,
-    as_bytes,
     bounded,
-    events_key,
     fields_of,
-    printable,
-    process_id,
-    process_key,
 )
 from ..threads import Mutex, free_after_fork, get_logger
-from ..transport import Server, is_cluster, run, run_all
+from ..transport import Client, Server, is_cluster, run, run_all
 
 if TYPE_CHECKING:
     from .hold import Renewal
@@ -137,42 +128,46 @@ class Heartbeat(Job):
         self._beat_at = self.due = now + pause
 
 
-def last_heartbeats(client: Any, processes: Iterable[str]) -> dict[str, float]:
+def last_heartbeats(client: Client, processes: Iterable[str]) -> dict[str, float]:
     """Seconds since the last heartbeat of each of ``processes``, in one round trip; those of which
     none is known are left out."""
     known = sorted(set(processes) - {""})
     if not known:
         return {}
     if not is_cluster(client):
-        return _ages(known, run(client, _question(*known), patience=REPLY_TIMEOUT).value)
-    found: dict[str, float] = {}
-    for process, answer in zip(known, run_all(client, [*map(_question, known)]), strict=True):
-        found.update(_ages([process], answer))
-    return found
+        return _ages(known, run(client, _heartbeats_call(*known), patience=REPLY_TIMEOUT).value)
+    ages: dict[str, float] = {}
+    replies = run_all(client, [*map(_heartbeats_call, known)])
+    for process, reply in zip(known, replies, strict=True):
+        ages.update(_ages([process], reply))
+    return ages
 
 
-def question_about(owner: Owner) -> Call | None:
-    """Asks for the last heartbeat of a holder's process; None if there is no need."""
+def heartbeat_call(owner: Owner) -> Call | None:
+    """For the last heartbeat of a holder's process; None if there is no need."""
     if not owner.process or owner.seen is None or owner.seen <= SILENT_AFTER:
         return None
-    return _question(owner.process)
+    return _heartbeats_call(owner.process)
 
 
-def with_answer(owner: Owner, answer: Any) -> Owner:
-    ages = _ages([owner.process], answer)
+def with_heartbeat(owner: Owner | None, reply: Sequence[Any] | None) -> Owner | None:
+    """``owner``, last seen at the heartbeat in the ``reply``, if there is one."""
+    if owner is None or reply is None:
+        return owner
+    ages = _ages([owner.process], reply)
     return replace(owner, seen=min(owner.seen or 0.0, ages.get(owner.process, math.inf)))
 
 
-def _question(*processes: str) -> Call:
+def _heartbeats_call(*processes: str) -> Call:
     return Call(HEARTBEATS, tuple(map(process_key, processes)), ())
 
 
-def _ages(processes: Sequence[str], answer: Any) -> dict[str, float]:
-    now_us, *beats = answer
+def _ages(processes: Sequence[str], reply: Sequence[Any]) -> dict[str, float]:
+    now_us, *beats = reply
     texts = zip(processes, map(as_bytes, beats), strict=True)
     # Other programs should not write there, but they can.
     known = {process: int(beat) for process, beat in texts if beat.isdigit() and len(beat) < 20}
-    return {process: max(0.0, (int(now_us) - beat) / 1e6) for process, beat in known.items()}
+    return {process: max(0.0, (now_us - beat) / 1e6) for process, beat in known.items()}
 
 
 #: For a holder to record that its lock was lost.
@@ -212,11 +207,10 @@ class Event:
 
 
 def note_vanished(
-    server: Server, keys: LockKeys, found: Any, subject: events.Subject | None
+    server: Server, keys: LockKeys, vanished: Vanished, subject: events.Subject | None
 ) -> None:
-    """Record that a holder has crashed, as a script has ``found``: when the lock's lifetime was
-    over, and the holder's description."""
-    event = _vanished(found)
+    """Record that a holder has crashed."""
+    event = _crash(vanished)
     if event is not None:
         keeper().add(CrashRecord(server, keys.name, event, subject))
 
@@ -237,10 +231,11 @@ class CrashRecord(SentOnce):
     def answered(self, value: Any, sent_at: float) -> None:
         name, owner, subject = self._known
         if int(value):
-            words = (
-                "The lock %(lock)s was never released: its holder %(holder)s crashed or was cut off"
+            logger.warning(
+                "The lock %(lock)s was never released: its holder %(holder)s crashed or was cut "
+                "off",
+                {"lock": printable(name), "holder": str(owner)},
             )
-            logger.warning(words, {"lock": printable(name), "holder": str(owner)})
             if events.listeners and subject is not None:
                 # Of a lock on several servers, each has its own figures.
                 events.emit(events.Crashed(subject._replace(server=self.server), owner))
@@ -250,13 +245,12 @@ class CrashRecord(SentOnce):
         self.answered(1, now)
 
 
-def _vanished(found: Any) -> Event | None:
-    ended_us, fields = found
-    described = fields_of(fields)
+def _crash(vanished: Vanished) -> Event | None:
+    described = fields_of(vanished.fields)
     owner = Owner.from_fields(described, described.get("id", ""))
     if not owner.id:
         return None  # It was released, and rested.
-    at = int(ended_us) / 1e6
+    at = vanished.ended_us / 1e6
     held = None if owner.since is None else max(0.0, at - owner.since)
     return Event(at, "crashed", owner, held=held, name=described.get("name", ""))
 
@@ -271,9 +265,9 @@ def event_args(
 ) -> tuple[str | int, ...]:
     """The first arguments of RECORD_EVENT: that ``what`` happened to the lock at ``key``, whose
     ``name`` the key may not show."""
-    about = {"host": owner.host, "thread": owner.thread, "label": owner.label}
-    about |= {"doing": owner.doing, "note": note, "name": name}
-    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in about.items() if text}
+    fields = {"host": owner.host, "thread": owner.thread, "label": owner.label}
+    fields |= {"doing": owner.doing, "note": note, "name": name}
+    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in fields.items() if text}
     event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
         event["held"] = round(held, 3)
@@ -302,29 +296,29 @@ def note_call(
     return Call(RECORD_EVENT, (events_key(key), *news), args)
 
 
-def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
-    """The recorded events, the latest first; anything else is passed over. ``found``: the
-    description that a holder has left at the free lock."""
-    left_behind = [] if found is None else [_vanished(found)]
-    found_events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]
+def read_events(lines: bytes, vanished: Vanished | None = None) -> tuple[Event, ...]:
+    """The recorded events, the latest first; anything else is passed over. ``vanished``: the last
+    holder of the free lock, if it did not release."""
+    crash = None if vanished is None else _crash(vanished)
+    events = [e for e in (crash, *map(_read, lines.splitlines())) if e is not None]
     # A crash is recorded some time after it.
-    found_events.sort(key=lambda event: event.at, reverse=True)
-    # Who was only stopped or cut off, and came back, has noted more than who came upon its lock.
-    said = {event.owner.id for event in found_events if event.what != "crashed"}
-    return tuple(e for e in found_events if e.what != "crashed" or e.owner.id not in said)
+    events.sort(key=lambda event: event.at, reverse=True)
+    # A holder that was only stopped or cut off, and went on, has recorded more than its successor.
+    went_on = {event.owner.id for event in events if event.what != "crashed"}
+    return tuple(e for e in events if e.what != "crashed" or e.owner.id not in went_on)
 
 
-def _read(kept: bytes) -> Event | None:
-    at_us, _, event = kept.partition(b" ")
+def _read(line: bytes) -> Event | None:
+    at_us, _, event = line.partition(b" ")
     try:
-        said = json.loads(event)
-        texts = {name: str(said.get(name, "")) for name in TEXTS}
+        recorded = json.loads(event)
+        texts = {name: str(recorded.get(name, "")) for name in TEXTS}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     at = bounded(at_us, MAX_UNIX_TIME * 1e6)
-    pid = bounded(said.get("pid", 0), MAX_PID)
-    held = None if said.get("held") is None else bounded(said["held"], MAX_UNIX_TIME)
-    if at is None or pid is None or (held is None and said.get("held") is not None):
+    pid = bounded(recorded.get("pid", 0), MAX_PID)
+    held = None if recorded.get("held") is None else bounded(recorded["held"], MAX_UNIX_TIME)
+    if at is None or pid is None or (held is None and recorded.get("held") is not None):
         return None
     where = (texts["host"], int(pid), texts["thread"], texts["label"])
     owner = Owner(texts["id"], *where, doing=texts["doing"])
@@ -333,7 +327,7 @@ def _read(kept: bytes) -> Event | None:
 
 
 def log_failed(on_lost: Any, name: bytes) -> None:
-    about = {"lock": printable(name), "on_lost": on_lost}
     get_logger("django_redis_lock.lost").exception(
-        "on_lost failed: %(on_lost)r (lock %(lock)s)", about
+        "on_lost failed: %(on_lost)r (lock %(lock)s)",
+        {"lock": printable(name), "on_lost": on_lost},
     )

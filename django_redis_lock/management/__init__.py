@@ -18,7 +18,8 @@ from django.core.management.base import CommandError
 from ..ops.formatting import DurationFormat
 from ..ops.held_locks import HeldLock
 from ..ops.inventory import FLIGHT, LockInfo
-from ..protocol import check_seconds, printable
+from ..protocol import printable
+from ..protocol.validation import check_seconds
 
 
 class Exit:

@@ -26,8 +26,10 @@ from ..contrib.fallback import held_locally
 from ..events import Outage, group_of
 from ..exceptions import LocalLockUnavailable
 from ..locking import Event
-from ..protocol import Owner, is_lock, keys_at, printable
-from ..transport import explained, server_of
+from ..protocol import Owner, printable
+from ..protocol.keys import is_lock, keys_at
+from ..transport import server_of
+from ..transport.refusals import explained
 from .inventory import (
     FLIGHT,
     LOCK,

@@ -8,22 +8,18 @@ was made, and every reply has a reading of the server's clock; the difference is
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 import re
-import secrets
-import threading
-from binascii import hexlify
+from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 from ..clock import time
 from ..events import Subject
 from ..extension import part
-from ..threads import after_fork
 from .keys import LockKeys, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH
-from .owner import hostname
+from .owner import new_token
 from .script import Call
 from .validation import milliseconds
 
@@ -38,41 +34,6 @@ MAX_GRANT_AGE_SECONDS = 0.5
 GRANT = re.compile(rb"(.*):(\d{1,16})(?:/(\d+))?", re.DOTALL)
 
 
-def new_token() -> bytes:
-    """A random value that proves the ownership of a lock."""
-    return hexlify(os.urandom(16))
-
-
-def named_token() -> bytes:
-    """Such a value followed by the process and thread, for ``Owner.from_token``. The token of a
-    grant has no name: a release does not know yet which waiter takes it."""
-    return new_token() + b" " + _here.process_and_thread
-
-
-def waiter_id() -> bytes:
-    """A unique id, from which the admin reads the waiter's process, thread and begin."""
-    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.process_and_thread)
-
-
-_waiters = itertools.count(secrets.randbits(40))
-
-
-class _Here(threading.local):
-    def __init__(self) -> None:
-        name = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
-        self.process_and_thread = name.encode(errors="backslashreplace")
-
-
-_here = _Here()
-
-
-@after_fork
-def _forget_names() -> None:
-    """The child has another process id."""
-    global _here
-    _here = _Here()
-
-
 class Clock(NamedTuple):
     """A reading of the server's clock: its microseconds, and the monotonic time of the request."""
 
@@ -82,6 +43,104 @@ class Clock(NamedTuple):
     def age(self, server_us: int) -> float:
         """The seconds since the server's clock showed ``server_us``, or a little more."""
         return (self.server_us - server_us) / 1e6 + time.monotonic() - self.read_at
+
+
+class Vanished(NamedTuple):
+    """A holder whose lock ended without a release.
+
+    Attributes:
+        ended_us: when its lifetime was over, in microseconds of the server's clock.
+        fields: names and values of its description.
+    """
+
+    ended_us: int
+    fields: Sequence[bytes]
+
+
+class Taken(NamedTuple):
+    """The reply to ACQUIRE, LEAVE or VOTE: the caller has the lock.
+
+    Attributes:
+        sent_at: monotonic time at which the call was sent.
+        vanished: the holder before, if it did not release.
+    """
+
+    place: int
+    fence: int
+    server_us: int
+    sent_at: float
+    vanished: Vanished | None = None
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(self.server_us, self.sent_at)
+
+
+class Refused(NamedTuple):
+    """The reply to ACQUIRE, LEAVE or VOTE: another holds the lock. ``pttl``: for how long still, as
+    PTTL gives it."""
+
+    pttl: int
+    server_us: int
+    sent_at: float
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(self.server_us, self.sent_at)
+
+
+def parse_acquire(reply: Any, sent_at: float) -> Taken | Refused:
+    if isinstance(reply, int):  # Nearly always.
+        return Taken(1, reply, reply, sent_at)
+    if isinstance(reply, list):
+        place, number, server_us, *vanished = reply
+        if not place:
+            return Refused(number, server_us, sent_at)
+        before = Vanished(*vanished[0]) if vanished else None
+        return Taken(place, number, server_us, sent_at, before)
+    pttl, server_us = map(int, reply.split())
+    return Refused(pttl, server_us, sent_at)
+
+
+class Watched(NamedTuple):
+    """The reply to WATCH.
+
+    Attributes:
+        untaken: whether a grant lies on the list although this process waits.
+        vanished: the holders for which it has made grants.
+    """
+
+    pttl: int
+    clock: Clock
+    untaken: bool
+    vanished: tuple[Vanished, ...]
+
+
+def parse_watch(reply: Sequence[Any], sent_at: float) -> Watched:
+    pttl, server_us, untaken, *vanished = reply
+    holders = tuple(Vanished(*each) for each in vanished)
+    return Watched(pttl, Clock(server_us, sent_at), bool(untaken), holders)
+
+
+class Extended(IntEnum):
+    """The reply to EXTEND."""
+
+    DONE = 1
+    NOT_OWNED = 0
+    NO_LIFETIME = -1
+
+
+class Renewed(NamedTuple):
+    """The reply to RENEW, of a lock that is held. ``until``: monotonic time at which it ends."""
+
+    until: float
+
+
+def parse_renew(reply: int, sent_at: float) -> Renewed | None:
+    """None: the token does not hold the lock."""
+    if reply == -2:
+        return None
+    return Renewed(math.inf if reply < 0 else sent_at + reply / 1000)
 
 
 class PendingLifetime(Protocol):
@@ -144,13 +203,13 @@ class AcquireRequest(NamedTuple):
     grant_timeout: float
     sleep: float = 0.1
     deadline: float | None = None
-    margin: float = 0.0
-    outage_patience: float = math.inf
     may_hold: Any = ()
     replicas: int = 0
     subject: Subject | None = None
     waiter: bytes = b""
     limit: int = 1
+    margin: float = 0.0
+    outage_patience: float = math.inf
 
     @property
     def chosen(self) -> bool:
@@ -243,10 +302,10 @@ class AcquireRequest(NamedTuple):
         """The deadline of a lock whose lifetime was set by a command sent at ``sent_at``."""
         return math.inf if self.lifetime is None else sent_at + self.lifetime
 
-    def acquired(self, reply: Any, sent_at: float) -> Acquisition:
-        place, fence = int(reply[0]), int(reply[1])
-        until = self.until(sent_at)
-        return Acquisition(self.token, fence, sent_at, until, self.attempt, place=place)
+    def acquired(self, taken: Taken, contended: bool = False) -> Acquisition:
+        place, fence, _, began, _ = taken
+        until = self.until(began)
+        return Acquisition(self.token, fence, began, until, self.attempt, None, contended, place)
 
     def taken(
         self, grant: Grant, came_at: float, until: float, pending: PendingLifetime | None = None
@@ -254,16 +313,6 @@ class AcquireRequest(NamedTuple):
         token, fence, place = grant
         held_with = self.token if self.chosen else token
         return Acquisition(held_with, fence, came_at, until, self.attempt, pending, True, place)
-
-
-def parse_acquire(reply: Any) -> Any:
-    """ACQUIRE's reply as a table: place (0: refused), fence or PTTL, server time, perhaps more."""
-    if isinstance(reply, list):
-        return reply
-    if isinstance(reply, int):
-        return 1, reply, reply
-    pttl, server_us = reply.split()
-    return 0, int(pttl), int(server_us)
 
 
 def release_call(

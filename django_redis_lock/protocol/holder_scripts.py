@@ -1,15 +1,32 @@
-"""The Lua scripts about holders, in the manner of ``lock_scripts``: how a lock is released by
-force, and what is recorded of holders and their processes. Loaded when the first is used."""
+"""The Lua scripts about holders, in the manner of ``lock_scripts``: who holds a lock, how it is
+released by force, and what is recorded of holders and their processes."""
 
 from __future__ import annotations
 
 from ..extension import part
 from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
-from .acquisition import new_token
 from .keys import INDEX, NEWS, LockKeys, events_key
-from .owner import MAX_FENCE, HolderInfo
+from .owner import MAX_FENCE, HolderInfo, new_token
 from .script import Call, script, shared
 from .validation import milliseconds
+
+#: The holder of a plain lock, or of one place. An untaken grant has none.
+#:
+#: KEYS  lock keys of the place
+#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
+#:         server time in microseconds} or nil
+HELD = script("""
+local holder = redis.call('GET', KEYS[1])
+if not holder then return nil end
+local grants = redis.pcall('LLEN', KEYS[2])
+if type(grants) ~= 'number' then grants = 0 end  -- A key of another kind has none.
+for i = 1, grants do
+  local grant = redis.call('LINDEX', KEYS[2], i - 1)
+  if string.sub(grant, 1, #holder + 1) == holder .. ':' then return nil end
+end
+local owner = redis.pcall('HGETALL', KEYS[4])
+return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
+""")
 
 # is_token(value): whether it has the form that this package and redis-py give to tokens.
 #

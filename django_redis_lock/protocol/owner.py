@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
+import os
 import re
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+from binascii import hexlify
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..clock import time
 from ..threads import after_fork
-from .script import script
 
 #: The latest valid Unix time: about the year 5000.
 MAX_UNIX_TIME = 1e11
@@ -29,6 +33,11 @@ NAMED_TOKEN = re.compile(r"[0-9a-f]{32} (\d{1,10}) (\S+) (.*)", re.ASCII | re.DO
 #: Seconds between two heartbeats of a process that holds locks, and without one until it counts as
 #: silent.
 HEARTBEAT_EVERY, SILENT_AFTER = 10.0, 15.0
+
+
+def encodable(text: str) -> str:
+    """``text`` with escapes for lone surrogates, as ``os.fsdecode`` returns them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 @lru_cache(maxsize=1)
@@ -45,9 +54,39 @@ def process_id() -> str:
 after_fork(process_id.cache_clear)
 
 
-def encodable(text: str) -> str:
-    """``text`` with escapes for lone surrogates, as ``os.fsdecode`` returns them."""
-    return text.encode(errors="backslashreplace").decode()
+def new_token() -> bytes:
+    """A random value that proves the ownership of a lock."""
+    return hexlify(os.urandom(16))
+
+
+def named_token() -> bytes:
+    """Such a value followed by the process and thread, for ``Owner.from_token``. The token of a
+    grant has no name: a release does not know yet which waiter takes it."""
+    return new_token() + b" " + _here.process_and_thread
+
+
+def waiter_id() -> bytes:
+    """A unique id, from which the admin reads the waiter's process, thread and begin."""
+    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.process_and_thread)
+
+
+_waiters = itertools.count(secrets.randbits(40))
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        name = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
+        self.process_and_thread = name.encode(errors="backslashreplace")
+
+
+_here = _Here()
+
+
+@after_fork
+def _forget_names() -> None:
+    """The child has another process id."""
+    global _here
+    _here = _Here()
 
 
 def fingerprint(token: bytes) -> str:
@@ -153,23 +192,14 @@ class Owner:
         return f"{named}, no heartbeat for {self.seen:.0f} s"
 
 
-#: The holder of a plain lock, or of one place. An untaken grant has none.
-#:
-#: KEYS  lock keys of the place
-#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
-#:         server time in microseconds} or nil
-HELD = script("""
-local holder = redis.call('GET', KEYS[1])
-if not holder then return nil end
-local grants = redis.pcall('LLEN', KEYS[2])
-if type(grants) ~= 'number' then grants = 0 end  -- A key of another kind has none.
-for i = 1, grants do
-  local grant = redis.call('LINDEX', KEYS[2], i - 1)
-  if string.sub(grant, 1, #holder + 1) == holder .. ':' then return nil end
-end
-local owner = redis.pcall('HGETALL', KEYS[4])
-return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
-""")
+class HeldReply(NamedTuple):
+    """The reply to HELD about one holder, and one of those to HOLDERS; see ``HolderInfo``."""
+
+    token: bytes
+    pttl: int
+    fields: Sequence[bytes]
+    server_us: int
+    place: int = 1
 
 
 class HolderInfo:
@@ -198,26 +228,25 @@ class HolderInfo:
         described itself yet is named by its token."""
         return self.owner if self.owner.host else Owner.from_token(self.token) or self.owner
 
-    def __init__(self, reply: Any, limit: int = 1) -> None:
-        token, pttl, fields, server_us, *place = reply
+    def __init__(self, reply: Sequence[Any], limit: int = 1) -> None:
+        token, pttl, fields, server_us, self.place = HeldReply(*reply)
         self.token = as_bytes(token)
-        self.place = int(place[0]) if place else 1
-        self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
+        self.ttl = math.inf if pttl < 0 else pttl / 1000
         found = fields_of(fields)
-        owner = Owner.from_fields(found, fingerprint(self.token), int(server_us))
+        owner = Owner.from_fields(found, fingerprint(self.token), server_us)
         self.fence = fence_of(found, owner.id) or 0
         self.resting = found.get("rests", "").encode() == self.token
         self.described = described = found if found.get("id") == owner.id else {}
         seen = bounded(described.get("seen"), MAX_UNIX_TIME * 1e6)
         if seen is not None:
-            owner = replace(owner, seen=max(0.0, (int(server_us) - seen) / 1e6))
+            owner = replace(owner, seen=max(0.0, (server_us - seen) / 1e6))
         self.owner = owner
         self.limit = int(bounded(described.get("limit"), MAX_FENCE) or limit)
         self.renews = "renews" in described
         lifetime = bounded(described.get("lifetime"), MAX_UNIX_TIME * 1e3)  # In milliseconds.
-        self.overdue = self.renews and lifetime is not None and int(pttl) < lifetime / 2
+        self.overdue = self.renews and lifetime is not None and pttl < lifetime / 2
         since = owner.since
-        self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)
+        self.held_for = None if since is None else max(0.0, server_us / 1e6 - since)
 
     def __repr__(self) -> str:
         held_for = None if self.held_for is None else round(self.held_for, 1)

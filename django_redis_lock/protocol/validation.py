@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 #: The shortest lifetime: Redis counts in milliseconds.
@@ -96,6 +96,59 @@ def check_policy(on_redis_down: Any, critical: Any = False) -> None:
         )
 
 
+def check_wait(value: Any) -> float | None:
+    """``value`` as ``blocking_timeout``: seconds, 0 for one try, None for a wait without end."""
+    return check_seconds("blocking_timeout", value, zero=True, none="a wait without end")
+
+
+#: The options that all locks have, each with its check.
+OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "timeout": partial(check_seconds, "timeout", none="a lock that never expires"),
+    "sleep": partial(check_seconds, "sleep", zero=True),
+    "blocking": partial(check_bool, "blocking"),
+    "blocking_timeout": check_wait,
+    "thread_local": partial(check_bool, "thread_local"),
+    "raise_on_release_error": partial(check_bool, "raise_on_release_error"),
+    "renew": partial(check_bool, "renew"),
+    "max_hold": partial(check_seconds, "max_hold", none="no end to its renewal"),
+    "min_hold": partial(check_seconds, "min_hold", zero=True),
+    "cancel_on_lost": partial(check_bool, "cancel_on_lost"),
+    "warn_after": partial(check_seconds, "warn_after", none="80 % of its lifetime"),
+    "replicas": partial(check_count, "replicas"),
+    "grant_timeout": partial(check_seconds, "grant_timeout"),
+    "reentrant": partial(check_bool, "reentrant"),
+    "limit": check_limit,
+}
+
+
+def checked_options(*values: Any) -> tuple[Any, ...]:
+    """The ``values`` of all OPTIONS, in that order, checked one by one and together. Locks repeat
+    theirs, which are checked once. Raises TypeError or ValueError."""
+    try:
+        return _checked(*values)
+    except TypeError:  # Perhaps because one of them cannot be hashed.
+        pass
+    return _checked.__wrapped__(*values)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _checked(*values: Any) -> tuple[Any, ...]:
+    options = {n: check(value) for (n, check), value in zip(OPTIONS.items(), values, strict=True)}
+    timeout, renew, max_hold = options["timeout"], options["renew"], options["max_hold"]
+    if timeout is None and (renew or max_hold is not None):
+        raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
+    if max_hold is not None and not renew:
+        raise ValueError("max_hold needs renew=True: any other lock ends after its timeout")
+    check_holds(options["min_hold"], max_hold)
+    return tuple(options.values())
+
+
+def check_holds(min_hold: float, max_hold: float | None) -> None:
+    """Raises ValueError if they contradict each other."""
+    if max_hold is not None and min_hold > max_hold:
+        raise ValueError("min_hold must not be longer than max_hold")
+
+
 def check_name(value: Any) -> str | bytes:
     """``value``, a str, bytes or, as for redis-py, a memoryview, as a lock's name. Raises as
     ``check_seconds`` does."""
@@ -143,11 +196,6 @@ def check_name_in_cache(value: Any) -> str:
     if isinstance(value, bool) or not has_text:
         raise TypeError(f"a lock's name must be a str, bytes or number, not {value!r}")
     return str(check_name(f"{value}"))
-
-
-def check_wait(value: Any) -> float | None:
-    """``value`` as ``blocking_timeout``: seconds, 0 for one try, None for a wait without end."""
-    return check_seconds("blocking_timeout", value, zero=True, none="a wait without end")
 
 
 def longest_hold(renew: bool, timeout: float | None, max_hold: float | None) -> float:

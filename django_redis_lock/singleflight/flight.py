@@ -14,9 +14,10 @@ from redis.exceptions import RedisError
 from ..clock import time
 from ..events import Shared
 from ..exceptions import ComputationFailed
-from ..protocol import as_bytes, flight_stream, printable
+from ..protocol import as_bytes, printable
+from ..protocol.keys import flight_stream
+from ..steps import Steps
 from ..threads import get_logger
-from ..transport import Steps
 from .in_process import (
     InProcessFlight,
     Overtaken,

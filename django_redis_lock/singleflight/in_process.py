@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..clock import time
 from ..exceptions import LockError
 from ..keeper import Job, keeper
-from ..protocol import (
-    FLIGHTS,
-    Call,
-    Owner,
-    encodable,
-    fingerprint,
-    flight_key,
-    flight_leader,
-    hostname,
-    milliseconds,
-    new_token,
-)
+from ..protocol import Call, Owner, encodable, fingerprint, hostname, milliseconds, new_token
+from ..protocol.keys import FLIGHTS, flight_key, flight_leader
 from ..threads import Mutex, after_fork
 from ..transport import Server
 from .runners import Runner, under_computation

@@ -16,9 +16,11 @@ from .. import events
 from ..clock import time
 from ..events import Computed, Computing, Stored, Subject
 from ..keeper import DeferredRelease, keeper
-from ..protocol import Call, as_bytes, flight_key, flight_stream, milliseconds, printable
+from ..protocol import Call, as_bytes, milliseconds, printable
+from ..protocol.keys import flight_key, flight_stream
+from ..steps import Steps
 from ..threads import get_logger, may_log, this_process
-from ..transport import Server, Steps, is_outage, is_refusal, pack_words
+from ..transport import Server, is_outage, is_refusal, pack_words
 from .in_process import (
     FlightRenewal,
     InProcessFlight,

@@ -8,8 +8,8 @@ from redis.exceptions import RedisError
 
 from ..clock import time
 from ..events import RefreshFailed, Shared
+from ..steps import Steps
 from ..threads import get_logger
-from ..transport import Steps
 from .flight import SingleFlight
 from .in_process import Overtaken
 from .leader import Leader

@@ -16,9 +16,9 @@ from redis.exceptions import RedisError, ResponseError
 from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes
+from ..steps import Steps
 from ..threads import InCaller, ThreadEvent, ThreadPool, Work, this_process
 from ..transport import (
-    Steps,
     exchange_with,
     is_observed,
     is_outage,

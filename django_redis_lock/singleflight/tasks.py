@@ -14,18 +14,9 @@ from redis.exceptions import RedisError
 from ..clock import time
 from ..keeper import Job
 from ..protocol import Call
-from ..transport import (
-    Steps,
-    aconnect,
-    aexchange,
-    aread_value,
-    arun_all,
-    cancellable,
-    in_background,
-    is_observed,
-    is_outage,
-    server_of,
-)
+from ..steps import Steps
+from ..transport import in_background, is_observed, is_outage, server_of
+from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all, cancellable
 from .runners import (
     SENT_AGAIN,
     Computation,

@@ -24,7 +24,16 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..protocol import Call
-from .address import TWINS, common_settings, may_have_run, note_sent, probe_seconds, timeout_of
+from ..steps import adrive
+from .address import (
+    TWINS,
+    Client,
+    common_settings,
+    may_have_run,
+    note_sent,
+    probe_seconds,
+    timeout_of,
+)
 from .aio_connection import (
     READ_FIRST_SECONDS,
     AsyncRawConnection,
@@ -34,8 +43,10 @@ from .aio_connection import (
 )
 from .execute import (
     ASKING,
+    REPORTED,
+    Answer,
     admitted,
-    adrive,
+    first_patience,
     is_observed,
     pack,
     pack_all,
@@ -45,7 +56,7 @@ from .execute import (
 from .guarded_connection import guarded
 from .refusals import is_misdirected
 from .registry import server_of
-from .retry import REPORTED, Answer, first_patience, run_again, run_all_steps
+from .retry import run_again, run_all_steps
 from .server import CHECK_SECONDS, Server
 
 T = TypeVar("T")
@@ -104,7 +115,7 @@ def _of_the_running_loop() -> _OfLoop:
     return of_loop
 
 
-def asyncio_client(client: Any) -> Any:
+def asyncio_client(client: Client) -> Any:
     """What an ``AsyncLock`` in the running loop takes to reach the server of ``client``: the loop's
     own ``redis.asyncio.Redis``. For a cluster and behind sentinels it is ``client`` itself: the
     loop has its own connections to each of their servers, see ``pool_of``.
@@ -123,7 +134,7 @@ def asyncio_client(client: Any) -> Any:
     return _client_of(server, server.address if server.stands_in else client.connection_pool)
 
 
-def pool_of(client: Any, node: Server) -> Any:
+def pool_of(client: Client, node: Server) -> Any:
     """A pool of connections of the running loop to ``node``, one of ``client``'s servers."""
     if node is server_of(client) and not node.stands_in:
         return client.connection_pool
@@ -158,7 +169,7 @@ def has_idle_connection(node: Server) -> bool:
     return known is not None and not known.takes_calls()
 
 
-async def connected(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
+async def connected(client: Client, node: Server, patience: float | None) -> AsyncRawConnection:
     """A connection to ``node`` for the tasks of the running loop: a new one, which one of them
     makes, or the one that was idle, if it still answers. An error says that nothing was sent.
 
@@ -186,7 +197,7 @@ async def connected(client: Any, node: Server, patience: float | None) -> AsyncR
         raise
 
 
-async def _connect(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
+async def _connect(client: Client, node: Server, patience: float | None) -> AsyncRawConnection:
     of_loop = _of_the_running_loop()
     limit = probe_seconds(patience)
     try:
@@ -227,7 +238,7 @@ def _pool_like(pool: Any) -> ConnectionPool:
 
 
 async def exchange(
-    client: Any,
+    client: Client,
     node: Server,
     command: bytes,
     patience: float | None = None,
@@ -267,7 +278,7 @@ async def exchange(
     return answer
 
 
-async def _distrust(client: Any, node: Server, timeout: float, left: float) -> None:
+async def _distrust(client: Client, node: Server, timeout: float, left: float) -> None:
     """As ``Server._distrust``, for a caller with so many seconds ``left``."""
     began, limit = time.monotonic(), min(CHECK_SECONDS, timeout)
     if left < limit:
@@ -318,7 +329,7 @@ async def cancellable(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def arun(client: Any, call: Call, *, patience: float | None = None) -> Answer:
+async def arun(client: Client, call: Call, *, patience: float | None = None) -> Answer:
     """As ``execute.run``, on the connection that the tasks of the loop share."""
     server = server_of(client)
     node = None
@@ -332,14 +343,14 @@ async def arun(client: Any, call: Call, *, patience: float | None = None) -> Ans
         return await adrive(run_again(exchange, call, patience, node, error))
 
 
-async def aread_value(client: Any, key: bytes) -> Any:
+async def aread_value(client: Client, key: bytes) -> Any:
     """As ``execute.read_value``, with the lifetime. It is not sent again."""
     value, left = await exchange(client, server_of(client), value_with_lifetime(key), replies=2)
     return None if value is None else (value, left)
 
 
 async def aexchange(
-    client: Any, command: bytes, replies: int | None = None, *, again: bool = True
+    client: Client, command: bytes, replies: int | None = None, *, again: bool = True
 ) -> Any:
     """As ``execute.exchange``."""
     server = server_of(client)
@@ -353,7 +364,7 @@ async def aexchange(
     return await exchange(client, server, command, replies=replies)
 
 
-async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
+async def arun_all(client: Client, calls: Sequence[Call]) -> list[Any]:
     """As ``execute.run_all``."""
     if len(calls) == 1:
         return [(await arun(client, calls[0])).value]
@@ -363,7 +374,7 @@ async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
 class _Awaiting(NamedTuple):
     """``Exchange`` for tasks."""
 
-    client: Any
+    client: Client
     server: Server
 
     def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any:
@@ -387,7 +398,7 @@ async def located(server: Server, keys: Sequence[bytes]) -> Server:
 
 
 async def _run(
-    client: Any, node: Server, call: Call, patience: float | None, asking: bool = False
+    client: Client, node: Server, call: Call, patience: float | None, asking: bool = False
 ) -> Any:
     if asking:  # By its source: NOSCRIPT would need a second ASKING.
         command = ASKING + pack(call, known=False)
@@ -398,7 +409,7 @@ async def _run(
         return await exchange(client, node, pack(call, known=False), patience, (call,))
 
 
-async def aconnect(client: Any, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:
+async def aconnect(client: Client, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:
     """A connection to where ``keys`` are for one task alone, on which a reply may take forever.
 
     Args:

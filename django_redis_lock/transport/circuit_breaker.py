@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .. import events
 from ..clock import real_time as time
 from ..events import Outage, ServerDown, ServerUp
+from ..extension import hooks
 from ..threads import Mutex, free_after_fork, get_logger
 
 logger = get_logger("django_redis_lock.outage")
@@ -35,14 +35,19 @@ class CircuitOpen(RedisConnectionError):
 
 class Breaker:
     """The breaker of one server. While it is not ``failing``, nothing else here needs to be asked.
-    ``timeout``: seconds after which a call, or an attempt to connect, is given up otherwise."""
 
-    #: How many costly failures in a row open the circuit (0: none), and for how many seconds at a
-    #: time; Django's settings say others.
-    limits: ClassVar[Callable[[], tuple[int, float]]] = staticmethod(lambda: (2, 2.0))
+    Args:
+        timeout: seconds after which a call, or an attempt to connect, is given up otherwise.
+        limits: returns how many costly failures in a row open the circuit (0: none), and for how
+            many seconds at a time.
+    """
 
     def __init__(
-        self, server: str, timeout: float = 5.0, now: Callable[[], float] = time.monotonic
+        self,
+        server: str,
+        timeout: float = 5.0,
+        now: Callable[[], float] = time.monotonic,
+        limits: Callable[[], tuple[int, float]] = hooks.limits_of_breakers,
     ) -> None:
         self.server = server
         self.failing = False
@@ -51,6 +56,7 @@ class Breaker:
         self.fallbacks = 0
         self._timeout = timeout
         self._now = now
+        self._limits = limits
         # A signal handler may come in between.
         self._mutex = free_after_fork(Mutex())
         self._since = 0.0
@@ -77,7 +83,7 @@ class Breaker:
                     f"it is asked again in {self._open_until - now:.1f} s ({self._error})"
                 )
             # The probe. Should it end without a word, another follows.
-            self._open_until = now + PROBE_TIMEOUT_SECONDS + Breaker.limits()[1]
+            self._open_until = now + PROBE_TIMEOUT_SECONDS + self._limits()[1]
             return self._briefly(patience)
 
     def insist(self, patience: float | None) -> float | None:
@@ -116,7 +122,7 @@ class Breaker:
                 self._open_until = self._now()  # Refused: the next call costs no time, either.
             return False
         self._costly += 1
-        most, pause = Breaker.limits()
+        most, pause = self._limits()
         if not most or self._costly < most:
             return False
         before, self._open_until = self._open_until, self._now() + pause

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
@@ -17,50 +17,36 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..events import MAX_CACHED, MAX_CACHED_LENGTH
+from ..extension import OnUse
 from ..protocol import Call, Script
-from .address import RawConnection, may_have_run, note_sent
+from ..steps import drive
+from .address import Client, RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .registry import server_of
-from .retry import REPORTED, Answer, Steps, first_patience, run_again, run_all_steps
-from .server import Server
+from .server import CHECK_SECONDS, Server
 
-R = TypeVar("R")
-
-# -- drivers -------------------------------------------------------------------------------------
-
-
-def drive(steps: Steps[R]) -> R:
-    """What ``steps`` return in the end. They call methods that do each step, and yield what these
-    return: for threads the result itself, for tasks (``adrive``) an awaitable::
-
-        answer = yield self._run(call)
-
-    A signal handler may interrupt between two steps, when no code of the generator runs. So what an
-    interrupt must undo is undone by the caller of ``drive``.
-    """
-    try:
-        result_of_step = next(steps)
-        while True:
-            result_of_step = steps.send(result_of_step)
-    except StopIteration as end:
-        result: R = end.value
-        return result
+if TYPE_CHECKING:
+    from . import retry
+else:
+    retry = OnUse("transport.retry")
 
 
-async def adrive(steps: Steps[R]) -> R:
-    """``drive`` for tasks."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                result_of_step = await step
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(result_of_step)
-    except StopIteration as end:
-        result: R = end.value
-        return result
+REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
+
+
+class Answer(NamedTuple):
+    """What a script returned, and whether it may have run twice."""
+
+    value: Any
+    sent_twice: bool
+
+
+def first_patience(patience: float | None, timeout: float) -> float | None:
+    """The seconds out of ``patience`` that the first try of a call may take: its connection may
+    have been forgotten, and then there must be time for another. ``timeout``: the socket's."""
+    if patience is None or patience < 2 * CHECK_SECONDS:
+        return patience
+    return min(patience / 2, timeout)
 
 
 # -- how a call is written -----------------------------------------------------------------------
@@ -147,7 +133,7 @@ def receive(connection: RawConnection, call: Call) -> Any:
         return connection.read_response()
 
 
-def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
+def run(client: Client, call: Call, *, patience: float | None = None) -> Answer:
     """Run ``call`` in one round trip, on a connection of our own to ``client``'s server; once more
     if the connection broke before the reply. After an error, redis-py's, the outcome is unknown.
 
@@ -162,10 +148,10 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         first = None if patience is None else first_patience(patience, server.timeout)
         return Answer(_run(node, call, first), False)
     except REPORTED as error:
-        return drive(run_again(_Blocking(server), call, patience, node, error))
+        return drive(retry.run_again(_Blocking(server), call, patience, node, error))
 
 
-def is_observed(client: Any) -> bool:
+def is_observed(client: Client) -> bool:
     """Whether a tool (OpenTelemetry, Elastic APM, Sentry, Datadog, New Relic) has replaced methods
     of the class of ``client``, which leads to Redis: it sees no calls on connections of our own."""
     of = type(client)
@@ -182,7 +168,7 @@ def _is_of_redis_py(method: Any) -> bool:
     return method is None or (type(method) is FunctionType and method.__module__[:6] == "redis.")
 
 
-def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
+def read_value(client: Client, key: bytes, *, lifetime: bool = False) -> Any:
     """GET of ``key``; with its ``lifetime`` what ``value_with_lifetime`` returns."""
     if not lifetime:
         return exchange(client, pack_words(b"GET", key))
@@ -190,7 +176,9 @@ def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
     return None if value[0] is None else value
 
 
-def exchange(client: Any, command: bytes, replies: int | None = None, *, again: bool = True) -> Any:
+def exchange(
+    client: Client, command: bytes, replies: int | None = None, *, again: bool = True
+) -> Any:
     """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
     Args:
@@ -223,11 +211,11 @@ def value_with_lifetime(key: bytes) -> bytes:
     return pack_words(b"GET", key) + pack_words(b"PTTL", key)
 
 
-def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
+def run_all(client: Client, calls: Sequence[Call]) -> list[Any]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(run_all_steps(_Blocking(server_of(client)), calls))
+    return drive(retry.run_all_steps(_Blocking(server_of(client)), calls))
 
 
 class _Blocking(NamedTuple):

@@ -1,21 +1,36 @@
-"""Replies with which a server refuses a call for now. This is the only list: waits, renewals,
-deferred releases, fallbacks and the answer 503 depend on it.
+"""Which errors pass by themselves: outages, and replies with which a server refuses a call for now.
+This is the only list: waits, renewals, deferred releases, fallbacks and the answer 503 depend on
+it.
 """
 
 from __future__ import annotations
 
 from redis.exceptions import (
+    AskError,
     BusyLoadingError,
     ClusterDownError,
+    ClusterError,
     MasterDownError,
     OutOfMemoryError,
     ReadOnlyError,
+    ResponseError,
     TryAgainError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..extension import OnUse
 
 hints = OnUse("transport.hints")
+
+#: What an absent or restarting Redis, or one that moves slots, looks like.
+OUTAGE: tuple[type[Exception], ...] = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    AskError,  # Slots that have moved, are being moved, or have no owner at this moment.
+    ClusterError,
+    OSError,
+)
 
 #: The codes, each with what people can do.
 PASSING = {
@@ -26,6 +41,7 @@ PASSING = {
     "OOM": "maxmemory is reached: raise it, or use a separate server for locks",
     "LOADING": "it reads its data from disk: wait until it has",
     "BUSY": "it runs a long script: wait, or end it with SCRIPT KILL",
+    "UNKILLABLE": "it runs a long script that has written: wait, or end the server",
     "CLUSTERDOWN": "slots of the cluster have no primary: look at CLUSTER INFO",
     "TRYAGAIN": "the slot is being moved to another server: wait until it is",
     "UNBLOCKED": "the server became a replica: let the address lead to the primary",
@@ -75,3 +91,36 @@ def name_missing_right(error: BaseException) -> None:
     """Let an error about rights say which; in a script, Redis says its hash."""
     if "permissions to" in (text := str(error)) or "user executing the script" in text:
         error.args = (hints.missing_right(text),)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether ``error`` may pass by itself, so that a waiter should try again."""
+    return isinstance(error, OUTAGE) or bool(refusal(error))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server has answered, and refuses the call for now: nothing has run, and another
+    try costs no more than a round trip."""
+    return isinstance(error, NotReady) or bool(refusal(error))
+
+
+def is_unusable(error: BaseException) -> bool:
+    """Whether ``error`` comes from the server, its settings or this user's rights there, and not
+    from the data at a key."""
+    refused = isinstance(error, ResponseError) and "WRONGTYPE" not in str(error)
+    return refused or is_outage(error)
+
+
+def is_pool_exhausted(error: BaseException) -> bool:
+    """Whether ``error`` is about the pool and not about the server."""
+    return str(error).startswith(("Too many connections", "No connection available"))
+
+
+class NotReady(RedisConnectionError):
+    """The server refused a call for as long as its caller waited for the reply: it runs a long
+    script, or moves the slot."""
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether ``error`` says that the server runs a long script and refuses all other calls."""
+    return refusal(error) == "BUSY"

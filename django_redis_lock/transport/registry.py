@@ -11,17 +11,18 @@ from redis.connection import ConnectionPool
 
 from ..extension import TOPOLOGIES, part
 from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
-from .address import is_cluster
+from .address import Client, is_cluster
 from .server import Server, disconnect_idle
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
 _by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
+_encoders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 #: Makes what takes the place of a server, while something does.
 _make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
 _registry = free_after_fork(Mutex())
 
 
-def server_of(client: Any) -> Server:
+def server_of(client: Client) -> Server:
     """The one ``Server`` of this process for the address that ``client`` talks to.
 
     Raises:
@@ -57,6 +58,16 @@ def server_of(client: Any) -> Server:
         return server
 
 
+def encoded(client: Client, text: str | bytes) -> bytes:
+    """``text`` in the encoding of ``client``, which makes a new encoder each time."""
+    pool = getattr(client, "connection_pool", client)
+    encoder = _encoders.get(pool)
+    if encoder is None:
+        encoder = _encoders[pool] = client.get_encoder()
+    data: bytes = encoder.encode(text)
+    return data
+
+
 def renew_pool(pool: Any) -> None:
     """A connection of redis-py's ``pool`` leads to a replica; see ``Server.renew``."""
     server = _by_pool.get(pool)
@@ -66,7 +77,7 @@ def renew_pool(pool: Any) -> None:
         server.renew()
 
 
-def check_for_tasks(client: Any) -> None:
+def check_for_tasks(client: Client) -> None:
     """Raises TypeError if ``client`` is one for threads, whose calls cannot be awaited."""
     pool = getattr(client, "connection_pool", None)
     if isinstance(pool, ConnectionPool) and not server_of(client).is_topology:

@@ -1,80 +1,26 @@
-"""Which errors of calls pass by themselves, and whether, where and when a call is sent again."""
+"""Whether, where and when a call is sent again after an error."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from redis.exceptions import AskError, ClusterError, MovedError, ResponseError
+from redis.exceptions import AskError, MovedError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..protocol import Call
+from ..steps import Step, Steps
 from .address import may_have_run, note_sent
-from .refusals import refusal
-from .server import CHECK_SECONDS, Server
-
-R = TypeVar("R")
-#: See ``execute.drive``.
-Steps = Generator[Any, Any, R]
-
-#: What an absent or restarting Redis, or one that moves slots, looks like; see ``refusals`` too.
-OUTAGE: tuple[type[Exception], ...] = (
-    RedisConnectionError,
-    RedisTimeoutError,
-    AskError,  # Slots that have moved, are being moved, or have no owner at this moment.
-    ClusterError,
-    OSError,
-)
-
-REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
+from .execute import REPORTED, Answer, first_patience
+from .refusals import NotReady, is_busy
+from .server import Server
 
 #: Seconds for which a call is retried whose keys have moved: a slot with few keys moves faster.
 REFUSED_FOR = 2.0
 #: The longest pause between two of these retries, in seconds.
 MAX_PAUSE_SECONDS = 0.2
-
-
-def is_outage(error: BaseException) -> bool:
-    """Whether ``error`` may pass by itself, so that a waiter should try again."""
-    return isinstance(error, OUTAGE) or bool(refusal(error))
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether the server has answered, and refuses the call for now: nothing has run, and another
-    try costs no more than a round trip."""
-    return isinstance(error, NotReady) or bool(refusal(error))
-
-
-def is_unusable(error: BaseException) -> bool:
-    """Whether ``error`` comes from the server, its settings or this user's rights there, and not
-    from the data at a key."""
-    refused = isinstance(error, ResponseError) and "WRONGTYPE" not in str(error)
-    return refused or is_outage(error)
-
-
-def is_pool_exhausted(error: BaseException) -> bool:
-    """Whether ``error`` is about the pool and not about the server."""
-    return str(error).startswith(("Too many connections", "No connection available"))
-
-
-class NotReady(RedisConnectionError):
-    """The server refused a call for as long as its caller waited for the reply: it runs a long
-    script, or moves the slot."""
-
-
-def is_busy(error: BaseException) -> bool:
-    """Whether ``error`` says that the server runs a long script and refuses all other calls."""
-    return refusal(error) == "BUSY"
-
-
-def first_patience(patience: float | None, timeout: float) -> float | None:
-    """The seconds out of ``patience`` that the first try of a call may take: its connection may
-    have been forgotten, and then there must be time for another. ``timeout``: the socket's."""
-    if patience is None or patience < 2 * CHECK_SECONDS:
-        return patience
-    return min(patience / 2, timeout)
 
 
 class RetryPolicy:
@@ -145,22 +91,15 @@ class RetryPolicy:
         return 0.0 if known else min(pause, until - now)
 
 
-class Answer(NamedTuple):
-    """What a script returned, and whether it may have run twice."""
-
-    value: Any
-    sent_twice: bool
-
-
 class Exchange(Protocol):
     """How calls reach the servers of a client; its methods are steps."""
 
     @property
     def server(self) -> Server: ...
-    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any: ...
-    def run_all(self, node: Server, calls: Sequence[Call]) -> Any: ...
-    def locate(self, keys: Sequence[bytes]) -> Any: ...
-    def sleep(self, seconds: float) -> Any: ...
+    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Step[Any]: ...
+    def run_all(self, node: Server, calls: Sequence[Call]) -> Step[list[Any]]: ...
+    def locate(self, keys: Sequence[bytes]) -> Step[Server]: ...
+    def sleep(self, seconds: float) -> Step[None]: ...
 
 
 def run_again(

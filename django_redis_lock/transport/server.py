@@ -91,8 +91,6 @@ class Server:
         _all.add(weakref.ref(self, _all.discard))
         #: See ``locking.records``.
         self.heartbeat: Any = None
-        #: See the keeper's ``Listener``.
-        self.listener: Any = None
         #: By their names, the scripts that take a grant and that the server knows.
         self.known_scripts: set[str] = set()
 

@@ -20,7 +20,8 @@ from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.execute import run_all
-from django_redis_lock.transport.retry import NotReady, RetryPolicy, is_outage
+from django_redis_lock.transport.refusals import NotReady, is_outage
+from django_redis_lock.transport.retry import RetryPolicy
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer

@@ -14,9 +14,9 @@ from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.contrib.redlock.votes import VOTE
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.ops.inventory import list_held
-from django_redis_lock.protocol import HELD, acquisition
+from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant
-from django_redis_lock.protocol.holder_scripts import RESET
+from django_redis_lock.protocol.holder_scripts import HELD, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, quorum_fence_key
 from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW
 from django_redis_lock.protocol.script import Call

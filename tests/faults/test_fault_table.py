@@ -31,6 +31,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import instant_loss, metrics
 from django_redis_lock.decorators import cached_page
 from django_redis_lock.exceptions import TooFewServers
+from django_redis_lock.extension import hooks
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
@@ -38,7 +39,6 @@ from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.ops.held_locks import held_locks
 from django_redis_lock.ops.inventory import list_held, listing
 from django_redis_lock.singleflight.scripts import TAKE_FLIGHT
-from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.faults import test_refusals as refusals
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
@@ -605,7 +605,7 @@ def world(
     # So long they bear a server that is busy; else the test would take longer, too.
     monkeypatch.setattr(metrics, "REPLY_TIMEOUT", 2.0)
     monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 2.0)
-    monkeypatch.setattr(Breaker, "limits", staticmethod(lambda: (2, 0.3)))
+    monkeypatch.setattr(hooks, "breaker_limits", lambda: (2, 0.3))
     options: dict[str, Any] = {"SOCKET_TIMEOUT": TIMEOUT, "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
     scheme = "redis"
     with Proxy(server) as proxy:

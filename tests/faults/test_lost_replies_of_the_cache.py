@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.protocol import flight_key
+from django_redis_lock.protocol.keys import flight_key
 from tests.faults.proxy import Proxy
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer

@@ -31,6 +31,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "extension": "the optional parts, and when they are loaded",
         "clock": "the time, which tests can move",
         "exceptions": "the errors; each carries the lock's name and holder",
+        "steps": "one algorithm for threads and for tasks: generators of steps",
         "process_tree": "all that a process has started: signals to it, and its end",
         "events": "what happens to locks and computations, and who listens",
         "threads": "what a forked child begins anew; work that must not delay its caller",
@@ -296,10 +297,36 @@ def test_a_module_imports_other_packages_by_their_face() -> None:
     }
 
 
-#: What optional parts may import besides a package's ``__init__``: they are made of what the core
-#: is made of.
-SECOND_FACES = {"protocol.lock_scripts", "protocol.holder_scripts", "protocol.script"}
-SECOND_FACES |= {"transport.address"}
+#: Faces besides a package's ``__init__``, each for one subject: the names of keys, the checks of
+#: arguments, what tasks use, which errors pass. And what optional parts are made of, as the core
+#: is.
+SECOND_FACES = {f"protocol.{name}" for name in ("keys", "validation", "owner")}
+SECOND_FACES |= {f"protocol.{name}" for name in ("lock_scripts", "holder_scripts", "script")}
+SECOND_FACES |= {f"transport.{name}" for name in ("refusals", "aio_client", "aio_connection")}
+SECOND_FACES |= {f"transport.{name}" for name in ("address", "execute", "registry")}
+SECOND_FACES |= {"transport.guarded_connection", "locking.questions"}
+
+
+#: The most names that a package may offer to the others of the core.
+MOST_NAMES = {"protocol": 40, "transport": 25}
+
+
+def test_faces_are_narrow_and_used() -> None:
+    core = [module for module in MODULES if FLOOR_OF[_package(module)] < ALWAYS_LOADED]
+    for face, most in MOST_NAMES.items():
+        offered = set(_offered(face))
+        imported = {name for module in core for name in imports_of(module)}
+        used = {name for name in offered if f"{PACKAGE}.{face}.{name}" in imported}
+        used |= {n for n in offered for m in core if f"{face}.{n}" in MODULES[m].read_text()}
+        assert len(offered) <= most
+        assert not offered - used, "only optional parts use these: not from the face"
+
+
+def _offered(face: str) -> list[str]:
+    """Also those that are imported when they are used."""
+    nodes = ast.walk(ast.parse(MODULES[face].read_text()))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return [name.name for node in imports for name in node.names if name.name == name.asname]
 
 
 def test_no_packages_import_each_other() -> None:

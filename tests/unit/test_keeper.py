@@ -44,7 +44,7 @@ class FakeServer:
         self.closed = 0
         self.links_closed = 0
         self.breaker = Breaker("nowhere")
-        self.heartbeat = self.listener = None
+        self.heartbeat = None
 
     def locate(self, keys: Any, patience: float) -> FakeServer:
         return self

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio.connection import Connection as AsyncConnection
 from redis.connection import Connection
 
-from django_redis_lock.transport import own_settings
+from django_redis_lock.transport.address import own_settings
 
 driver_info = pytest.importorskip(
     "redis.driver_info", reason="redis-py before 7.2 tells Redis no driver"

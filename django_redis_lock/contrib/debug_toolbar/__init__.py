@@ -19,7 +19,8 @@ from ... import events
 from ...clock import time
 from ...events import Subject
 from ...keeper import SentOnce, keeper
-from ...protocol import HELD, Call, HolderInfo
+from ...protocol import Call, HolderInfo
+from ...protocol.holder_scripts import HELD
 
 __all__ = ["LocksPanel"]
 

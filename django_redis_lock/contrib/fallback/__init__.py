@@ -20,22 +20,26 @@ from redis.exceptions import RedisError
 from ... import events
 from ...clock import time
 from ...events import FellBack
-from ...exceptions import LocalLockUnavailable, LockError, TooFewReplicas
+from ...exceptions import LockError, TooFewReplicas
 from ...extension import on_first_use
-from ...locking import AsyncLock, Hold, Lock, LockOperations
+from ...locking import AsyncLock, Before, Hold, Lock, LockOperations
+from ...locking.questions import Query
 from ...protocol import (
     AcquireRequest,
     Acquisition,
     HolderInfo,
     Owner,
-    check_policy,
     named_token,
     new_token,
     printable,
 )
-from ...threads import get_logger, may_log
-from ...transport import Steps, is_outage
-from .file_lock import LocalLock, held_locally, pauses, problem_of
+from ...protocol.owner import HeldReply
+from ...protocol.validation import check_policy
+from ...steps import Steps
+from ...threads import get_logger
+from ...transport import is_outage
+from .file_lock import LocalLock, held_locally, problem_of
+from .host import HostLock
 
 if TYPE_CHECKING:
     from .redlock import AsyncFallbackRedlock, FallbackRedlock
@@ -50,14 +54,11 @@ __all__ = [
 ]
 
 logger = get_logger("django_redis_lock.outage")
-lock_logger = get_logger("django_redis_lock.lock")
 
 #: For which a waiter tries to reach a Redis that went down, before it falls back.
 OUTAGE_PATIENCE_SECONDS = 3.0
 #: An acquisition of this host's lock that took longer had to wait.
 NO_WAIT_SECONDS = 0.05
-
-_logged_at: dict[Any, float] = {}
 
 
 class FallbackHold(Hold):
@@ -88,6 +89,12 @@ class Fallback(LockOperations):
         self._local_folder = local_folder
 
     @property
+    def _host(self) -> HostLock:
+        key = self.keys.lock
+        name = self.cache_key or key.decode(errors="backslashreplace")
+        return HostLock(key, name, self._servers, self._local_folder, self.asynchronous)
+
+    @property
     def degraded(self) -> str | None:
         hold = self.local.hold
         return hold.how if isinstance(hold, FallbackHold) and not hold.ended else None
@@ -103,7 +110,7 @@ class Fallback(LockOperations):
         hold = self.local.hold
         if hold is not None and not hold.is_valid:  # Its file lock is still held.
             self._release_file(self.local.file_lock)
-        file_lock = self._file_lock() if self.on_redis_down == "local" else None
+        file_lock = self._host.attempt() if self.on_redis_down == "local" else None
         try:
             return (yield from self._acquire_or_fall_back(request, wait, file_lock))
         except BaseException:
@@ -118,70 +125,60 @@ class Fallback(LockOperations):
             until = -math.inf
         while True:
             try:
-                if not (yield from super()._acquire_steps(request, wait)):
-                    return False
+                acquired = yield from super()._acquire_steps(request, wait)
             except BaseException as error:
                 self._abandon(request, error)  # Its caller knows the first round only.
                 request.may_hold.clear()
                 if not self._falls_back_on(error):
                     raise
-                fallback = self._fallback_hold()
-                if file_lock:  # Another round may have tried another place.
-                    file_lock.identity = self._identity()
-                if file_lock and not (yield from self._take_file(file_lock, fallback, until)):
-                    return False
-                self._fall_back(fallback, file_lock, error)
-                return True
-            if file_lock is None:
-                return True
-            hold, began = self.local.hold, time.monotonic()
-            file_lock.identity = self._identity(hold.keys.lock)
-            try:
-                if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
-                    try:
-                        yield from super()._release_steps()
-                    except (RedisError, OSError):
-                        self._leave_to_keeper()
-                    return False
-            except BaseException:
-                if self.local.hold is hold:  # Or another user of this handle has the lock by now.
-                    self._leave_to_keeper()
-                raise
-            if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
-                self.local.file_lock = file_lock
-                return True
-            file_lock.release()  # The lock in Redis expired during the wait for this host's.
+                return (yield from self._hold_without_redis(error, file_lock, until))
+            if not acquired or file_lock is None:
+                return acquired
+            on_host = yield from self._take_in_addition(file_lock, until)
+            if on_host is not None:
+                return on_host
             wait = wait and max(0.0, until - time.monotonic())
             # Not the waiter id of before, which the keeper may still have to unregister.
             waiter = b"" if wait == 0 else self._new_waiter()
             request = _with_new_token(request)._replace(waiter=waiter)
 
+    def _hold_without_redis(
+        self, error: BaseException, file_lock: LocalLock | None, until: float
+    ) -> Steps[bool]:
+        hold = self._fallback_hold()
+        if file_lock is not None:
+            file_lock.identity = self._host.identity()  # Another round may have tried another.
+            if not (yield from self._take_file(file_lock, hold, until)):
+                return False
+        self._fall_back(hold, file_lock, error)
+        return True
+
+    def _take_in_addition(self, file_lock: LocalLock, until: float) -> Steps[bool | None]:
+        """Take the lock of this host, too. None: the lock in Redis expired during the wait."""
+        hold, began = self.local.hold, time.monotonic()
+        assert hold is not None
+        file_lock.identity = self._host.identity(hold.keys.lock)
+        try:
+            if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
+                try:
+                    yield from super()._release_steps()
+                except (RedisError, OSError):
+                    self._leave_to_keeper()
+                return False
+        except BaseException:
+            if self.local.hold is hold:  # Or another user of this handle has the lock by now.
+                self._leave_to_keeper()
+            raise
+        if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
+            self.local.file_lock = file_lock
+            return True
+        file_lock.release()
+        return None
+
     def _take_file(
         self, file_lock: LocalLock, hold: Hold, until: float, *, in_addition: bool = False
     ) -> Steps[bool]:
-        """Its release signals nothing, so this polls."""
-        tries = pauses(until)
-        while True:
-            try:
-                if file_lock.try_acquire(hold.owner(), in_addition):
-                    return True
-                if in_addition and file_lock.is_in_addition():
-                    return True  # Its holder has lost the lock in Redis, which this caller holds.
-            except LocalLockUnavailable as error:
-                if not in_addition:
-                    raise
-                self._note_unavailable(error)
-                return True
-            pause = next(tries, None)
-            if pause is None:
-                return False
-            yield time.sleep(pause) if self._loop() is None else time.asleep(pause)
-
-    def _note_unavailable(self, error: LocalLockUnavailable) -> None:
-        cause: Any = error.__cause__
-        if may_log((cause.errno, cause.strerror, self._local_folder), _logged_at):
-            words = "The lock %(lock)s is in Redis only, and fails in an outage: %(error)s"
-            lock_logger.warning(words, {"lock": printable(self.keys.lock), "error": error})
+        return self._host.take(file_lock, hold.owner(), until, in_addition)
 
     def _request(self, *args: Any) -> tuple[AcquireRequest, float | None]:
         request, wait = super()._request(*args)
@@ -197,15 +194,6 @@ class Fallback(LockOperations):
         if self.on_redis_down == "raise" or isinstance(error, TooFewReplicas):
             return False
         return is_outage(error)
-
-    def _file_lock(self) -> LocalLock:
-        shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
-        return LocalLock(self._identity(), shown, self._local_folder)
-
-    def _identity(self, key: bytes | None = None) -> bytes:
-        """Of this host's lock; of that for the ``key`` of a place in Redis."""
-        servers = ",".join(sorted(server.breaker.server for server in self._servers))
-        return b"%b\0%b" % (servers.encode(), key or self.keys.lock)
 
     def _fallback_hold(self) -> FallbackHold:
         hold = FallbackHold(None, label=self.label)
@@ -225,8 +213,10 @@ class Fallback(LockOperations):
         if first:
             local = hold.how == "local"
             how = "is held on this host only" if local else "is skipped, its code runs unlocked"
-            about = {"lock": printable(self.keys.lock), "error": error}
-            logger.error(f"Redis is down; the lock %(lock)s {how} (%(error)s)", about)
+            logger.error(
+                f"Redis is down; the lock %(lock)s {how} (%(error)s)",
+                {"lock": printable(self.keys.lock), "error": error},
+            )
 
     # -- releasing ---------------------------------------------------------------------------
 
@@ -241,7 +231,8 @@ class Fallback(LockOperations):
             self._release_file(file_lock)
 
     def _end_fallback(self) -> None:
-        self.local.hold.end()
+        if self.local.hold is not None:
+            self.local.hold.end()
         self.local.token = self.local.entry = None
         self._release_file(self.local.file_lock)
 
@@ -255,7 +246,7 @@ class Fallback(LockOperations):
             super()._hand_to_keeper()
             self._release_file(self.local.file_lock)
 
-    def _undo(self, before: tuple[Any, Any, Any]) -> None:
+    def _undo(self, before: Before) -> None:
         hold: Hold | None = self.local.hold
         if hold is not None and hold is not before[1] and hold.by_this_thread:
             self._release_file(self.local.file_lock)
@@ -280,39 +271,33 @@ class Fallback(LockOperations):
             return True
         return (yield from super()._change_steps(verb, seconds, replace))
 
-    def _owned_steps(self) -> Steps[bool]:
-        return self.degraded is not None or (yield from super()._owned_steps())
+    def _owned_query(self) -> Query[bool]:
+        return super()._owned_query() if self.degraded is None else Query(None, lambda _: True)
 
-    def _holders_steps(self) -> Steps[list[HolderInfo]]:
-        away = False
-        try:
-            if not self.degraded and (found := (yield from super()._holders_steps())):
-                return found
-        except Exception as error:
+    def _holders_query(self) -> Query[list[HolderInfo]]:
+        def without_redis(error: Exception) -> list[HolderInfo]:
             if self.on_redis_down != "local" or not is_outage(error):
-                raise
-            away = True
-        held = self._held_on_host(away=away)
-        return [] if held is None else [held]
+                raise error
+            return self._held_on_host(away=True)
 
-    def _held_on_host(self, *, away: bool = False) -> HolderInfo | None:
+        if self.degraded:
+            return Query(None, lambda _: self._held_on_host())
+        in_redis = super()._holders_query()
+        in_either = in_redis.then(lambda holders: holders or self._held_on_host())
+        return in_either.or_else(without_redis)
+
+    def _held_on_host(self, *, away: bool = False) -> list[HolderInfo]:
         """The holder of this host's lock who has none in Redis; while Redis is ``away``, any."""
         hold = self.local.hold
         owner = hold.owner() if self.degraded and hold is not None else None
         if owner is None and self.on_redis_down == "local":
-            file_lock = self._file_lock()
-            try:
-                owner = file_lock.holder() if away or not file_lock.is_in_addition() else None
-            except LocalLockUnavailable as error:
-                if away:
-                    raise
-                self._note_unavailable(error)
+            owner = self._host.holder(away=away)
         if owner is None:
-            return None
-        held = HolderInfo([b"", -1, [], 0, 0])
+            return []
+        held = HolderInfo(HeldReply(b"", -1, (), 0, 0))
         held.owner, held.resting = owner, False
         held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
-        return held
+        return [held]
 
 
 class FallbackLock(Fallback, Lock):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..redlock import AsyncRedlock, Redlock
-from . import AsyncFallbackLock, FallbackLock
+from . import Fallback
 
 
-class FallbackRedlock(FallbackLock, Redlock):
+class FallbackRedlock(Fallback, Redlock):
     """``Redlock`` with a fallback for outages."""
 
 
-class AsyncFallbackRedlock(AsyncFallbackLock, AsyncRedlock):
+class AsyncFallbackRedlock(Fallback, AsyncRedlock):
     """``AsyncRedlock`` with a fallback for outages."""

@@ -14,7 +14,7 @@ from django_redis.client import DefaultClient
 from ...cache import BACKEND, RedisCache
 from ...extension import part
 from ...locking import Lock
-from ...protocol import check_name_in_cache
+from ...protocol.validation import check_name_in_cache
 from .memory import Database as Database
 from .memory import client_of as client_of
 from .memory import databases as databases

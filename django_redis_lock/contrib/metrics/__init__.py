@@ -16,7 +16,8 @@ from typing import Any
 from ... import events
 from ...cache import lock_cache
 from ...events import group_of
-from ...protocol import FIGURES, Call, as_bytes, script
+from ...protocol import Call, as_bytes, script
+from ...protocol.keys import FIGURES
 from ...transport import run, server_of
 from .collecting import Metrics, name_of
 from .figures import (

@@ -19,10 +19,12 @@ from ...clock import time
 from ...conf import Conf
 from ...events import MAX_CACHED_LENGTH, Subject
 from ...keeper import Job, finish, keeper
-from ...protocol import FIGURES, Call, printable, script
+from ...protocol import Call, printable, script
+from ...protocol.keys import FIGURES
 from ...threads import Mutex, after_fork, get_logger
-from ...transport import Server, is_outage, own_settings
+from ...transport import Server, is_outage
 from ...transport import pack as pack_call
+from ...transport.address import own_settings
 from . import figures as at
 from .figures import OTHER, PERIODS, Distribution, add, new, pack
 

@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from django.middleware.cache import CacheMiddleware
 
 from ...cache import value_cache
-from ...transport import Steps, adrive, drive
+from ...steps import Steps, adrive, drive
 from .responses import Conditions as Conditions
 from .responses import conditional, is_unrendered
 from .visit import Visit

@@ -16,7 +16,7 @@ from django.utils.http import parse_http_date_safe
 from ...clock import time
 from ...keeper import keeper
 from ...singleflight import Postponed, Runner
-from ...transport import Steps
+from ...steps import Steps
 
 #: What a client makes its request depend on. A page that others get is computed without it.
 _CONDITIONS = (

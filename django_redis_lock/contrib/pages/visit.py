@@ -24,10 +24,11 @@ from redis.exceptions import RedisError
 from ...cache import MISSING, value_cache
 from ...conf import GetOrSetOptions
 from ...events import RefreshFailed
-from ...protocol import Call, as_bytes, flight_key, script
+from ...protocol import Call, as_bytes, script
+from ...protocol.keys import flight_key
 from ...singleflight import Postponed, computing, innermost_flight
+from ...steps import Steps, adrive, drive
 from ...threads import get_logger
-from ...transport import Steps, adrive, drive
 from .responses import (
     Conditions,
     NotThePage,

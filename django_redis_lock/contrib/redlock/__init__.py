@@ -20,23 +20,12 @@ from ...clock import real_time, time
 from ...locking import AsyncLock, Lock
 from ...protocol import Call
 from ...threads import ThreadEvent, start
-from ...transport import (
-    Answer,
-    RawConnection,
-    Server,
-    admitted,
-    arun,
-    has_idle_connection,
-    is_misdirected,
-    note_sent,
-    pack,
-    probe_seconds,
-    readable,
-    receive,
-    send,
-    server_of,
-    wait_awake,
-)
+from ...transport import Answer, Client, RawConnection, Server, note_sent, pack, readable, server_of
+from ...transport.address import probe_seconds
+from ...transport.aio_client import arun, has_idle_connection
+from ...transport.aio_connection import wait_awake
+from ...transport.execute import admitted, receive, send
+from ...transport.refusals import is_misdirected
 from .base import Quorum
 
 __all__ = ["AsyncRedlock", "Redlock"]
@@ -70,9 +59,8 @@ class Redlock(Lock, Quorum):
         return ask(self._servers, calls, patience)
 
     def _run(self, call: Call) -> Answer:
-        sent_at = time.monotonic()
-        answers = self._ask_servers(self._calls(call), self.server_timeout)
-        return Answer(self._merge(call, answers, sent_at), sent_twice=False)
+        sent = time.monotonic(), self._ask_servers(self._calls(call), self.server_timeout)
+        return self._merge(call, *sent)
 
 
 class AsyncRedlock(AsyncLock, Quorum):
@@ -82,9 +70,8 @@ class AsyncRedlock(AsyncLock, Quorum):
         return await _aask(self.redis, calls, patience)
 
     async def _run(self, call: Call) -> Answer:
-        sent_at = time.monotonic()
-        answers = await self._ask_servers(self._calls(call), self.server_timeout)
-        return Answer(self._merge(call, answers, sent_at), sent_twice=False)
+        sent = time.monotonic(), self._ask_servers(self._calls(call), self.server_timeout)
+        return self._merge(call, sent[0], await sent[1])
 
 
 async def _aask(
@@ -108,7 +95,7 @@ async def _aask(
     return away | {p: _outcome(task, clients[p], patience) for p, task in asking.items()}
 
 
-def _outcome(task: asyncio.Task[Answer], client: Any, patience: float) -> Any:
+def _outcome(task: asyncio.Task[Answer], client: Client, patience: float) -> Any:
     if not task.cancelled():  # ``arun`` has told the breaker.
         return task.exception() or task.result().value
     error = RedisTimeoutError("Redis did not answer in time")

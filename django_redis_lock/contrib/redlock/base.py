@@ -1,4 +1,4 @@
-"""The algorithm of a lock on several servers, as generators of steps; see ``transport.drive``.
+"""The algorithm of a lock on several servers, as generators of steps; see ``steps``.
 
 A caller sends its request to all servers at once, and has the lock if more than half of them grant
 it. Otherwise it releases what it got from the servers after the first one that refused, keeps what
@@ -28,20 +28,23 @@ from ...locking import (
     TaskWaiter,
     ThreadWaiter,
     note_vanished,
+    questions,
 )
 from ...protocol import (
     EXTEND,
     LAST_TRY_SECONDS,
-    RELEASE,
     AcquireRequest,
     Call,
     Clock,
     HolderInfo,
-    check_seconds,
+    Taken,
     milliseconds,
     named_token,
 )
-from ...transport import Server, Steps, is_outage, may_have_run, server_of
+from ...protocol.lock_scripts import RELEASE
+from ...protocol.validation import check_seconds
+from ...steps import Steps
+from ...transport import Answer, Server, encoded, is_outage, may_have_run, server_of
 from .votes import (
     Ballot,
     QuorumAcquisition,
@@ -50,6 +53,7 @@ from .votes import (
     drift,
     majority,
     merged,
+    parse_vote,
     too_few,
     vote_call,
 )
@@ -101,7 +105,7 @@ class Election:
         if mine not in recorded:
             recorded.append(mine)
 
-    def vote(self, floor: int = 0) -> Steps[Any]:
+    def vote(self, floor: int = 0) -> Steps[Ballot]:
         self._record_token()
         request, limit = self.request, self._limit
         if request.deadline is not None:
@@ -110,14 +114,17 @@ class Election:
         call = vote_call(request.keys, *asked, floor or self._floor())
         sent_at = time.monotonic()
         answers = yield self._lock._ask_servers(dict.fromkeys(self._places, call), limit)
-        for place, answer in answers.items():
-            if not isinstance(answer, Exception):
-                _clocks[self._servers[place]] = Clock(int(answer[2]), sent_at)
-                if len(answer) > 3:
-                    note_vanished(self._servers[place], request.keys, answer[3], request.subject)
-            elif may_have_run(answer) or place in self._granted:
-                self._unanswered.add(place)
-        ballot = Ballot(len(self._places), self._places, answers, sent_at, request.lifetime)
+        votes = {p: parse_vote(answers[p], sent_at) for p in self._places if p in answers}
+        for place, vote in votes.items():
+            if isinstance(vote, Exception):
+                if may_have_run(vote) or place in self._granted:
+                    self._unanswered.add(place)
+                continue
+            server = self._servers[place]
+            _clocks[server] = vote.clock
+            if isinstance(vote, Taken) and vote.vanished is not None:
+                note_vanished(server, request.keys, vote.vanished, request.subject)
+        ballot = Ballot(len(self._places), votes, sent_at, request.lifetime)
         self._granted = set(ballot.fences)
         for place, fence in ballot.fences.items():
             _fences[self._servers[place]] = fence
@@ -134,7 +141,7 @@ class Election:
         last = max((_fences.get(s, 0) for s in self._servers), default=0)
         return last + 1 if ahead <= last < ahead + FENCE_LEAD_MICROSECONDS else ahead
 
-    def queue(self, gate: int) -> Steps[Any]:
+    def queue(self, gate: int) -> Steps[bool]:
         """Wait in the queue of the server at ``gate``; False at the deadline."""
         self._record_token()
         try:
@@ -148,7 +155,7 @@ class Election:
             self._granted.add(gate)
         return granted
 
-    def give_back(self, gate: int | None = None) -> Steps[Any]:
+    def give_back(self, gate: int | None = None) -> Steps[None]:
         """Release what the servers granted: all of it, or only from ``gate`` on."""
         begin = 0 if gate is None else self._places.index(gate)
         yield from self._release(self._places[begin:])
@@ -163,7 +170,7 @@ class Election:
         elif gate is None:
             self.request.may_hold.clear()
 
-    def _release(self, places: Sequence[int]) -> Steps[Any]:
+    def _release(self, places: Sequence[int]) -> Steps[None]:
         calls = {place: self._back for place in places if place in self._granted}
         self._granted.difference_update(calls)
         if calls:
@@ -231,8 +238,7 @@ class Quorum(LockOperations):
         return tuple(server_of(client) for client in self.redis)
 
     def _encode(self, value: str | bytes) -> bytes:
-        encoded: bytes = self.redis[0].get_encoder().encode(value)
-        return encoded
+        return encoded(self.redis[0], value)
 
     def _server(self) -> Server:
         """The server that stores the metrics: the first one."""
@@ -251,7 +257,9 @@ class Quorum(LockOperations):
     def _new_waiter(self) -> bytes:
         return b""  # It waits with another id on each server.
 
-    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:
+    def _obtain(
+        self, request: AcquireRequest, wait: float | None
+    ) -> Steps[QuorumAcquisition | None]:
         """Raises TooFewServers after the first round, or at the end of the wait."""
         election = Election(self, request._replace(outage_patience=0.0))
         pause, contended = FIRST_PAUSE_SECONDS, False
@@ -296,29 +304,29 @@ class Quorum(LockOperations):
 
     # -- other methods ------------------------------------------------------------------------
 
-    def _reset_steps(self) -> Steps[Any]:
+    def _reset_steps(self) -> Steps[bool]:
         """End the lock on each server, as ``Lock.reset`` does on one."""
-        question = self._held_call()
-        answers = yield self._ask_servers(self._calls(question), self.server_timeout)
+        call = questions.held_call(self)
+        answers = yield self._ask_servers(self._calls(call), self.server_timeout)
         held = {p: a for p, a in answers.items() if a and not isinstance(a, Exception)}
         order = [p for p in reversed(self._order()) if p in held]
-        resets = {p: self._reset_call(HolderInfo(held[p])) for p in order}
+        resets = {p: questions.reset_call_of(self, HolderInfo(held[p])) for p in order}
         ended = (yield self._ask_servers(resets, self.server_timeout)) if resets else {}
-        found = merged(question, answers, len(self.redis), self._shown)
+        holder = merged(call, answers, len(self.redis), self._shown)
         away = {p: a for p, a in {**answers, **ended}.items() if isinstance(a, Exception)}
         if len(away) > len(self.redis) - majority(len(self.redis)):
             raise too_few(away, len(self.redis), self._shown)
-        return found is not None
+        return holder is not None
 
     def _calls(self, call: Call) -> dict[int, Call]:
         """Sends to the first in order last: a waiter there then finds the others released."""
         return dict.fromkeys(reversed(self._order()), call)
 
-    def _merge(self, call: Call, answers: Mapping[int, Any], sent_at: float) -> Any:
+    def _merge(self, call: Call, sent_at: float, answers: Mapping[int, Any]) -> Answer:
         if call.script is RELEASE:
             self._release_later((p for p, a in answers.items() if isinstance(a, Exception)), call)
-        hold: QuorumHold | None = self.local.hold
-        if call.script is EXTEND and hold is not None:
+        hold = self.local.hold
+        if call.script is EXTEND and isinstance(hold, QuorumHold):
             _, amount, replace, *_ = call.args
             lifetime = int(amount) / 1000
             for place, answer in answers.items():
@@ -327,7 +335,7 @@ class Quorum(LockOperations):
                 begins = sent_at if replace == "1" else hold.votes[place]
                 until = begins + lifetime - drift(lifetime)
                 hold.vote(place, until if int(answer) > 0 else -math.inf, sent_at)
-        return merged(call, answers, len(self.redis), self._shown)
+        return Answer(merged(call, answers, len(self.redis), self._shown), sent_twice=False)
 
     def _release_later(self, places: Iterable[int], release: Call) -> None:
         servers = self._servers
@@ -342,7 +350,8 @@ class Quorum(LockOperations):
         return Renewals(hold, *jobs)
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
-        self.local.renewal.reschedule(asked_at)
+        if self.local.renewal is not None:
+            self.local.renewal.reschedule(asked_at)
 
     def _hand_over(self, release: Call) -> None:
         self._release_later(range(len(self.redis)), release)

@@ -18,18 +18,21 @@ from ...keeper import keeper
 from ...locking import WHY, Hold, Renewal
 from ...protocol import (
     EXTEND,
-    HEARTBEATS,
-    HELD,
-    MAX_FENCE,
     Acquisition,
     Call,
+    Extended,
     LockKeys,
+    Refused,
+    Taken,
     as_bytes,
-    bounded,
     fingerprint,
-    quorum_fence_key,
+    parse_acquire,
+    parse_renew,
     script,
 )
+from ...protocol.holder_scripts import HEARTBEATS, HELD
+from ...protocol.keys import quorum_fence_key
+from ...protocol.owner import MAX_FENCE, HeldReply, bounded
 from ...threads import get_logger
 from ...transport import Server, is_refusal
 
@@ -60,6 +63,14 @@ def vote_call(keys: LockKeys, token: bytes, lifetime: int, attempt: bytes, floor
     return Call(VOTE, (*keys, quorum_fence_key(keys.lock)), (token, lifetime, attempt, floor))
 
 
+#: What one server has replied, or the error of the call.
+Vote = Taken | Refused | Exception
+
+
+def parse_vote(reply: Any, sent_at: float) -> Vote:
+    return reply if isinstance(reply, Exception) else parse_acquire(reply, sent_at)
+
+
 def majority(servers: int) -> int:
     return servers // 2 + 1
 
@@ -77,24 +88,18 @@ class QuorumAcquisition(Acquisition):
 
 
 class Ballot:
-    """The replies to one round of VOTE, or errors, by place. ``order``: of the places, in which all
-    callers wait for them."""
+    """One round of VOTE: the replies or errors by place, in the order in which all callers wait for
+    the places."""
 
     def __init__(
-        self,
-        servers: int,
-        order: Sequence[int],
-        answers: Mapping[int, Any],
-        sent_at: float,
-        lifetime: float | None,
+        self, servers: int, votes: Mapping[int, Vote], sent_at: float, lifetime: float | None
     ) -> None:
-        replies = {p: answers[p] for p in order if not isinstance(answers[p], Exception)}
         #: Of the servers that granted the lock.
-        self.fences = {p: int(reply[1]) for p, reply in replies.items() if reply[0]}
-        self.refused = [p for p, reply in replies.items() if not reply[0]]
-        self.errors = {p: e for p, e in answers.items() if isinstance(e, Exception)}
+        self.fences = {p: vote.fence for p, vote in votes.items() if isinstance(vote, Taken)}
+        self.refused = [p for p, vote in votes.items() if isinstance(vote, Refused)]
+        self.errors = {p: vote for p, vote in votes.items() if isinstance(vote, Exception)}
         self._needed = majority(servers)
-        self._first = next(iter(replies), None)
+        self._first = next((p for p in votes if p not in self.errors), None)
         whole = math.inf if lifetime is None else lifetime
         self.sent_at = sent_at
         self.deadline = sent_at + whole - drift(whole)
@@ -183,11 +188,13 @@ class VotedRenewal(Renewal):
             super().answered(value, sent_at)
             return
         hold, early = self.hold, sent_at < self.hold.votes[self._place]
+        until: float | None = None  # It does not hold the lock.
         if self._requesting_vote:
-            left = (hold.lifetime or math.inf) * 1000 if int(value[0]) else -2.0
-        else:
-            left = math.inf if int(value) == -1 else float(value)
-        if left < 0:
+            if isinstance(parse_acquire(value, sent_at), Taken):
+                until = sent_at + (hold.lifetime or math.inf)
+        elif (renewed := parse_renew(value, sent_at)) is not None:
+            until = renewed.until
+        if until is None:
             self.named = False
             if self._requesting_vote or hold.votes[self._place] > -math.inf:
                 self._votes_again_at = sent_at + self._interval
@@ -196,7 +203,7 @@ class VotedRenewal(Renewal):
                 self._ask_why(early)
                 return
         else:
-            hold.vote(self._place, sent_at + left / 1000 - drift(left / 1000), sent_at)
+            hold.vote(self._place, until - drift(until - sent_at), sent_at)
             if hold.ended and self._requesting_vote:
                 # The vote has arrived after the release.
                 keeper().add(hold.deferred_release(self.server, 2.0))
@@ -232,23 +239,25 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
     if call.script is WHY:  # A forced release is recorded on those that had the lock.
         return next((reply for reply in replies if b'"reset"' in as_bytes(reply[0])), replies[0])
     if call.script is EXTEND:
-        return next((n for n in (1, -1) if sum(int(r) == n for r in replies) >= needed), 0)
+        outcomes = Extended.DONE, Extended.NO_LIFETIME
+        return next((n for n in outcomes if replies.count(n) >= needed), Extended.NOT_OWNED)
     # A release: a server that is down has not refused it.
-    return int(sum(not int(reply) for reply in replies) < needed)
+    return int(sum(not reply for reply in replies) < needed)
 
 
-def _held(replies: Sequence[Any], needed: int) -> Any:
+def _held(replies: Sequence[Any], needed: int) -> HeldReply | None:
     """The reply to HELD about the holder that a majority names."""
-    by_token: dict[bytes, list[Any]] = {}
+    by_token: dict[bytes, list[HeldReply]] = {}
     for reply in replies:
         if reply is not None:
-            by_token.setdefault(as_bytes(reply[0]), []).append(reply)
+            held = HeldReply(*reply)
+            by_token.setdefault(as_bytes(held.token), []).append(held)
     for token, of_it in by_token.items():
         if len(of_it) >= needed:
-            lives = sorted(math.inf if int(r[1]) < 0 else int(r[1]) for r in of_it)[-needed]
+            ends = sorted(math.inf if held.pttl < 0 else held.pttl for held in of_it)[-needed]
             id = fingerprint(token).encode()
-            described = next((r for r in of_it if id in map(as_bytes, r[2])), of_it[0])
-            return [token, -1 if math.isinf(lives) else lives, described[2], described[3]]
+            described = next((r for r in of_it if id in map(as_bytes, r.fields)), of_it[0])
+            return described._replace(token=token, pttl=-1 if math.isinf(ends) else int(ends))
     return None
 
 

@@ -8,7 +8,8 @@ wait for each other, and each caller waits in each queue twice at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -16,27 +17,24 @@ from redis.exceptions import RedisError
 
 from ...clock import time
 from ...exceptions import LockError
-from ...locking import AsyncLock, Lock, LockOperations, note_vanished
-from ...protocol import (
-    AcquireRequest,
-    Acquisition,
-    Call,
-    HolderInfo,
-    check_names,
-    named_token,
-    slot_of,
+from ...locking import AsyncLock, Lock, LockOperations, questions
+from ...locking.questions import Query
+from ...protocol import AcquireRequest, Acquisition, Call, HolderInfo, named_token
+from ...protocol.keys import slot_of
+from ...protocol.validation import check_names
+from ...steps import Steps, adrive, drive
+from ...transport import NotReady, is_cluster, is_outage, is_refusal, run, server_of
+from ...transport.aio_client import arun
+from .members import (
+    ACQUIRE_ALL,
+    AllReply,
+    Asked,
+    MultiHold,
+    SeveralQueries,
+    member_class,
+    parse_acquire_all,
+    together,
 )
-from ...transport import (
-    NotReady,
-    Steps,
-    arun,
-    is_cluster,
-    is_outage,
-    is_refusal,
-    run,
-    server_of,
-)
-from .members import ACQUIRE_ALL, MultiHold, member_class, together
 
 #: Options of a lock with a fallback only; and those of the whole, which no single name has.
 OF_A_FALLBACK = ("on_redis_down", "local_folder")
@@ -144,58 +142,73 @@ class SeveralNames(LockOperations):
         self, request: AcquireRequest, wait: float | None, held: list[Any]
     ) -> Steps[bool]:
         """Take all, and add them to ``held``; False if the wait has ended."""
-        asked_at, contended = time.monotonic(), False
+        began, contended = time.monotonic(), False
         while len(held) < len(self.members):
             waits = wait != 0 and (not contended or request.left() > 0)
-            waiter = self._new_waiter() if waits else b""
-            asked = request._replace(token=named_token(), waiter=waiter)
             rest = [member for member in self.members if member not in held]
-            mine = [self._asked_for(member, asked, request) for member in rest]
-            sent_at = time.monotonic()
-            try:
-                call = _acquire_all(mine, keep=contended)
-                first, *replies = yield self._send(call, request.patience())
-            except Exception as error:
-                if not waits or not _passes(error, contended, wait):
-                    raise
-                self._abandon(request._replace(may_hold=request.may_hold[-len(mine) :]), error)
-                # It waits for the first, through the outage.
-                mine[0] = self._asked_for(rest[0], request._replace(token=named_token()), request)
-                first, replies, refusal = 1, [], None
-            else:
-                refusal = (replies[-1], sent_at)
-            begin = first - 1 if first and not contended else 0
-            for place, reply in enumerate(replies, begin):
-                if reply[0]:
-                    acquired = self._acquired(mine[place], reply, sent_at)
-                    self._note(rest[place], acquired._replace(contended=contended), asked_at, held)
-            if not first:
+            asked = self._ask_for(rest, request, waits)
+            passes = partial(_passes, contended=contended, wait=wait)
+            reply = yield from self._send_all(asked, request, contended, passes if waits else None)
+            for (member, mine), taken in zip(asked, reply.taken, strict=False):
+                member._note_vanished(taken)
+                self._note(member, mine.acquired(taken, contended), began, held)
+            if reply.gate is None:
                 break
-            gate = rest[first - 1]
-            gate._on_contended(waits)
-            behind = [member for member in held if member.keys.lock > gate.keys.lock]
-            yield from self._give_up(behind)
-            held[:] = [member for member in held if member not in behind]
-            granted = None
-            if waits:
-                granted = yield gate._wait(mine[first - 1].with_margin(sent_at), refusal)
-            if granted is None:
-                gate._emit_timed_out(asked_at, waits)
+            if not (yield from self._wait_at(asked[reply.gate], reply, waits, began, held)):
                 return False
-            self._note(gate, granted, asked_at, held)
             contended = True
         return True
 
-    def _asked_for(self, member: Any, asked: AcquireRequest, to: AcquireRequest) -> AcquireRequest:
-        mine = [(asked.token, b"")]
-        asked = asked._replace(keys=member.keys, subject=member.subject, may_hold=mine)
-        self._note_request(member, asked, to)
-        return asked
+    def _ask_for(self, members: Sequence[Any], request: AcquireRequest, waits: bool) -> list[Asked]:
+        """All these ``members`` with one token."""
+        waiter = self._new_waiter() if waits else b""
+        one = request._replace(token=named_token(), waiter=waiter)
+        return [self._asked_for(member, one, request) for member in members]
 
-    def _acquired(self, asked: AcquireRequest, reply: Any, sent_at: float) -> Acquisition:
-        if len(reply) > 3:
-            note_vanished(server_of(self.redis), asked.keys, reply[3], asked.subject)
-        return asked.acquired(reply, sent_at)
+    def _asked_for(self, member: Any, one: AcquireRequest, to: AcquireRequest) -> Asked:
+        may_hold = [(one.token, b"")]
+        mine = one._replace(keys=member.keys, subject=member.subject, may_hold=may_hold)
+        self._note_request(member, mine, to)
+        return Asked(member, mine)
+
+    def _send_all(
+        self,
+        asked: list[Asked],
+        request: AcquireRequest,
+        keep: bool,
+        passes: Callable[[Exception], bool] | None,
+    ) -> Steps[AllReply]:
+        """``passes``: whether to wait through an error; None for a caller that does not wait."""
+        sent_at = time.monotonic()
+        try:
+            call = _acquire_all([mine for _, mine in asked], keep=keep)
+            return parse_acquire_all((yield self._send(call, request.patience())), sent_at)
+        except Exception as error:
+            if passes is None or not passes(error):
+                raise
+            self._abandon(request._replace(may_hold=request.may_hold[-len(asked) :]), error)
+            # It waits for the first, through the outage.
+            fresh = request._replace(token=named_token())
+            asked[0] = self._asked_for(asked[0].member, fresh, request)
+            return AllReply((), 0, None, sent_at)
+
+    def _wait_at(
+        self, gate: Asked, reply: AllReply, waits: bool, began: float, held: list[Any]
+    ) -> Steps[bool]:
+        """Wait for the name that is taken, while only those before it are held."""
+        member, mine = gate
+        member._on_contended(waits)
+        behind = [each for each in held if each.keys.lock > member.keys.lock]
+        yield from self._give_up(behind)
+        held[:] = [each for each in held if each not in behind]
+        granted = None
+        if waits:
+            granted = yield member._wait(mine.with_margin(reply.sent_at), reply.refused)
+        if granted is None:
+            member._emit_timed_out(began, waits)
+            return False
+        self._note(member, granted, began, held)
+        return True
 
     def _note(self, member: Any, acquired: Acquisition, asked_at: float, held: list[Any]) -> None:
         hold = member._start_renewal(acquired, member._new_renewals())
@@ -277,16 +290,19 @@ class SeveralNames(LockOperations):
         yield from self._together(*steps)
         return True
 
-    def _owned_steps(self) -> Steps[bool]:
+    def _owned_query(self) -> Query[bool]:
         if self.local.token is None:
-            return False
-        return all((yield from self._together(*(member._owned_steps() for member in self.members))))
+            return super()._owned_query()
+        return SeveralQueries([member._owned_query() for member in self.members], all)
 
-    def _holders_steps(self) -> Steps[list[HolderInfo]]:
+    def _holders_query(self) -> Query[list[HolderInfo]]:
+        queries = [questions.held(member) for member in self.members]
+        return SeveralQueries(queries, self._one_holder)
+
+    def _one_holder(self, holders: Sequence[HolderInfo | None]) -> list[HolderInfo]:
         """The holder of the first name that another holds, or else of the first that is held."""
-        found = yield from self._together(*(member._held_steps() for member in self.members))
         mine: HolderInfo | None = None
-        for member, held in zip(self.members, found, strict=True):
+        for member, held in zip(self.members, holders, strict=True):
             if held is not None:
                 held.name = member._shown
                 if held.token != member.local.token:
@@ -313,12 +329,22 @@ class MultiLock(SeveralNames, Lock):
     def _send(self, call: Call, patience: float | None) -> Any:
         return run(self.redis, call, patience=patience).value
 
+    def _reply_to(self, query: Query[Any]) -> Any:
+        if isinstance(query, SeveralQueries):
+            return drive(self._together(*query.all_steps()))
+        return super()._reply_to(query)
+
 
 class AsyncMultiLock(SeveralNames, AsyncLock):
     """``MultiLock`` for asyncio."""
 
     async def _send(self, call: Call, patience: float | None) -> Any:
         return (await arun(self.redis, call, patience=patience)).value
+
+    async def _reply_to(self, query: Query[Any]) -> Any:
+        if isinstance(query, SeveralQueries):
+            return await adrive(self._together(*query.all_steps()))
+        return await super()._reply_to(query)
 
 
 def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:

@@ -7,13 +7,27 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from ...keeper import keeper
 from ...locking import Hold, LockOperations
-from ...protocol import Call, Script, new_token, printable, release_call
+from ...locking.questions import Query
+from ...protocol import (
+    AcquireRequest,
+    Call,
+    Refused,
+    Script,
+    Taken,
+    new_token,
+    parse_acquire,
+    printable,
+    release_call,
+)
+from ...steps import Steps
 from ...threads import Mutex
-from ...transport import Answer, Server, Steps
+from ...transport import Answer, Server
+
+R = TypeVar("R")
 
 
 class MultiHold:
@@ -101,6 +115,34 @@ class Member(LockOperations):
         if hold is not None and hold.on_lost is None:  # The whole was not acquired.
             return release_call(self.keys, token, new_token(), self.grant_timeout)
         return super()._release_call(token)
+
+
+class Asked(NamedTuple):
+    """What one request to Redis asks for one of the names."""
+
+    member: Any
+    request: AcquireRequest
+
+
+class SeveralQueries(Query[R]):
+    """``queries`` of members, side by side. ``parse``: the answer, from theirs."""
+
+    __slots__ = ("_queries",)
+
+    def __init__(self, queries: Sequence[Query[Any]], parse: Callable[[Any], R]) -> None:
+        super().__init__(None, parse)
+        self._queries = queries
+
+    def all_steps(self) -> list[Steps[Any]]:
+        return [_query_steps(query) for query in self._queries]
+
+
+def _query_steps(query: Query[R]) -> Steps[R]:
+    try:
+        reply = None if query.call is None else (yield query.call).value
+    except Exception as error:
+        return query.after(error)
+    return query.parse(reply)
 
 
 @cache
@@ -234,3 +276,26 @@ return replies
 """,
     before=_VARIABLES,
 )
+
+
+class AllReply(NamedTuple):
+    """The reply to ACQUIRE_ALL.
+
+    Attributes:
+        taken: the locks that the caller has, in order, the first of them before all others.
+        gate: the number of the first that another holds, from 0; None if there is none.
+        refused: the reply about that one; None if there was no reply.
+    """
+
+    taken: Sequence[Taken]
+    gate: int | None
+    refused: Refused | None
+    sent_at: float
+
+
+def parse_acquire_all(reply: Sequence[Any], sent_at: float) -> AllReply:
+    first, *replies = reply
+    parsed = [parse_acquire(each, sent_at) for each in replies]
+    taken = [each for each in parsed if isinstance(each, Taken)]
+    refused = next((each for each in parsed if isinstance(each, Refused)), None)
+    return AllReply(taken, first - 1 if first else None, refused, sent_at)

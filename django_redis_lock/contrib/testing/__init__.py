@@ -27,7 +27,8 @@ from ...locking import Renewal
 from ...ops.inventory import list_held
 from ...singleflight import FlightRenewal, use_background
 from ...threads import InCaller, Mutex
-from ...transport import Server, server_of, standing_in
+from ...transport import Server, server_of
+from ...transport.registry import standing_in
 from .. import metrics
 from ..instant_loss import Subscription
 from ..locmem import TESTING, Database, client_of, databases

@@ -34,10 +34,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import real_time as time
-from ...protocol import SLOTS, index_key, slot_of
+from ...protocol.keys import SLOTS, index_key, slot_of
 from ...threads import free_after_fork, get_logger
-from ...transport import RawConnection, Server, is_misdirected, note_sent, pack_words
+from ...transport import RawConnection, Server, note_sent, pack_words
 from ...transport.address import Address, who, without_address
+from ...transport.refusals import is_misdirected
 
 logger = get_logger("django_redis_lock.topology")
 

@@ -20,7 +20,7 @@ from redis.exceptions import ClusterError, RedisClusterException, RedisError, Re
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ...threads import Mutex, after_fork, free_after_fork
-from ...transport import guard
+from ...transport.guarded_connection import guard
 
 __all__ = ["ClusterClient"]
 

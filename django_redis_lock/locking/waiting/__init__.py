@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .queue import unregister as unregister
     from .steps import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
     from .steps import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
-    from .steps import Refusal as Refusal
     from .tasks import TaskWaiter as TaskWaiter
     from .threads import ThreadWaiter as ThreadWaiter
 
@@ -23,7 +22,7 @@ __getattr__ = on_first_use(
     __name__,
     {
         "locking.waiting.queue": "unregister",
-        "locking.waiting.steps": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS Refusal",
+        "locking.waiting.steps": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS",
         "locking.waiting.tasks": "TaskWaiter",
         "locking.waiting.threads": "ThreadWaiter",
     },

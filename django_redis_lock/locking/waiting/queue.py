@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...clock import time
 from ...extension import OnUse
@@ -22,13 +22,22 @@ from ...protocol import (
     Call,
     Clock,
     Grant,
-    parse_acquire,
+    PendingLifetime,
+    Refused,
+    Taken,
     parse_grant,
+    parse_watch,
     waiter_id,
 )
+from ...steps import Step
 from ...threads import Mutex, after_fork, free_after_fork
-from ...transport import Server
+from ...transport import Client, Server
 from . import queues
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .steps import Waiter
 
 records = OnUse("locking.records")
 
@@ -46,6 +55,17 @@ class ReceivedGrant(NamedTuple):
     arrived_at: float
     call: Call
     until: float | None
+
+
+#: The reply to a blocking pop: the list and its element; None if an operator has ended the pop.
+PopReply = Sequence[bytes] | None
+
+
+class Turn(Protocol):
+    """An event for one waiter."""
+
+    def set(self) -> None: ...
+    def wait(self, seconds: float) -> Step[bool]: ...
 
 
 class WaitQueue:
@@ -68,26 +88,12 @@ class WaitQueue:
 
     connection: Any = None
 
-    #: The queue is empty: let its connection go.
-    end: Callable[[], None]
-    #: End the blocking pop from the keeper's thread, as if its connection had broken.
-    wake: Callable[[], None]
-
-    # What these return is a step: the result for threads, an awaitable for tasks.
-    #: Have a connection of this client for blocking pops, with nothing left to read on it.
-    connect: Callable[[Any], Any]
-    #: Send a blocking pop, the packed command.
-    begin_pop: Callable[[bytes], Any]
-    #: Whether the pop ends within so many seconds.
-    pop_ended: Callable[[float], Any]
-    #: What the pop has returned, after it ended; for tasks too not an awaitable.
-    reply: Callable[[], Any]
-    #: Send TAKE_GRANT; the ``PendingLifetime`` whose answer comes later.
-    extend: Callable[[Call, float], Any]
-    #: Close the connection.
-    disconnect: Callable[[], Any]
-
-    def __init__(self, server: Server, request: AcquireRequest, loop: Any = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        request: AcquireRequest,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.server = server
         self.request = request
         self.key = (server, request.keys.lock, loop, request.limit)
@@ -98,12 +104,44 @@ class WaitQueue:
         #: Whether Redis may know the id, so that it must be unregistered in the end.
         self._may_be_registered = bool(request.waiter)
         self.clock: Clock | None = None
-        self.waiters: deque[Any] = deque()
+        self.waiters: deque[Waiter] = deque()
         self._heartbeat: WaiterHeartbeat | None = None
+
+    def end(self) -> None:
+        """The queue is empty: let its connection go."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """End the blocking pop from the keeper's thread, as if its connection had broken."""
+        raise NotImplementedError
+
+    def connect(self, client: Client) -> Step[None]:
+        """Have a connection of this client for blocking pops, with nothing left to read on it."""
+        raise NotImplementedError
+
+    def begin_pop(self, command: bytes) -> Step[None]:
+        """Send a blocking pop, the packed command."""
+        raise NotImplementedError
+
+    def pop_ended(self, seconds: float) -> Step[bool]:
+        """Whether the pop ends within so many seconds."""
+        raise NotImplementedError
+
+    def reply(self) -> PopReply:
+        """What the pop has returned, after it ended."""
+        raise NotImplementedError
+
+    def extend(self, call: Call, until: float) -> Step[PendingLifetime]:
+        """Send TAKE_GRANT, whose reply comes later."""
+        raise NotImplementedError
+
+    def disconnect(self) -> Step[None]:
+        """Close the connection."""
+        raise NotImplementedError
 
     # -- members -----------------------------------------------------------------------------
 
-    def leave(self, waiter: Any) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """``waiter`` leaves. Called again, it completes what an interrupt has cut short."""
         with _mutex:
             if waiter in self.waiters:
@@ -115,13 +153,13 @@ class WaitQueue:
             self.dissolve()
         self.end()
 
-    def abandon(self, waiter: Any) -> None:
+    def abandon(self, waiter: Waiter) -> None:
         """As ``leave``, for a waiter that was interrupted at any point: the call that was to
         unregister the queue may not have been sent."""
         self._may_be_registered = self._may_be_registered or self.registered
         self.leave(waiter)
 
-    def is_led_by(self, waiter: Any) -> bool:
+    def is_led_by(self, waiter: Waiter) -> bool:
         """Whether ``waiter`` is the one that waits in Redis."""
         with _mutex:
             return bool(self.waiters) and self.waiters[0] is waiter
@@ -163,32 +201,19 @@ class WaitQueue:
         self._may_be_registered = True
         return request.acquire(self.id)
 
-    def on_acquire_reply(
-        self, request: AcquireRequest, reply: Any, sent_at: float
-    ) -> Acquisition | None:
-        """The answer to ACQUIRE: the lock, or None for a queue that is registered now."""
-        reply = parse_acquire(reply)
-        acquired = self.acquired(request, reply, sent_at)
-        if acquired is None:
-            self.refused(reply, sent_at)
-        return acquired
-
-    def refused(self, reply: Any, sent_at: float) -> None:
+    def refused(self, refused: Refused) -> None:
         """ACQUIRE, sent with this queue's id, has not got the lock: the queue is registered."""
-        _, pttl, server_us = reply
         self.registered = self._may_be_registered = True
         if self._heartbeat is None:
             self._heartbeat = WaiterHeartbeat(self)
-        self._heartbeat.due = self.next_look(int(pttl), Clock(int(server_us), sent_at))
+        self._heartbeat.due = self.next_look(refused.pttl, refused.clock)
         keeper().add(self._heartbeat)
 
-    def acquired(self, request: AcquireRequest, reply: Any, sent_at: float) -> Acquisition | None:
-        """The answer to ACQUIRE or LEAVE: the lock, if the call got it."""
-        if not reply[0]:
-            return None
-        if len(reply) > 3:
-            records.note_vanished(self.server, request.keys, reply[3], request.subject)
-        return request.acquired(reply, sent_at)._replace(contended=True)
+    def taken(self, request: AcquireRequest, taken: Taken) -> Acquisition:
+        """ACQUIRE or LEAVE has got the lock."""
+        if taken.vanished is not None:
+            records.note_vanished(self.server, request.keys, taken.vanished, request.subject)
+        return request.acquired(taken, contended=True)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
         """When the keeper looks at the lock again, in monotonic seconds: ``pttl`` is how long the
@@ -209,14 +234,14 @@ class WaitQueue:
         """Whether the lock is now on another server than the one where the first member waits."""
         return self.node is not None and self.server.seen_at(self.request.keys) is not self.node
 
-    def grant_in(self, reply: Any) -> Grant | None:
+    def grant_in(self, reply: PopReply) -> Grant | None:
         """The grant that the blocking pop has returned. None if LEAVE or an operator (CLIENT
         UNBLOCK) has ended the pop."""
         if reply is None or reply[0] != self.request.keys.grants:
             return None
         return parse_grant(reply[1])
 
-    def received(self, request: AcquireRequest, reply: Any) -> ReceivedGrant | None:
+    def received(self, request: AcquireRequest, reply: PopReply) -> ReceivedGrant | None:
         """What the blocking pop has returned: a grant, or None."""
         arrived_at = time.monotonic()
         (self.node or self.server).answered()
@@ -255,7 +280,7 @@ def _forget_queues() -> None:
     queues.clear()
 
 
-def join(waiter: Any, queue: WaitQueue, new_turn: Callable[[], Any]) -> None:
+def join(waiter: Waiter, queue: WaitQueue, new_turn: Callable[[], Turn]) -> None:
     """Add ``waiter`` at the end of the queue for the lock, which is ``queue`` if there is none."""
     with _mutex:
         waiter.queue = joined = queues.setdefault(queue.key, queue)
@@ -288,11 +313,11 @@ class WaiterHeartbeat(Job):
         return self._queue.request.watch(self._queue.id, len(self._queue.waiters))
 
     def answered(self, value: Any, sent_at: float) -> None:
-        pttl, server_us, untaken = map(int, value[:3])
+        pttl, clock, untaken, all_vanished = parse_watch(value, sent_at)
         request = self._queue.request
-        for vanished in value[3:]:
+        for vanished in all_vanished:
             records.note_vanished(self.server, request.keys, vanished, request.subject)
-        self.due = self._queue.next_look(pttl, Clock(server_us, sent_at))
+        self.due = self._queue.next_look(pttl, clock)
         self._queue.registered_again()
         # A grant is untaken although we wait: Redis does not know our blocking pop, because its
         # connection has died without a word. Only the second time in a row: it may be on its way.

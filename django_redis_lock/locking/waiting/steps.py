@@ -11,7 +11,6 @@ doubt whether a grant came first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
 from typing import Any
 
 from redis.exceptions import NoPermissionError
@@ -19,19 +18,25 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import time
 from ...keeper import DeferredRelease, keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable
+from ...protocol import (
+    LAST_TRY_SECONDS,
+    AcquireRequest,
+    Acquisition,
+    Call,
+    Refused,
+    Taken,
+    parse_acquire,
+    printable,
+)
+from ...steps import Step, Steps
 from ...threads import get_logger
-from ...transport import is_outage, may_have_run, note_sent, pack_words
-from .queue import WaitQueue, join
+from ...transport import Client, is_outage, may_have_run, note_sent, pack_words
+from .queue import PopReply, Turn, WaitQueue, join
 
 logger = get_logger("django_redis_lock.waiting")
 
 #: Pauses between attempts to reach a server that is away, in seconds.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
-
-#: The answer to an ACQUIRE that did not get the lock, and the monotonic time at which it was sent.
-Refusal = tuple[Any, float]
-Steps = Generator[Any, Any, Acquisition | None]
 
 
 class MayNotBlock(Exception):
@@ -46,26 +51,28 @@ class Waiter:
         turn: set when it is this member's turn; None for the first member of a new queue.
     """
 
-    turn: Any = None
+    turn: Turn | None = None
 
-    # What these return is a step: the result for threads, an awaitable for tasks.
-    #: What a call returns, within so many seconds.
-    _run: Callable[[Call, float | None], Any]
-    #: Let so many seconds pass.
-    _sleep: Callable[[float], Any]
-    #: An event for ``turn``; no step.
-    _new_turn: Callable[[], Any]
-
-    def __init__(self, client: Any, request: AcquireRequest, queue: WaitQueue) -> None:
+    def __init__(self, client: Client, request: AcquireRequest, queue: WaitQueue) -> None:
         self._client = client
         self._request = request
         #: Whether a blocking pop was sent, and what the last one has returned.
         self._popping = False
-        self._reply: Any = None
+        self._reply: PopReply = None
         #: Whether Redis may have carried out something that was not answered.
         self._unanswered = False
         self.queue = queue
         self.outage_patience = request.outage_patience
+
+    def _run(self, call: Call, patience: float | None) -> Step[Any]:
+        """What a call returns, within so many seconds."""
+        raise NotImplementedError
+
+    def _sleep(self, seconds: float) -> Step[None]:
+        raise NotImplementedError
+
+    def _new_turn(self) -> Turn:
+        raise NotImplementedError
 
     @property
     def _name(self) -> str:
@@ -73,27 +80,30 @@ class Waiter:
 
     # -- steps -------------------------------------------------------------------------------
 
-    def _wait(self, refusal: Refusal | None) -> Steps:
+    def _wait(self, refused: Refused | None) -> Steps[Acquisition | None]:
         """Join the queue and wait until the lock is ours, or until the request's deadline."""
         mine = self.queue
         join(self, mine, self._new_turn)
-        if refusal is not None and self.queue is mine:
-            mine.refused(*refusal)
+        if refused is not None and self.queue is mine:
+            mine.refused(refused)
         turn = self.turn
         while turn is not None and not (yield turn.wait(self._request.left())):
             if self._request.deadline is not None:
                 return None
         return (yield from self._wait_through_outages())
 
-    def _acquire_or_register(self) -> Steps:
+    def _acquire_or_register(self) -> Steps[Acquisition | None]:
         """Take the lock if it is free, else register the queue."""
         sent_at = time.monotonic()
         call, patience = self.queue.acquire_call(self._request), self._request.patience()
-        reply = yield self._run(call, patience)
+        reply = parse_acquire((yield self._run(call, patience)), sent_at)
         self._request = self._request.with_margin(sent_at)
-        return self.queue.on_acquire_reply(self._request, reply, sent_at)
+        if isinstance(reply, Taken):
+            return self.queue.taken(self._request, reply)
+        self.queue.refused(reply)
+        return None
 
-    def _wait_through_outages(self) -> Steps:
+    def _wait_through_outages(self) -> Steps[Acquisition | None]:
         queue = self.queue
         pause, away_since = FIRST_PAUSE_SECONDS, math.inf
         while True:
@@ -127,7 +137,7 @@ class Waiter:
                 yield self._sleep(min(pause, self._request.left()))
                 pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
-    def _wait_in_redis(self) -> Steps:
+    def _wait_in_redis(self) -> Steps[Acquisition | None]:
         request, queue = self._request, self.queue
         yield queue.connect(self._client)
         while True:
@@ -142,7 +152,7 @@ class Waiter:
             if acquired is not None:
                 return acquired
 
-    def _poll(self) -> Steps:
+    def _poll(self) -> Steps[Acquisition | None]:
         """Wait without a blocking pop, which this Redis user may not use."""
         while (left := self._request.left()) > 0:
             yield self._sleep(min(self._request.sleep, left))
@@ -150,7 +160,7 @@ class Waiter:
                 return acquired
         return None
 
-    def _take_grant(self) -> Steps:
+    def _take_grant(self) -> Steps[Acquisition | None]:
         """What the pop has returned: the lock, or None (it was ended, or its grant is over)."""
         request, queue = self._request, self.queue
         try:
@@ -162,7 +172,7 @@ class Waiter:
         if received is None:
             return None
         grant = received.grant
-        tokens: list[Any] = [(grant.token, b"", grant.place)]
+        tokens = [(grant.token, b"", grant.place)]
         if request.chosen and grant.place > request.limit:  # ACQUIRE does not find it there.
             tokens.append((request.token, request.attempt, grant.place))
         request.may_hold.extend(tokens)
@@ -180,7 +190,7 @@ class Waiter:
             raise
         return queue.confirmed(request, received, until)
 
-    def _last_try(self) -> Steps:
+    def _last_try(self) -> Steps[Acquisition | None]:
         queue, sent_at = self.queue, time.monotonic()
         leave = self._request.leave(queue.id_to_unregister(), try_again=True)
         try:
@@ -191,7 +201,8 @@ class Waiter:
             queue.registered_again()
             yield queue.disconnect()
             return None
-        acquired = queue.acquired(self._request, reply, sent_at)
+        taken = parse_acquire(reply, sent_at)
+        acquired = queue.taken(self._request, taken) if isinstance(taken, Taken) else None
         if not (yield queue.pop_ended(LAST_TRY_SECONDS)):
             yield queue.disconnect()  # Dead without a word; a grant lost on it ends by itself.
             return acquired
@@ -203,7 +214,7 @@ class Waiter:
 
     # -- what must be released ---------------------------------------------------------------
 
-    def give_back(self, reply: Any) -> None:
+    def give_back(self, reply: PopReply) -> None:
         """Release the grant that a pop has returned in ``reply``, if it has."""
         if (grant := self.queue.grant_in(reply)) is not None:
             self._give_back(grant.token, b"", grant.place)

@@ -14,11 +14,14 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
 from ...keeper import keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused, printable
+from ...steps import adrive
 from ...threads import get_logger
-from ...transport import AsyncRawConnection, aconnect, adrive, arun, in_background, pack, server_of
-from .queue import WaitQueue
-from .steps import Refusal, Waiter
+from ...transport import Client, in_background, pack, server_of
+from ...transport.aio_client import aconnect, arun
+from ...transport.aio_connection import AsyncRawConnection
+from .queue import PopReply, WaitQueue
+from .steps import Waiter
 
 logger = get_logger("django_redis_lock.waiting")
 
@@ -70,7 +73,7 @@ class TaskQueue(WaitQueue):
     pending: PendingAnswer | None = None
     reading: asyncio.Future[Any] | None = None
 
-    async def connect(self, client: Any) -> None:
+    async def connect(self, client: Client) -> None:
         if self.pending is not None:
             await self.pending.confirmed()
             self.pending = None
@@ -87,10 +90,11 @@ class TaskQueue(WaitQueue):
         await time.wait({self.reading}, seconds)
         return self.reading.done()
 
-    def reply(self) -> Any:
+    def reply(self) -> PopReply:
         reading, self.reading = self.reading, None
         assert reading is not None
-        return reading.result()
+        reply: PopReply = reading.result()
+        return reply
 
     async def extend(self, call: Call, until: float) -> PendingAnswer:
         assert self.connection is not None
@@ -126,7 +130,7 @@ class TaskQueue(WaitQueue):
 
     def wake(self) -> None:
         connection = self.connection
-        if connection is None:
+        if connection is None or self.loop is None:
             return
         if self.loop.is_closed():
             connection.cut()
@@ -139,14 +143,14 @@ class TaskWaiter(Waiter):
 
     queue: TaskQueue
 
-    def __init__(self, client: Any, request: AcquireRequest) -> None:
+    def __init__(self, client: Client, request: AcquireRequest) -> None:
         queue = TaskQueue(server_of(client), request, asyncio.get_running_loop())
         super().__init__(client, request, queue)
 
-    async def wait(self, refusal: Refusal | None = None) -> Acquisition | None:
+    async def wait(self, refused: Refused | None = None) -> Acquisition | None:
         """As ``ThreadWaiter.wait``; cancelling it leaves no trace and loses no grant."""
         try:
-            return await adrive(self._wait(refusal))
+            return await adrive(self._wait(refused))
         except asyncio.CancelledError:
             await self._cancel_pop()
             self.queue.abandon(self)

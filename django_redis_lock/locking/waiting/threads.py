@@ -12,20 +12,13 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
 from ...keeper import SentOnce, keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused
+from ...steps import drive
 from ...threads import Mutex
-from ...transport import (
-    RawConnection,
-    Server,
-    drive,
-    has_socket,
-    pack,
-    run,
-    server_of,
-    shut,
-)
-from .queue import WaitQueue
-from .steps import MayNotBlock, Refusal, Waiter
+from ...transport import Client, RawConnection, Server, pack, run, server_of
+from ...transport.address import has_socket, shut
+from .queue import PopReply, WaitQueue
+from .steps import MayNotBlock, Waiter
 
 
 class PendingReply:
@@ -90,7 +83,7 @@ class ThreadQueue(WaitQueue):
     connection: RawConnection | None = None
     pending: PendingReply | None = None
 
-    def connect(self, client: Any) -> None:
+    def connect(self, client: Client) -> None:
         if self.connection is None:
             self.node = self.server.locate(self.request.keys)
             self.connection = self.node.checkout()
@@ -107,8 +100,9 @@ class ThreadQueue(WaitQueue):
     def pop_ended(self, seconds: float) -> bool:
         return any(map(self._connected.can_read, time.parts(min(seconds, 3600.0))))
 
-    def reply(self) -> Any:
-        return self._connected.read_response()
+    def reply(self) -> PopReply:
+        reply: PopReply = self._connected.read_response()
+        return reply
 
     def extend(self, call: Call, until: float) -> PendingReply:
         self.pending = PendingReply(self._connected, call, self.node or self.server, until)
@@ -138,21 +132,21 @@ class ThreadWaiter(Waiter):
 
     queue: ThreadQueue
 
-    def __init__(self, client: Any, request: AcquireRequest) -> None:
+    def __init__(self, client: Client, request: AcquireRequest) -> None:
         super().__init__(client, request, ThreadQueue(server_of(client), request))
 
-    def wait(self, refusal: Refusal | None = None) -> Acquisition | None:
+    def wait(self, refused: Refused | None = None) -> Acquisition | None:
         """Wait until the lock is ours, or until the request's deadline. A caller that is
         interrupted before it has noted the outcome must release ``AcquireRequest.may_hold``.
 
         Args:
-            refusal: the answer to the ACQUIRE with the request's waiter id, if one was sent.
+            refused: the reply to the ACQUIRE with the request's waiter id, if one was sent.
 
         Raises:
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
         """
         try:
-            acquired = drive(self._wait(refusal))
+            acquired = drive(self._wait(refused))
             self.queue.leave(self)
             return acquired
         except BaseException:

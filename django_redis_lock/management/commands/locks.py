@@ -22,7 +22,7 @@ from ...cache import BACKEND, lock_cache, lock_caches
 from ...contrib.metrics import PERIODS
 from ...decorators import outages_not_logged
 from ...ops.doctor import Finding, Level, Target, examine, rules
-from ...transport import explained
+from ...transport.refusals import explained
 from .. import Exit, count, one_line, seconds, seconds_or_none, usage_error, width_of
 from ..by_name import release_lock, reset_locks, show_lock
 from ..listing import KINDS, list_locks, show_figures

@@ -22,7 +22,7 @@ from ...conf import Conf
 from ...contention import Conflict, unavailable
 from ...decorators import RetryUntil, outages_not_logged
 from ...locking import Lock, unwinding
-from ...transport import explained
+from ...transport.refusals import explained
 from .. import (
     Exit,
     count_or_none,

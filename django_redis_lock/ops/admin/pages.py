@@ -17,7 +17,7 @@ from django.utils.translation import ngettext
 from ...cache import lock_caches
 from ...events import group_of
 from ...protocol import printable
-from ...transport import explained
+from ...transport.refusals import explained
 from ..held_locks import (
     UNAVAILABLE,
     Failure,

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...models import HeldLock as Model
 from ...protocol import printable
-from ...transport import explained
+from ...transport.refusals import explained
 from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
 from .rows import Choice, Ref, UrlOf, duration, moment, place, row, shown

@@ -19,29 +19,13 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from ...cache import lock_cache
 from ...conf import Conf
 from ...locking import Lock
-from ...protocol import (
-    CLOCK,
-    FIGURES,
-    INDEX,
-    Call,
-    events_key,
-    fields_of,
-    flight_stream,
-    lock_keys,
-    process_key,
-    script,
-    wake_key,
-)
-from ...transport import (
-    PASSING,
-    Server,
-    explained,
-    own_settings,
-    refusal,
-    refusal_in,
-    run,
-    server_of,
-)
+from ...protocol import Call, lock_keys, script
+from ...protocol.holder_scripts import CLOCK
+from ...protocol.keys import FIGURES, INDEX, events_key, flight_stream, process_key, wake_key
+from ...protocol.owner import fields_of
+from ...transport import Server, run, server_of
+from ...transport.address import own_settings
+from ...transport.refusals import PASSING, explained, refusal, refusal_in
 from .acl import rules as rules
 
 

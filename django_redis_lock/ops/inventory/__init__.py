@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...protocol import (
+from ...protocol import Call, as_bytes, script
+from ...protocol.keys import (
     FIGURES,
     INDEX,
-    Call,
-    as_bytes,
     flight_key,
     flights_pattern,
     is_lock,
@@ -19,11 +18,11 @@ from ...protocol import (
     key_of_companion,
     keys_at,
     quorum_fence_key,
-    script,
     slot_tag,
 )
 from ...singleflight import LET_GO, own_flights
-from ...transport import run, run_all, run_at, server_of
+from ...transport import run, run_all, server_of
+from ...transport.execute import run_at
 from .listing import FLIGHT as FLIGHT
 from .listing import LOCK as LOCK
 from .listing import MAX_DESCRIBED as MAX_DESCRIBED

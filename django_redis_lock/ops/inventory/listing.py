@@ -12,19 +12,10 @@ from typing import Any
 
 from ...events import group_of
 from ...locking import Event, last_heartbeats, read_events
-from ...protocol import (
+from ...protocol import Call, HolderInfo, Owner, Script, Vanished, as_bytes
+from ...protocol.keys import (
     FLIGHTS,
-    HEARTBEAT_EVERY,
     INDEX,
-    MAX_PID,
-    MAX_UNIX_TIME,
-    SILENT_AFTER,
-    Call,
-    HolderInfo,
-    Owner,
-    Script,
-    as_bytes,
-    bounded,
     events_key,
     flight_key,
     flight_leader,
@@ -34,7 +25,9 @@ from ...protocol import (
     keys_at,
     slot_tag,
 )
-from ...transport import is_cluster, run, run_all, run_at, server_of
+from ...protocol.owner import HEARTBEAT_EVERY, MAX_PID, MAX_UNIX_TIME, SILENT_AFTER, bounded
+from ...transport import is_cluster, run, run_all, server_of
+from ...transport.execute import run_at
 from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, EXISTING, LIST, LIST_FLIGHTS, WAITING
 
 #: The kinds of entries: locks, and computations of cache values.
@@ -252,7 +245,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, only_locks: Prefixes = ()
     return Inspection(
         held,
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
-        read_events(as_bytes(stored), *vanished),
+        read_events(as_bytes(stored), *(Vanished(*each) for each in vanished)),
         holders,
         as_bytes(other).decode() or ("string" if others else ""),
     )

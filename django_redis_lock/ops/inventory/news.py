@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...locking import Event, read_events
-from ...protocol import NEWS, Call, as_bytes, script
+from ...protocol import Call, as_bytes, script
+from ...protocol.keys import NEWS
 from ...transport import run
 from .listing import REPLY_TIMEOUT_SECONDS, indexes
 

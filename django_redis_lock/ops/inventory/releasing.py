@@ -12,16 +12,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from ...locking import code_here, event_args
-from ...protocol import (
-    INDEX,
-    MAX_LIMIT,
-    Call,
-    HolderInfo,
-    flight_key,
-    flight_stream,
-    keys_at,
-    reset_call,
-)
+from ...protocol import Call, HolderInfo
+from ...protocol.holder_scripts import reset_call
+from ...protocol.keys import INDEX, flight_key, flight_stream, keys_at
+from ...protocol.validation import MAX_LIMIT
 from ...singleflight import END_FLIGHT
 from ...transport import is_cluster, run, run_all
 from .listing import (

@@ -24,8 +24,8 @@ from django_redis_lock.models import HeldLock
 from django_redis_lock.ops.admin.rows import Choice, Ref
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.ops.inventory import FLIGHT, LOCK
-from django_redis_lock.protocol import INDEX, fingerprint
-from django_redis_lock.protocol.keys import flight_key, lock_keys
+from django_redis_lock.protocol import fingerprint
+from django_redis_lock.protocol.keys import INDEX, flight_key, lock_keys
 from tests.holding import hurry
 from tests.integration.admin.test_admin import OURS, PAGE
 from tests.lanes import some

@@ -17,7 +17,7 @@ from django_redis.pool import ConnectionFactory
 from redis.connection import AbstractConnection, Connection
 
 from django_redis_lock.cache import RedisCache, methods
-from django_redis_lock.protocol import flight_key
+from django_redis_lock.protocol.keys import flight_key
 from tests.integration.cache.test_cache import OPERATIONS, attempt, make, outcome
 from tests.redis_server import RedisServer
 

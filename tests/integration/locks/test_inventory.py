@@ -35,7 +35,7 @@ from django_redis_lock.ops.inventory.listing import (
     inspect,
     list_held,
 )
-from django_redis_lock.protocol.acquisition import AcquireRequest, new_token, parse_acquire
+from django_redis_lock.protocol.acquisition import AcquireRequest
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import (
     FLIGHTS,
@@ -47,14 +47,14 @@ from django_redis_lock.protocol.keys import (
     lock_keys,
     process_key,
 )
-from django_redis_lock.protocol.owner import Owner, fingerprint, process_id
+from django_redis_lock.protocol.owner import Owner, fingerprint, new_token, process_id
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
 from django_redis_lock.singleflight.in_process import FlightRenewal, InProcessFlight
 from django_redis_lock.singleflight.leader import Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
-from tests.holding import Renewals, hurry, settle
+from tests.holding import Renewals, hurry, settle, table_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -208,7 +208,7 @@ def test_a_lock_that_is_granted_to_a_waiter_has_no_holder_yet(client: redis.Redi
     hold(client, "held", None)
     lock = hold(client, "passed")
     request = AcquireRequest(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0)
-    assert parse_acquire(run(client, request.acquire(b"a waiter")).value)[0] == 0
+    assert table_of(run(client, request.acquire(b"a waiter")).value)[0] == 0
     lock.release()
     assert client.exists("passed")
     found = list_held(client, b"")

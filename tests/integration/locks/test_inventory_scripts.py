@@ -18,8 +18,13 @@ from django_redis_lock.ops.inventory.scripts import (
     LIST_FLIGHTS,
     WAITING,
 )
-from django_redis_lock.protocol import HEARTBEAT, HEARTBEATS, RECORD_EVENT
-from django_redis_lock.protocol.holder_scripts import CLOCK, RESET
+from django_redis_lock.protocol.holder_scripts import (
+    CLOCK,
+    HEARTBEAT,
+    HEARTBEATS,
+    RECORD_EVENT,
+    RESET,
+)
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call, Script

@@ -22,8 +22,8 @@ from django_redis_lock.ops.inventory import (
     list_held,
     release,
 )
-from django_redis_lock.protocol import INDEX, lock_keys, parse_grant
-from django_redis_lock.protocol.keys import LAST_FENCE
+from django_redis_lock.protocol import lock_keys, parse_grant
+from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from tests.faults.test_companions import FORMS
 from tests.holding import hurry
 from tests.integration.locks.test_async_lock import ForThreads, Tasks, in_this_loop

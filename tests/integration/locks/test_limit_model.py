@@ -19,14 +19,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redis_lock.protocol import INDEX, Call, lock_keys, new_token, parse_grant
+from django_redis_lock.protocol import Call, lock_keys, new_token, parse_grant
 from django_redis_lock.protocol.acquisition import (
     AcquireRequest,
     Grant,
-    parse_acquire,
     release_call,
 )
+from django_redis_lock.protocol.keys import INDEX
 from django_redis_lock.transport import execute
+from tests.holding import table_of
 from tests.lanes import examples
 
 LIMIT = 2
@@ -130,7 +131,7 @@ class Places(RuleBasedStateMachine):
         else:
             place = self._choose(caller.limit)
         request = caller.request.acquire(caller.waiter if waits else b"")
-        reply = parse_acquire(self._run(request, twice))
+        reply = table_of(self._run(request, twice))
         assert reply[0] == (place or 0)
         if place:
             self._put(place, caller.request.token)

@@ -23,6 +23,7 @@ import redis.asyncio.lock
 import redis.lock
 
 from django_redis_lock import AsyncLock, Lock, LockError
+from django_redis_lock.locking import questions
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.transport import run
 from tests.holding import hurry
@@ -368,7 +369,7 @@ def test_reset_of_a_holder_that_describes_itself_just_then(client: redis.Redis) 
     assert held is not None
     assert held.fence == 0
     client.hset("{late}:owner", mapping={"id": held.owner.id, "fence": lock.fence})
-    assert run(client, lock._reset_call(held)).value == 1
+    assert run(client, questions.reset_call_of(lock, held)).value == 1
     assert not client.exists("late")
 
 

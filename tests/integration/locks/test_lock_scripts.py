@@ -13,9 +13,7 @@ import redis
 from django_redis_lock import Lock
 from django_redis_lock.contrib.redlock.votes import VOTE
 from django_redis_lock.locking.operations import MARK
-from django_redis_lock.protocol import HELD
-from django_redis_lock.protocol.acquisition import parse_acquire
-from django_redis_lock.protocol.holder_scripts import CLOCK, RESET
+from django_redis_lock.protocol.holder_scripts import CLOCK, HELD, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, process_key, quorum_fence_key
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
@@ -28,6 +26,7 @@ from django_redis_lock.protocol.lock_scripts import (
 )
 from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.transport import execute, server_of
+from tests.holding import table_of
 from tests.redis_server import RedisServer
 
 KEYS = lock_keys(b"name")
@@ -64,7 +63,7 @@ class Scripts:
     def acquire(
         self, token: str, lifetime: int = LIFETIME, attempt: str = "", waiter: str = ""
     ) -> Any:
-        return parse_acquire(self.run(ACQUIRE, token, lifetime, attempt, waiter, ALIVE))
+        return table_of(self.run(ACQUIRE, token, lifetime, attempt, waiter, ALIVE))
 
     def release(self, token: str, rest: int = 0, fence: int = 0, attempt: str = "") -> int:
         return self.run(RELEASE, token, "next", GRANT, rest, fence, attempt)

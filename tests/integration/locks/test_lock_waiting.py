@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import redis.asyncio
 from redis.asyncio import BlockingConnectionPool
 
 from django_redis_lock import AsyncLock, Lock
-from django_redis_lock.keeper import SentOnce, keeper
+from django_redis_lock.keeper import Job, Keeper, SentOnce, keeper
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.protocol import AcquireRequest
 from django_redis_lock.transport import aio_client
@@ -418,3 +419,24 @@ def test_many_dead_waiters_are_dropped(client: redis.Redis) -> None:
         client.zadd(waiters, {f"dead {number}": 1 for number in range(10_000)})
         assert not Lock(client, NAME).acquire(blocking_timeout=0.1)
         assert not client.zcount(waiters, "-inf", 1)
+
+
+def test_a_wait_does_not_look_at_all_that_is_held(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether the caller waits for itself is known by the lock's key."""
+    all_jobs, caller, looked = Keeper.jobs, threading.current_thread(), []
+
+    def jobs(keeper: Keeper) -> list[Job]:
+        if threading.current_thread() is caller:
+            looked.append(keeper)
+        return all_jobs(keeper)
+
+    held = [Lock(client, f"held-{number}", timeout=60) for number in range(10)]
+    with ExitStack() as stack:
+        for lock in held:
+            stack.enter_context(lock)
+        monkeypatch.setattr(Keeper, "jobs", jobs)
+        assert not Lock(client, "held-7", timeout=60).acquire(blocking_timeout=0.01)
+        assert not looked
+        assert "is held by the same thread" in caplog.text

@@ -25,13 +25,15 @@ from hypothesis.stateful import (
 )
 
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.protocol import HELD, acquisition
-from django_redis_lock.protocol.acquisition import AcquireRequest, new_token, parse_acquire
-from django_redis_lock.protocol.holder_scripts import RESET
+from django_redis_lock.protocol import acquisition
+from django_redis_lock.protocol.acquisition import AcquireRequest
+from django_redis_lock.protocol.holder_scripts import HELD, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW
+from django_redis_lock.protocol.owner import new_token
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import execute
+from tests.holding import table_of
 from tests.lanes import examples
 from tests.model.lock_reference import DAY, LockReference
 
@@ -123,7 +125,7 @@ class Scripts(RuleBasedStateMachine):
         for _ in range(times):
             ended = self.model.ended
             got = self.model.acquire(request.token, lifetime, request.attempt, waiter)
-            reply = parse_acquire(self._run(request.acquire(waiter)))
+            reply = table_of(self._run(request.acquire(waiter)))
             self._tried(caller, reply, got, ended)
 
     @rule(who=CALLERS, tries=st.booleans(), unregisters=st.booleans(), twice=TWICE)

@@ -21,6 +21,7 @@ from django.core.cache import caches
 from django.core.management import call_command
 
 from django_redis_lock import AsyncLock, Lock, Redlock
+from django_redis_lock import keeper as keeping
 from django_redis_lock.cache import reset_all
 from django_redis_lock.contrib import instant_loss
 from django_redis_lock.contrib.locmem.memory import Database, client_of
@@ -560,11 +561,11 @@ def test_one_that_is_closed_while_it_connects_leaves_the_place_to_its_successor(
         first.close()
         second.start()
         try:
-            until(lambda: server.listener is not None)
-            successor = server.listener
+            until(lambda: server in keeping.listeners)
+            successor = keeping.listeners[server]
             connected.set()
             until(lambda: len(listeners()) == 1)
-            assert server.listener is successor
+            assert keeping.listeners[server] is successor
         finally:
             second.close()
         until(lambda: not listeners())

@@ -12,7 +12,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ....protocol import INDEX, is_reserved
+from ....protocol.keys import INDEX, is_reserved
 
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 #: Of a set in a pattern of keys: an escaped character, a range, or a character.
