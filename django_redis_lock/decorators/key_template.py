@@ -17,7 +17,11 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.utils.functional import Promise
 
+from ..threads import get_logger
+
 T = TypeVar("T")
+
+logger = get_logger("django_redis_lock.locked")
 
 #: The longest name; the end of a longer one is replaced by a hash.
 MAX_NAME_CHARACTERS = 200
@@ -219,6 +223,8 @@ def namer(
             has = ", ".join([*known, *signature.parameters]) or "none"
             raise ValueError(f"{key!r}: {dotted} has no argument {argument!r} (it has: {has})")
 
+    of_users = [field for field in fields if _OF_A_USER.search(field)]
+
     def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         try:
             bound = signature.bind(*args, **kwargs)
@@ -230,6 +236,8 @@ def namer(
             if parameter.kind is parameter.VAR_KEYWORD:
                 values = {**values[name], **values}
         try:
+            if of_users and _is_anonymous(of_users[0], values):
+                _warn_of_anonymous(key, dotted)
             return _usable(template.fill(values), dotted)
         except (LookupError, AttributeError, TypeError) as error:
             raise ValueError(
@@ -238,6 +246,24 @@ def namer(
             ) from error
 
     return name_of
+
+
+#: The key of the user of a request; of all who are not logged in it is None.
+_OF_A_USER = re.compile(r"\brequest\.user\.(pk|id)$")
+
+
+def _is_anonymous(field: str, values: dict[str, Any]) -> bool:
+    return _formatter.get_field(field, (), values)[0] is None
+
+
+@functools.cache
+def _warn_of_anonymous(key: Any, dotted: str) -> None:
+    """Log it once for each use of a decorator."""
+    logger.warning(
+        "The key %r of %s is the same for all visitors who are not logged in: put the decorator "
+        "below @login_required, or name something else of the request",
+        *(key, dotted),
+    )
 
 
 async def made_for_task(

@@ -40,8 +40,10 @@ PATIENCE_SECONDS = 10.0
 #: How long a process waits at its end, for its jobs and then for its notices.
 FLUSH_SECONDS = 1.0
 #: Between two attempts to release what others wait for, and of all of them: during an outage there
-#: are more and more of such jobs.
+#: are more and more of such jobs. Between two that the server refuses for longer, until somebody
+#: changes its settings.
 MAX_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 3600.0
+MAX_REFUSED_PAUSE_SECONDS = 30.0
 
 
 class Listener(Protocol):
@@ -113,7 +115,9 @@ class DeferredRelease(Job):
 
     It asks until it is answered, and once more a second later, because what was sent before may
     still lie unread in the server's buffers, where no lifetime has begun yet; for an hour, or as
-    long as the lock would live, in seconds (None: it has no lifetime, and nothing else ends it).
+    long as the lock would live, in seconds (None: it has no lifetime, and nothing else ends it). A
+    refusal that does not pass by itself (permissions, an error of a proxy) it bears as long as the
+    lock lives.
     """
 
     flush_at_exit = True
@@ -122,6 +126,7 @@ class DeferredRelease(Job):
         super().__init__(server, time.monotonic())
         self._call = release
         lasts = math.inf if lifetime is None else lifetime
+        self._lives_until = self.due + lasts
         self._gives_up_at = self.due + max(MAX_ATTEMPT_SECONDS, lasts)
         self._answers = 0
         self._pause = 0.5
@@ -139,9 +144,12 @@ class DeferredRelease(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + self._pause
-        self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS)
         passes = is_outage(error) or self.server.refuses(error)
-        self._answers += not passes  # It would be refused forever.
+        self._pause = min(
+            self._pause * 2, MAX_PAUSE_SECONDS if passes else MAX_REFUSED_PAUSE_SECONDS
+        )
+        # Else it would be refused forever; and a key of another type is no lock.
+        self._answers += not passes and (now >= self._lives_until or "WRONGTYPE" in str(error))
 
 
 class Keeper:

@@ -27,7 +27,6 @@ from ..protocol import (
     Acquisition,
     Call,
     Extended,
-    HolderInfo,
     LockKeys,
     Refused,
     Taken,
@@ -48,6 +47,7 @@ from .waiting import queues
 if TYPE_CHECKING:
     import asyncio
 
+    from ..protocol.holders import HolderInfo
     from . import causes, questions, records
     from .questions import Query
 else:
@@ -157,12 +157,12 @@ class LockOperations(BaseLock):
         # A release of this acquisition may have failed before, and perhaps only in the reply. Then
         # Redis has carried it out, and "not yours" is the reply to the second.
         again = hold is not None and hold.released
-        early = None if hold is None else time.monotonic() < hold.deadline
         self._stop_renewal()
         answer = yield self._run(call)
         released = bool(answer.value or answer.sent_twice or again)
         self._forget(hold)
         if not released:
+            early = None if hold is None else time.monotonic() < hold.deadline
             reason = yield from self._why_steps(call, early, hold)
             self._emit_lost(hold, reason)
             if renewal is not None and hold is not None and hold.released:
@@ -217,9 +217,9 @@ class LockOperations(BaseLock):
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
         sent_at = time.monotonic()
-        early = None if hold is None else sent_at < hold.deadline
         match Extended((yield self._run(call)).value):
             case Extended.NOT_OWNED:
+                early = None if hold is None else sent_at < hold.deadline
                 self._not_owned(verb, (yield from self._why_steps(call, early, hold)))
             case Extended.NO_LIFETIME:
                 raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
@@ -245,8 +245,6 @@ class LockOperations(BaseLock):
         if limit == 1:
             return Call(EXTEND, keys, (token, amount, *how))
         return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
-
-    # -- its loss ---------------------------------------------------------------------------
 
     @property
     def lost_reason(self) -> str:

@@ -22,15 +22,15 @@ from .flight import CoordinationError as CoordinationError
 from .flight import MultiFlight as MultiFlight
 from .flight import SingleFlight as SingleFlight
 from .in_process import DeferredCall as DeferredCall
+from .in_process import FlightRenewal as FlightRenewal
 from .in_process import Overtaken as Overtaken
+from .in_process import Postponed as Postponed
 from .in_process import computing as computing
 from .in_process import in_flight as in_flight
 from .in_process import innermost_flight as innermost_flight
 from .in_process import own_flights as own_flights
 from .leader import Producer as Producer
 from .leader import Undecodable as Undecodable
-from .postponed import FlightRenewal as FlightRenewal
-from .postponed import Postponed as Postponed
 from .runners import Runner as Runner
 from .runners import ThreadRunner as ThreadRunner
 from .runners import use_background as use_background

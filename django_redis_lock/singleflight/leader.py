@@ -21,8 +21,15 @@ from ..protocol.keys import flight_key, flight_stream
 from ..steps import Steps
 from ..threads import get_logger, may_log, this_process
 from ..transport import Server, is_outage, is_refusal, pack_words
-from .in_process import InProcessFlight, Overtaken, computing, leave, token_for
-from .postponed import FlightRenewal, Postponed
+from .in_process import (
+    FlightRenewal,
+    InProcessFlight,
+    Overtaken,
+    Postponed,
+    computing,
+    leave,
+    token_for,
+)
 from .runners import Computation, ProducerFailed, Runner
 from .scripts import END_FLIGHT, NOTHING, STORE, TAKE_FLIGHT, TAKE_OVER, Before, Leads, Reply, parse
 

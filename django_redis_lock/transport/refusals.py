@@ -41,6 +41,7 @@ PASSING = {
     "OOM": "maxmemory is reached: raise it, or use a separate server for locks",
     "LOADING": "it reads its data from disk: wait until it has",
     "BUSY": "it runs a long script: wait, or end it with SCRIPT KILL",
+    "UNKILLABLE": "it runs a long script that has written: wait, or end the server",
     "CLUSTERDOWN": "slots of the cluster have no primary: look at CLUSTER INFO",
     "TRYAGAIN": "the slot is being moved to another server: wait until it is",
     "UNBLOCKED": "the server became a replica: let the address lead to the primary",

@@ -707,3 +707,104 @@ def test_the_script_speaks_the_pages_language(
     expect(row(page, "a")).to_contain_text(left)
     lock.release()
     expect(page.get_by_text(none)).to_be_visible()
+
+
+# -- many locks, and what to do with one ---------------------------------------------------------
+
+
+def test_a_narrow_window_shows_25_rows_until_all_are_wanted(
+    open_page: Open, client: redis.Redis
+) -> None:
+    for number in range(30):
+        hold(f"job-{number:02}")
+    page = open_page(viewport={"width": 390, "height": 800})
+    rows = page.locator("#result_list tbody tr:visible")
+    expect(rows).to_have_count(25)
+    page.get_by_label("Select all").check()
+    expect(page.locator("tbody .action-select:checked")).to_have_count(25)
+    page.get_by_label("Show all rows of this page").check()
+    expect(rows).to_have_count(30)
+    hold("job-30")
+    expect(rows).to_have_count(31)  # Also after a refresh.
+    page.set_viewport_size({"width": 1280, "height": 800})
+    expect(page.get_by_label("Show all rows of this page")).to_be_hidden()
+    expect(rows).to_have_count(31)
+
+
+def test_a_wide_window_shows_all_rows(open_page: Open, client: redis.Redis) -> None:
+    for number in range(30):
+        hold(f"job-{number:02}")
+    page = open_page()
+    expect(page.locator("#result_list tbody tr:visible")).to_have_count(30)
+
+
+def test_all_that_match_are_released(
+    open_page: Open, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PER_PAGE", 3)
+    for number in range(7):
+        hold(f"job-{number}")
+    hold("other")
+    page = open_page(f"{PAGE}?q=job")
+    page.get_by_label("all 7 that match, on all pages").check()
+    page.get_by_role("button", name="Release the selected").first.click()
+    page.get_by_role("button", name="Release 7 locks").click()
+    page.goto(PAGE)
+    expect(page.locator("#result_list tbody tr")).to_have_count(1)
+
+
+def test_a_click_on_a_holder_shows_its_locks(open_page: Open, client: redis.Redis) -> None:
+    named(hold("mine"), client)
+    client.hset(named(hold("of another"), client).keys.owner, "host", "web-9")
+    page = open_page()
+    expect(page.locator("#result_list tbody tr")).to_have_count(2)
+    page.get_by_role("link", name="web-9:").click()
+    expect(page.locator("#result_list tbody tr")).to_have_count(1)
+    expect(row(page, "of another")).to_be_visible()
+
+
+@pytest.mark.parametrize("path", ["change", "release"])
+def test_the_command_that_stops_a_holder_is_copied(
+    open_page: Open, client: redis.Redis, path: str
+) -> None:
+    lock = named(hold("report", timeout=60), client)
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("link", name="report", exact=True).click()
+    if path == "release":
+        page.get_by_role("button", name="Release").click()
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    assert copied == f"kill -TERM {lock.local.hold.pid}"
+
+
+def test_new_events_appear(open_page: Open, client: redis.Redis) -> None:
+    named(hold("report", timeout=60), client)
+    page = open_page(f"{PAGE}events/")
+    expect(page.get_by_text("Nothing went wrong in the last day.")).to_be_visible()
+    assert caches["default"].lock("report").reset()
+    expect(page.get_by_role("link", name="report")).to_be_visible()
+    expect(page.get_by_text("Nothing went wrong in the last day.")).to_be_hidden()
+
+
+@pytest.mark.parametrize("language", ["ar", "he"])
+def test_from_right_to_left_names_keep_their_order(
+    open_page: Open, client: redis.Redis, settings: Any, language: str
+) -> None:
+    settings.LANGUAGE_CODE = language
+    named(hold(":a.b:", label="(a) b:"), client)
+    page = open_page()
+    expect(page.locator("html")).to_have_attribute("dir", "rtl")
+    link = page.get_by_role("link", name=":a.b:")
+    expect(link).to_have_attribute("dir", "auto")
+    # The first character stands to the left of the last.
+    left, right = link.evaluate("""link => {
+      const text = link.firstChild, range = document.createRange();
+      const at = i => {
+        range.setStart(text, i);
+        range.setEnd(text, i + 1);
+        return range.getBoundingClientRect().x;
+      };
+      return [at(1), at(3)];
+    }""")
+    assert left < right

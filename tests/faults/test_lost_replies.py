@@ -26,8 +26,8 @@ from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import questions
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
-from django_redis_lock.protocol import HolderInfo
 from django_redis_lock.protocol.holder_scripts import HELD, RESET
+from django_redis_lock.protocol.holders import HolderInfo
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
@@ -41,7 +41,7 @@ from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_client, execute
 from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
-from tests.holding import Renewals
+from tests.holding import Renewals, hurry
 from tests.integration.locks.test_lock_waiting import blocked
 from tests.lock_contract import Background
 from tests.moved_clock import moved_clock
@@ -220,6 +220,10 @@ class TestGrant:
         free(client)
 
 
+def deferred_releases() -> list[DeferredRelease]:
+    return [job for job in keeper().jobs() if isinstance(job, DeferredRelease)]
+
+
 class TestRelease:
     def test_one_lost_reply_is_made_up_for(
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
@@ -362,15 +366,27 @@ class TestRelease:
             own_server.pause()
             with pytest.raises(redis.TimeoutError):
                 lock.acquire(blocking=False)
-            assert any(isinstance(job, DeferredRelease) for job in keeper().jobs())
+            assert deferred_releases()
             pass_time(3601)
-            until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
+            until(lambda: not deferred_releases())
             own_server.resume()
 
     def test_the_keeper_does_not_repeat_forever_what_is_refused(self, client: redis.Redis) -> None:
         with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=None):
             client.eval("redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 1)", 1, "shaky")
-        until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
+        until(lambda: not deferred_releases())
+
+    def test_the_keeper_bears_a_lasting_refusal_as_long_as_the_lock_lives(
+        self, own_server: RedisServer
+    ) -> None:
+        with own_server.client() as client, moved_clock() as pass_time:
+            with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=300):
+                own_server.asking.execute_command("ACL", "SETUSER", "default", "-eval", "-evalsha")
+            for _ in range(4):
+                hurry(DeferredRelease)
+            assert deferred_releases()
+            pass_time(301)
+            until(lambda: (hurry(DeferredRelease), not deferred_releases())[1])
 
     def test_the_keeper_releases_what_a_task_could_not(
         self, client: redis.Redis, proxy: Proxy

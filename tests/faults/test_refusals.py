@@ -28,6 +28,7 @@ from django_redis_lock.decorators import cached_page
 from django_redis_lock.exceptions import TooFewServers
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking.records import Heartbeat
+from tests.faults.proxy import Proxy
 from tests.holding import hurry
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -484,3 +485,37 @@ def test_people_read_what_to_do(
             with pytest.raises(CommandError, match=REFUSALS[refusal]) as caught:
                 call_command("locks", "release", "name", "--yes", stdout=StringIO())
             assert "look" in str(caught.value)
+
+
+@contextmanager
+def no_permission(server: RedisServer) -> Iterator[None]:
+    """Of a user whose rights are being changed."""
+    server.asking.execute_command("ACL", "SETUSER", "default", "-eval", "-evalsha")
+    yield
+    server.asking.execute_command("ACL", "SETUSER", "default", "+@all")
+
+
+@pytest.mark.parametrize("name", ["end_of_a_block", "section"])
+def test_a_lock_that_never_expires_is_released_when_its_user_may_again(
+    own_server: RedisServer, cache: RedisCache, name: str
+) -> None:
+    test_a_refusal_passes(own_server, cache, no_permission, name)
+
+
+@pytest.mark.parametrize("reply", ["ERR upstream failure", "UNKILLABLE Sorry", "NOPERM No"])
+def test_what_a_proxy_or_a_script_refuses_is_released_later(
+    own_server: RedisServer, reply: str
+) -> None:
+    with Proxy(own_server) as proxy:
+        cache = RedisCache(f"redis://127.0.0.1:{proxy.port}/0", {})
+        kinds: list[Any] = [{"key": "name"}, {"key": "places", "limit": 2}, {"key": ["a", "b"]}]
+        locks = [cache.lock(timeout=None, **kind) for kind in kinds]
+        assert all(lock.acquire(blocking=False) for lock in locks)
+        with proxy.refusing(reply.encode()):
+            for lock in locks:
+                with pytest.raises(redis.ResponseError):
+                    lock.__exit__(None, None, None)
+            for _ in range(3):
+                attempt_releases()
+        keys = [cache.lock(name).keys.lock for name in ("name", "places", "a", "b")]
+        until(lambda: (attempt_releases(), not own_server.asking.exists(*keys))[1])

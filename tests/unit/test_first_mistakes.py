@@ -7,9 +7,11 @@ import datetime
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand
 from django.http import HttpResponse
@@ -31,6 +33,7 @@ from django_redis_lock.cache import cache as typed_cache
 from django_redis_lock.cache import caches
 from django_redis_lock.contention import redirect_to, respond
 from django_redis_lock.contrib.testing import MemoryServer
+from django_redis_lock.decorators import key_template
 
 pytestmark = pytest.mark.usefixtures("redis_locks")
 
@@ -252,3 +255,21 @@ def test_a_cache_without_location(settings: Any) -> None:
     }
     # Within the override it is in memory, as any other.
     assert caches["nowhere"].get_or_set("a", 1) == 1
+
+
+@pytest.mark.parametrize("decorate", [locked, cached], ids=["locked", "cached"])
+@pytest.mark.parametrize("field", ["request.user.pk", "request.user.id", "self.request.user.pk"])
+def test_one_name_for_all_who_are_not_logged_in(
+    decorate: Any, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def of_view(self: Any, request: Any) -> int:
+        return 5
+
+    key_template._warn_of_anonymous.cache_clear()
+    decorated = decorate(f"basket-{{{field}}}")(of_view)
+    request = RequestFactory().get("/")
+    for user in (User(pk=7), AnonymousUser(), AnonymousUser()):
+        request.user = user  # type: ignore[assignment]
+        decorated(SimpleNamespace(request=request), request)
+        expected = 0 if user.pk else 1
+        assert caplog.text.count("below @login_required") == expected

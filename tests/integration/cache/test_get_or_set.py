@@ -23,7 +23,7 @@ from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, in_process, runners
-from django_redis_lock.singleflight.postponed import FlightRenewal
+from django_redis_lock.singleflight.in_process import FlightRenewal
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import FOR_COMMAND, RedisServer

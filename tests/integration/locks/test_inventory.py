@@ -50,9 +50,8 @@ from django_redis_lock.protocol.keys import (
 from django_redis_lock.protocol.owner import Owner, fingerprint, new_token, process_id
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
-from django_redis_lock.singleflight.in_process import InProcessFlight
+from django_redis_lock.singleflight.in_process import FlightRenewal, InProcessFlight
 from django_redis_lock.singleflight.leader import Leader
-from django_redis_lock.singleflight.postponed import FlightRenewal
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
 from tests.holding import Renewals, hurry, settle, table_of
