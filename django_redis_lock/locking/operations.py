@@ -217,7 +217,8 @@ class LockOperations(BaseLock):
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
         sent_at = time.monotonic()
-        match Extended((yield self._run(call)).value):
+        answer = yield self._run(call)
+        match Extended(answer.value):
             case Extended.NOT_OWNED:
                 early = None if hold is None else sent_at < hold.deadline
                 self._not_owned(verb, (yield from self._why_steps(call, early, hold)))

@@ -66,11 +66,11 @@ class HolderInfo:
         token, pttl, fields, server_us, self.place = HeldReply(*reply)
         self.token = as_bytes(token)
         self.ttl = math.inf if pttl < 0 else pttl / 1000
-        found = fields_of(fields)
-        owner = Owner.from_fields(found, fingerprint(self.token), server_us)
-        self.fence = fence_of(found, owner.id) or 0
-        self.resting = found.get("rests", "").encode() == self.token
-        self.described = described = found if found.get("id") == owner.id else {}
+        texts = fields_of(fields)
+        owner = Owner.from_fields(texts, fingerprint(self.token), server_us)
+        self.fence = fence_of(texts, owner.id) or 0
+        self.resting = texts.get("rests", "").encode() == self.token
+        self.described = described = texts if texts.get("id") == owner.id else {}
         seen = bounded(described.get("seen"), MAX_UNIX_TIME * 1e6)
         if seen is not None:
             owner = replace(owner, seen=max(0.0, (server_us - seen) / 1e6))
@@ -94,11 +94,11 @@ MAX_GUESSED_RETRY_SECONDS, MAX_RETRY_SECONDS = 60.0, 3600.0
 
 
 def seconds_to_retry(
-    held: HolderInfo | None, usual_hold: float | None = None, given: float | None = None
+    held: HolderInfo | None, usual_hold: float | None = None, fixed: float | None = None
 ) -> int:
-    """Whole seconds after which trying again makes sense: those ``given``, or until the lock is
+    """Whole seconds after which trying again makes sense: those ``fixed``, or until the lock is
     probably free. ``usual_hold``: seconds for which such locks are held on average, if known."""
-    seconds = _seconds_until_free(held, usual_hold) if given is None else given
+    seconds = _seconds_until_free(held, usual_hold) if fixed is None else fixed
     return max(1, math.ceil(min(seconds, MAX_RETRY_SECONDS)))
 
 

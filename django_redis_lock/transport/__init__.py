@@ -25,7 +25,6 @@ from .refusals import NotReady as NotReady
 from .refusals import is_outage as is_outage
 from .refusals import is_refusal as is_refusal
 from .registry import Client as Client
-from .registry import check_for_tasks as check_for_tasks
 from .registry import encoded as encoded
 from .registry import server_of as server_of
 from .server import Server as Server
