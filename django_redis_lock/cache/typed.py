@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from ..conf import Timeout
-from ..locking import BaseLock
+from ..locking import LockOperations
 from .get_or_set import GetOrSet
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class AsyncLockArguments(LockArguments, total=False):
     cancel_on_lost: bool
 
 
-class CurrentLock(BaseLock):
+class CurrentLock(LockOperations):
     """What ``current_lock()`` returns: a ``Lock``, or in coroutines an ``AsyncLock``, of which
     these methods are awaited."""
 
