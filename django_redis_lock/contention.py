@@ -32,8 +32,8 @@ from django.utils.translation import gettext as _
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
 from .middleware import request_of
-from .protocol import HolderInfo, Owner, printable, seconds_to_retry
-from .protocol.owner import DEFAULT_RETRY_SECONDS
+from .protocol import Owner, printable
+from .protocol.holders import DEFAULT_RETRY_SECONDS, HolderInfo, seconds_to_retry
 from .threads import get_logger
 from .transport.refusals import explained
 
@@ -231,7 +231,7 @@ def service_unavailable(
 def of_this_moment(answer: Any) -> Any:
     """``answer``, noted as one that says nothing about the page, for a cache of pages around it."""
     if isinstance(answer, HttpResponseBase):
-        answer._of_this_moment = True  # type: ignore[attr-defined]
+        answer.is_of_this_moment = True  # type: ignore[attr-defined]
     return answer
 
 
