@@ -66,7 +66,7 @@ class HeldLockAdmin(ModelAdmin):
             "releases": ("history/", reads(self.releases_view)),
             "release": ("release/", asks(self.release_view)),
             "add": ("add/", _refuse),
-            "change": ("<path:object_id>/change/", reads(self.lock_view)),
+            "change": ("<path:object_id>/change/", asks(self.lock_view)),
             "history": ("<path:object_id>/history/", reads(self.releases_view)),
             "delete": ("<path:object_id>/delete/", _refuse),
         }
@@ -111,6 +111,8 @@ class HeldLockAdmin(ModelAdmin):
         return self._pages(request).releases(object_id)
 
     def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        if request.method == "POST":  # As by who may only view.
+            raise PermissionDenied
         return self._pages(request).lock(object_id)
 
     def release_view(self, request: HttpRequest) -> HttpResponse:

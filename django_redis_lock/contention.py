@@ -231,7 +231,7 @@ def service_unavailable(
 def of_this_moment(answer: Any) -> Any:
     """``answer``, noted as one that says nothing about the page, for a cache of pages around it."""
     if isinstance(answer, HttpResponseBase):
-        answer._of_this_moment = True  # type: ignore[attr-defined]
+        answer.is_of_this_moment = True  # type: ignore[attr-defined]
     return answer
 
 

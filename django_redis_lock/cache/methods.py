@@ -59,7 +59,7 @@ class KeyGuard:
     def __init__(self, cache: RedisCache) -> None:
         self._cache = cache
         self._settings: Any = None
-        self._by_place: dict[tuple[str, str], _Patterns] = {}
+        self._by_prefix: dict[tuple[str, str], _Patterns] = {}
 
     def make_key(self, key: Any, version: Any = None, prefix: Any = None) -> str:
         """As django-redis's. Raises ValueError if a lock may have this key."""
@@ -87,7 +87,7 @@ class KeyGuard:
 
     def _read_settings(self) -> None:
         current, cache = given(), self._cache
-        self._by_place = {}
+        self._by_prefix = {}
         self._is_custom = cache.key_func is not default_key_func
         self._refused = tuple(filter(None, [_protected(cache.conf)]))
         prefix = vars(cache).get("key_prefix")
@@ -98,15 +98,15 @@ class KeyGuard:
 
     def _patterns(self) -> _Patterns:
         """Those for the cache's KEY_PREFIX and VERSION, which may be a tenant's and change."""
-        place = f"{self._cache.key_prefix}", f"{self._cache.version}"
-        patterns = self._by_place.get(place)
+        where = f"{self._cache.key_prefix}", f"{self._cache.version}"
+        patterns = self._by_prefix.get(where)
         if patterns is None:
             locks = "|".join(self._locks()) or r"(?!)"
             both = "|".join((*map(re.escape, RESERVED), locks))
             patterns = _Patterns(re.compile(locks).match, re.compile(both).match)
-            if len(self._by_place) > MAX_CACHED:
-                self._by_place = {}
-            self._by_place[place] = patterns
+            if len(self._by_prefix) > MAX_CACHED:
+                self._by_prefix = {}
+            self._by_prefix[where] = patterns
         return patterns
 
     def _locks(self) -> Iterator[str]:

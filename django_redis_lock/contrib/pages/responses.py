@@ -61,9 +61,8 @@ def raise_unless_about_the_page(response: Any, mine: bool = True) -> None:
     status = getattr(response, "status_code", 200)
     if status in _ANSWERS_TO_CONDITIONS and mine:
         raise NotThePage(response)
-    later = hasattr(response, "_of_this_moment") or getattr(response, "headers", {}).get(
-        "Retry-After"
-    )
+    later = "Retry-After" in getattr(response, "headers", ())
+    later = later or hasattr(response, "is_of_this_moment")
     if status >= 500 or status in _TEMPORARY | _ANSWERS_TO_CONDITIONS or later:
         raise PageFailed(response)
 
