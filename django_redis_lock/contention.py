@@ -32,8 +32,8 @@ from django.utils.translation import gettext as _
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
 from .middleware import request_of
-from .protocol import HolderInfo, Owner, printable, seconds_to_retry
-from .protocol.owner import DEFAULT_RETRY_SECONDS
+from .protocol import Owner, printable
+from .protocol.holders import DEFAULT_RETRY_SECONDS, HolderInfo, seconds_to_retry
 from .threads import get_logger
 from .transport.refusals import explained
 

@@ -15,7 +15,8 @@ from redis import exceptions as redis_exceptions
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .protocol import HolderInfo, Owner
+    from .protocol import Owner
+    from .protocol.holders import HolderInfo
 
 __all__ = [
     "ComputationFailed",

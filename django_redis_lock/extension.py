@@ -103,8 +103,5 @@ class Hooks:
     #: at a time. Django's settings say others.
     breaker_limits: Callable[[], tuple[int, float]] = staticmethod(lambda: (2, 2.0))
 
-    def limits_of_breakers(self) -> tuple[int, float]:
-        return self.breaker_limits()
-
 
 hooks = Hooks()

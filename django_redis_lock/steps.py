@@ -10,8 +10,7 @@ Two rules for every such generator:
 * Between two steps no line of the generator runs. A signal handler that raises there ends
   ``drive``, and the generator's ``except`` and ``finally`` run when it is collected, or never. So
   what an interrupt must undo, the caller of ``drive`` undoes.
-* A single question needs no generator: one call, and a function that reads its reply; see
-  ``locking.questions``.
+* A single question is no generator, but a call and its parser; see ``locking.questions``.
 """
 
 from __future__ import annotations

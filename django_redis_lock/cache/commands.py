@@ -333,5 +333,11 @@ def own_connections(client: Any) -> OwnConnections | None:
 
 def takes_client(method: Callable[..., Any]) -> bool:
     """Whether ``method`` takes what stands for a redis-py client."""
+    return _takes_client(getattr(method, "__func__", method))
+
+
+@lru_cache(maxsize=64)
+def _takes_client(method: Callable[..., Any]) -> bool:
+    # Each request in an event loop has another cache, and to look into a signature takes long.
     parameters = signature(method).parameters
     return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -115,7 +115,7 @@ class GetOrSet(CacheReader):
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
         """``get_or_set`` for asyncio. A coroutine function as ``default`` is awaited; any other
-        callable runs in Django's thread for synchronous code."""
+        callable, but for built-in types, runs in Django's thread for synchronous code."""
         runner = self._async_runner()
         steps = self._value(runner, key, awaitable(default), timeout, version, options, None)
         return await runner.do(steps)
@@ -400,6 +400,8 @@ def waiting_thread() -> Any:
 
 
 def awaitable(function: Any) -> Any:
+    if type(function) is type and function.__module__ == "builtins":
+        return function  # Such as ``list``, which waits for nothing.
     if not callable(function) or any(
         is_coroutine(code)
         for is_coroutine in (inspect.iscoroutinefunction, iscoroutinefunction)

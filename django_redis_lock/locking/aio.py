@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
 from ..extension import OnUse
-from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, Refused
+from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused
 from ..protocol.validation import check_seconds
 from ..steps import adrive
 from ..transport import Answer, Client, in_background
@@ -44,6 +44,7 @@ from .waiting import TaskWaiter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ..protocol.holders import HolderInfo
     from . import questions, records
     from .questions import Query
 else:

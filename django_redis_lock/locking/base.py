@@ -34,7 +34,8 @@ from ..protocol.validation import (
     checked_options,
     longest_hold,
 )
-from ..transport import Server, check_for_tasks, encoded, is_cluster, may_have_run, server_of
+from ..transport import Server, encoded, is_cluster, may_have_run, server_of
+from ..transport.registry import check_for_tasks
 from . import waiting
 from .hold import Hold, Renewal
 from .local_state import Entry, State, ThreadState, ThreadStateWithToken

@@ -28,7 +28,6 @@ from ..protocol import (
     Owner,
     PendingLifetime,
     activity,
-    described,
     encodable,
     fingerprint,
     hostname,
@@ -43,6 +42,7 @@ from ..threads import Mutex, after_fork, free_after_fork, get_logger
 from ..transport import Server
 
 records, causes = OnUse("locking.records"), OnUse("locking.causes")
+activities = OnUse("protocol.activities")
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -120,7 +120,9 @@ class Hold:
 
     def owner(self) -> Owner:
         name, since = fingerprint(self.token), self.fence / 1e6
-        thread, label, doing = map(encodable, (self.thread, self.label, described(self.activity)))
+        thread, label, doing = map(
+            encodable, (self.thread, self.label, activities.described(self.activity))
+        )
         return Owner(name, hostname(), self.pid, thread, label, since, process_id(), doing=doing)
 
     def deferred_release(
@@ -191,7 +193,9 @@ class Hold:
 
     def warn(self) -> None:
         self.warns_at = math.inf
-        who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
+        who = ", ".join(
+            filter(None, (self.thread, self.label, activities.described(self.activity)))
+        )
         held_logger.warning(
             "The lock %(lock)s has been held for %(held).1f s (fence %(fence)d, thread %(holder)s)",
             self.log_fields(holder=printable(who, 300)),

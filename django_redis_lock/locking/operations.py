@@ -27,7 +27,6 @@ from ..protocol import (
     Acquisition,
     Call,
     Extended,
-    HolderInfo,
     LockKeys,
     Refused,
     Taken,
@@ -48,6 +47,7 @@ from .waiting import queues
 if TYPE_CHECKING:
     import asyncio
 
+    from ..protocol.holders import HolderInfo
     from . import causes, questions, records
     from .questions import Query
 else:
@@ -246,8 +246,6 @@ class LockOperations(BaseLock):
         if limit == 1:
             return Call(EXTEND, keys, (token, amount, *how))
         return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
-
-    # -- its loss ---------------------------------------------------------------------------
 
     @property
     def lost_reason(self) -> str:

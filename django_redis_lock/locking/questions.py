@@ -13,8 +13,9 @@ from redis.exceptions import RedisError
 from .. import events
 from ..exceptions import LockNotAcquired
 from ..extension import OnUse, part
-from ..protocol import Call, HolderInfo, Owner, seconds_to_retry
+from ..protocol import Call, Owner
 from ..protocol.holder_scripts import HELD, reset_call
+from ..protocol.holders import HolderInfo, seconds_to_retry
 from .hold import Hold
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ What tasks and pools use is imported when it is used.
 from typing import TYPE_CHECKING
 
 from ..extension import on_first_use
-from .address import Client as Client
 from .address import RawConnection as RawConnection
 from .address import is_cluster as is_cluster
 from .address import may_have_run as may_have_run
@@ -25,7 +24,7 @@ from .execute import run_all as run_all
 from .refusals import NotReady as NotReady
 from .refusals import is_outage as is_outage
 from .refusals import is_refusal as is_refusal
-from .registry import check_for_tasks as check_for_tasks
+from .registry import Client as Client
 from .registry import encoded as encoded
 from .registry import server_of as server_of
 from .server import Server as Server

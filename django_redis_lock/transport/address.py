@@ -94,14 +94,6 @@ class Address(NamedTuple):
     connection_kwargs: dict[str, Any]
 
 
-class Client(Protocol):
-    """One of redis-py's clients: for threads, for tasks, or for a cluster."""
-
-    connection_pool: Any  #: Not a cluster's: it has one for each of its nodes.
-
-    def get_encoder(self) -> Any: ...
-
-
 class RawConnection(Protocol):
     generation: int  #: See ``Server.renew``.
 
@@ -228,7 +220,7 @@ def may_have_run(error: BaseException) -> bool:
     return not refusal(error) if noted is None else bool(noted)
 
 
-def is_cluster(client: Client) -> bool:
+def is_cluster(client: Any) -> bool:
     """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
     return hasattr(client, "nodes_manager")
 

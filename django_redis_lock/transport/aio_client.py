@@ -27,7 +27,6 @@ from ..protocol import Call
 from ..steps import adrive
 from .address import (
     TWINS,
-    Client,
     common_settings,
     may_have_run,
     note_sent,
@@ -55,7 +54,7 @@ from .execute import (
 )
 from .guarded_connection import guarded
 from .refusals import is_misdirected
-from .registry import server_of
+from .registry import Client, server_of
 from .retry import run_again, run_all_steps
 from .server import CHECK_SECONDS, Server
 

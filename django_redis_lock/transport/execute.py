@@ -20,9 +20,9 @@ from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..extension import OnUse
 from ..protocol import Call, Script
 from ..steps import drive
-from .address import Client, RawConnection, may_have_run, note_sent
+from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
-from .registry import server_of
+from .registry import Client, server_of
 from .server import CHECK_SECONDS, Server
 
 if TYPE_CHECKING:

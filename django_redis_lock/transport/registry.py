@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from redis.connection import ConnectionPool
 
 from ..extension import TOPOLOGIES, part
 from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
-from .address import Client, is_cluster
+from .address import is_cluster
 from .server import Server, disconnect_idle
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
@@ -20,6 +20,14 @@ _encoders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 #: Makes what takes the place of a server, while something does.
 _make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
 _registry = free_after_fork(Mutex())
+
+
+class Client(Protocol):
+    """One of redis-py's clients: for threads, for tasks, or for a cluster."""
+
+    connection_pool: Any  #: Not a cluster's: it has one for each of its nodes.
+
+    def get_encoder(self) -> Any: ...
 
 
 def server_of(client: Client) -> Server:

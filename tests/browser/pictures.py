@@ -128,7 +128,6 @@ def test_numbers(open_page: Open, client: redis.Redis) -> None:
         staged(client, number)
         page = open_page(viewport=WIDE)
         take(page, f"admin-{number}")
-        page.close()
 
 
 @newest

@@ -33,11 +33,11 @@ from django_redis_lock import MultiLock, locked
 from django_redis_lock.contrib.fallback import (
     AsyncFallbackLock,
     FallbackLock,
-    _logged_at,
     file_lock,
     held_locally,
     problem_of,
 )
+from django_redis_lock.contrib.fallback.host import _logged_at
 from django_redis_lock.contrib.fallback.redlock import FallbackRedlock
 from django_redis_lock.exceptions import LocalLockUnavailable
 from django_redis_lock.transport.aio_client import asyncio_client

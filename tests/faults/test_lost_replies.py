@@ -26,8 +26,8 @@ from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import questions
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
-from django_redis_lock.protocol import HolderInfo
 from django_redis_lock.protocol.holder_scripts import HELD, RESET
+from django_redis_lock.protocol.holders import HolderInfo
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,

@@ -12,7 +12,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from django_redis_lock.locking import Hold
-from django_redis_lock.protocol import Acquisition, HolderInfo, named_token
+from django_redis_lock.protocol import Acquisition, named_token
+from django_redis_lock.protocol.holders import HolderInfo
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.owner import Owner, fingerprint, hostname, process_id
 

@@ -92,7 +92,7 @@ PRIVATE_ALLOWED: dict[str, str] = {
     "ops/inventory/listing.py": "found place",
     "process_tree.py": "found",
     "protocol/keys.py": "found",
-    "protocol/owner.py": "found given",
+    "protocol/owner.py": "found",
     "protocol/validation.py": "found",
     "signals.py": "about",
     "singleflight/runners.py": "words",

@@ -19,8 +19,9 @@ from ... import events
 from ...clock import time
 from ...events import Subject
 from ...keeper import SentOnce, keeper
-from ...protocol import Call, HolderInfo
+from ...protocol import Call
 from ...protocol.holder_scripts import HELD
+from ...protocol.holders import HolderInfo
 
 __all__ = ["LocksPanel"]
 

@@ -24,16 +24,8 @@ from ...exceptions import LockError, TooFewReplicas
 from ...extension import on_first_use
 from ...locking import AsyncLock, Before, Hold, Lock, LockOperations
 from ...locking.questions import Query
-from ...protocol import (
-    AcquireRequest,
-    Acquisition,
-    HolderInfo,
-    Owner,
-    named_token,
-    new_token,
-    printable,
-)
-from ...protocol.owner import HeldReply
+from ...protocol import AcquireRequest, Acquisition, Owner, named_token, new_token, printable
+from ...protocol.holders import HeldReply, HolderInfo
 from ...protocol.validation import check_policy
 from ...steps import Steps
 from ...threads import get_logger

@@ -36,11 +36,11 @@ from ...protocol import (
     AcquireRequest,
     Call,
     Clock,
-    HolderInfo,
     Taken,
     milliseconds,
     named_token,
 )
+from ...protocol.holders import HolderInfo
 from ...protocol.lock_scripts import RELEASE
 from ...protocol.validation import check_seconds
 from ...steps import Steps

@@ -31,8 +31,9 @@ from ...protocol import (
     script,
 )
 from ...protocol.holder_scripts import HEARTBEATS, HELD
+from ...protocol.holders import HeldReply
 from ...protocol.keys import quorum_fence_key
-from ...protocol.owner import MAX_FENCE, HeldReply, bounded
+from ...protocol.owner import MAX_FENCE, bounded
 from ...threads import get_logger
 from ...transport import Server, is_refusal
 

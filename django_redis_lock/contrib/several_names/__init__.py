@@ -19,7 +19,8 @@ from ...clock import time
 from ...exceptions import LockError
 from ...locking import AsyncLock, Lock, LockOperations, questions
 from ...locking.questions import Query
-from ...protocol import AcquireRequest, Acquisition, Call, HolderInfo, named_token
+from ...protocol import AcquireRequest, Acquisition, Call, named_token
+from ...protocol.holders import HolderInfo
 from ...protocol.keys import slot_of
 from ...protocol.validation import check_names
 from ...steps import Steps, adrive, drive

@@ -61,7 +61,7 @@ class ReceivedGrant(NamedTuple):
 PopReply = Sequence[bytes] | None
 
 
-class Turn(Protocol):
+class WakeEvent(Protocol):
     """An event for one waiter."""
 
     def set(self) -> None: ...
@@ -280,7 +280,7 @@ def _forget_queues() -> None:
     queues.clear()
 
 
-def join(waiter: Waiter, queue: WaitQueue, new_turn: Callable[[], Turn]) -> None:
+def join(waiter: Waiter, queue: WaitQueue, new_turn: Callable[[], WakeEvent]) -> None:
     """Add ``waiter`` at the end of the queue for the lock, which is ``queue`` if there is none."""
     with _mutex:
         waiter.queue = joined = queues.setdefault(queue.key, queue)

@@ -31,7 +31,7 @@ from ...protocol import (
 from ...steps import Step, Steps
 from ...threads import get_logger
 from ...transport import Client, is_outage, may_have_run, note_sent, pack_words
-from .queue import PopReply, Turn, WaitQueue, join
+from .queue import PopReply, WaitQueue, WakeEvent, join
 
 logger = get_logger("django_redis_lock.waiting")
 
@@ -51,7 +51,7 @@ class Waiter:
         turn: set when it is this member's turn; None for the first member of a new queue.
     """
 
-    turn: Turn | None = None
+    turn: WakeEvent | None = None
 
     def __init__(self, client: Client, request: AcquireRequest, queue: WaitQueue) -> None:
         self._client = client
@@ -71,7 +71,7 @@ class Waiter:
     def _sleep(self, seconds: float) -> Step[None]:
         raise NotImplementedError
 
-    def _new_turn(self) -> Turn:
+    def _new_turn(self) -> WakeEvent:
         raise NotImplementedError
 
     @property

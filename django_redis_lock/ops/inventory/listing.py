@@ -12,7 +12,8 @@ from typing import Any
 
 from ...events import group_of
 from ...locking import Event, last_heartbeats, read_events
-from ...protocol import Call, HolderInfo, Owner, Script, Vanished, as_bytes
+from ...protocol import Call, Owner, Script, Vanished, as_bytes
+from ...protocol.holders import HolderInfo
 from ...protocol.keys import (
     FLIGHTS,
     INDEX,

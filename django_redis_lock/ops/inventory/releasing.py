@@ -12,8 +12,9 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from ...locking import code_here, event_args
-from ...protocol import Call, HolderInfo
+from ...protocol import Call
 from ...protocol.holder_scripts import reset_call
+from ...protocol.holders import HolderInfo
 from ...protocol.keys import INDEX, flight_key, flight_stream, keys_at
 from ...protocol.validation import MAX_LIMIT
 from ...singleflight import END_FLIGHT

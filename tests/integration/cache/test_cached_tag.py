@@ -112,7 +112,7 @@ def test_processes_render_once(redis_server: RedisServer, client: redis.Redis) -
     [
         ("{% cached %}{% endcached %}", "needs at least a timeout and a name"),
         ("{% cached 60 %}{% endcached %}", "needs at least a timeout and a name"),
-        ("{% cached 60 side stael=5 %}{% endcached %}", "Could not parse the remainder"),
+        ("{% cached 60 side stael=5 %}{% endcached %}", "cached has no option 'stael'"),
         ("{% cached soon side %}{% endcached %}", "timeout must be a number, not 'in May'"),
         ("{% cached 60 side stale='x' %}{% endcached %}", "stale must be a number"),
         ("{% cached 60 side using='none' %}{% endcached %}", "there is no cache 'none'"),

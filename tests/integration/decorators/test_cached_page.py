@@ -697,10 +697,9 @@ def test_it_is_public_and_lazy() -> None:
     assert "cached_page" in django_redis_lock.__all__
 
 
-@pytest.mark.parametrize("alias", ["plain", "missing"])
-def test_a_cache_that_cannot_do_it(alias: str) -> None:
-    page = cached_page(60, cache=alias)(lambda request: HttpResponse("page"))
-    with pytest.raises(ImproperlyConfigured, match=f"{alias}'"):
+def test_a_cache_that_is_not_there() -> None:
+    page = cached_page(60, cache="missing")(lambda request: HttpResponse("page"))
+    with pytest.raises(ImproperlyConfigured, match="CACHES has no 'missing'"):
         page(ask())
 
 

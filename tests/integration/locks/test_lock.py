@@ -13,7 +13,7 @@ import redis
 
 from django_redis_lock import Lock, LockError, LockNotOwnedError
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.locking import local_state
+from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
@@ -165,7 +165,7 @@ def test_on_lost_never_runs_in_the_keepers_thread(
         over.set()
 
     losing = SimpleNamespace(add=lambda job: job.hold.lose("it was lost at once"))
-    monkeypatch.setattr(local_state, "keeper", lambda: losing)
+    monkeypatch.setattr(hold_module, "keeper", lambda: losing)
     assert Lock(client, "lost", timeout=30, on_lost=on_lost).acquire()
     assert over.wait(PATIENCE)
     assert called != [threading.get_ident()], "it stands for the keeper's here"
