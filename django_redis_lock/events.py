@@ -319,8 +319,7 @@ _VARYING = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[
 @remembered
 def group_of(name: str) -> str:
     """The default group of a name: the name with ``*`` for each number, UUID and hash in it, so
-    that ``invoice-17`` and ``invoice-18`` are counted together."""
-    # Of a name that a visitor has made long, the rest would only cost time.
+    that ``invoice-17`` and ``invoice-18`` are counted together; of a long name, its beginning."""
     return as_group(_VARYING.sub("*", name[: 10 * MAX_GROUP_CHARACTERS]))
 
 

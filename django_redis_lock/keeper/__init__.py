@@ -39,11 +39,9 @@ LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0
 #: How long a process waits at its end, for its jobs and then for its notices.
 FLUSH_SECONDS = 1.0
-#: Between two attempts to release what others wait for, and of all of them: during an outage there
-#: are more and more of such jobs. Between two that the server refuses for longer, until somebody
-#: changes its settings.
-MAX_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 3600.0
-MAX_REFUSED_PAUSE_SECONDS = 30.0
+#: Between two attempts to release what others wait for; if they are refused; and of all attempts:
+#: during an outage there are more and more of such jobs.
+MAX_PAUSE_SECONDS, REFUSED_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 30.0, 3600.0
 
 
 class Listener(Protocol):
@@ -115,9 +113,8 @@ class DeferredRelease(Job):
 
     It asks until it is answered, and once more a second later, because what was sent before may
     still lie unread in the server's buffers, where no lifetime has begun yet; for an hour, or as
-    long as the lock would live, in seconds (None: it has no lifetime, and nothing else ends it). A
-    refusal that does not pass by itself (permissions, an error of a proxy) it bears as long as the
-    lock lives.
+    long as the lock would live, in seconds (None: it has no lifetime, and nothing else ends it). It
+    bears a refusal that does not pass by itself, as of a permission, as long as the lock lives.
     """
 
     flush_at_exit = True
@@ -145,9 +142,7 @@ class DeferredRelease(Job):
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + self._pause
         passes = is_outage(error) or self.server.refuses(error)
-        self._pause = min(
-            self._pause * 2, MAX_PAUSE_SECONDS if passes else MAX_REFUSED_PAUSE_SECONDS
-        )
+        self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS if passes else REFUSED_PAUSE_SECONDS)
         # Else it would be refused forever; and a key of another type is no lock.
         self._answers += not passes and (now >= self._lives_until or "WRONGTYPE" in str(error))
 

@@ -65,9 +65,8 @@ class ProducerFailed(Exception):
         return f"{type(self.error).__name__}: {self.error}"[:MAX_MESSAGE_CHARACTERS]
 
 
-#: What this thread or task is computing, by server and key, each with what has its token; see
-#: ``in_process.computing``. A runner restores it after each call, because an exception from a
-#: signal handler may keep that block from it.
+#: What this thread or task is computing, by server and key, each with what has its token. Runners
+#: restore it after each call: an interrupt may keep ``in_process.computing`` from that.
 under_computation: ContextVar[tuple[dict[tuple[Any, bytes], Any], ...]] = ContextVar(
     "under_computation", default=()
 )
