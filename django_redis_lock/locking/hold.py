@@ -369,7 +369,7 @@ class Renewal(Job):
     def _ask_why(self, early: bool) -> None:
         """``early``: see ``causes.Question``."""
         self.hold.missing = True
-        self._early, self.due = early, time.monotonic()
+        self._early, self.due, self.flush_at_exit = early, time.monotonic(), True
 
     def _lose(self, reason: str) -> None:
         self.stop()
