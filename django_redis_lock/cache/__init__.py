@@ -93,9 +93,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     @property
     def client(self) -> Any:
-        """django-redis's client: it makes no key of a lock, stores numbers as such, and of its
-        connections none returns the reply to another call, nor stays with a server that has become
-        a replica."""
+        """django-redis's client: it makes no key of a lock, and of its connections none returns the
+        reply to another call, nor stays with a server that has become a replica."""
         if self._client is None:
             if apps.ready and not apps.is_installed(PACKAGE):
                 part("checks").log_not_installed()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -36,15 +36,9 @@ if TYPE_CHECKING:
 else:
     TypedValues = GetOrSet
 
+_Patterns = tuple[Callable[[str], Any], Callable[[str], Any]]
 #: The most held locks that ``keys()`` leaves out where their keys do not show what they are.
 MAX_HIDDEN = 10_000
-
-
-class _Patterns(NamedTuple):
-    """``is_of_lock``: whether a key may be a lock's; ``match``: or a companion's."""
-
-    is_of_lock: Callable[[str], Any]
-    match: Callable[[str], Any]
 
 
 class KeyGuard:
@@ -73,10 +67,10 @@ class KeyGuard:
         made = self.unchecked(key, version, prefix)
         if self._is_custom or prefix is not None or type(version) not in (int, type(None)):
             self._look_closely(key, made, version, prefix)
-        patterns = self._patterns()
-        if patterns.match(made):
+        is_of_lock, may_be_refused = self._patterns()
+        if may_be_refused(made):
             refuse_reserved(made.encode(errors="surrogatepass"))
-            if patterns.is_of_lock(made):
+            if is_of_lock(made):
                 raise _refusal(key, made)
         return made
 
@@ -97,13 +91,14 @@ class KeyGuard:
         self._settings = current  # Last: other threads may use this guard.
 
     def _patterns(self) -> _Patterns:
-        """Those for the cache's KEY_PREFIX and VERSION, which may be a tenant's and change."""
+        """What matches the keys of locks, and those of companions, too, with the cache's KEY_PREFIX
+        and VERSION, which may be a tenant's and change."""
         where = f"{self._cache.key_prefix}", f"{self._cache.version}"
         patterns = self._by_prefix.get(where)
         if patterns is None:
             locks = "|".join(self._locks()) or r"(?!)"
             both = "|".join((*map(re.escape, RESERVED), locks))
-            patterns = _Patterns(re.compile(locks).match, re.compile(both).match)
+            patterns = re.compile(locks).match, re.compile(both).match
             if len(self._by_prefix) > MAX_CACHED:
                 self._by_prefix = {}
             self._by_prefix[where] = patterns
@@ -149,13 +144,10 @@ class KeyGuard:
     def hidden(self) -> Callable[[bytes], bool]:
         """What says of a key in Redis, as ``keys()`` reads it, that it is not that of a value."""
         self._read_settings()
-        is_of_lock = self._patterns().is_of_lock
+        is_of_lock, _ = self._patterns()
         shown = not self._is_custom and bool(_protected(self._cache.conf))
-        held = (
-            ()
-            if shown
-            else frozenset(part("inventory").indexed_locks(self._cache._lock_client(), MAX_HIDDEN))
-        )
+        client = self._cache._lock_client()
+        held = frozenset(() if shown else part("inventory").indexed_locks(client, MAX_HIDDEN))
 
         def is_hidden(made: bytes) -> bool:
             of_lock = is_of_lock(made.decode(errors="replace"))

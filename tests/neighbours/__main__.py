@@ -184,6 +184,18 @@ def run(neighbour: Neighbour, source: Path, backend: str, url: str) -> Outcomes:
     return outcomes(report)
 
 
+def on_both(neighbour: Neighbour, source: Path) -> list[Outcomes]:
+    found = []
+    for backend in BACKENDS:
+        with RedisServer() as server:
+            found.append(run(neighbour, source, backend, server.url.rpartition("/")[0]))
+    return found
+
+
+def differences(theirs: Outcomes, ours: Outcomes) -> list[str]:
+    return sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+
+
 def outcomes(report: Path) -> Outcomes:
     """A test may be in the report several times, once for each of its parts: then the worst."""
     found: Outcomes = {}
@@ -208,12 +220,11 @@ def main(names: Sequence[str]) -> int:
         if not neighbour.paths:
             print(f"| {neighbour.name} | {neighbour.version} | none in its source distribution |")
             continue
-        source, found = source_of(neighbour), []
-        for backend in BACKENDS:
-            with RedisServer() as server:
-                found.append(run(neighbour, source, backend, server.url.rpartition("/")[0]))
-        theirs, ours = found
-        different = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+        source = source_of(neighbour)
+        theirs, ours = on_both(neighbour, source)
+        different = differences(theirs, ours)
+        if different:  # Some depend on the clock: a cool-off of two seconds, on a busy machine.
+            different = sorted({*different} & {*differences(*on_both(neighbour, source))})
         failed = failed or bool(different) or "passed" not in ours.values()
         counted = Counter(ours.values())
         numbers = (
