@@ -47,7 +47,6 @@ PRIVATE_ALLOWED: dict[str, str] = {
     "contrib/exporters/__init__.py": "about found",
     "contrib/exporters/opentelemetry.py": "found said",
     "contrib/exporters/sentry.py": "about said",
-    "contrib/fallback/__init__.py": "about words",
     "contrib/fallback/file_lock.py": "found said words",
     "contrib/instant_loss.py": "ask",
     "contrib/locmem/memory/__init__.py": "at came given words",
