@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike, fspath
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -28,8 +28,6 @@ __all__ = [
     "ON_WAIT_TIMEOUT",
     "SETTING",
     "Conf",
-    "GetOrSetArguments",
-    "GetOrSetManyArguments",
     "GetOrSetOptions",
     "Timeout",
 ]
@@ -267,27 +265,6 @@ class Conf:
 
 #: Seconds, or None without end; or a function of the value that returns that.
 Timeout = float | None | Callable[[Any], float | None]
-OnWaitTimeout = Literal["compute", "raise", "default"]
-
-
-class GetOrSetManyArguments(TypedDict, total=False):
-    """The options of ``RedisCache.get_or_set_many``, explained at ``get_or_set``."""
-
-    wait: float
-    on_wait_timeout: OnWaitTimeout
-    jitter: float
-    error_ttl: float
-    group: str | None
-
-
-class GetOrSetArguments(GetOrSetManyArguments, total=False):
-    """The options of ``RedisCache.get_or_set``, explained there."""
-
-    stale: float
-    background: bool
-    soft_timeout: float | None
-
-
 _AS_SETTINGS = ("stale", "background", "soft_timeout", "on_wait_timeout", "jitter", "error_ttl")
 #: How each is checked. Unlike the setting WAIT, a wait may be 0.
 _CHECKS: dict[str, Callable[[str, Any], object]] = {
@@ -298,7 +275,7 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
 
 
 class GetOrSetOptions:
-    """``GetOrSetArguments``, checked. What is left out is a setting, read when it is needed, and
+    """The options of one call, checked. What is left out is a setting, read when it is needed, and
     remembered from then on."""
 
     stale: float

@@ -111,6 +111,7 @@ async def check() -> None:
         assert_type(current_lock().fence, int | None)
         current_lock().extend(5)
         current_lock().min_hold = 0
+        current_lock().ensure_held()
     async with locked("work") as alock:
         assert_type(alock, AsyncLock)
         await current_lock().extend(5)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .on_commit import FunctionOnCommit as FunctionOnCommit
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
+    from .typed import GetOrSetArguments as GetOrSetArguments
     from .typed import LockArguments as LockArguments
 else:
     guarded_connection = OnUse("transport.guarded_connection")
@@ -385,6 +386,6 @@ __getattr__ = on_first_use(
     __name__,
     {
         "contrib.locmem": "LocMemCache",
-        "cache.typed": "AsyncLockArguments CurrentLock LockArguments",
+        "cache.typed": "AsyncLockArguments CurrentLock GetOrSetArguments LockArguments",
     },
 )

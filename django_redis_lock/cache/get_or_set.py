@@ -35,7 +35,7 @@ from .reading import MISSING, CacheReader, FirstRead
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..conf import GetOrSetArguments, GetOrSetManyArguments
+    from .typed import GetOrSetArguments, GetOrSetManyArguments
 
 
 class GetOrSet(CacheReader):

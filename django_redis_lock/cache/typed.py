@@ -5,14 +5,32 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from ..conf import GetOrSetArguments, GetOrSetManyArguments, Timeout
-from ..locking import BaseLock
+from ..conf import Timeout
+from ..locking import LockOperations
 from .get_or_set import GetOrSet
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
+
+
+class GetOrSetManyArguments(TypedDict, total=False):
+    """The options of ``RedisCache.get_or_set_many``, explained at ``get_or_set``."""
+
+    wait: float
+    on_wait_timeout: Literal["compute", "raise", "default"]
+    jitter: float
+    error_ttl: float
+    group: str | None
+
+
+class GetOrSetArguments(GetOrSetManyArguments, total=False):
+    """The options of ``RedisCache.get_or_set``, explained there."""
+
+    stale: float
+    background: bool
+    soft_timeout: float | None
 
 
 class LockArguments(TypedDict, total=False):
@@ -47,7 +65,7 @@ class AsyncLockArguments(LockArguments, total=False):
     cancel_on_lost: bool
 
 
-class CurrentLock(BaseLock):
+class CurrentLock(LockOperations):
     """What ``current_lock()`` returns: a ``Lock``, or in coroutines an ``AsyncLock``, of which
     these methods are awaited."""
 

@@ -20,8 +20,7 @@ from .key_template import bound_method, made_for_task, namer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..cache import FunctionOnCommit
-    from ..conf import GetOrSetArguments
+    from ..cache import FunctionOnCommit, GetOrSetArguments
 
 P = ParamSpec("P")
 R = TypeVar("R")

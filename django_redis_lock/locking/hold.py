@@ -369,8 +369,7 @@ class Renewal(Job):
     def _ask_why(self, early: bool) -> None:
         """``early``: see ``causes.Question``."""
         self.hold.missing = True
-        self.flush_at_exit = True  # Else a process that ends now would not tell of the loss.
-        self._early, self.due = early, time.monotonic()
+        self._early, self.due, self.flush_at_exit = early, time.monotonic(), True
 
     def _lose(self, reason: str) -> None:
         self.stop()

@@ -19,19 +19,19 @@ from ..protocol import as_bytes, script, shared
 # this is let be. ARGV, from `first` on, has the tokens of the computations that the writer is part
 # of: a write by the computation itself is older than its result.
 #
-# await(flight, token): note that somebody waits for the computation with this token. Its stream
-# begins with an entry that followers do not read, 0-1: most computations have no followers, and
-# then a stream would only fill the memory. It lasts longer than a follower waits before it looks
-# again.
+# await(flight, token, left): note that somebody waits for the computation with this token, whose
+# flight has so many ms left. Its stream begins with an entry that followers do not read, 0-1: most
+# computations have no followers, and then a stream would only fill the memory. It lasts longer than
+# a follower waits before it looks again.
 STREAMS = shared("""
 local function stream_of(flight, token)
   return string.sub(flight, 1, #flight - 6) .. 'done:' .. token
 end
 
-local function await(flight, token)
+local function await(flight, token, left)
   local stream = stream_of(flight, token)
   redis.pcall('XADD', stream, '0-1', 'outcome', 'awaited')
-  redis.pcall('PEXPIRE', stream, '10000')
+  redis.pcall('PEXPIRE', stream, math.max(left, 10000))
 end
 """)
 LETTING_GO = shared("""
@@ -108,8 +108,9 @@ end
 local leader = redis.call('GET', KEYS[2])
 if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
 if leader and leader ~= ARGV[1] then
-  await(KEYS[2], leader)
-  return {0, leader, redis.call('PTTL', KEYS[2])}
+  local left = redis.call('PTTL', KEYS[2])
+  await(KEYS[2], leader, left)
+  return {0, leader, left}
 end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 if value then return {1, seen(KEYS[1])} end

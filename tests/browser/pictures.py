@@ -1,7 +1,9 @@
 """The pictures of the admin pages, and of the demo, in docs/images: ``make pictures``.
 
 They run as tests, so that they have a server and a browser. docs/images has all pictures of the
-newest Django, and of Django 5.2 the list; PICTURES names another folder, for all of them.
+newest Django, and of Django 5.2 the list; PICTURES names another folder, for all of them. Those of
+another theme need its package, and THEME=unfold (or jazzmin, grappelli) with
+DJANGO_SETTINGS_MODULE=tests.browser.theme_settings.
 """
 
 from __future__ import annotations

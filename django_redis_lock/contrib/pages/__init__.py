@@ -22,7 +22,7 @@ from .responses import conditional, is_unrendered
 from .visit import Visit
 
 if TYPE_CHECKING:
-    from ...conf import GetOrSetArguments
+    from ...cache import GetOrSetArguments
 
 #: Options that the names of headers do without.
 _OF_PAGES = {"stale", "soft_timeout", "background", "jitter"}

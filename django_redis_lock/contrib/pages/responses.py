@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any, cast
 
@@ -127,6 +128,14 @@ def finalized(request: Any, response: Any) -> Any:
     view = copy.copy(view)  # The request's own view changes its headers at the same time.
     view.headers = view.default_response_headers
     return view.finalize_response(request, response)
+
+
+def close_without_signal(response: Any) -> None:
+    """Close the files of a response that is not sent. Its own ``close()`` would tell Django that
+    the request has ended."""
+    for closer in response._resource_closers:
+        with suppress(Exception):
+            closer()
 
 
 def is_unrendered(response: Any) -> bool:

@@ -36,6 +36,7 @@ from .responses import (
     OwnWrites,
     PageFailed,
     Rendering,
+    close_without_signal,
     conditional,
     finalized,
     is_unrendered,
@@ -260,7 +261,7 @@ class Visit:
             _open[self._open_flight(key)] = rendering.postponed
             raise rendering.postponed
         if page is None and key and ranged and mine and getattr(response, "streaming", False):
-            response.close()
+            close_without_signal(response)
             response = yield from self._respond(request)  # For whom it seeks in a video.
         value = yield from self._store(key, page, response, generation)
         if mine:

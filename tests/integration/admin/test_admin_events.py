@@ -46,7 +46,7 @@ def note(client: Any, name: str, what: str, host: str, why: str = "", at: float 
     owner = Owner(f"{name}{what}", host, 7, "MainThread", f"label of {name}")
     key = f":1:lock:{name}".encode()
     when = int(at * 1e6) or None
-    run(client, note_call(key, what, owner, why, 3.0, when, server=server_of(client)))
+    run(client, note_call(key, what, owner, why, 3.0, at=when, server=server_of(client)))
 
 
 # -- the events ----------------------------------------------------------------------------------

@@ -113,6 +113,7 @@ def test_eight_hundred_threads_with_pools_as_they_are(
         crew.go()
         heard = {worker: {worker.hear()} for worker in crew}
         until(lambda: blocked(client) == 3)
+        until(lambda: any(worker.speaks() or heard[worker] == {"computing"} for worker in crew))
         (leader,) = (worker for worker in crew if worker.speaks() or heard[worker] == {"computing"})
         assert heard[leader] | {leader.hear()} == {"computing", "aboard"}
         leader.say("the report")
@@ -157,6 +158,7 @@ def test_nine_processes_of_nine_threads_share_one_read_each(
         crew.go()
         heard = {worker: {worker.hear()} for worker in crew}
         until(lambda: blocked(client) == 8)
+        until(lambda: any(worker.speaks() or heard[worker] == {"computing"} for worker in crew))
         (leader,) = (worker for worker in crew if worker.speaks() or heard[worker] == {"computing"})
         assert heard[leader] | {leader.hear()} == {"computing", "aboard"}
         client.config_resetstat()

@@ -4,12 +4,14 @@ nothing about a page: it ends no protection, and a stale page stays."""
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from typing import Any
 
 import pytest
 from django.core.cache import cache
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.core.signals import request_finished
+from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory, override_settings
@@ -137,14 +139,26 @@ def test_a_view_that_answers_to_another_condition_leaves_a_stale_page() -> None:
 
 
 def test_a_visitor_who_seeks_in_a_stream_gets_the_part() -> None:
+    """For the first answer, which is not sent, the request does not end: that would close its
+    database connections, and forget its urlconf."""
+    opened: list[io.BytesIO] = []
+    ended: list[Any] = []
+
     @cached_page(60)
     def video(request: HttpRequest) -> StreamingHttpResponse:
         part = "Range" in request.headers
-        return StreamingHttpResponse(["pa" if part else "page"], status=206 if part else 200)
+        opened.append(io.BytesIO(b"pa" if part else b"page"))
+        return FileResponse(opened[-1], status=206 if part else 200)
 
-    for _ in range(2):
-        response = video(ask(Range="bytes=0-1"))
-        assert (response.status_code, b"".join(response)) == (206, b"pa")
+    request_finished.connect(end := lambda **_: ended.append(1))
+    try:
+        for _ in range(2):
+            response = video(ask(Range="bytes=0-1"))
+            assert (response.status_code, b"".join(response)) == (206, b"pa")
+        assert not ended
+        assert [file.closed for file in opened] == [True, False, False][: len(opened)]
+    finally:
+        request_finished.disconnect(end)
 
 
 # -- temporary errors ----------------------------------------------------------------------------

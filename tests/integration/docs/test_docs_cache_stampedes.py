@@ -13,6 +13,7 @@ from django.core.cache import cache
 from django.template import Context, Template
 
 from django_redis_lock import conf
+from django_redis_lock.cache import GetOrSetArguments
 from django_redis_lock.signals import value_refresh_failed
 
 TEXT = (Path(__file__).parents[3] / "docs" / "cache_stampedes.md").read_text()
@@ -61,7 +62,7 @@ def test_the_example_of_a_template() -> None:
 
 def test_every_option_and_its_default_is_there(settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {}
-    for name in set(conf.GetOrSetArguments.__annotations__) - {"group"}:  # That has no setting.
+    for name in set(GetOrSetArguments.__annotations__) - {"group"}:  # That has no setting.
         default = getattr(conf.Conf(), name.upper())
         shown = f'"{default}"' if isinstance(default, str) else str(default)
         shown = f"{default:g}" if type(default) in (int, float) else shown
