@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -35,29 +34,32 @@ class Query(Generic[R]):
         call: what is sent; None if the answer is known without Redis.
         parse: the answer, from the reply; from None without a call.
         after: the answer after an error; raises the error if there is none.
+        queries: what is asked instead of a call, all at once; ``parse`` gets their answers.
     """
 
-    __slots__ = ("after", "call", "parse")
+    __slots__ = ("after", "call", "parse", "queries")
 
     def __init__(
         self,
         call: Call | None,
         parse: Callable[[Any], R],
         after: Callable[[Exception], R] | None = None,
+        queries: Sequence[Query[Any]] = (),
     ) -> None:
         self.call, self.parse, self.after = call, parse, after or _raise
+        self.queries = queries
 
     def then(self, change: Callable[[R], S]) -> Query[S]:
         """The same question, whose answer ``change`` makes of this one's."""
-        query: Query[Any] = copy.copy(self)
-        query.parse = lambda reply: change(self.parse(reply))
-        query.after = lambda error: change(self.after(error))
-        return query
+        return Query(
+            self.call,
+            lambda reply: change(self.parse(reply)),
+            lambda error: change(self.after(error)),
+            self.queries,
+        )
 
     def or_else(self, after: Callable[[Exception], R]) -> Query[R]:
-        query = copy.copy(self)
-        query.after = after
-        return query
+        return Query(self.call, self.parse, after, self.queries)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -15,7 +15,6 @@ from .acquisition import Vanished as Vanished
 from .acquisition import parse_acquire as parse_acquire
 from .acquisition import parse_grant as parse_grant
 from .acquisition import parse_renew as parse_renew
-from .acquisition import parse_watch as parse_watch
 from .acquisition import release_call as release_call
 from .keys import LockKeys as LockKeys
 from .keys import lock_keys as lock_keys

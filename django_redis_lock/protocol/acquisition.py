@@ -102,26 +102,6 @@ def parse_acquire(reply: Any, sent_at: float) -> Taken | Refused:
     return Refused(pttl, server_us, sent_at)
 
 
-class Watched(NamedTuple):
-    """The reply to WATCH.
-
-    Attributes:
-        untaken: whether a grant lies on the list although this process waits.
-        vanished: the holders for which it has made grants.
-    """
-
-    pttl: int
-    clock: Clock
-    untaken: bool
-    vanished: tuple[Vanished, ...]
-
-
-def parse_watch(reply: Sequence[Any], sent_at: float) -> Watched:
-    pttl, server_us, untaken, *vanished = reply
-    holders = tuple(Vanished(*each) for each in vanished)
-    return Watched(pttl, Clock(server_us, sent_at), bool(untaken), holders)
-
-
 class Extended(IntEnum):
     """The reply to EXTEND."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from .acquisition import Clock, Vanished
 from .owner import (
     MAX_FENCE,
     MAX_UNIX_TIME,
@@ -16,6 +17,26 @@ from .owner import (
     fields_of,
     fingerprint,
 )
+
+
+class Watched(NamedTuple):
+    """The reply to WATCH.
+
+    Attributes:
+        untaken: whether a grant lies on the list although this process waits.
+        vanished: the holders for which it has made grants.
+    """
+
+    pttl: int
+    clock: Clock
+    untaken: bool
+    vanished: tuple[Vanished, ...]
+
+
+def parse_watch(reply: Sequence[Any], sent_at: float) -> Watched:
+    pttl, server_us, untaken, *vanished = reply
+    holders = tuple(Vanished(*each) for each in vanished)
+    return Watched(pttl, Clock(server_us, sent_at), bool(untaken), holders)
 
 
 def fence_of(described: Mapping[str, str], id: str) -> int | None:

@@ -31,9 +31,9 @@ from .members import (
     AllReply,
     Asked,
     MultiHold,
-    SeveralQueries,
     member_class,
     parse_acquire_all,
+    query_steps,
     together,
 )
 
@@ -294,11 +294,12 @@ class SeveralNames(LockOperations):
     def _owned_query(self) -> Query[bool]:
         if self.local.token is None:
             return super()._owned_query()
-        return SeveralQueries([member._owned_query() for member in self.members], all)
+        queries = [member._owned_query() for member in self.members]
+        return Query(None, all, queries=queries)
 
     def _holders_query(self) -> Query[list[HolderInfo]]:
         queries = [questions.held(member) for member in self.members]
-        return SeveralQueries(queries, self._one_holder)
+        return Query(None, self._one_holder, queries=queries)
 
     def _one_holder(self, holders: Sequence[HolderInfo | None]) -> list[HolderInfo]:
         """The holder of the first name that another holds, or else of the first that is held."""
@@ -331,8 +332,8 @@ class MultiLock(SeveralNames, Lock):
         return run(self.redis, call, patience=patience).value
 
     def _reply_to(self, query: Query[Any]) -> Any:
-        if isinstance(query, SeveralQueries):
-            return drive(self._together(*query.all_steps()))
+        if query.queries:
+            return drive(self._together(*map(query_steps, query.queries)))
         return super()._reply_to(query)
 
 
@@ -343,8 +344,8 @@ class AsyncMultiLock(SeveralNames, AsyncLock):
         return (await arun(self.redis, call, patience=patience)).value
 
     async def _reply_to(self, query: Query[Any]) -> Any:
-        if isinstance(query, SeveralQueries):
-            return await adrive(self._together(*query.all_steps()))
+        if query.queries:
+            return await adrive(self._together(*map(query_steps, query.queries)))
         return await super()._reply_to(query)
 
 

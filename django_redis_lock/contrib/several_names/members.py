@@ -124,20 +124,7 @@ class Asked(NamedTuple):
     request: AcquireRequest
 
 
-class SeveralQueries(Query[R]):
-    """``queries`` of members, side by side. ``parse``: the answer, from theirs."""
-
-    __slots__ = ("_queries",)
-
-    def __init__(self, queries: Sequence[Query[Any]], parse: Callable[[Any], R]) -> None:
-        super().__init__(None, parse)
-        self._queries = queries
-
-    def all_steps(self) -> list[Steps[Any]]:
-        return [_query_steps(query) for query in self._queries]
-
-
-def _query_steps(query: Query[R]) -> Steps[R]:
+def query_steps(query: Query[R]) -> Steps[R]:
     try:
         reply = None if query.call is None else (yield query.call).value
     except Exception as error:

@@ -26,9 +26,9 @@ from ...protocol import (
     Refused,
     Taken,
     parse_grant,
-    parse_watch,
     waiter_id,
 )
+from ...protocol.holders import parse_watch
 from ...steps import Step
 from ...threads import Mutex, after_fork, free_after_fork
 from ...transport import Client, Server
