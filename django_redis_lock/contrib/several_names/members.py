@@ -142,9 +142,9 @@ def together(
 ) -> Steps[list[Any]]:
     """Take these steps of members side by side, so that what they ask of Redis at the same time
     is one request if their keys are ``in_one_place``; what they return. When all have ended, the
-    error of the first that failed is raised."""
+    error of the first of them that failed is raised."""
     outcomes: list[Any] = [None] * len(all_steps)
-    errors: list[Exception] = []
+    errors: dict[int, Exception] = {}
     asked: dict[int, Call] = {}
 
     def go_on(place: int, answer: Any) -> Generator[Any, Any, None]:
@@ -163,7 +163,7 @@ def together(
         except StopIteration as end:
             outcomes[place] = end.value
         except Exception as error:
-            errors.append(error)
+            errors[place] = error
 
     for place in range(len(all_steps)):
         yield from go_on(place, None)
@@ -174,7 +174,7 @@ def together(
         for place, answer in zip(places, answers, strict=True):
             yield from go_on(place, answer)
     if errors:
-        raise errors[0]
+        raise errors[min(errors)]
     return outcomes
 
 

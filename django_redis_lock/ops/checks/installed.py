@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage
 
 from .settings import found
 
-logger = logging.getLogger("django_redis_lock")
+logger = logging.getLogger("django_redis_lock.checks")
 
 TEXT = (
     "A cache uses django_redis_lock, which is not in INSTALLED_APPS: its system checks, commands, "

@@ -15,6 +15,7 @@ from django_redis.cache import RedisCache as PlainCache
 from django_redis.client import DefaultClient
 
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.conf import SETTING
 from tests.redis_server import RedisServer
 
 Operation = Callable[[Any], Any]
@@ -511,7 +512,8 @@ def test_arguments_are_djangos_own(name: str) -> None:
 def test_what_get_or_set_adds_is_given_by_name() -> None:
     django = parameters(BaseCache.get_or_set)
     extras = parameters(RedisCache.get_or_set)[len(django) :]
-    assert places(RedisCache.get_or_set) == [(p.name, p.default, True) for p in django]
+    wanted = [(p.name, SETTING if p.name == "timeout" else p.default, True) for p in django]
+    assert places(RedisCache.get_or_set) == wanted
     assert extras
     assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in extras)
 

@@ -438,7 +438,7 @@ def test_a_project_whose_caches_cannot_lock(run: Run, settings: Any) -> None:
         assert "none of the CACHES supports locks" in err
     code, out, _ = run("doctor")
     assert code == 3
-    assert "  error    settings     W003: None of the CACHES supports locks." in out
+    assert "  error    settings     W003: None of the CACHES supports locks" in out
 
 
 def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

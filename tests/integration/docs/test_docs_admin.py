@@ -50,7 +50,7 @@ def example(word: str) -> str:
 
 def test_the_pictures() -> None:
     shown = re.findall(r"\]\((images/.*?)\)", TEXT)
-    assert len(shown) == len(set(shown)) == 13
+    assert len(shown) == len(set(shown)) == 26
     for name in shown:
         assert (DOCS / name).read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in (DOCS / "images").glob("admin-*")} == {

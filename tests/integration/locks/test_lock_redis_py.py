@@ -49,6 +49,7 @@ class TestInterface:
             found = given[position]
             assert (found.name, found.kind) == (parameter.name, parameter.kind)
             assert found.default == parameter.default
+        assert given[-1].name != "unknown" or given.pop().kind is inspect.Parameter.VAR_KEYWORD
         for added in given[len(wanted) :]:
             assert added.default is not inspect.Parameter.empty
             # Older versions of redis-py know one argument less.
