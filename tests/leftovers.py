@@ -58,7 +58,7 @@ def _remove(folder: Path, server: int) -> list[str]:
 
 def _command(pid: int) -> str:
     """The command of a process that runs; empty if there is none."""
-    asked = ["ps", "-o", "stat=", "-o", "args=", "-p", str(pid)]
+    asked = ["ps", "-ww", "-o", "stat=", "-o", "args=", "-p", str(pid)]
     state, _, command = _output(asked).strip().partition(" ")
     return "" if state.startswith("Z") else command.strip()
 
@@ -66,7 +66,7 @@ def _command(pid: int) -> str:
 def _is_used(folder: Path) -> bool:
     """By a browser; an artifact folder has no process's arguments, so a new one counts as used."""
     is_new = time.time() - folder.stat().st_mtime < 3600
-    return is_new or str(folder) in _output(["ps", "-eo", "args="])
+    return is_new or str(folder) in _output(["ps", "-ww", "-eo", "args="])
 
 
 def _output(command: list[str]) -> str:
