@@ -271,7 +271,6 @@ class Renewal(Job):
         return self.hold.deadline
 
     def begin(self) -> None:
-        _ = records.Heartbeat  # Not in the keeper's thread: after a fork an import would not end.
         self.schedule(self.hold.began)
         latest[self.server, self.hold.keys.lock] = self
         keeper().add(self)
