@@ -90,6 +90,7 @@ class Losses:
 
     def expect(self, reason: str, number: int = 1) -> None:
         until(lambda: self.events)
+        until(lambda: min(len(self.lines), len(self.events)) >= number)
         assert len(self.lines) == len(self.events) == number
         assert all(reason in line for line in self.lines)
         assert all(reason in event.reason for event in self.events)
