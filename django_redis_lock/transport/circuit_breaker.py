@@ -47,7 +47,7 @@ class Breaker:
         server: str,
         timeout: float = 5.0,
         now: Callable[[], float] = time.monotonic,
-        limits: Callable[[], tuple[int, float]] = lambda: hooks.breaker_limits(),  # noqa: PLW0108
+        limits: Callable[[], tuple[int, float]] = lambda: hooks.breaker_limits(),  # noqa: PLW0108  # set later
     ) -> None:
         self.server = server
         self.failing = False
