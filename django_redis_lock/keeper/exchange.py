@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..transport import over_a_loop
     from . import Job
 else:
-    over_a_loop = OnUse("transport.over_a_loop")
+    over_a_loop = OnUse("transport.over_a_loop", in_keeper=True)
 
 logger = get_logger("django_redis_lock.keeper")
 

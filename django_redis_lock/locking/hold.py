@@ -41,8 +41,8 @@ from ..protocol import (
 from ..threads import Mutex, after_fork, free_after_fork, get_logger
 from ..transport import Server
 
-records, causes = OnUse("locking.records"), OnUse("locking.causes")
-activities = OnUse("protocol.activities")
+records, causes = OnUse("locking.records", in_keeper=True), OnUse("locking.causes", in_keeper=True)
+activities = OnUse("protocol.activities", in_keeper=True)
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
