@@ -85,10 +85,15 @@ class Link:
         return self.checking or bool(self.unanswered)
 
     @property
+    def has_unsent(self) -> bool:
+        return bool(self.waiting or self.called)
+
+    @property
     def pause(self) -> float:
         """The seconds until more can be sent, ``inf`` if nothing is to be sent."""
-        idle = self.has_asked or not (self.waiting or self.called)
-        return math.inf if idle else max(0.0, self.resumes_at - awake())
+        if self.has_asked or not self.has_unsent:
+            return math.inf
+        return max(0.0, self.resumes_at - awake())
 
     def next(self) -> tuple[Job, Call | None]:
         """The job whose call is to be sent next."""
@@ -221,8 +226,8 @@ class Exchanges:
     def _link(self, server: Server) -> Link:
         link = self._links.get(server)
         if link is None:
-            for old in [each for each in self._links if each.retired]:
-                if not self._links[old].unanswered:
+            for old, unused in list(self._links.items()):
+                if old.retired and not (unused.has_asked or unused.has_unsent):
                     self._links.pop(old).drop()
             link = self._links[server] = Link(server)
         return link
