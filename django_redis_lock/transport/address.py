@@ -35,7 +35,8 @@ from redis.retry import Retry
 from .refusals import refusal
 
 if TYPE_CHECKING:
-    from .registry import Pool, Reply, Settings
+    from ..protocol import Reply
+    from .registry import Pool, Settings
 
 try:
     import hiredis

@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
-from ..protocol import Call
+from ..protocol import Call, Reply
 from ..steps import Step, adrive
 from .address import (
     TWINS,
@@ -54,7 +54,7 @@ from .execute import (
 )
 from .guarded_connection import guarded
 from .refusals import is_misdirected
-from .registry import Client, Pool, Reply, server_of
+from .registry import Client, Pool, server_of
 from .retry import run_again, run_all_steps
 from .server import CHECK_SECONDS, Server
 

@@ -27,6 +27,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
+from ..protocol import Reply
 from .address import (
     HAS_HIREDIS,
     INCOMPLETE,
@@ -38,7 +39,7 @@ from .address import (
 )
 
 if TYPE_CHECKING:
-    from .registry import Pool, Reply
+    from .registry import Pool
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import real_time as time
 from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..extension import OnUse
-from ..protocol import Call, Script
+from ..protocol import Call, Reply, Script
 from ..steps import drive
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
-from .registry import Client, Reply, server_of
+from .registry import Client, server_of
 from .server import CHECK_SECONDS, Server
 
 if TYPE_CHECKING:

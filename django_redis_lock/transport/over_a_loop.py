@@ -9,11 +9,11 @@ from queue import Empty, SimpleQueue
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..protocol import Reply
 from .address import RawConnection
 from .aio_client import loops
 from .aio_connection import AsyncRawConnection
 from .execute import pack_words
-from .registry import Reply
 from .server import Server
 
 

@@ -25,9 +25,6 @@ _registry = free_after_fork(Mutex())
 Settings: TypeAlias = dict[str, Any]
 #: Equal for connections to one database as one user.
 Database: TypeAlias = tuple[object, ...]
-#: A reply of Redis, as redis-py's parsers return it: None, an int, bytes or a list of these; the
-#: contract of a script says which of them, and ``protocol`` has a type and a parser for most.
-Reply: TypeAlias = Any
 
 
 class Pool(Protocol):

@@ -10,12 +10,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
-from ..protocol import Call
+from ..protocol import Call, Reply
 from ..steps import Step, Steps
 from .address import may_have_run, note_sent
 from .execute import REPORTED, Answer, first_patience
 from .refusals import NotReady, is_busy
-from .registry import Reply
 from .server import Server
 
 #: Seconds for which a call is retried whose keys have moved: a slot with few keys moves faster.

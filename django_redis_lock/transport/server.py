@@ -13,7 +13,7 @@ from redis.exceptions import AskError, BusyLoadingError, RedisError, ResponseErr
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
-from ..protocol import PendingLifetime
+from ..protocol import PendingLifetime, Reply
 from ..threads import after_fork
 from .address import (
     TRUSTED_SECONDS,
@@ -35,7 +35,7 @@ from .refusals import is_misdirected, name_missing_right
 
 if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
-    from .registry import Database, Pool, Reply, Settings
+    from .registry import Database, Pool, Settings
 
 #: Seconds that a new connection may take which shows whether a server is up to which another is
 #: silent.

@@ -158,7 +158,7 @@ class VirtualClock(Clock):
             and (thread.is_alive() if caller is thread else not caller.done())
             and Clock.monotonic() < since + self.real_wait
             for job in self.keeper.jobs()
-            if isinstance(job, (Renewal, FlightRenewal))
+            if isinstance(job, (Renewal, FlightRenewal)) and job.added_by is not None
             for caller, thread, since in (job.added_by,)
         )
 
