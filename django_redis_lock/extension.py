@@ -71,18 +71,15 @@ class OnUse:
             the child.
     """
 
-    in_keeper: ClassVar[list[OnUse]] = []
+    in_keeper: ClassVar[list[str]] = []
 
     def __init__(self, module: str, *, in_keeper: bool = False) -> None:
         self._module = module
         if in_keeper:
-            self.in_keeper.append(self)
-
-    def load(self) -> Any:
-        return import_module(f"{PACKAGE}.{self._module}")
+            self.in_keeper.append(module)
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self.load(), name)
+        value = getattr(import_module(f"{PACKAGE}.{self._module}"), name)
         setattr(self, name, value)  # The next use costs nothing.
         return value
 

@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 
 from .. import threads
 from ..clock import time
-from ..extension import OnUse, PartMissing, part
-from ..protocol import Call
+from ..extension import PartMissing, part
+from ..protocol import Call, Reply
 from ..threads import Mutex, ThreadEvent, after_fork, get_logger
 from ..transport import RawConnection, Server, is_outage
 
@@ -66,8 +66,8 @@ class Job:
     flush_at_exit = False
     #: The keeper that has it; see ``use_keeper``.
     added_to: Keeper | None = None
-    #: See ``testing``.
-    added_by: Any = None
+    #: The task or thread, the thread, and since when; see ``testing``.
+    added_by: tuple[Any, threading.Thread, float] | None = None
 
     def __init__(self, server: Server, due: float) -> None:
         self.server = server
@@ -81,7 +81,7 @@ class Job:
         """The call to send now; None if only ``due`` has changed."""
         raise NotImplementedError
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         """Handle the reply to ``call``; must set ``due`` or discard the job."""
         raise NotImplementedError
 
@@ -102,7 +102,7 @@ class SentOnce(Job):
     def call(self, now: float) -> Call:
         return self._call
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         keeper().discard(self)
 
     def failed(self, error: Exception, now: float) -> None:
@@ -136,7 +136,7 @@ class DeferredRelease(Job):
         keeper().discard(self)
         return None
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         self._answers += 1
         self.flush_at_exit = False
         self.due = sent_at + 1.0
@@ -244,7 +244,7 @@ class Keeper:
     def _start(self) -> None:
         loaded = ThreadEvent()
         thread = threading.Thread(
-            target=self._run, args=(loaded,), name="django_redis_lock keeper", daemon=True
+            None, self._run, "django_redis_lock keeper", (loaded,), daemon=True
         )
         self._thread = thread
         self._wakes_at = -math.inf
@@ -271,10 +271,7 @@ class Keeper:
         threads.this_thread.is_keeper = True
         # Not in the caller's thread: a signal handler may interrupt that in an import.
         with suppress(Exception):  # What is missing raises again where it is used.
-            _ = self._exchanges
-            for module in OnUse.in_keeper:
-                module.load()
-            part("instant_loss")
+            self._exchanges.load()
         loaded.set()
         with self._mutex:
             if self._thread is None:  # A signal handler interrupted the one who started it.
@@ -313,7 +310,7 @@ class Keeper:
                     idle_until = now + IDLE_SECONDS
                 elif now >= idle_until:
                     self._thread = None
-                    self._close_links()
+                    self._exchanges.end()
                     return None
                 self._condition.wait(min(self._wakes_at - now, pause, LOOK_SECONDS))
         return None
@@ -349,12 +346,6 @@ class Keeper:
         """What has come due while replies were waited for."""
         with self._mutex:
             return self._pop_due(time.monotonic())
-
-    def _close_links(self) -> None:
-        servers = self._exchanges.servers
-        self._exchanges.close()
-        for server in servers:
-            server.close(but=1)
 
 
 _keeper = Keeper()

@@ -9,15 +9,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from time import monotonic as awake
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time, time
-from ..extension import OnUse
-from ..protocol import Call
+from ..extension import PACKAGE, OnUse, part
+from ..protocol import Call, Reply
 from ..threads import get_logger
 from ..transport import RawConnection, Server, pack, readable
 from ..transport.address import probe_seconds
@@ -196,9 +197,12 @@ class Exchanges:
         self._timeout = REPLY_TIMEOUT_SECONDS
         self._done: list[Job] = []
 
-    @property
-    def servers(self) -> list[Server]:
-        return list(self._links)
+    @staticmethod
+    def load() -> None:
+        """Load all that jobs use. Later, the process may fork at any moment."""
+        for module in OnUse.in_keeper:
+            import_module(f"{PACKAGE}.{module}")
+        part("instant_loss")
 
     def begin(self, jobs: Iterable[Job], shortest: float) -> None:
         """Do ``jobs``. ``shortest``: the seconds that the shortest lifetime lasts."""
@@ -303,7 +307,7 @@ class Exchanges:
             return
         try:
             while link.unanswered and link.connection.can_read(0):
-                answer: Any = None
+                answer: Reply = None
                 try:
                     answer = link.connection.read_response()
                 except ResponseError as error:
@@ -346,3 +350,10 @@ class Exchanges:
                 link.drop()
         self._links.clear()
         self._done.clear()
+
+    def end(self) -> None:
+        """The keeper's thread ends: close idle connections to its servers, too."""
+        servers = list(self._links)
+        self.close()
+        for server in servers:
+            server.close(but=1)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..protocol import Reply
 from .address import RawConnection
 from .execute import pack_words
 from .server import Server
@@ -27,8 +28,8 @@ class _OverALoop:
         self._loop = loop
         self._connection = connection
         self.generation = connection.generation
-        self._replies: SimpleQueue[tuple[BaseException | None, Any]] = SimpleQueue()
-        self._next: tuple[BaseException | None, Any] | None = None
+        self._replies: SimpleQueue[tuple[BaseException | None, Reply]] = SimpleQueue()
+        self._next: tuple[BaseException | None, Reply] | None = None
 
     def connect(self) -> None:
         """It is connected."""
@@ -36,7 +37,7 @@ class _OverALoop:
     def disconnect(self) -> None:
         """It is the loop's."""
 
-    def send_command(self, *args: Any) -> None:
+    def send_command(self, *args: object) -> None:
         self.send_packed_command([pack_words(*map(str.encode, map(str, args)))])
 
     def send_packed_command(self, command: list[bytes]) -> None:
@@ -52,7 +53,7 @@ class _OverALoop:
         except RedisError as error:
             self._replies.put((error, None))
 
-    def _answered(self, reply: asyncio.Future[Any]) -> None:
+    def _answered(self, reply: asyncio.Future[Reply]) -> None:
         error = reply.exception()
         self._replies.put((error, None if error else reply.result()))
 
@@ -62,7 +63,7 @@ class _OverALoop:
                 self._next = self._replies.get(timeout > 0, timeout)
         return self._next is not None
 
-    def read_response(self) -> Any:
+    def read_response(self) -> Reply:
         (error, value), self._next = self._next or self._replies.get(), None
         if error is not None:
             raise error

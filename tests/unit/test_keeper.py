@@ -201,7 +201,7 @@ class TestThread:
         assert not thread.is_alive()
         assert keeper._thread is None
         assert server.closed == 1
-        assert not keeper._exchanges.servers
+        assert not keeper._exchanges._links
 
     def test_it_comes_back(self, keeper: Keeper) -> None:
         for _ in range(2):
