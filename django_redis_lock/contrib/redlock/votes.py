@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...clock import time
 from ...exceptions import TooFewServers
@@ -36,6 +36,9 @@ from ...protocol.keys import quorum_fence_key
 from ...protocol.owner import MAX_FENCE, bounded
 from ...threads import get_logger
 from ...transport import Server, is_refusal
+
+if TYPE_CHECKING:
+    from ...protocol import Reply
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -68,7 +71,7 @@ def vote_call(keys: LockKeys, token: bytes, lifetime: int, attempt: bytes, floor
 Vote = Taken | Refused | Exception
 
 
-def parse_vote(reply: object, sent_at: float) -> Vote:
+def parse_vote(reply: Reply, sent_at: float) -> Vote:
     return reply if isinstance(reply, Exception) else parse_acquire(reply, sent_at)
 
 
@@ -184,7 +187,7 @@ class VotedRenewal(Renewal):
         self._requesting_vote = True
         return vote_call(hold.keys, hold.token, max(wanted, 0), hold.attempt, hold.fence)
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         if self._question is not None:
             super().answered(value, sent_at)
             return
