@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...clock import time
 from ...exceptions import TooFewServers
@@ -230,7 +230,7 @@ class VotedRenewal(Renewal):
             self.due = last + self._interval
 
 
-def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | bytes) -> object:
+def merged(call: Call, answers: Mapping[int, Reply], servers: int, name: str | bytes) -> object:
     """The reply to ``call`` of a majority of servers; or TooFewServers is raised."""
     needed = majority(servers)
     replies = [a for a in answers.values() if not isinstance(a, Exception)]
@@ -249,7 +249,7 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
     return int(sum(not reply for reply in replies) < needed)
 
 
-def _held(replies: Sequence[Any], needed: int) -> HeldReply | None:
+def _held(replies: Sequence[Reply], needed: int) -> HeldReply | None:
     """The reply to HELD about the holder that a majority names."""
     by_token: dict[bytes, list[HeldReply]] = {}
     for reply in replies:
@@ -265,6 +265,6 @@ def _held(replies: Sequence[Any], needed: int) -> HeldReply | None:
     return None
 
 
-def too_few(answers: Mapping[int, Any], servers: int, name: str | bytes) -> TooFewServers:
+def too_few(answers: Mapping[int, Reply], servers: int, name: str | bytes) -> TooFewServers:
     errors = [e for e in answers.values() if isinstance(e, Exception)]
     return TooFewServers(servers - len(errors), servers, errors, name)
