@@ -1,51 +1,42 @@
 """A task that is already waiting is not queued again.
 
-A message in the queue has a name, made from the arguments of its task. A lock with that name is
-held by the message: it carries the lock's token. Whoever sends a task takes the lock for it, or
-learns which task has it. The worker that starts the task releases the lock, or keeps it alive until
-the task has ended. If the message is lost, the lock ends with its lifetime.
+A message in the queue has a name, made from the arguments of its task, and holds a lock of that
+name: it carries the token. The sender of a task acquires the lock for it, or learns which other one
+has it. The worker that starts the task releases the lock, or renews it until the task has ended. If
+the message is lost, the lock ends with its lifetime.
 
-``celery`` and ``django`` say where the token travels.
+``celery`` and ``django``: where token and name travel.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
-from ... import events
 from ...cache import lock_cache
 from ...clock import time
 from ...conf import Conf
 from ...decorators import celery_task, is_django_task, namer
-from ...exceptions import LockError
-from ...keeper import DeferredRelease, keeper
-from ...locking import Hold, Renewal, Renewals, note_vanished
-from ...protocol import (
-    Acquisition,
-    Call,
-    Owner,
-    activity,
-    as_bytes,
-    fingerprint,
-    hostname,
-    milliseconds,
-    new_token,
-    parse_acquire,
-    release_call,
-    script,
-)
+from ...exceptions import LockError, LockNotOwnedError
+from ...extension import OnUse
+from ...locking import Hold, Renewal, Renewals
+from ...protocol import RENEW, Acquisition, Call
 from ...protocol.validation import check_policy, check_seconds
 from ...threads import get_logger
 from ...transport import is_outage, run, server_of
 from ...transport.refusals import explained
+
+if TYPE_CHECKING:
+    from . import celery, django
+else:
+    celery, django = (OnUse(f"contrib.unique_tasks.{name}") for name in ("celery", "django"))
 
 __all__ = ["AlreadyQueued", "Duplicate", "TaskNotQueued", "unique_task"]
 
@@ -59,57 +50,20 @@ PREFIX = "queued:"
 PATIENCE = 10.0
 _FAILED = (ConnectionInterrupted, RedisError, OSError)
 
-#: Give the lock to a message, or a new lifetime to the lock of a message that has it.
-#:
-#: KEYS  lock keys
-#: ARGV  token, lifetime, attempt ('' if any acquisition with this token will do), then fields and
-#:       values of the description
-#: returns {1, fence, server time, vanished()}, or {0, token, id} of the task that has it
-#: atomic because the description must be that of the token.
-TAKE = script("""
-local holder, id = redis.call('GET', KEYS[1]), redis.pcall('HGET', KEYS[4], 'task')
-if type(id) ~= 'string' then id = '' end
-if not may_take(holder, ARGV[1], ARGV[3]) then return {0, holder, id} end
-if holder ~= ARGV[1] then id = '' end
-local fence, gone = take(ARGV[1], ARGV[2], ARGV[3], holder, 1)
-put('HSET', KEYS[4], 'fence', string.format('%d', fence), 'task', id, unpack(ARGV, 4))
-redis.call('PEXPIRE', KEYS[4], ARGV[2])  -- A message that is lost is no holder that crashed.
-return {1, fence, now(), gone}
-""")
-
-#: Note the id of a task that is known only now.
-#:
-#: KEYS  lock keys        ARGV  token, fields and values        returns 1, or 0 if it has not the lock
-#: atomic because the description must be that of the token.
-NOTE = script("""
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-put('HSET', KEYS[4], unpack(ARGV, 2))
-return 1
-""")
-
 
 class TaskNotQueued(LockError):
-    """Redis could not be reached, so that nobody knows whether the task is queued already."""
+    """Redis is down, so that it is not known whether the task is queued already."""
 
 
 class AlreadyQueued(LockError):
-    """The task is queued already.
-
-    Attributes:
-        task_id: of the task that is; None if it is not known.
-    """
+    """The task is queued already; ``task_id`` says as which, if that is known."""
 
     task_id: str | None = None
 
 
 class Duplicate(NamedTuple):
-    """A task that was not queued, because another one with its name is.
-
-    Attributes:
-        name: made from the arguments.
-        task_id: of the other task; None if it is not known.
-        task: Celery's, or Django's.
-    """
+    """A ``task`` of Celery or Django that was not queued, because another message has its ``name``:
+    that of ``task_id``, if that is known."""
 
     name: str
     task_id: str | None
@@ -117,16 +71,13 @@ class Duplicate(NamedTuple):
 
     @property
     def result(self) -> Any:
-        """The ``AsyncResult`` (Celery) or ``TaskResult`` (Django) of the other task; None if its id
-        is not known, or the backend does not give results."""
-        if self.task_id is None:
-            return None
-        if hasattr(self.task, "AsyncResult"):
+        """The other task's ``AsyncResult`` or ``TaskResult``; None if its id is not known, or the
+        backend does not give results."""
+        if self.task_id and hasattr(self.task, "AsyncResult"):
             return self.task.AsyncResult(self.task_id)
-        try:
+        with suppress(Exception):  # Each backend has its own, for a result that is not there.
             return self.task.get_result(self.task_id)
-        except Exception:  # Each backend has its own for a result that is not there.
-            return None
+        return None
 
 
 def unique_task(
@@ -136,37 +87,34 @@ def unique_task(
     until: Literal["start", "done"] = "start",
     on_duplicate: Literal["skip", "raise"] | Callable[..., Any] = "skip",
     using: str | None = None,
-    on_redis_down: Literal["raise", "run"] | None = None,
+    on_redis_down: Literal["raise", "local", "run"] | None = None,
 ) -> Callable[[V], V]:
     """Queue a task only if none with the same name is queued: ``@unique_task("sync-{shop}",
     timeout=3600)`` above ``@shared_task`` or ``@app.task`` of Celery, or ``@task`` of Django.
 
-    It concerns all ways to send the task that know it: Celery's ``delay``, ``apply_async``, chains,
-    retries and beat, not ``send_task`` by name; ``enqueue`` and ``aenqueue`` of Django. A direct
-    call runs at once, as always.
+    * It concerns all that sends the task itself: ``delay``, ``apply_async``, chains, beat,
+      ``enqueue``, ``aenqueue``; not Celery's ``send_task``. A direct call runs at once.
+    * A retry is the same task: it is always sent, and has the name again if that is free.
+    * A task that others wait for (by a chain, a chord, ``link``) is not skipped, but sent without
+      the name.
+    * The name is free at once if sending fails, and after ``timeout`` if the message is lost.
 
-    * A retry is the same task: it is sent in any case, and has the name again if it is free.
-    * What others wait for (a step of a chain or chord, a task with ``link``) is not skipped: it is
-      sent without the name.
-    * If sending fails, the name is free at once; if the message is lost, after ``timeout``.
-
-    At most one message with a name is queued. That is not "at most one runs": brokers may deliver a
-    message twice. For the run use ``locked()``, below.
+    A broker may deliver a message twice, so this does not mean that one *runs* at a time: for that
+    put ``@locked`` below.
 
     Args:
         key: the name: a template over the arguments of the task, or a callable that takes them.
-        timeout: seconds after which the name is free, if the task has not been started by then; a
-            ``countdown`` or ``eta`` is added to it.
-        until: ``"start"``: the name is free when the task starts, so that a change that comes
-            during the run is queued. ``"done"``: when it has ended; the worker renews it until
-            then.
-        on_duplicate: ``"skip"``: the caller gets the ``AsyncResult`` or ``TaskResult`` of the task
-            that is queued, see ``Duplicate.result``. ``"raise"``: ``AlreadyQueued``. Or called with
-            a ``Duplicate`` and the arguments of the task; the caller gets its result.
+        timeout: seconds for which the name is taken, if the task does not start; a ``countdown`` or
+            ``eta`` is added.
+        until: ``"start"``: the name is free when the task starts, so that what changes during the
+            run is queued. ``"done"``: when the task has ended; until then it is renewed.
+        on_duplicate: ``"skip"``: the caller gets ``Duplicate.result``, that of the task that is
+            queued. ``"raise"``: ``AlreadyQueued``. Or called with a ``Duplicate`` and the arguments
+            of the task; the caller gets its result.
         using: the cache alias. Default: the setting USING.
         on_redis_down: ``"raise"``: the caller gets ``TaskNotQueued``, and a worker does not run the
-            task. ``"run"``: the task is queued, or runs, although it may not be the only one.
-            Default: the setting; ``"local"`` there means ``"run"`` here.
+            task. ``"run"``, ``"local"``: it is queued, and runs, perhaps more than once. Default:
+            the setting.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or the target is no task.
@@ -178,33 +126,29 @@ def unique_task(
     if until not in ("start", "done"):
         raise ValueError(f"until must be 'start' or 'done', not {until!r}")
     if not (on_duplicate in ("skip", "raise") or callable(on_duplicate)):
-        raise ValueError(
-            f"on_duplicate must be 'skip', 'raise' or a callable, not {on_duplicate!r}"
-        )
-    if on_redis_down == "local":
-        raise ValueError("on_redis_down must be 'raise' or 'run': a queue is not of one host")
+        raise ValueError(f"on_duplicate must be 'skip', 'raise' or callable, not {on_duplicate!r}")
     if not (using is None or isinstance(using, str)):
         raise TypeError(f"using must be a cache alias, not {using!r}")
-    rules = Rules(key, timeout, until, on_duplicate, using, on_redis_down)
+    rules = partial(Unique, key, timeout, until, on_duplicate, using, on_redis_down)
 
     def decorate(target: Any) -> Any:
-        kind = type(target)
+        is_shared = (type(target).__module__, type(target).__name__) == ("celery.local", "Proxy")
         if is_django_task(target):
-            from .django import unique
-        elif (kind.__module__, kind.__name__) == ("celery.local", "Proxy") or celery_task(target):
-            from .celery import unique
-        else:
-            raise TypeError(
-                f"@unique_task(...) decorates tasks, not {target!r}: put it above @shared_task, "
-                "@app.task or @task"
-            )
-        return unique(rules, target)
+            return django.unique(rules, target)
+        if is_shared or celery_task(target):
+            return celery.unique(rules, target)
+        raise TypeError(
+            f"@unique_task(...) decorates tasks, not {target!r}: put it above @shared_task, "
+            "@app.task or @task"
+        )
 
     return decorate
 
 
-class Rules(NamedTuple):
-    """The arguments of ``unique_task``."""
+@dataclass
+class Unique:
+    """The arguments of ``unique_task``, for the task ``title``; those of ``function`` give the name
+    of each message."""
 
     key: Any
     timeout: float
@@ -212,222 +156,146 @@ class Rules(NamedTuple):
     on_duplicate: Any
     using: str | None
     on_redis_down: str | None
+    function: Callable[..., Any]
+    title: str
 
-
-class Other(NamedTuple):
-    """The message that has a name. ``task_id`` may be empty."""
-
-    token: str
-    task_id: str
-
-
-class Unique:
-    """The rules for one task.
-
-    Args:
-        function: whose arguments give the name.
-        title: the dotted name of the task.
-    """
-
-    def __init__(self, rules: Rules, function: Callable[..., Any], title: str) -> None:
-        self.rules, self.title = rules, title
-        self._name = namer(rules.key, function, title)
+    def __post_init__(self) -> None:
+        self._name = namer(self.key, self.function, self.title)
+        self.group = f"{PREFIX}{self.title if callable(self.key) else self.key}"[:100]
 
     @property
-    def _using(self) -> str:
-        return self.rules.using or Conf().USING
+    def cache(self) -> Any:
+        return lock_cache(self.using or Conf().USING)
 
-    def name_of(self, args: Any, kwargs: Any) -> str:
-        return self._name if isinstance(self._name, str) else self._name(tuple(args), kwargs)
+    def to_send(self, args: Any, kwargs: Any, token: str, delay: float) -> Message:
+        name = self._name if isinstance(self._name, str) else self._name(tuple(args), kwargs)
+        return Message(self, name, token, f"queued: {self.title}", timeout=self.timeout + delay)
 
-    def message(self, name: str, token: str, task_id: str = "") -> Message:
-        return Message(self, lock_cache(self._using), name, token, task_id)
+    def to_run(self, name: str, token: str, task_id: str) -> Message:
+        label = f"running: {self.title} ({task_id})"
+        return Message(self, name, token, label, timeout=self.timeout, renew=True)
 
-    def send(
-        self,
-        message: Message,
-        attempt: str,
-        delay: float,
-        publish: Callable[[bool], Any],
-        duplicate: Callable[[Other], Any],
-    ) -> Any:
-        """Take the name and ``publish(True)``; ``publish(False)`` goes without it.
-
-        Args:
-            attempt: see TAKE; '' for a retry, which is sent in any case.
-            delay: seconds before which the task cannot start.
-            duplicate: called if another message has the name.
-        """
-        try:
-            other = message.take("queued", attempt, delay)
-        except BaseException as error:
-            message.give_back()
-            if not isinstance(error, _FAILED):
-                raise
-            if attempt and not self.goes_on(error):
-                text = f"The task {self.title} was not queued, as its name could not be taken: "
-                raise TaskNotQueued(text + explained(error), message.name) from error
-            self.warn(error)
-            return publish(False)
-        if other is not None:
-            return duplicate(other) if attempt else publish(False)
-        try:
-            return publish(True)
-        except BaseException:
-            message.release()
-            raise
+    def goes_on(self, error: BaseException) -> bool:
+        """Whether the work is done all the same, as Redis is down."""
+        if (self.on_redis_down or self.cache.conf.ON_REDIS_DOWN) == "raise" or not is_outage(error):
+            return False
+        text = "Redis is down: the task %(task)s may be queued or run more than once: %(error)s"
+        logger.warning(text, {"task": self.title, "error": error})
+        return True
 
     def refuse(self, duplicate: Duplicate, args: Any, kwargs: Any) -> Any:
         """What the caller gets instead of a second task."""
-        if callable(self.rules.on_duplicate):
-            return self.rules.on_duplicate(duplicate, *args, **kwargs)
-        if self.rules.on_duplicate == "skip":
+        if callable(self.on_duplicate):
+            return self.on_duplicate(duplicate, *args, **kwargs)
+        if self.on_duplicate == "skip":
             return duplicate.result
         text = f"The task {self.title} is queued already, as {duplicate.task_id or 'another'}"
         error = AlreadyQueued(text, duplicate.name)
         error.task_id = duplicate.task_id
         raise error
 
-    def goes_on(self, error: Exception) -> bool:
-        """Whether the work is done all the same while Redis is down."""
-        conf: Conf = lock_cache(self._using).conf
-        return (self.rules.on_redis_down or conf.ON_REDIS_DOWN) != "raise" and is_outage(error)
-
-    def warn(self, error: BaseException) -> None:
-        text = "Redis is down: the task %(task)s may be queued or run more than once: %(error)s"
-        logger.warning(text, {"task": self.title, "error": error})
-
 
 class Message:
     """A message and its lock.
 
     Attributes:
-        name: of the message; that of the lock has PREFIX before it.
-        kept: the message is queued again with its token, so the end of this run does not free it.
+        named: whether it has the name.
+        passed_on: it is queued again with its token: the end of this run does not free the name.
     """
 
-    kept = False
-    _renewals: Renewals | None = None
+    named = passed_on = False
 
-    def __init__(self, unique: Unique, cache: Any, name: str, token: str, task_id: str) -> None:
-        self.unique, self.name, self.task_id = unique, name, task_id
-        rules = unique.rules
-        options = {
-            "timeout": rules.timeout,
-            "id": token,
-            "group": f"{PREFIX}{unique.title if callable(rules.key) else rules.key}"[:100],
-            "replicas": 0,
-            "on_redis_down": "raise",
-        }
-        self.lock = cache.lock(f"{PREFIX}{name}", **options)
-        self._server = server_of(self.lock.redis)
+    def __init__(self, unique: Unique, name: str, token: str, label: str, **options: Any) -> None:
+        self.unique, self.name = unique, name
+        options.update(id=token, label=label, group=unique.group, blocking=False)
+        self.lock = unique.cache.lock(f"{PREFIX}{name}", on_redis_down="raise", **options)
 
-    # -- the lock ----------------------------------------------------------------------------
-
-    def take(self, state: str, attempt: str = "", delay: float = 0.0) -> Other | None:
-        """None if this message has the name now, else the one that has it."""
-        lock, lifetime, sent_at = self.lock, self.unique.rules.timeout + delay, time.monotonic()
-        args = (lock.id, milliseconds(lifetime), attempt, *self._description(state))
-        reply = run(lock.redis, Call(TAKE, lock.keys, args)).value
-        if not reply[0]:
-            if events.listeners and attempt:
-                events.emit(events.Rejected(lock.subject))
-            return Other(*(as_bytes(part).decode(errors="replace") for part in reply[1:]))
-        taken: Any = parse_acquire(reply, sent_at)
-        if taken.vanished is not None:
-            note_vanished(self._server, lock.keys, taken.vanished, lock.subject)
-        if events.listeners and attempt:
-            events.emit(events.Acquired(lock.subject, 0.0, False, taken.fence))
-        if state == "running":
-            self._renew(Acquisition(lock.id, taken.fence, sent_at, sent_at + lifetime))
+    def take(self, again: bool = False) -> tuple[str, str] | None:
+        """Take the name; or token and task id of the message that has it. A retry (``again``) has
+        the token already, and is sent in any case, as others are if Redis may be down."""
+        try:
+            held = None
+            while not (self.named or self.lock.acquire()):
+                held = self.lock.held()
+                if held is not None and not (again and held.token == self.lock.id):
+                    return held.token.decode(errors="replace"), held.described.get("task", "")
+                if held is not None:
+                    self.named = self.lock.reacquire()
+            self.named = True
+            self.hand_over()
+        except _FAILED as error:
+            self.named = False
+            if not self.unique.goes_on(error) and not again:
+                text = f"The task {self.unique.title} was not queued, as its name could not be "
+                raise TaskNotQueued(f"{text}taken: {explained(error)}", self.name) from error
         return None
 
-    def _description(self, state: str) -> list[str]:
-        """Fields and values, for people."""
-        where = hostname(), os.getpid(), threading.current_thread().name
-        doing = ""
-        with suppress(Exception):  # From attributes that users have given to a request.
-            doing = str(activity.get() or "")[:200]
-        owner = Owner(fingerprint(self.lock.id), *where, self._label(state), doing=doing)
-        more = {"task": self.task_id, "group": self.lock.subject.group, "limit": "1"}
-        more["name"] = self.lock.stored_name
-        return [*owner.fields(), *(text for pair in more.items() if pair[1] for text in pair)]
-
-    def _label(self, state: str) -> str:
-        return f"{state}: {self.unique.title}" + (f" ({self.task_id})" if self.task_id else "")
-
-    def _renew(self, acquired: Acquisition) -> None:
-        lock, label = self.lock, self._label("running")
-        options = {"name": lock.stored_name, "subject": lock.subject}
-        hold = Hold(lock.timeout, renews_for=math.inf, label=label, **options)
-        hold.begin(acquired, lock.keys)
-        self._renewals = Renewals(hold, Renewal(self._server, hold))
-        self._renewals.begin()
-
-    def note_id(self, task_id: str) -> None:
-        """The task is queued, with this id."""
-        self.task_id = task_id
-        args = (self.lock.id, "task", task_id, "label", self._label("queued"))
-        with suppress(*_FAILED):  # It is for people, and for those who are skipped.
-            run(self.lock.redis, Call(NOTE, self.lock.keys, args))
-
-    def _release_call(self) -> Call:
-        return release_call(self.lock.keys, self.lock.id, new_token(), self.lock.grant_timeout)
-
-    def give_back(self) -> None:
-        """The keeper releases the lock, if this message has it, when it can."""
-        lifetime = self.unique.rules.timeout
-        keeper().add(DeferredRelease(self._server, self._release_call(), lifetime))
-
-    def release(self) -> None:
-        """Free the name, if this message has it: now, or else when Redis is up again."""
+    def publish(self, send: Callable[[], Any]) -> Any:
+        """The result of ``send``; if that fails, the name is free."""
         try:
-            run(self.lock.redis, self._release_call())
-        except BaseException as error:
-            self.give_back()
-            if not isinstance(error, _FAILED):
-                raise
+            result = send()
+        except BaseException:
+            self.free()
+            raise
+        if self.named and (task_id := getattr(result, "id", "")):
+            self._describe(task_id)
+        return result
 
-    # -- the run -----------------------------------------------------------------------------
+    def _describe(self, task_id: str) -> None:
+        """For people, and for those who are skipped."""
+        hold, lock = Hold(None, label=f"{self.lock.label} ({task_id})"), self.lock
+        hold.begin(Acquisition(lock.id, 0, 0, 0), lock.keys)
+        known = {"task": task_id, "group": lock.subject.group, "name": lock.stored_name}
+        more = [text for pair in known.items() if pair[1] for text in pair]
+        fields = [*replace(hold.owner(), process="").fields(), "limit", "1", *more]
+        with suppress(*_FAILED):
+            run(lock.redis, Call(RENEW, lock.keys.renewed, (lock.id, 0, b"", *fields)))
+
+    def hand_over(self) -> None:
+        """From now on the message has the lock, and not this process."""
+        self.passed_on = True
+        if self.lock.local.renewal is not None:
+            self.lock.local.renewal.discard()
+            self.lock.local.hold.end()
+
+    def free(self) -> None:
+        """Release the lock now, or when Redis can be reached; not that of another message."""
+        with suppress(*_FAILED):
+            self.lock.__exit__(None, None, None)
 
     def begin(self) -> None:
-        """The worker starts the task. Nothing must run before the name is free: a change that was
-        not queued, because this message was, would be lost."""
+        """The task starts. It must not before the name is free: a change that was not queued,
+        because this message was, would be lost."""
         until = time.monotonic() + PATIENCE
-        starts = self.unique.rules.until == "start"
         while True:
             try:
-                if starts:
-                    run(self.lock.redis, self._release_call())
-                else:
-                    self.take("running")
+                with suppress(LockNotOwnedError):
+                    self._adopt() if self.unique.until == "done" else self.lock.release()
                 return
             except BaseException as error:
-                goes_on = isinstance(error, _FAILED) and self.unique.goes_on(error)
-                if not (is_outage(error) and time.monotonic() < until) or goes_on:
-                    self.give_back()
-                    if not goes_on:
-                        raise
-                    self.unique.warn(error)
-                    return
+                if not is_outage(error) or time.monotonic() > until:
+                    self.free()
+                    if isinstance(error, _FAILED) and self.unique.goes_on(error):
+                        return
+                    raise
             time.sleep(0.25)
 
-    def stop(self) -> None:
-        """Do not renew the lock any more."""
-        if self._renewals is not None:
-            self._renewals.discard()
-            self._renewals.hold.end()
+    def _adopt(self) -> None:
+        """This process renews the lock."""
+        lock, now = self.lock, time.monotonic()
+        try:
+            lock.reacquire()
+        except LockNotOwnedError:  # It has expired.
+            lock.acquire()
+            return
+        options = {"label": lock.label, "name": lock.stored_name, "subject": lock.subject}
+        hold, held = Hold(lock.timeout, renews_for=math.inf, **options), lock.held()
+        fence = held.fence if held else 0
+        hold.begin(Acquisition(lock.id, fence, now, now + lock.timeout), lock.keys)
+        lock.local.hold = hold
+        lock.local.renewal = Renewals(hold, Renewal(server_of(lock.redis), hold))
+        lock.local.renewal.begin()
 
     def end(self) -> None:
-        """The task has ended."""
-        self.stop()
-        if not self.kept and self.unique.rules.until == "done":
-            self.release()
-
-    @contextmanager
-    def running(self) -> Iterator[Message]:
-        self.begin()
-        try:
-            yield self
-        finally:
-            self.end()
+        if self.unique.until == "done" and not self.passed_on:
+            self.free()

@@ -37,7 +37,12 @@ from django_redis_lock.contrib.unique_tasks import AlreadyQueued, Duplicate, Tas
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
-app = Celery("shop", broker="memory://", backend="cache+memory://", task_cls="celery.contrib.django.task:DjangoTask")
+app = Celery(
+    "shop",
+    broker="memory://",
+    backend="cache+memory://",
+    task_cls="celery.contrib.django.task:DjangoTask",
+)
 app.conf.update(task_publish_retry=False, broker_connection_retry_on_startup=False)
 #: What the body of a task does, and what has run.
 act: list[Callable[[Any], Any]] = []
@@ -75,7 +80,14 @@ def done(self: Any, shop: Any) -> Any:
 
 @unique_task("sync-{shop}", timeout=60, until="done")
 @locked("sync-{shop}")
-@app.task(bind=True, name="over-locked", autoretry_for=(KeyError,), retry_backoff=False, max_retries=1, default_retry_delay=0)
+@app.task(
+    bind=True,
+    name="over-locked",
+    autoretry_for=(KeyError,),
+    retry_backoff=False,
+    max_retries=1,
+    default_retry_delay=0,
+)
 def over_locked(self: Any, shop: Any) -> Any:
     return work(shop, self)
 
@@ -153,7 +165,12 @@ def all_have_run(number: int) -> bool:
 @of_each_kind
 def test_it_is_queued_once(task: Any, queue: Queue) -> None:
     first = task.delay(7)
-    again = [task.delay(7), task.apply_async((7,)), task.apply_async(kwargs={"shop": 7}), task.s(7).delay()]
+    again = [
+        task.delay(7),
+        task.apply_async((7,)),
+        task.apply_async(kwargs={"shop": 7}),
+        task.s(7).delay(),
+    ]
     assert [each.id for each in again] == [first.id] * 4
     assert len(queue) == 1
     assert task.delay(8).id != first.id
@@ -188,7 +205,9 @@ def send_many(link: Link, url: str) -> None:
     link.say([shared.delay(7).id for _ in range(50)])
 
 
-def test_of_200_at_once_from_four_processes_one_is_queued(queue: Queue, redis_server: RedisServer) -> None:
+def test_of_200_at_once_from_four_processes_one_is_queued(
+    queue: Queue, redis_server: RedisServer
+) -> None:
     with processes(send_many, redis_server.url, count=4) as crew:
         crew.go()
         ids = {id for each in crew for id in each.hear()}
@@ -281,7 +300,7 @@ def test_a_retry_keeps_the_name(task: Any, queue: Queue) -> None:
         until(lambda: retried)
         until(lambda: first.state == "RETRY")
         assert 200 < retried[0] <= 260
-        assert 200 < name().ttl()
+        assert name().ttl() > 200
         assert task.delay(7).id == first.id
 
 
@@ -302,6 +321,7 @@ def test_a_retry_runs_and_frees_the_name(task: Any) -> None:
 
 def test_a_retry_is_never_refused(queue: Queue) -> None:
     """Another one was queued during the run: both are sent, since the retry is awaited."""
+
     def retry(self: Any) -> Any:
         if len(runs) == 1:
             bound.delay(7)
@@ -375,7 +395,9 @@ def run_and_die(link: Link, url: str) -> None:
         link.hear()
 
 
-def test_a_worker_that_is_killed_frees_the_name_after_its_timeout(redis_server: RedisServer) -> None:
+def test_a_worker_that_is_killed_frees_the_name_after_its_timeout(
+    redis_server: RedisServer,
+) -> None:
     first = brief_done.delay(7)
     with processes(run_and_die, redis_server.url) as (one,):
         one.go()
@@ -402,9 +424,11 @@ NOWHERE = {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": "redis:/
 @of_each_kind
 @pytest.mark.parametrize("policy", ["raise", "run", "local"])
 def test_redis_is_down(task: Any, policy: str, queue: Queue, caplog: Any) -> None:
-    with override_settings(CACHES={"default": NOWHERE}, DJANGO_REDIS_LOCK={"ON_REDIS_DOWN": policy}):
+    with override_settings(
+        CACHES={"default": NOWHERE}, DJANGO_REDIS_LOCK={"ON_REDIS_DOWN": policy}
+    ):
         if policy == "raise":
-            with pytest.raises(TaskNotQueued, match="was not queued.*refused"):
+            with pytest.raises(TaskNotQueued, match=r"was not queued.*refused"):
                 task.delay(7)
             assert not len(queue)
         else:
@@ -490,7 +514,9 @@ def test_on_commit(task: Any, queue: Queue) -> None:
     assert len(queue) == 1
 
 
-def test_a_message_that_is_delivered_twice_frees_only_its_own_name(queue: Queue, client: redis.Redis) -> None:
+def test_a_message_that_is_delivered_twice_frees_only_its_own_name(
+    queue: Queue, client: redis.Redis
+) -> None:
     plain.delay(7)
     message = client.lindex("celery", 0)
     with worker():
@@ -526,8 +552,9 @@ def test_figures_count_what_was_not_queued() -> None:
         plain.delay(7)
     finally:
         events.unsubscribe(heard.append)
-    kinds = [(type(each).__name__, each.subject.group) for each in heard if hasattr(each, "subject")]
-    assert kinds == [("Acquired", "queued:sync-{shop}"), ("Rejected", "queued:sync-{shop}")]
+    kinds = [type(each).__name__ for each in heard if hasattr(each, "subject")]
+    assert [kinds.count(each) for each in ("Acquired", "Rejected", "Lost")] == [1, 1, 0]
+    assert {each.subject.group for each in heard} == {"queued:sync-{shop}"}
 
 
 # -- Django's --------------------------------------------------------------------------------------
@@ -587,8 +614,14 @@ def module(
 
 def execute(result: Any) -> Any:
     """As the workers of Django's backends do."""
-    context = [importlib.import_module(type(result.task).__mro__[1].__module__).TaskContext(task_result=result)]
-    return result.task.call(*(context if result.task.takes_context else ()), *result.args, **result.kwargs)
+    context = [
+        importlib.import_module(type(result.task).__mro__[1].__module__).TaskContext(
+            task_result=result
+        )
+    ]
+    return result.task.call(
+        *(context if result.task.takes_context else ()), *result.args, **result.kwargs
+    )
 
 
 @of_each_django
@@ -597,7 +630,9 @@ def test_djangos_task_is_queued_once(module: Any, kind: str, how: str) -> None:
     task = getattr(module, kind)
     if how == "using":
         task = task.using(priority=5)
-    send = (lambda *a, **k: asyncio.run(task.aenqueue(*a, **k))) if how == "aenqueue" else task.enqueue
+    send = (
+        (lambda *a, **k: asyncio.run(task.aenqueue(*a, **k))) if how == "aenqueue" else task.enqueue
+    )
     first = send(7)
     if kind == "raising":
         with pytest.raises(AlreadyQueued) as caught:
@@ -606,7 +641,7 @@ def test_djangos_task_is_queued_once(module: Any, kind: str, how: str) -> None:
     else:
         assert send(shop=7).id == send(7).id == first.id
     assert send(8).id != first.id
-    assert [result.id for result in task.get_backend().results][0] == first.id
+    assert task.get_backend().results[0].id == first.id
     assert len(task.get_backend().results) == 2
     out = StringIO()
     call_command("locks", "list", "--wide", stdout=out)
@@ -619,8 +654,16 @@ def test_djangos_task_is_queued_once(module: Any, kind: str, how: str) -> None:
 @of_each_django
 def test_djangos_task_stays_one(module: Any, kind: str) -> None:
     task = getattr(module, kind)
-    for same in (deepcopy(task), pickle.loads(pickle.dumps(task)), task.using(queue_name="default")):
-        assert (same.func, same.module_path, type(same)) == (task.func, task.module_path, type(task))
+    for same in (
+        deepcopy(task),
+        pickle.loads(pickle.dumps(task)),
+        task.using(queue_name="default"),
+    ):
+        assert (same.func, same.module_path, type(same)) == (
+            task.func,
+            task.module_path,
+            type(task),
+        )
     assert module.start.func(7) == 7
 
 
@@ -651,9 +694,8 @@ def test_djangos_task_that_is_not_queued(module: Any, kind: str, monkeypatch: An
 @of_each_django
 def test_djangos_task_while_redis_is_down(module: Any, kind: str) -> None:
     task = getattr(module, kind)
-    with override_settings(CACHES={"default": NOWHERE}):
-        with pytest.raises(TaskNotQueued):
-            task.enqueue(7)
+    with override_settings(CACHES={"default": NOWHERE}), pytest.raises(TaskNotQueued):
+        task.enqueue(7)
     assert not task.get_backend().results
 
 
@@ -686,7 +728,6 @@ def test_djangos_task_that_runs_later(module: Any) -> None:
         ({"timeout": float("inf")}, "timeout must be"),
         ({"until": "end"}, "until must be"),
         ({"on_duplicate": "ignore"}, "on_duplicate must be"),
-        ({"on_redis_down": "local"}, "on_redis_down must be"),
         ({"on_redis_down": "never"}, "on_redis_down must be"),
         ({"using": 5}, "using must be"),
         ({"key": ""}, "key must be"),
