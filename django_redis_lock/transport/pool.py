@@ -14,6 +14,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.retry import Retry
 
+from .address import name_driver
 from .refusals import is_misdirected
 from .registry import renew_pool
 
@@ -52,6 +53,7 @@ def follow_address(client: Any) -> Any:
     if pool is None or isinstance(pool.connection_kwargs.get("retry"), FollowingRetry):
         return client
     settings = pool.connection_kwargs
+    name_driver(pool.connection_class, settings)
     usual = getattr(pool.connection_class(**settings), "retry", None)
     if usual is not None:
         errors = [*(settings.get("retry_on_error") or ()), ReadOnlyError]
