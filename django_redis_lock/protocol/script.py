@@ -7,9 +7,11 @@ import re
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-#: The text of some functions that scripts share, by a pattern that matches a call of one of them.
-Library = list[tuple[re.Pattern[str], str]]
+#: The names of some functions that scripts share, and their text.
+Library = list[tuple[list[str], str]]
 shared_functions: Library = []
+
+_called = re.compile(r"(?<![.\w])(\w+)\(").findall
 
 
 class Script:
@@ -60,8 +62,10 @@ class Script:
         return sha
 
     def _with_functions(self, source: str, known: str) -> str:
-        for calls, functions in reversed(self._library):
-            if functions not in known and calls.search(source):
+        called = set(_called(source))
+        for names, functions in reversed(self._library):
+            if not called.isdisjoint(names) and functions not in known:
+                called.update(_called(functions))
                 source = f"{functions}\n{source}"
         return source
 
@@ -80,6 +84,5 @@ def shared(functions: str, library: Library = shared_functions) -> str:
     """For each script that calls these functions; those behind a blank line, if it calls them. They
     may call those that are shared before."""
     for part in functions.split("\n\n"):
-        names = "|".join(re.findall(r"local function (\w+)", part))
-        library.append((re.compile(rf"(?<![.\w])({names})\("), part))
+        library.append((re.findall(r"local function (\w+)", part), part))
     return functions
