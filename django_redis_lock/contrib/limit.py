@@ -121,11 +121,11 @@ _library += common
 shared(IS_KNOWN, _library)
 shared(RECORD, _library)
 
-# unregister(waiter): it waits no more. Two releases may have made grants for it; those that have no
+# waits_no_more(waiter): it waits no more. Two releases may have made grants for it; those that have no
 # waiter are taken back.
 _UNREGISTER = shared(
     """
-local function unregister(waiter)
+local function waits_no_more(waiter)
   if waiter == '' then return end
   redis.pcall('ZREM', KEYS[3], waiter)
   local grants = untaken_grants()
@@ -235,7 +235,7 @@ PLACE_LEAVE = script(LEAVE_BODY, _library, urgent=True)
 #: returns 1, or 0 if the grant is over
 #: atomic for the same reason as TAKE_GRANT.
 PLACE_TAKE_GRANT = script(
-    f"unregister(ARGV[3]) use_place(tonumber(ARGV[7])){TAKE_GRANT_BODY}", _library
+    f"waits_no_more(ARGV[3]) use_place(tonumber(ARGV[7])){TAKE_GRANT_BODY}", _library
 )
 
 #: As WATCH: grant the places of holders that have vanished, one for each member of the caller's

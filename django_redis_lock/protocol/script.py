@@ -7,11 +7,9 @@ import re
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-#: The names of some functions that scripts share, and their text.
+#: The text of some functions that scripts share, by what calls of them begin with.
 Library = list[tuple[list[str], str]]
 shared_functions: Library = []
-
-_called = re.compile(r"(?<![.\w])(\w+)\(").findall
 
 
 class Script:
@@ -62,10 +60,8 @@ class Script:
         return sha
 
     def _with_functions(self, source: str, known: str) -> str:
-        called = set(_called(source))
-        for names, functions in reversed(self._library):
-            if not called.isdisjoint(names) and functions not in known:
-                called.update(_called(functions))
+        for calls, functions in reversed(self._library):
+            if functions not in known and any(call in source for call in calls):
                 source = f"{functions}\n{source}"
         return source
 
@@ -82,7 +78,7 @@ class Call(NamedTuple):
 
 def shared(functions: str, library: Library = shared_functions) -> str:
     """For each script that calls these functions; those behind a blank line, if it calls them. They
-    may call those that are shared before."""
+    may call those that are shared before. No name ends with another's."""
     for part in functions.split("\n\n"):
-        library.append((re.findall(r"local function (\w+)", part), part))
+        library.append((re.findall(r"local function (\w+\()", part), part))
     return functions
