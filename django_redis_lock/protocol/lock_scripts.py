@@ -269,7 +269,7 @@ common: Library = [each for each in shared_functions if each[1] not in _OF_PLACE
 
 # is_takeable(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
 # what take returns if it could be, else nil. Out of memory, only a free lock is refused, before
-# anything is written. waits_no_more(waiter): it waits no more. earliest_end(): the lifetime left.
+# anything is written. waits_no_more(waiter): leaves the queue. earliest_end(): the lifetime left.
 _TRY = shared("""
 local function is_takeable(holder, token, attempt)
   if not holder then return true end
