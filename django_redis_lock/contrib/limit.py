@@ -34,7 +34,7 @@ _library: Library = []
 # token_at(number): the same, and the token at the place, false if there is none. What is no token
 # is somebody's data at the key of place 1, and an error; at another place it will be replaced.
 #
-# use_place_of(token): use the place that the token holds, if it is not the present one, and return
+# use_place_with(token): use the place that the token holds, if it is not the present one, and return
 # what is there: a caller whose reply was lost does not know its place, and neither does one that
 # acts for a token.
 _USE_PLACE = shared(
@@ -61,7 +61,7 @@ local function token_at(number)
   return type(token) == 'string' and token
 end
 
-local function use_place_of(token)
+local function use_place_with(token)
   local here = redis.call('GET', KEYS[1])
   if here == token then return here end
   for number = 2, max_places() do
@@ -269,7 +269,7 @@ return {earliest_end(), now(), made > 0 and 1 or 0, unpack(vanishings)}
 #: returns as RELEASE
 #: atomic for the same reason as RELEASE.
 PLACE_RELEASE = script(
-    f"holder = use_place_of(ARGV[1]){RELEASE_BODY}",
+    f"holder = use_place_with(ARGV[1]){RELEASE_BODY}",
     _library,
     first=RELEASE_FIRST % "KEYS[4]",
     urgent=True,
@@ -289,7 +289,7 @@ PLACE_RESET = script(RESET_BODY, _library)
 #: ARGV  as EXTEND's, then the limit
 #: returns as EXTEND
 #: atomic for the same reason as EXTEND.
-PLACE_EXTEND = script(f"use_place_of(ARGV[1]){EXTEND_BODY}", _library, urgent=True)
+PLACE_EXTEND = script(f"use_place_with(ARGV[1]){EXTEND_BODY}", _library, urgent=True)
 
 #: The holders of all places.
 #:
