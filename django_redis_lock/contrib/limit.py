@@ -34,7 +34,7 @@ _library: Library = []
 # token_at(number): the same, and the token at the place, false if there is none. What is no token
 # is somebody's data at the key of place 1, and an error; at another place it will be replaced.
 #
-# use_place_with(token): use the place that the token holds, if it is not the present one, and return
+# use_place_with(token): use the place that the token holds, if it is not the present one; returns
 # what is there: a caller whose reply was lost does not know its place, and neither does one that
 # acts for a token.
 _USE_PLACE = shared(

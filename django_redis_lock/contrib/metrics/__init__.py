@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ... import events
 from ...events import group_of
@@ -62,7 +62,7 @@ def start() -> Metrics:
     return _metrics
 
 
-def _end(**kwargs: Any) -> None:
+def _end(**kwargs: object) -> None:
     """A process of Celery's pool ends without ``atexit``."""
     _metrics.flush(last=True)
 

@@ -233,7 +233,7 @@ def summaries(using: str = "default", period: str = "hour") -> list[Summary]:
     return sorted(known, key=lambda summary: (-summary.events, summary.group or ""))
 
 
-def site_of(using: str) -> tuple[Any, str]:
+def site_of(using: str) -> tuple[object, str]:
     """The database and KEY_PREFIX of a cache: caches in which they are the same share their
     figures. Raises as ``summary``."""
     cache = lock_cache(using)
