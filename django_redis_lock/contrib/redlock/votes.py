@@ -54,7 +54,7 @@ logger = get_logger("django_redis_lock.keeper")
 VOTE = script("""
 redis.call('PEXPIRE', KEYS[6], '86400000')  -- Never refused, so the rest is not either.
 local holder = redis.call('GET', KEYS[1])
-if not may_take(holder, ARGV[1], ARGV[3]) then return {0, redis.call('PTTL', KEYS[1]), now()} end
+if not is_takeable(holder, ARGV[1], ARGV[3]) then return {0, redis.call('PTTL', KEYS[1]), now()} end
 local fence = math.max(fence_after(redis.pcall('GET', KEYS[6])), tonumber(ARGV[4]))
 redis.call('SET', KEYS[6], string.format('%d', fence), 'PX', '86400000')
 local gone = set_lock(ARGV[1], ARGV[2], holder)
