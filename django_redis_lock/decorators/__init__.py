@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from asgiref.sync import sync_to_async
 
 from .cached import CachedFunction, cached, cached_page
-from .key_template import Names, Template, names_from, short
+from .key_template import Names, Template, namer, names_from, short
 from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
 from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
-from .transactions import after_commit
-from .views import is_api_view, is_dispatch, view_of
-from .wrapper import LockedFunction, around_handlers, declarations, decorate
+from .transactions import after_commit, wait_for
+from .views import is_api_view, is_dispatch, refuse_registered, view_of
+from .wrapper import (
+    LockedFunction,
+    around_handlers,
+    celery_task,
+    declarations,
+    decorate,
+    is_django_task,
+)
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -37,14 +45,18 @@ __all__ = [
     "around_handlers",
     "cached",
     "cached_page",
+    "celery_task",
     "current_lock",
     "declarations",
     "interrupt_main_thread",
     "is_api_view",
     "is_dispatch",
+    "is_django_task",
     "locked",
+    "namer",
     "outages_not_logged",
     "view_of",
+    "wait_for",
 ]
 
 P = ParamSpec("P")
@@ -157,7 +169,7 @@ def locked(target: Any = None, /, *others: Any, **options: Any) -> Any:
         raise TypeError(
             "locked() takes either options or what to decorate: locked(option=…)(function)"
         )
-    return Locked(Options()).__call__(target)
+    return Locked(Options())(target)
 
 
 class Locked:
@@ -172,6 +184,9 @@ class Locked:
         self._sections: list[Section] = []
 
     def __call__(self, target: Target) -> Target:
+        references = sys.getrefcount(target) - _DIRECTLY
+        if references > 0:
+            refuse_registered(target, references, _BARE - _DIRECTLY)
         decorated: Target = decorate(self.options, target)
         return decorated
 
@@ -254,6 +269,20 @@ def _filled(text: str) -> str:
             f"f{text!r}, and double a brace that belongs to the name"
         )
     return short(template.fill({}))
+
+
+class _References:
+    """The references to a function that was just defined, where ``Locked`` decorates it."""
+
+    def __call__(self, target: Any) -> int:
+        return sys.getrefcount(target)
+
+
+def _bare(target: Any, /, **options: Any) -> int:
+    return _References()(target)
+
+
+_DIRECTLY, _BARE = _References()(lambda: None), _bare(lambda: None)
 
 
 class LockedWithDefault(Generic[D], Locked):
