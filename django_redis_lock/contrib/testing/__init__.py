@@ -86,8 +86,7 @@ class SteppedKeeper(Keeper):
 
     def hurry(self) -> None:
         super().hurry()
-        for _ in range(2):  # The cause of a loss is asked for after the loss.
-            self.do_due(time.monotonic())
+        self.do_due(time.monotonic())
 
     def subscribe(
         self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
