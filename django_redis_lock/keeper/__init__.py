@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from .. import threads
 from ..clock import time
 from ..extension import PartMissing, part
-from ..protocol import Call
+from ..protocol import Call, Reply
 from ..threads import Mutex, after_fork, get_logger
 from ..transport import RawConnection, Server, is_outage
 
@@ -64,8 +64,8 @@ class Job:
     flush_at_exit = False
     #: The keeper that has it; see ``use_keeper``.
     added_to: Keeper | None = None
-    #: See ``testing``.
-    added_by: Any = None
+    #: The task or thread, the thread, and since when; see ``testing``.
+    added_by: tuple[Any, threading.Thread, float] | None = None
 
     def __init__(self, server: Server, due: float) -> None:
         self.server = server
@@ -79,7 +79,7 @@ class Job:
         """The call to send now; None if only ``due`` has changed."""
         raise NotImplementedError
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         """Handle the reply to ``call``; must set ``due`` or discard the job."""
         raise NotImplementedError
 
@@ -100,7 +100,7 @@ class SentOnce(Job):
     def call(self, now: float) -> Call:
         return self._call
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         keeper().discard(self)
 
     def failed(self, error: Exception, now: float) -> None:
@@ -134,7 +134,7 @@ class DeferredRelease(Job):
         keeper().discard(self)
         return None
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         self._answers += 1
         self.flush_at_exit = False
         self.due = sent_at + 1.0

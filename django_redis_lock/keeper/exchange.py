@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic as awake
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time, time
 from ..extension import OnUse
-from ..protocol import Call
+from ..protocol import Call, Reply
 from ..threads import get_logger
 from ..transport import RawConnection, Server, pack, readable
 from ..transport.address import probe_seconds
@@ -298,7 +298,7 @@ class Exchanges:
             return
         try:
             while link.unanswered and link.connection.can_read(0):
-                answer: Any = None
+                answer: Reply = None
                 try:
                     answer = link.connection.read_response()
                 except ResponseError as error:

@@ -229,7 +229,7 @@ def _advice(holding: HeldLock) -> str:
     return "It ends only when it is released. If its process has crashed: manage.py locks release."
 
 
-def _document(name: str, found: Found) -> dict[str, Any]:
+def _document(name: str, found: Found) -> dict[str, object]:
     held, holders = found.holding, found.inspection.holders
     return {
         "name": name,

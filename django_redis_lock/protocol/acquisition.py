@@ -20,7 +20,7 @@ from ..extension import part
 from .keys import INDEX, LockKeys, events_key, process_key, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RENEW, TAKE_GRANT, WATCH
 from .owner import as_bytes, new_token, process_id
-from .script import Call
+from .script import Call, Reply
 from .validation import milliseconds
 
 WAITER_LIFETIME_SECONDS = 6.0
@@ -89,7 +89,7 @@ class Refused(NamedTuple):
         return Clock(self.server_us, self.sent_at)
 
 
-def parse_acquire(reply: Any, sent_at: float) -> Taken | Refused:
+def parse_acquire(reply: Reply, sent_at: float) -> Taken | Refused:
     if isinstance(reply, int):  # Nearly always.
         return Taken(1, reply, reply, sent_at)
     if isinstance(reply, list):
@@ -143,7 +143,7 @@ def renew_call(keys: LockKeys, token: bytes, attempt: bytes, *fields: str, wante
     return Call(RENEW, keys.renewed, (*mine, *fields))
 
 
-def parse_renew(reply: Any, sent_at: float) -> Renewed | NotHeld:
+def parse_renew(reply: Reply, sent_at: float) -> Renewed | NotHeld:
     if isinstance(reply, list):
         return NotHeld(*map(as_bytes, reply))
     return Renewed(math.inf if reply < 0 else sent_at + reply / 1000)
@@ -299,8 +299,9 @@ class AcquireRequest(NamedTuple):
         """Release the lock if ``token``, of a grant or of this request, holds it. A ``place`` above
         the limit is where no script looks for the token."""
         keys = self.keys if place == 1 else self.keys.at_place(place)
-        how: Any = {"attempt": attempt, "limit": self.limit if place <= self.limit else 0}
-        return release_call(keys, token, new_token(), self.grant_timeout, **how)
+        limit = self.limit if place <= self.limit else 0
+        grant = new_token(), self.grant_timeout
+        return release_call(keys, token, *grant, attempt=attempt, limit=limit)
 
     # -- replies ----------------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..protocol import Reply
 from .address import RawConnection
 from .aio_client import loops
 from .aio_connection import AsyncRawConnection
@@ -24,8 +24,8 @@ class _OverALoop:
         self._loop = loop
         self._connection = connection
         self.generation = connection.generation
-        self._replies: SimpleQueue[tuple[BaseException | None, Any]] = SimpleQueue()
-        self._next: tuple[BaseException | None, Any] | None = None
+        self._replies: SimpleQueue[tuple[BaseException | None, Reply]] = SimpleQueue()
+        self._next: tuple[BaseException | None, Reply] | None = None
 
     def connect(self) -> None:
         """It is connected."""
@@ -33,7 +33,7 @@ class _OverALoop:
     def disconnect(self) -> None:
         """It is the loop's."""
 
-    def send_command(self, *args: Any) -> None:
+    def send_command(self, *args: object) -> None:
         self.send_packed_command([pack_words(*map(str.encode, map(str, args)))])
 
     def send_packed_command(self, command: list[bytes]) -> None:
@@ -49,7 +49,7 @@ class _OverALoop:
         except RedisError as error:
             self._replies.put((error, None))
 
-    def _answered(self, reply: asyncio.Future[Any]) -> None:
+    def _answered(self, reply: asyncio.Future[Reply]) -> None:
         error = reply.exception()
         self._replies.put((error, None if error else reply.result()))
 
@@ -59,7 +59,7 @@ class _OverALoop:
                 self._next = self._replies.get(timeout > 0, timeout)
         return self._next is not None
 
-    def read_response(self) -> Any:
+    def read_response(self) -> Reply:
         (error, value), self._next = self._next or self._replies.get(), None
         if error is not None:
             raise error

@@ -38,7 +38,7 @@ class Instrument(NamedTuple):
     has_group: bool = True
 
 
-def once(event: Any) -> float:
+def once(event: object) -> float:
     return 1
 
 
@@ -99,9 +99,9 @@ HISTOGRAMS = (
 
 
 class Exporter:
-    def __init__(self, metrics: Sequence[tuple[Instrument, Any]]) -> None:
+    def __init__(self, metrics: Sequence[tuple[Instrument, object]]) -> None:
         self._groups: set[str] = set()
-        self._by_event: dict[type, list[tuple[Instrument, Any]]] = {}
+        self._by_event: dict[type, list[tuple[Instrument, object]]] = {}
         for instrument, metric in metrics:
             for event in instrument.amounts:
                 self._by_event.setdefault(event, []).append((instrument, metric))
@@ -122,7 +122,7 @@ class Exporter:
             self._groups.add(group)
         return group
 
-    def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: Any) -> None:
+    def _add(self, metric: object, amount: float, labels: dict[str, object], event: object) -> None:
         raise NotImplementedError
 
 
@@ -151,7 +151,7 @@ class Span(NamedTuple):
 class Spans:
     def __init__(self) -> None:
         #: The open spans of computations, by the ids of their subjects, which live as long.
-        self._open: dict[int, Any] = {}
+        self._open: dict[int, object] = {}
 
     def record(self, span: Span) -> None:
         raise NotImplementedError
@@ -163,7 +163,7 @@ class Spans:
     def end(self, begun: Any, error: BaseException | None) -> None:
         raise NotImplementedError
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, event: object) -> None:
         if isinstance(event, events.Read):
             ago = time.monotonic() - event.began - event.seconds
             found = event.result != "miss"
@@ -227,7 +227,7 @@ def _server(subject: Subject) -> dict[str, Value]:
     return {"db.system.name": "redis", **{name: value for name, value in known.items() if value}}
 
 
-def subscribe_instead(exporter: Callable[[Any], None]) -> None:
+def subscribe_instead(exporter: Callable[[object], None]) -> None:
     """Have ``exporter`` listen, instead of one of its class that was started before."""
     for listener in events.listeners:
         # By name: a reloaded module has another class.

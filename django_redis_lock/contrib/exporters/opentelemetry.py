@@ -24,7 +24,7 @@ class OpenTelemetry(Spans, Exporter):
     def __init__(self, tracer_provider: Any = None, meter_provider: Any = None) -> None:
         self._tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
-        self.instruments: dict[str, Any] = {}
+        self.instruments: dict[str, object] = {}
         for one in COUNTERS:
             self.instruments[one.name] = meter.create_counter(
                 f"{_NAME}.{one.name}", unit="1", description=one.description
@@ -41,11 +41,11 @@ class OpenTelemetry(Spans, Exporter):
             self, [(one, self.instruments[one.name]) for one in (*COUNTERS, *HISTOGRAMS)]
         )
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, event: object) -> None:
         Spans.__call__(self, event)
         Exporter.__call__(self, event)
 
-    def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: Any) -> None:
+    def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: object) -> None:
         if isinstance(metric, metrics.Counter):
             metric.add(amount, labels)
         else:
@@ -63,7 +63,7 @@ class OpenTelemetry(Spans, Exporter):
             },
         ).end(int(span.ended * 1e9))
 
-    def begin(self, subject: Subject) -> tuple[Span, Any]:
+    def begin(self, subject: Subject) -> tuple[Span, object]:
         name = f"compute {self._group(subject.group)}"
         span = self._tracer.start_span(name, attributes=_attributes("cache", subject))
         return span, context.attach(trace.set_span_in_context(span))
@@ -89,7 +89,7 @@ def _links(leader: str) -> list[trace.Link]:
     return [trace.Link(found.get_span_context())] if found.get_span_context().is_valid else []
 
 
-def _outcome(event: Any) -> dict[str, bool]:
+def _outcome(event: object) -> dict[str, bool]:
     if isinstance(event, events.Acquired):
         return {"contended": event.contended}
     if isinstance(event, events.Computed):
@@ -102,7 +102,7 @@ def _attributes(kind: str, subject: Subject) -> dict[str, str]:
     return {**said, f"{kind}.label": subject.label} if subject.label else said
 
 
-def start(tracer_provider: Any = None, meter_provider: Any = None) -> OpenTelemetry:
+def start(tracer_provider: object = None, meter_provider: object = None) -> OpenTelemetry:
     """Start the exporter, instead of one started before.
 
     Args:

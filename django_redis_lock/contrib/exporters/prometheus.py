@@ -51,7 +51,7 @@ class Prometheus(Exporter):
             self._metrics.append((one, histogram))
         super().__init__(self._metrics)
 
-    def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: Any) -> None:
+    def _add(self, metric: Any, amount: float, labels: dict[str, object], event: object) -> None:
         texts = {n: str(v).lower() if isinstance(v, bool) else v for n, v in labels.items()}
         labelled = metric.labels(**texts)
         if isinstance(metric, Histogram):

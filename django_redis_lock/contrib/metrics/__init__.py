@@ -96,7 +96,7 @@ def summaries(using: str = "default", period: str = "hour") -> list[Summary]:
     return sorted(found, key=lambda summary: (-summary.events, summary.group or ""))
 
 
-def site_of(using: str) -> tuple[Any, str]:
+def site_of(using: str) -> tuple[object, str]:
     """The database and KEY_PREFIX of a cache: caches in which they are the same share their
     figures. Raises as ``summary``."""
     cache = lock_cache(using)
@@ -144,7 +144,7 @@ def start() -> Metrics:
     return _metrics
 
 
-def _end(**kwargs: Any) -> None:
+def _end(**kwargs: object) -> None:
     """A process of Celery's pool ends without ``atexit``."""
     _metrics.flush(last=True)
 

@@ -55,7 +55,7 @@ class Redlock(Lock, Quorum):
         TooFewServers: from every method that sends requests to the servers.
     """
 
-    def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
+    def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, object]:
         return ask(self._servers, calls, patience)
 
     def _run(self, call: Call) -> Answer:
@@ -66,7 +66,7 @@ class Redlock(Lock, Quorum):
 class AsyncRedlock(AsyncLock, Quorum):
     """``Redlock`` for asyncio, over clients of redis.asyncio."""
 
-    async def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
+    async def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, object]:
         return await _aask(self.redis, calls, patience)
 
     async def _run(self, call: Call) -> Answer:
@@ -76,7 +76,7 @@ class AsyncRedlock(AsyncLock, Quorum):
 
 async def _aask(
     clients: Sequence[Any], calls: Mapping[int, Call], patience: float
-) -> dict[int, Any]:
+) -> dict[int, object]:
     servers = [server_of(client) for client in clients]
     away = spared(servers, calls)
     asking = {
@@ -95,7 +95,7 @@ async def _aask(
     return away | {p: _outcome(task, clients[p], patience) for p, task in asking.items()}
 
 
-def _outcome(task: asyncio.Task[Answer], client: Client, patience: float) -> Any:
+def _outcome(task: asyncio.Task[Answer], client: Client, patience: float) -> object:
     if not task.cancelled():  # ``arun`` has told the breaker.
         return task.exception() or task.result().value
     error = RedisTimeoutError("Redis did not answer in time")
@@ -107,7 +107,7 @@ def _outcome(task: asyncio.Task[Answer], client: Client, patience: float) -> Any
 PARTS = 10
 
 
-def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
+def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, object]:
     """The replies to ``calls``, or their errors, by place, which come within ``patience`` seconds
     in all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
     asking = _FanOut(servers, calls, patience)
@@ -127,10 +127,10 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
     return asking.answers
 
 
-def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, Any]:
+def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, object]:
     """A minority of servers that get no request because their circuit breaker is open: by place,
     with its error. The keeper releases a lock there."""
-    away: dict[int, Any] = {}
+    away: dict[int, object] = {}
     held_back = [place for place in calls if servers[place].breaker.held_back]
     if 2 * len(held_back) >= len(servers):
         return away

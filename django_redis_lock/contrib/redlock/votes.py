@@ -70,7 +70,7 @@ def vote_call(keys: LockKeys, token: bytes, lifetime: int, attempt: bytes, floor
 Vote = Taken | Refused | Exception
 
 
-def parse_vote(reply: Any, sent_at: float) -> Vote:
+def parse_vote(reply: object, sent_at: float) -> Vote:
     return reply if isinstance(reply, Exception) else parse_acquire(reply, sent_at)
 
 
@@ -218,7 +218,7 @@ class VotedRenewal(Renewal):
             self.due = last + self._interval
 
 
-def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | bytes) -> Any:
+def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | bytes) -> object:
     """The reply to ``call`` of a majority of servers; or TooFewServers is raised."""
     needed = majority(servers)
     replies = [a for a in answers.values() if not isinstance(a, Exception)]

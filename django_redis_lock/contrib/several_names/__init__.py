@@ -48,11 +48,11 @@ class SeveralNames(LockOperations):
 
     def __init__(
         self,
-        redis: Any,
+        redis: object,
         names: Iterable[str],
         timeout: float | None = None,
         *,
-        lock_class: Any = None,
+        lock_class: object = None,
         **options: Any,
     ) -> None:
         found = check_names(names)
@@ -97,7 +97,7 @@ class SeveralNames(LockOperations):
     def degraded(self) -> str | None:
         return next(filter(None, (member.degraded for member in self.members)), None)
 
-    def _together(self, *all_steps: Steps[Any]) -> Steps[list[Any]]:
+    def _together(self, *all_steps: Steps[Any]) -> Steps[list[object]]:
         return together(self._run, self._in_one_place, all_steps)
 
     # -- acquire -----------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class SeveralNames(LockOperations):
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
         take = self._take_at_once if self._at_once else self._take_in_order
         while True:
-            held: list[Any] = []
+            held: list[object] = []
             acquired = yield from take(request, wait, held)
             if acquired and (wait == 0 or (yield from self._are_held())):
                 break
@@ -140,7 +140,7 @@ class SeveralNames(LockOperations):
         return True
 
     def _take_at_once(
-        self, request: AcquireRequest, wait: float | None, held: list[Any]
+        self, request: AcquireRequest, wait: float | None, held: list[object]
     ) -> Steps[bool]:
         """Take all, and add them to ``held``; False if the wait has ended."""
         began, contended = time.monotonic(), False
@@ -160,7 +160,9 @@ class SeveralNames(LockOperations):
             contended = True
         return True
 
-    def _ask_for(self, members: Sequence[Any], request: AcquireRequest, waits: bool) -> list[Asked]:
+    def _ask_for(
+        self, members: Sequence[object], request: AcquireRequest, waits: bool
+    ) -> list[Asked]:
         """All these ``members`` with one token."""
         waiter = self._new_waiter() if waits else b""
         one = request._replace(token=named_token(), waiter=waiter)
@@ -211,13 +213,15 @@ class SeveralNames(LockOperations):
         self._note(member, granted, began, held)
         return True
 
-    def _note(self, member: Any, acquired: Acquisition, asked_at: float, held: list[Any]) -> None:
+    def _note(
+        self, member: Any, acquired: Acquisition, asked_at: float, held: list[object]
+    ) -> None:
         hold = member._start_renewal(acquired, member._new_renewals())
         held.append(member)
         member._emit_acquired(hold, asked_at, acquired.contended)
 
     def _take_in_order(
-        self, request: AcquireRequest, wait: float | None, held: list[Any]
+        self, request: AcquireRequest, wait: float | None, held: list[object]
     ) -> Steps[bool]:
         """The same, one after the other: they are on several servers, or each may fall back."""
         for member in self.members:
@@ -328,10 +332,10 @@ class MultiLock(SeveralNames, Lock):
     and ``reentrant``. Two callers never wait for each other, in whatever order they name them.
     """
 
-    def _send(self, call: Call, patience: float | None) -> Any:
+    def _send(self, call: Call, patience: float | None) -> object:
         return run(self.redis, call, patience=patience).value
 
-    def _reply_to(self, query: Query[Any]) -> Any:
+    def _reply_to(self, query: Query[object]) -> object:
         if query.queries:
             return drive(self._together(*map(query_steps, query.queries)))
         return super()._reply_to(query)
@@ -340,10 +344,10 @@ class MultiLock(SeveralNames, Lock):
 class AsyncMultiLock(SeveralNames, AsyncLock):
     """``MultiLock`` for asyncio."""
 
-    async def _send(self, call: Call, patience: float | None) -> Any:
+    async def _send(self, call: Call, patience: float | None) -> object:
         return (await arun(self.redis, call, patience=patience)).value
 
-    async def _reply_to(self, query: Query[Any]) -> Any:
+    async def _reply_to(self, query: Query[object]) -> object:
         if query.queries:
             return await adrive(self._together(*map(query_steps, query.queries)))
         return await super()._reply_to(query)

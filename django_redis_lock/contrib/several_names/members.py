@@ -41,7 +41,7 @@ class MultiHold:
         holds: Sequence[Any],
         server: Server,
         grant_timeout: float,
-        on_lost: Callable[[], Any] | None,
+        on_lost: Callable[[], object] | None,
     ) -> None:
         self._holds = holds
         self.keys = holds[0].keys
@@ -138,12 +138,12 @@ def member_class(lock_class: Any) -> Any:
 
 
 def together(
-    run: Callable[[Call], Any], in_one_place: bool, all_steps: Sequence[Steps[Any]]
-) -> Steps[list[Any]]:
+    run: Callable[[Call], object], in_one_place: bool, all_steps: Sequence[Steps[object]]
+) -> Steps[list[object]]:
     """Take these steps of members side by side, so that what they ask of Redis at the same time
     is one request if their keys are ``in_one_place``; what they return. When all have ended, the
     error of the first of them that failed is raised."""
-    outcomes: list[Any] = [None] * len(all_steps)
+    outcomes: list[object] = [None] * len(all_steps)
     errors: dict[int, Exception] = {}
     asked: dict[int, Call] = {}
 
@@ -178,7 +178,9 @@ def together(
     return outcomes
 
 
-def _answers(run: Callable[[Call], Any], in_one_place: bool, calls: list[Call]) -> Steps[list[Any]]:
+def _answers(
+    run: Callable[[Call], object], in_one_place: bool, calls: list[Call]
+) -> Steps[list[object]]:
     """The answer to each of these calls of one script, or the error."""
     if in_one_place and len(calls) > 1:
         try:
@@ -186,7 +188,7 @@ def _answers(run: Callable[[Call], Any], in_one_place: bool, calls: list[Call]) 
         except Exception as error:
             return [error] * len(calls)
         return [Answer(value, answer.sent_twice) for value in answer.value]
-    answers: list[Any] = []
+    answers: list[object] = []
     for call in calls:
         try:
             answers.append((yield run(call)))

@@ -232,7 +232,7 @@ class Primary(Server):
 
     discovered = True
 
-    def connect(self, timeout: float | None = None, **changes: Any) -> RawConnection:
+    def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
         connection = super().connect(timeout, **changes)
         try:
             connection.send_command("ROLE")
@@ -244,7 +244,7 @@ class Primary(Server):
             raise
         return connection
 
-    def for_tasks(self, settings: dict[str, Any]) -> None:
+    def for_tasks(self, settings: dict[str, object]) -> None:
         settings["redis_connect_func"] = _meet_primary
 
 
@@ -263,7 +263,7 @@ def expect_primary(role: Any, where: str) -> None:
         raise RedisConnectionError(f"{where} is a replica, but the sentinels call it the primary")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -282,7 +282,7 @@ class Node(Server):
 
     discovered = True
 
-    def for_tasks(self, settings: dict[str, Any]) -> None:
+    def for_tasks(self, settings: dict[str, object]) -> None:
         if ASYNC_PARSER is not None:
             settings["parser_class"] = ASYNC_PARSER
 
@@ -310,7 +310,7 @@ class Cluster(Topology):
         return f"the cluster of {self._first[0][0]}:{self._first[0][1]}"
 
     @classmethod
-    def identity(cls, pool: Any) -> tuple[Any, ...]:
+    def identity(cls, pool: Any) -> tuple[object, ...]:
         connection_class, settings = _common(pool)
         return (connection_class, frozenset(pool.nodes_manager.startup_nodes), *who(settings))
 

@@ -117,7 +117,7 @@ class Command(BaseCommand):
         parser.set_defaults(command=[])
         parser.usage = "%(prog)s NAME [options] -- COMMAND [ARGS ...]"
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: object) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         parse = parser.parse_known_args
 
@@ -135,7 +135,7 @@ class Command(BaseCommand):
         parser.parse_args = parse_args  # type: ignore[method-assign, assignment]
         return parser
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         if not options["command"]:
             raise usage_error("the command to run is missing: run_locked NAME -- COMMAND")
         grace = options["grace"]
@@ -160,7 +160,7 @@ class Command(BaseCommand):
             raise CommandError(f"it ended with exit code {code}", returncode=code)
 
     def _lock(self, work: Work, loss: Loss, options: dict[str, Any]) -> Lock:
-        lifetime: dict[str, Any] = {}
+        lifetime: dict[str, object] = {}
         if options["timeout"] is not None:
             lifetime = {"timeout": options["timeout"], "renew": True}
         try:
@@ -251,7 +251,7 @@ class Command(BaseCommand):
             # The command has run: its exit code must not change.
             self.stderr.write(f"The lock {name} could not be released, and will expire: {error}")
 
-    def _say(self, text: str, options: dict[str, Any]) -> None:
+    def _say(self, text: str, options: dict[str, object]) -> None:
         with suppress(OSError):  # The reader of the pipe is gone.
             if options["verbosity"]:
                 self.stderr.write(text, lambda words: words)

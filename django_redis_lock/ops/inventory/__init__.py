@@ -199,7 +199,7 @@ def _lock_of(key: bytes) -> bytes:
     return key_of_companion(key) or key
 
 
-def empty(client: Any) -> None:
+def empty(client: object) -> None:
     """Delete everything except held locks and metrics.
 
     Raises:

@@ -181,7 +181,7 @@ class Inspection:
 
 
 def list_held(
-    client: Any,
+    client: object,
     prefix: bytes,
     limit: int = 500,
     search: str = "",
@@ -265,7 +265,7 @@ def indexes(client: Any, index: bytes) -> list[bytes]:
 
 
 def listed(
-    client: Any, script: Script, places: Sequence[bytes], wanted: tuple[bytes, bytes]
+    client: object, script: Script, places: Sequence[bytes], wanted: tuple[bytes, bytes]
 ) -> tuple[list[bytes], bool]:
     """Also returns whether the indexes at ``places`` were read to the end."""
     keys: dict[bytes, None] = {}  # Each once: an entry can move to the next page between reads.
@@ -292,8 +292,8 @@ def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
 
 
 def holders_at(
-    client: Any, kind: str, keys: Sequence[bytes], only_locks: Prefixes
-) -> tuple[dict[bytes, tuple[HolderInfo, Sequence[Any]]], list[bytes]]:
+    client: object, kind: str, keys: Sequence[bytes], only_locks: Prefixes
+) -> tuple[dict[bytes, tuple[HolderInfo, Sequence[object]]], list[bytes]]:
     """The holders of the locks at ``keys`` that are held, each with the parts of it that cannot be
     read and the number of its waiters, and which of the keys have strings that are no locks."""
     keys = [key for key in keys if (is_lock(key) if kind == LOCK else not is_reserved(key))]
@@ -301,7 +301,7 @@ def holders_at(
     size = 1 if on_cluster else DESCRIBED_PER_SCRIPT  # Each may be on another node.
     groups = [keys[start : start + size] for start in range(0, len(keys), size)]
     calls = [_description(kind, group, on_cluster, only_locks) for group in groups]
-    found: dict[bytes, tuple[HolderInfo, Sequence[Any]]] = {}
+    found: dict[bytes, tuple[HolderInfo, Sequence[object]]] = {}
     others = []
     for group, (now_us, *replies) in zip(groups, _answers(client, calls), strict=True):
         for number, *reply in replies:
@@ -315,7 +315,7 @@ def holders_at(
 
 
 def _describe(
-    client: Any, kind: str, keys: Sequence[bytes], prefix: bytes, only_locks: Prefixes
+    client: object, kind: str, keys: Sequence[bytes], prefix: bytes, only_locks: Prefixes
 ) -> tuple[tuple[LockInfo, ...], list[bytes]]:
     """The locks at ``keys`` that are still held, longest first, and the keys with other strings."""
     holders, others = holders_at(client, kind, keys, only_locks)

@@ -96,7 +96,7 @@ RELEASED_AT_ONCE = 250
 
 
 def release_each(
-    client: Any,
+    client: object,
     chosen: Mapping[bytes, tuple[str, int | None]],
     *,
     grant_timeout: float = 2.0,
@@ -148,7 +148,7 @@ def _released(
 
 
 def release_all(
-    client: Any,
+    client: object,
     prefix: bytes = b"",
     is_wanted: Callable[[bytes, HolderInfo], bool | None] = lambda key, holder: True,
 ) -> tuple[int, int]:
@@ -189,7 +189,7 @@ def release_all(
 
 
 def _reset_of(
-    client: Any,
+    client: object,
     key: bytes,
     held: HolderInfo,
     grant_timeout: float,
