@@ -6,7 +6,8 @@ import math
 import os
 import threading
 
-from ..protocol import NotHeld, encodable, fingerprint, hostname
+from ..protocol import Reply, encodable, fingerprint, hostname
+from ..protocol.holders import parse_not_held
 from ..protocol.owner import MAX_FENCE, bounded
 from ..transport import Server
 from .hold import Hold
@@ -19,15 +20,15 @@ DELETED_OR_NO_DATA = "its key was deleted by another program, or Redis has lost 
 UNKNOWN = "it expired, was released by force, or its key was deleted"
 
 
-def cause(
-    left: NotHeld, server: Server, token: bytes, early: bool | None, hold: Hold | None
-) -> str:
-    """Why the lock of ``token`` ended, by what it ``left`` on ``server``.
+def cause(reply: Reply, server: Server, token: bytes, early: bool | None, hold: Hold | None) -> str:
+    """Why the lock of ``token`` ended.
 
     Args:
+        reply: that of RENEW, which ``server`` has refused.
         early: whether its lifetime was not over by the holder's clock; None: not known.
         hold: None for a token from elsewhere.
     """
+    left = parse_not_held(reply)
     id, fence = fingerprint(token), 0 if hold is None else hold.least_fence
     # Of a chosen token there may be events of former holders.
     since = fence / 1e6 if hold and hold.attempt else -math.inf

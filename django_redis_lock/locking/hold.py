@@ -24,7 +24,6 @@ from ..protocol import (
     Acquisition,
     Call,
     LockKeys,
-    NotHeld,
     Owner,
     PendingLifetime,
     Reply,
@@ -359,8 +358,8 @@ class Renewal(Job):
         event = records.note_call(*of_it, server=self.server)
         keeper().add(SentOnce(self.server, event))
 
-    def _is_gone(self, left: NotHeld, early: bool) -> None:
-        self._lose(causes.cause(left, self.server, self.hold.token, early, self.hold))
+    def _is_gone(self, reply: Reply, early: bool) -> None:
+        self._lose(causes.cause(reply, self.server, self.hold.token, early, self.hold))
 
     def _lose(self, reason: str) -> None:
         self.stop()
@@ -382,8 +381,8 @@ class Renewal(Job):
 
     def answered(self, value: Reply, sent_at: float) -> None:
         renewed, hold = parse_renew(value, sent_at), self.hold
-        if isinstance(renewed, NotHeld):
-            self._is_gone(renewed, early=sent_at < hold.deadline)
+        if renewed is None:
+            self._is_gone(value, early=sent_at < hold.deadline)
             return
         self._described()
         hold.pending = None

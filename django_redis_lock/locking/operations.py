@@ -28,7 +28,6 @@ from ..protocol import (
     Call,
     Extended,
     LockKeys,
-    NotHeld,
     Refused,
     Reply,
     Taken,
@@ -288,9 +287,9 @@ class LockOperations(BaseLock):
         keys, attempt = (self.keys, b"") if hold is None else (hold.keys, hold.attempt)
         sent_at, renew = time.monotonic(), renew_call(keys, token, attempt)
         with suppress(RedisError, OSError):
-            left = parse_renew((yield self._run(renew)).value, sent_at)
-            if isinstance(left, NotHeld):
-                return causes.cause(left, server, token, early, hold)
+            reply = (yield self._run(renew)).value
+            if parse_renew(reply, sent_at) is None:
+                return causes.cause(reply, server, token, early, hold)
         return causes.UNKNOWN
 
     # -- who holds it ------------------------------------------------------------------------

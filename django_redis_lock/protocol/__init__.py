@@ -8,7 +8,6 @@ from .acquisition import Acquisition as Acquisition
 from .acquisition import Clock as Clock
 from .acquisition import Extended as Extended
 from .acquisition import Grant as Grant
-from .acquisition import NotHeld as NotHeld
 from .acquisition import PendingLifetime as PendingLifetime
 from .acquisition import Refused as Refused
 from .acquisition import Taken as Taken

@@ -19,7 +19,7 @@ from ..events import Subject
 from ..extension import part
 from .keys import INDEX, LockKeys, events_key, process_key, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RENEW, TAKE_GRANT, WATCH
-from .owner import as_bytes, new_token, process_id
+from .owner import new_token, process_id
 from .script import Call, Reply
 from .validation import milliseconds
 
@@ -116,25 +116,6 @@ class Renewed(NamedTuple):
     until: float
 
 
-class NotHeld(NamedTuple):
-    """The reply to RENEW if the token does not hold the lock, with the traces of its end; each is
-    empty if there is none.
-
-    Attributes:
-        events: what RECORD_EVENT keeps.
-        last_fence: that of the index.
-        described: the id in the description.
-        heartbeat: what HEARTBEAT keeps of the process.
-        entry: that of the lock on the index, if it is free.
-    """
-
-    events: bytes = b""
-    last_fence: bytes = b""
-    described: bytes = b""
-    heartbeat: bytes = b""
-    entry: bytes = b""
-
-
 def renew_call(keys: LockKeys, token: bytes, attempt: bytes, *fields: str, wanted: int = 0) -> Call:
     """``wanted``: milliseconds to renew for; 0 leaves the lifetime as it is, -1 removes it.
     ``fields``: names and values of the description."""
@@ -143,9 +124,10 @@ def renew_call(keys: LockKeys, token: bytes, attempt: bytes, *fields: str, wante
     return Call(RENEW, keys.renewed, (*mine, *fields))
 
 
-def parse_renew(reply: Reply, sent_at: float) -> Renewed | NotHeld:
+def parse_renew(reply: Reply, sent_at: float) -> Renewed | None:
+    """None: the token does not hold the lock; see ``parse_not_held``."""
     if isinstance(reply, list):
-        return NotHeld(*map(as_bytes, reply))
+        return None
     return Renewed(math.inf if reply < 0 else sent_at + reply / 1000)
 
 

@@ -129,10 +129,9 @@ class Proxy:
         """The replies to the next requests with ``mark`` come so much later."""
         return self._add(Rule((mark,), times, forward=True, cut=False, delay=seconds))
 
-    def freeze_after_reply(self, script: Script) -> Rule:
-        """Hold back everything once the reply to the next request for ``script`` was carried."""
-        marks = (script.sha.encode(), script.source.encode())
-        return self._add(Rule(marks, 1, forward=True, cut=False, freezes=True))
+    def freeze_after_reply(self, mark: bytes) -> Rule:
+        """Hold back everything once the reply to the next request with ``mark`` was carried."""
+        return self._add(Rule((mark,), 1, forward=True, cut=False, freezes=True))
 
     @contextmanager
     def refusing(self, reply: bytes) -> Iterator[None]:

@@ -22,7 +22,6 @@ from ...protocol import (
     Call,
     Extended,
     LockKeys,
-    NotHeld,
     Refused,
     Taken,
     as_bytes,
@@ -187,13 +186,13 @@ class VotedRenewal(Renewal):
     def answered(self, value: Any, sent_at: float) -> None:
         hold, early = self.hold, sent_at < self.hold.votes[self._place]
         reply = (parse_acquire if self._requesting_vote else parse_renew)(value, sent_at)
-        if isinstance(reply, (Refused, NotHeld)):
+        if reply is None or isinstance(reply, Refused):
             self.named = False
             if self._requesting_vote or hold.votes[self._place] > -math.inf:
                 self._votes_again_at = sent_at + self._interval
             hold.vote(self._place, -math.inf, sent_at)
-            if hold.deadline == -math.inf and isinstance(reply, NotHeld):
-                self._is_gone(reply, early)
+            if hold.deadline == -math.inf and reply is None:
+                self._is_gone(value, early)
                 return
         else:
             whole = sent_at + (hold.lifetime or math.inf)

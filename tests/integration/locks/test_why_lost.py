@@ -23,7 +23,6 @@ from django_redis_lock.locking import causes
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
 from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, process_key
-from django_redis_lock.protocol.lock_scripts import RENEW
 from django_redis_lock.protocol.owner import process_id
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
@@ -335,7 +334,7 @@ def test_a_server_that_freezes_then_does_not_delay_on_lost(
         for client in behind:
             described(client)
         settle()
-        frozen = [proxy.freeze_after_reply(RENEW) for proxy in proxies]
+        frozen = [proxy.freeze_after_reply(b"\r\nwhy\r\n") for proxy in proxies]
         for client in behind:
             end(client)
         hurry()
