@@ -79,13 +79,12 @@ class Hold:
     #: Why it was lost.
     reason = ""
     _confirmed_at = -math.inf
-    #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
-    #: and never changed: the keeper may be reading it.
-    inner_on_lost: Mapping[weakref.ref[Any], Callable[[], object]] = {}
+    #: What else is called when it is lost, while the key lives: the ``on_lost`` of callers that
+    #: have gone in again (see ``Entry``), what cancels a task. A dict that is replaced and never
+    #: changed: the keeper may be reading it.
+    also_on_lost: Mapping[weakref.ref[Any], Callable[[], object]] = {}
     #: The holder's task, None for a thread and for a task that is not known.
     task: weakref.ref[Any] | None = None
-    #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
-    cancellation: Any = None
     #: The reply that confirms a grant; None: none is to come.
     pending: PendingLifetime | None = None
     #: Of all holds: it is kept for a few lines only.
@@ -225,8 +224,8 @@ class Hold:
         return True
 
     def _tell_holder(self) -> None:
-        inner = (tell for caller, tell in self.inner_on_lost.items() if caller())
-        for tell in (self.on_lost, *inner, self.cancellation and self.cancellation.request):
+        others = (tell for key, tell in self.also_on_lost.items() if key())
+        for tell in (self.on_lost, *others):
             if tell is not None:
                 try:
                     tell()
