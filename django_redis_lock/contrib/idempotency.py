@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -42,6 +42,11 @@ from ..middleware import request_of
 from ..protocol.validation import check_count, check_seconds
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+    from ..cache import RedisCache
 
 __all__ = ["Idempotency", "field", "header", "idempotent"]
 
@@ -155,7 +160,7 @@ def idempotent(
     if wait:
         options.update(blocking=True, blocking_timeout=wait)
 
-    def decorate(target: Any) -> Any:
+    def decorate(target: object) -> Any:
         if not callable(target):
             raise TypeError(f"@idempotent(...) decorates views, not {target!r}")
         dotted = f"{target.__module__}.{getattr(target, '__qualname__', '')}"
@@ -177,7 +182,7 @@ class _Rules(NamedTuple):
     """The arguments of ``idempotent``."""
 
     scope: Any
-    key: Callable[[Any], str | None]
+    key: Callable[[object], str | None]
     ttl: float
     methods: frozenset[str]
     required: bool
@@ -186,7 +191,7 @@ class _Rules(NamedTuple):
     headers: tuple[str, ...]
     max_body: int
 
-    def scope_of(self, request: Any, args: Any, kwargs: Any) -> str:
+    def scope_of(self, request: HttpRequest, args: Any, kwargs: Any) -> str:
         if callable(self.scope):
             return str(self.scope(*args, **kwargs))
         if self.scope is not None:
@@ -201,9 +206,9 @@ class _Rules(NamedTuple):
     def storable(self, response: Any) -> bool:
         return self.keep_errors or response.status_code < 500
 
-    def stored(self, response: Any) -> dict[str, Any]:
+    def stored(self, response: Any) -> dict[str, object]:
         """What a record has of ``response``; without its body if that is too long."""
-        stored: dict[str, Any] = {"status": response.status_code, "body": None}
+        stored: dict[str, object] = {"status": response.status_code, "body": None}
         if not getattr(response, "streaming", False) and len(response.content) <= self.max_body:
             present = [name for name in self.headers if name in response.headers]
             stored["headers"] = [(name, response.headers[name]) for name in present]
@@ -242,7 +247,7 @@ class _Visit:
         response.headers[REPLAYED] = "true"
         return response
 
-    def next(self, record: Any) -> dict[str, Any]:
+    def next(self, record: Any) -> dict[str, object]:
         """The record of the request that begins now."""
         attempt = record["attempt"] + 1 if record else 1
         mine = Idempotency(self.key, attempt, getattr(current_lock(), "fence", None))
@@ -263,15 +268,15 @@ class _View:
     def wrapper(self) -> Any:
         return functools.wraps(self._locked)(self._wrapped(self._choose))
 
-    def _wrapped(self, steps: Callable[..., Steps[Any]]) -> Any:
+    def _wrapped(self, steps: Callable[..., Steps[object]]) -> Any:
         """A function of the same kind as the view: a coroutine function, or a ``dispatch`` that
         returns an awaitable if the methods of its class are coroutine functions."""
         function = self.function
 
-        async def acall(*args: Any, **kwargs: Any) -> Any:
+        async def acall(*args: object, **kwargs: object) -> Any:
             return await adrive(steps(True, args, kwargs))
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             view: Any = view_of(function, args) if is_dispatch(function) else None
             if view is not None and view.view_is_async:
                 return acall(*args, **kwargs)
@@ -279,7 +284,7 @@ class _View:
 
         return functools.wraps(function)(acall if iscoroutinefunction(function) else call)
 
-    def _choose(self, asynchronous: bool, args: Any, kwargs: Any) -> Steps[Any]:
+    def _choose(self, asynchronous: bool, args: Any, kwargs: Any) -> Steps[object]:
         make = sync_to_async(self._visit) if asynchronous else self._visit
         visit = yield make(args, kwargs)
         if isinstance(visit, HttpResponse):
@@ -315,10 +320,10 @@ class _View:
         visit: _Visit = vars(_of_django(request_of(args, kwargs)))[_VISITS][self]
         return visit
 
-    def _name(self, *args: Any, **kwargs: Any) -> str:
+    def _name(self, *args: object, **kwargs: object) -> str:
         return self._noted(args, kwargs).name
 
-    def _conflict(self, conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+    def _conflict(self, conflict: Conflict, *args: object, **kwargs: object) -> object:
         """Another request with this key runs, or was answered a moment ago."""
         visit = self._noted(args, kwargs)
         try:
@@ -327,7 +332,7 @@ class _View:
             answer = None  # The lock could be requested, so this passes: the client tries again.
         return answer or conflict.response(visit.request, 409, json=True)
 
-    def _steps(self, asynchronous: bool, args: Any, kwargs: Any) -> Steps[Any]:
+    def _steps(self, asynchronous: bool, args: Any, kwargs: Any) -> Steps[object]:
         """Run the view, under the lock."""
         visit, rules = self._noted(args, kwargs), self.rules
         cache = visit.cache
@@ -351,7 +356,7 @@ class _View:
                 after_commit(keep)
         return response
 
-    def _rendered(self, response: Any, args: Any, kwargs: Any) -> Any:
+    def _rendered(self, response: Any, args: Any, kwargs: Any) -> object:
         if getattr(response, "is_rendered", True):
             return response
         view: Any = view_of(self.function, args)
@@ -360,7 +365,7 @@ class _View:
         return response.render()
 
 
-def _keep(cache: Any, name: str, record: dict[str, Any], ttl: float) -> None:
+def _keep(cache: RedisCache, name: str, record: dict[str, object], ttl: float) -> None:
     """The work is done, and its client gets the response: a failure here is not the client's."""
     try:
         cache.set(name, record, ttl)
@@ -371,7 +376,7 @@ def _keep(cache: Any, name: str, record: dict[str, Any], ttl: float) -> None:
         )
 
 
-def _of_django(request: Any) -> Any:
+def _of_django(request: HttpRequest) -> Any:
     return getattr(request, "_request", request)
 
 

@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
 from ..extension import OnUse
-from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused
+from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused, Reply
 from ..protocol.validation import check_seconds
 from ..steps import adrive
 from ..transport import Answer, Client, in_background
@@ -55,13 +55,13 @@ T = TypeVar("T")
 
 
 def for_the_caller(
-    method: Callable[P, Coroutine[Any, Any, T]],
-) -> Callable[P, Coroutine[Any, Any, T]]:
+    method: Callable[P, Coroutine[object, None, T]],
+) -> Callable[P, Coroutine[object, None, T]]:
     """Let a coroutine method act for the task in which it is called, whichever runs it: in
     ``await asyncio.wait_for(lock.acquire(), 5)`` Python before 3.12 runs it in another task."""
 
     @functools.wraps(method)
-    def call(*args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
+    def call(*args: P.args, **options: P.kwargs) -> Coroutine[object, None, T]:
         return act(acting_task(), *args, **options)
 
     async def act(caller: Task, *args: P.args, **options: P.kwargs) -> T:
@@ -131,7 +131,7 @@ class AsyncLock(LockOperations):
             self._abandon(request, error)
             raise
 
-    async def _send_acquire(self, request: AcquireRequest) -> Any:
+    async def _send_acquire(self, request: AcquireRequest) -> Reply:
         call, patience = request.acquire(request.waiter), request.patience()
         return (await arun(self.redis, call, patience=patience)).value
 
@@ -151,7 +151,7 @@ class AsyncLock(LockOperations):
     def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
-    def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
+    def _for_keeper(self, on_lost: Callable[[], object]) -> Callable[[], object]:
         return _in_loop(asyncio.get_running_loop(), on_lost, self.keys.name)
 
     @for_the_caller
@@ -222,7 +222,7 @@ class AsyncLock(LockOperations):
             return query.after(error)
         return query.parse(reply)
 
-    async def _reply_to(self, query: Query[Any]) -> Any:
+    async def _reply_to(self, query: Query[Any]) -> Reply:
         return None if query.call is None else (await self._run(query.call)).value
 
     async def _run(self, call: Call) -> Answer:
@@ -296,8 +296,8 @@ async def aconfirm(
 
 
 def _in_loop(
-    loop: asyncio.AbstractEventLoop, on_lost: Callable[[], Any], name: bytes
-) -> Callable[[], Any]:
+    loop: asyncio.AbstractEventLoop, on_lost: Callable[[], object], name: bytes
+) -> Callable[[], object]:
     """``on_lost`` as the keeper's thread can call it; it may be a coroutine function."""
     context = copy_context()
 

@@ -113,7 +113,7 @@ class BaseLock:
         renew: bool = False,
         max_hold: float | None = None,
         min_hold: float = 0,
-        on_lost: Callable[[], Any] | None = None,
+        on_lost: Callable[[], object] | None = None,
         cancel_on_lost: bool = False,
         label: str | None = None,
         group: str | None = None,
@@ -133,7 +133,7 @@ class BaseLock:
             for client in redis if isinstance(redis, tuple) else (redis,):
                 check_for_tasks(client)
         self.name = check_name(name)
-        values: tuple[Any, ...]  # In the order of ``OPTIONS``.
+        values: tuple[object, ...]  # In the order of ``OPTIONS``.
         values = timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error
         values += renew, max_hold, min_hold, cancel_on_lost, warn_after
         values += replicas, grant_timeout, reentrant, limit
@@ -277,7 +277,7 @@ class BaseLock:
                 self._shown,
             )
 
-    def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
+    def _for_keeper(self, on_lost: Callable[[], object]) -> Callable[[], object]:
         """``on_lost`` as the keeper's thread may call it: it starts the user's code elsewhere."""
         raise NotImplementedError
 

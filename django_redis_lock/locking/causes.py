@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
-from typing import Any
 
 from ..clock import time
 from ..protocol import (
     Call,
     LockKeys,
+    Reply,
     as_bytes,
     encodable,
     fingerprint,
@@ -71,7 +70,7 @@ class Question:
         heartbeat = () if server.is_cluster else (process_key(process_id()),)
         self.call = Call(WHY, (*keys, events_key(keys.name), *heartbeat), ())
 
-    def answer(self, reply: Sequence[Any] | None) -> str:
+    def answer(self, reply: Reply) -> str:
         """The cause; ``reply``: None if there was none."""
         if reply is None:
             return UNKNOWN

@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from .. import events
@@ -27,6 +27,7 @@ from ..protocol import (
     LockKeys,
     Owner,
     PendingLifetime,
+    Reply,
     activity,
     encodable,
     fingerprint,
@@ -41,8 +42,8 @@ from ..protocol import (
 from ..threads import Mutex, after_fork, free_after_fork, get_logger
 from ..transport import Server
 
-records, causes = OnUse("locking.records"), OnUse("locking.causes")
-activities = OnUse("protocol.activities")
+records, causes = OnUse("locking.records", in_keeper=True), OnUse("locking.causes", in_keeper=True)
+activities = OnUse("protocol.activities", in_keeper=True)
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -79,7 +80,7 @@ class Hold:
     _confirmed_at = -math.inf
     #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
     #: and never changed: the keeper may be reading it.
-    inner_on_lost: Any = None
+    inner_on_lost: Mapping[weakref.ref[Any], Callable[[], object]] = {}
     #: The holder's task, None for a thread and for a task that is not known.
     task: weakref.ref[Any] | None = None
     #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
@@ -97,7 +98,7 @@ class Hold:
         warns_after: float = math.inf,
         label: str = "",
         name: str = "",
-        on_lost: Callable[[], Any] | None = None,
+        on_lost: Callable[[], object] | None = None,
         subject: Subject | None = None,
     ) -> None:
         self.lifetime = lifetime
@@ -201,7 +202,7 @@ class Hold:
             self.log_fields(holder=printable(who, 300)),
         )
 
-    def log_fields(self, **more: Any) -> dict[str, Any]:
+    def log_fields(self, **more: object) -> dict[str, Any]:
         held = time.monotonic() - self.began
         return {"lock": printable(self.keys.name), "fence": self.fence, "held": held, **more}
 
@@ -223,7 +224,7 @@ class Hold:
         return True
 
     def _tell_holder(self) -> None:
-        inner = (tell for caller, tell in (self.inner_on_lost or {}).items() if caller())
+        inner = (tell for caller, tell in self.inner_on_lost.items() if caller())
         for tell in (self.on_lost, *inner, self.cancellation and self.cancellation.request):
             if tell is not None:
                 try:
@@ -241,7 +242,7 @@ class Renewal(Job):
     """Keeps a hold alive, describes the holder in Redis, and tells it when the lock is lost."""
 
     #: Its ``Renewals``, as long as the holder's handle knows them.
-    kept_by: Callable[[], Any] = object
+    kept_by: Callable[[], object] = object
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
     #: Whether Redis has the description of the holder.
@@ -389,7 +390,7 @@ class Renewal(Job):
             return 0
         return -1 if hold.lifetime is None else milliseconds(min(hold.lifetime, until - now))
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         if self._question is not None:
             self._lose(self._question.answer(value))
             return

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from .renewals import Renewals
 
 
-Task = asyncio.Task[Any] | None
+Task = asyncio.Task[object] | None
 
 #: The task that called the method under way, and the one that runs it. Weak: a connection that is
 #: made in a method keeps a copy of its context.
-under_way: ContextVar[tuple[ref[Any], ref[Any]] | None]
+under_way: ContextVar[tuple[ref[asyncio.Task[object]], ref[asyncio.Task[object]]] | None]
 under_way = ContextVar("django_redis_lock_under_way", default=None)
 
 
@@ -44,7 +44,7 @@ class State:
     file_lock: Any = None
     entry: Entry | None = None
     #: The task whose state it is.
-    task: ref[asyncio.Task[Any]] | None = None
+    task: ref[asyncio.Task[object]] | None = None
 
     def mine(self) -> State:
         """What the caller knows."""
@@ -67,7 +67,7 @@ class TaskStates(State):
 
     def __init__(self, token: bytes | None) -> None:
         self._token = token
-        self._states: WeakKeyDictionary[asyncio.Task[Any], State] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[asyncio.Task[object], State] = WeakKeyDictionary()
         self._of_no_task = self._new()
 
     def _new(self) -> State:
@@ -113,7 +113,7 @@ class Entry:
     def times(self, state: State) -> int:
         return self._times.get(state, 0)
 
-    def enter(self, state: State, on_lost: Callable[[], Any] | None) -> bool:
+    def enter(self, state: State, on_lost: Callable[[], object] | None) -> bool:
         """Go in once more; False if the lock was lost just now. ``on_lost`` is called in addition
         to that of the acquisition."""
         times = self.times(state)
@@ -150,10 +150,10 @@ class Entry:
 
 
 #: By caller and lock. A task is not inside what the task or thread that started it holds.
-_entries: WeakValueDictionary[Any, Entry] = WeakValueDictionary()
+_entries: WeakValueDictionary[tuple[object, ...], Entry] = WeakValueDictionary()
 
 
-def _key(lock: BaseLock) -> tuple[Any, ...]:
+def _key(lock: BaseLock) -> tuple[object, ...]:
     caller = ref(acting_task() or threading.current_thread())
     return caller, lock.asynchronous, lock._servers, lock.keys.lock
 

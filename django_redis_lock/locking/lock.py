@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 from redis.exceptions import RedisError
 
 from ..extension import OnUse
-from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused
+from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused, Reply
 from ..protocol.validation import check_seconds
 from ..steps import drive
 from ..threads import in_context
@@ -35,11 +35,11 @@ else:
     questions, records = OnUse("locking.questions"), OnUse("locking.records")
 
 
-def refusing(instead: str) -> Any:
+def refusing(instead: str) -> Callable[..., NoReturn]:
     """A special method that Python calls where a lock for threads is used as one for tasks, or the
     other way round."""
 
-    def refuse(self: Any, *args: Any) -> Any:
+    def refuse(self: object, *args: object) -> NoReturn:
         raise TypeError(f"{type(self).__name__} {instead}")
 
     return refuse
@@ -101,7 +101,7 @@ class Lock(LockOperations):
             self._undo(before)
             raise
 
-    def _send_acquire(self, request: AcquireRequest) -> Any:
+    def _send_acquire(self, request: AcquireRequest) -> Reply:
         return run(self.redis, request.acquire(request.waiter), patience=request.patience()).value
 
     def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
@@ -114,7 +114,7 @@ class Lock(LockOperations):
     def _confirm_lifetime(self, hold: Hold) -> None:
         hold.confirm(wait=True)
 
-    def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
+    def _for_keeper(self, on_lost: Callable[[], object]) -> Callable[[], object]:
         return in_a_thread(on_lost, self.keys.name)
 
     def release(self) -> None:
@@ -204,7 +204,7 @@ class Lock(LockOperations):
             return query.after(error)
         return query.parse(reply)
 
-    def _reply_to(self, query: Query[Any]) -> Any:
+    def _reply_to(self, query: Query[Any]) -> Reply:
         return None if query.call is None else self._run(query.call).value
 
     def _run(self, call: Call) -> Answer:
@@ -248,7 +248,7 @@ def confirm(
     return Confirmed(bool(replies[0]), int(replies[1]))
 
 
-def in_a_thread(on_lost: Callable[[], Any], name: bytes) -> Callable[[], None]:
+def in_a_thread(on_lost: Callable[[], object], name: bytes) -> Callable[[], None]:
     context = copy_context()
 
     def run() -> None:

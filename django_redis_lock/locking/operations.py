@@ -29,6 +29,7 @@ from ..protocol import (
     Extended,
     LockKeys,
     Refused,
+    Reply,
     Taken,
     milliseconds,
     parse_acquire,
@@ -42,7 +43,7 @@ from ..transport import Answer, NotReady, is_refusal, pack, pack_words, server_o
 from .base import BaseLock, Before
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
-from .waiting import queues
+from .waiting import QueueKey, queues
 
 if TYPE_CHECKING:
     import asyncio
@@ -79,7 +80,7 @@ class LockOperations(BaseLock):
 
     _run: Callable[[Call], Step[Answer]]
     #: What ACQUIRE replies.
-    _send_acquire: Callable[[AcquireRequest], Step[Any]]
+    _send_acquire: Callable[[AcquireRequest], Step[Reply]]
     #: Behind others, until the end of the wait.
     _wait: Callable[[AcquireRequest, Refused | None], Step[Acquisition | None]]
     #: By the replicas, within so many seconds.
@@ -146,7 +147,7 @@ class LockOperations(BaseLock):
             server = server_of(self.redis)
             records.note_vanished(server, self.keys, taken.vanished, self.subject)
 
-    def _queue_key(self) -> tuple[Any, ...]:
+    def _queue_key(self) -> QueueKey:
         return server_of(self.redis), self.keys.lock, self._loop(), self.limit
 
     # -- release -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from .. import events
 from ..exceptions import LockNotAcquired
 from ..extension import OnUse, part
-from ..protocol import Call, Owner
+from ..protocol import Call, Owner, Reply
 from ..protocol.holder_scripts import HELD, reset_call
 from ..protocol.holders import HolderInfo, seconds_to_retry
 from .hold import Hold
@@ -42,7 +42,7 @@ class Query(Generic[R]):
     def __init__(
         self,
         call: Call | None,
-        parse: Callable[[Any], R],
+        parse: Callable[[Reply], R],
         after: Callable[[Exception], R] | None = None,
         queries: Sequence[Query[Any]] = (),
     ) -> None:
@@ -76,7 +76,7 @@ def holders_call(lock: LockOperations) -> Call:
     return Call(part("limit").HOLDERS, lock.keys, (lock.limit,))
 
 
-def parse_holders(limit: int, reply: Any) -> list[HolderInfo]:
+def parse_holders(limit: int, reply: Reply) -> list[HolderInfo]:
     """The reply to ``holders_call``; the one whose lifetime ends first comes first."""
     if limit == 1:
         return [] if reply is None else [HolderInfo(reply)]

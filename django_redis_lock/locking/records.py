@@ -24,7 +24,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from .. import events
 from ..clock import time
 from ..keeper import Job, SentOnce, keeper
-from ..protocol import Call, LockKeys, Owner, Vanished, as_bytes, printable, process_id
+from ..protocol import Call, LockKeys, Owner, Reply, Vanished, as_bytes, printable, process_id
 from ..protocol.holder_scripts import HEARTBEAT, HEARTBEATS, RECORD_EVENT
 from ..protocol.keys import NEWS, events_key, process_key
 from ..protocol.owner import (
@@ -114,7 +114,7 @@ class Heartbeat(Job):
         for job in filter(None, jobs):
             keeper().reschedule(job, time.monotonic())
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         if not int(value) and self.sent_at > sent_at - DAY / 1000:
             self.forgotten_at = self.sent_at
         self.sent_at = sent_at
@@ -150,7 +150,7 @@ def heartbeat_call(owner: Owner) -> Call | None:
     return _heartbeats_call(owner.process)
 
 
-def with_heartbeat(owner: Owner | None, reply: Sequence[Any] | None) -> Owner | None:
+def with_heartbeat(owner: Owner | None, reply: Reply) -> Owner | None:
     """``owner``, last seen at the heartbeat in the ``reply``, if there is one."""
     if owner is None or reply is None:
         return owner
@@ -162,7 +162,7 @@ def _heartbeats_call(*processes: str) -> Call:
     return Call(HEARTBEATS, tuple(map(process_key, processes)), ())
 
 
-def _ages(processes: Sequence[str], reply: Sequence[Any]) -> dict[str, float]:
+def _ages(processes: Sequence[str], reply: Reply) -> dict[str, float]:
     now_us, *beats = reply
     texts = zip(processes, map(as_bytes, beats), strict=True)
     # Other programs should not write there, but they can.
@@ -228,7 +228,7 @@ class CrashRecord(SentOnce):
         self.due += REPORT_SECONDS
         self._known = name, event.owner, subject
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         name, owner, subject = self._known
         if int(value):
             logger.warning(
@@ -268,7 +268,7 @@ def event_args(
     fields = {"host": owner.host, "thread": owner.thread, "label": owner.label}
     fields |= {"doing": owner.doing, "note": note, "name": name}
     texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in fields.items() if text}
-    event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
+    event: dict[str, object] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
         event["held"] = round(held, 3)
     if what in NEWSWORTHY:
@@ -326,7 +326,7 @@ def _read(line: bytes) -> Event | None:
     return Event(at / 1e6, texts["what"], owner, texts["note"], held, lock, texts["name"])
 
 
-def log_failed(on_lost: Any, name: bytes) -> None:
+def log_failed(on_lost: object, name: bytes) -> None:
     get_logger("django_redis_lock.lost").exception(
         "on_lost failed: %(on_lost)r (lock %(lock)s)",
         {"lock": printable(name), "on_lost": on_lost},

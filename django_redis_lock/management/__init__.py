@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from django.core.management.base import CommandError
 
@@ -20,6 +20,9 @@ from ..ops.held_locks import HeldLock
 from ..ops.inventory import FLIGHT, LockInfo
 from ..protocol import printable
 from ..protocol.validation import check_seconds
+
+#: What the command line says, by the name of the option.
+Options: TypeAlias = dict[str, Any]
 
 
 class Exit:
@@ -161,7 +164,7 @@ def in_trouble(lock: LockInfo) -> bool:
     return bool(lock.silent) or math.isinf(lock.ttl)
 
 
-def as_json(holding: HeldLock) -> dict[str, Any]:
+def as_json(holding: HeldLock) -> dict[str, object]:
     """A lock as JSON; times in seconds, null for infinite or unknown."""
     lock, owner = holding.lock, holding.lock.owner
     described = fields(owner, "id host pid thread label doing")
@@ -182,7 +185,7 @@ def as_json(holding: HeldLock) -> dict[str, Any]:
     }
 
 
-def fields(of: object, names: str) -> dict[str, Any]:
+def fields(of: object, names: str) -> dict[str, object]:
     return {name: getattr(of, name) for name in names.split()}
 
 
@@ -208,7 +211,7 @@ class Column:
     right: bool = False
     shrinks: bool = False
 
-    def width(self, rows: Sequence[Any]) -> int:
+    def width(self, rows: Sequence[object]) -> int:
         return max(map(_cells, (self.title, *map(self.text, rows))))
 
     def cell(self, text: str, width: int) -> str:
@@ -225,7 +228,7 @@ def width_of(stream: Any) -> int | None:
         return None
 
 
-def table(columns: Sequence[Column], rows: Sequence[Any], width: int | None) -> list[str]:
+def table(columns: Sequence[Column], rows: Sequence[object], width: int | None) -> list[str]:
     """The lines of a table, that of the titles first. Without ``width`` it may have any."""
     widths = [column.width(rows) for column in columns]
     if width is not None:
@@ -239,7 +242,7 @@ def table(columns: Sequence[Column], rows: Sequence[Any], width: int | None) -> 
     return [titles, *(line([c.text(row) for c in columns]) for row in rows)]
 
 
-def fits(columns: Sequence[Column], rows: Sequence[Any], width: int | None) -> bool:
+def fits(columns: Sequence[Column], rows: Sequence[object], width: int | None) -> bool:
     return (
         width is None
         or sum(c.width(rows) for c in columns) + len(GAP) * (len(columns) - 1) <= width

@@ -55,7 +55,7 @@ def doing(what: object) -> Iterator[None]:
         activity.set(before)
 
 
-def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def request_of(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """The request in the arguments of a view, or of a method of one; None if there is none."""
     for argument in (*args[:2], *kwargs.values()):
         if isinstance(argument, HttpRequest):
@@ -71,7 +71,7 @@ class RequestActivity:
     request's id if it has one, and the user's primary key if ``HOLDER_USER`` asks for it. The
     request is not kept alive."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: HttpRequest) -> None:
         self._request = weakref.ref(getattr(request, "_request", request))
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class RequestActivity:
         return f"{request.method} {path}" + (f" ({more})" if more else "")
 
 
-def _id_of(request: Any) -> str:
+def _id_of(request: HttpRequest) -> str:
     for name in ("id", "request_id"):
         given = getattr(request, name, None)
         if given:
@@ -97,7 +97,7 @@ def _id_of(request: Any) -> str:
     return text if REQUEST_ID.fullmatch(text) else ""
 
 
-def _user_of(request: Any) -> str:
+def _user_of(request: HttpRequest) -> str:
     """Only if the request has loaded the user: the keeper must not query the database."""
     user = getattr(request, "user", None)
     if isinstance(user, LazyObject) and user._wrapped is empty:
@@ -107,7 +107,7 @@ def _user_of(request: Any) -> str:
 
 
 @sync_and_async_middleware
-def note_request(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+def note_request(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], object]:
     """A middleware: the description of a lock's holder says for which request it was acquired.
     Views with ``locked()`` do not need it."""
     if iscoroutinefunction(get_response):
@@ -153,11 +153,11 @@ def note_tasks() -> None:
         signals.task_finished.connect(_django_ends)
 
 
-def _celery_begins(sender: Any, task_id: str, **kwargs: Any) -> None:
+def _celery_begins(sender: Any, task_id: str, **kwargs: object) -> None:
     _begin(sender.name, task_id)
 
 
-def _celery_ends(task_id: str, **kwargs: Any) -> None:
+def _celery_ends(task_id: str, **kwargs: object) -> None:
     _end(task_id)
 
 
@@ -165,7 +165,7 @@ def _django_begins(task_result: Any, **kwargs: Any) -> None:
     _begin(task_result.task.module_path, task_result.id)
 
 
-def _django_ends(task_result: Any, **kwargs: Any) -> None:
+def _django_ends(task_result: Any, **kwargs: object) -> None:
     _end(task_result.id)
 
 

@@ -271,7 +271,7 @@ def release_many(chosen: Sequence[HeldLock], by: str = "") -> list[Outcome]:
     return [outcomes[held.alias, held.lock.kind, held.lock.key] for held in chosen]
 
 
-def _releasing(alias: str, by: str) -> tuple[Any, dict[str, Any]]:
+def _releasing(alias: str, by: str) -> tuple[object, dict[str, Any]]:
     """The client, and the options of a release."""
     database = _database_of(alias)
     return database.client, {
@@ -284,7 +284,7 @@ def _releasing(alias: str, by: str) -> tuple[Any, dict[str, Any]]:
 
 def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
     """Also returns the caches that are wrongly configured, and why."""
-    found: dict[Any, _Database] = {}
+    found: dict[object, _Database] = {}
     failed: dict[str, Exception] = {}
     for alias in lock_caches():
         try:

@@ -32,6 +32,7 @@ from .owner import new_token as new_token
 from .owner import process_id as process_id
 from .owner import waiter_id as waiter_id
 from .script import Call as Call
+from .script import Reply as Reply
 from .script import Script as Script
 from .script import script as script
 from .script import shared as shared

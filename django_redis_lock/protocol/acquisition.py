@@ -20,7 +20,7 @@ from ..extension import part
 from .keys import LockKeys, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH
 from .owner import new_token
-from .script import Call
+from .script import Call, Reply
 from .validation import milliseconds
 
 WAITER_LIFETIME_SECONDS = 6.0
@@ -89,7 +89,7 @@ class Refused(NamedTuple):
         return Clock(self.server_us, self.sent_at)
 
 
-def parse_acquire(reply: Any, sent_at: float) -> Taken | Refused:
+def parse_acquire(reply: Reply, sent_at: float) -> Taken | Refused:
     if isinstance(reply, int):  # Nearly always.
         return Taken(1, reply, reply, sent_at)
     if isinstance(reply, list):
@@ -273,8 +273,9 @@ class AcquireRequest(NamedTuple):
         """Release the lock if ``token``, of a grant or of this request, holds it. A ``place`` above
         the limit is where no script looks for the token."""
         keys = self.keys if place == 1 else self.keys.at_place(place)
-        how: Any = {"attempt": attempt, "limit": self.limit if place <= self.limit else 0}
-        return release_call(keys, token, new_token(), self.grant_timeout, **how)
+        limit = self.limit if place <= self.limit else 0
+        grant = new_token(), self.grant_timeout
+        return release_call(keys, token, *grant, attempt=attempt, limit=limit)
 
     # -- replies ----------------------------------------------------------------------------
 

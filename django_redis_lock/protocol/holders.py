@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .acquisition import Clock, Vanished
 from .owner import (
@@ -17,6 +17,7 @@ from .owner import (
     fields_of,
     fingerprint,
 )
+from .script import Reply
 
 
 class Watched(NamedTuple):
@@ -33,7 +34,7 @@ class Watched(NamedTuple):
     vanished: tuple[Vanished, ...]
 
 
-def parse_watch(reply: Sequence[Any], sent_at: float) -> Watched:
+def parse_watch(reply: Reply, sent_at: float) -> Watched:
     pttl, server_us, untaken, *vanished = reply
     holders = tuple(Vanished(*each) for each in vanished)
     return Watched(pttl, Clock(server_us, sent_at), bool(untaken), holders)
@@ -83,7 +84,7 @@ class HolderInfo:
         described itself yet is named by its token."""
         return self.owner if self.owner.host else Owner.from_token(self.token) or self.owner
 
-    def __init__(self, reply: Sequence[Any], limit: int = 1) -> None:
+    def __init__(self, reply: Reply, limit: int = 1) -> None:
         token, pttl, fields, server_us, self.place = HeldReply(*reply)
         self.token = as_bytes(token)
         self.ttl = math.inf if pttl < 0 else pttl / 1000

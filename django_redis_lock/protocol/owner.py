@@ -15,10 +15,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any
 
 from ..clock import time
 from ..threads import after_fork
+from .script import Reply
 
 #: The latest valid Unix time: about the year 5000.
 MAX_UNIX_TIME = 1e11
@@ -91,18 +91,18 @@ def fingerprint(token: bytes) -> str:
     return hashlib.blake2b(token, digest_size=4).hexdigest()
 
 
-def as_bytes(value: Any) -> bytes:
+def as_bytes(value: object) -> bytes:
     """A reply's string, also from a client that decodes its replies."""
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def fields_of(reply: Any) -> dict[str, str]:
+def fields_of(reply: Reply) -> dict[str, str]:
     """The dict of a reply with alternating names and values."""
     texts = [as_bytes(text).decode(errors="replace") for text in reply]
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-def bounded(value: Any, most: float) -> float | None:
+def bounded(value: Reply, most: float) -> float | None:
     """``value`` if it is a number from 0 to ``most``; else None."""
     try:
         number = float(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 #: The text of some functions that scripts share, by a pattern that matches a call of one of them.
 Library = list[tuple[re.Pattern[str], str]]
@@ -74,6 +74,11 @@ class Call(NamedTuple):
     script: Script
     keys: tuple[bytes, ...]
     args: tuple[bytes | str | int, ...]
+
+
+#: What a call returns: None, an int, bytes, or a list of these. Which of them, the script's
+#: contract says; a function ``parse_…`` makes it a type of our own.
+Reply: TypeAlias = Any
 
 
 def shared(functions: str, library: Library = shared_functions) -> str:

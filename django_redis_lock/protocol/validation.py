@@ -20,7 +20,7 @@ ON_REDIS_DOWN = ("raise", "local", "run")
 
 
 def check_seconds(
-    what: str, value: Any, *, zero: bool = False, none: str | None = None
+    what: str, value: object, *, zero: bool = False, none: str | None = None
 ) -> float | None:
     """``value`` as seconds.
 
@@ -37,7 +37,8 @@ def check_seconds(
     """
     if value is None and none is not None:
         return None
-    if type(value) in (float, int) and (0 if zero else MIN_SECONDS) <= value <= MAX_SECONDS:
+    shortest = 0 if zero else MIN_SECONDS
+    if (type(value) is float or type(value) is int) and shortest <= value <= MAX_SECONDS:
         return float(value)
     allowed = f"a number of seconds {'of 0 or more' if zero else 'greater than 0'}"
     if none is not None:
@@ -54,38 +55,40 @@ def check_seconds(
     return float(value)
 
 
-def check_share(what: str, value: Any) -> float:
+def check_share(what: str, value: object) -> float:
     """``value`` as a share of something, from 0 to 1. Raises as ``check_seconds`` does."""
-    return float(_number(what, value, "a number from 0 to 1", (int, float), 1))
+    return float(_number(what, value, "a number from 0 to 1", 1, whole=False))
 
 
-def check_count(what: str, value: Any) -> int:
+def check_count(what: str, value: object) -> int:
     """``value`` as a number of something, which may be 0. Raises as ``check_seconds`` does."""
-    return int(_number(what, value, "a whole number of 0 or more", int, math.inf))
+    return int(_number(what, value, "a whole number of 0 or more", math.inf))
 
 
-def check_limit(value: Any) -> int:
+def check_limit(value: object) -> int:
     """``value`` as the number of places of a lock. Raises as ``check_seconds`` does."""
     allowed = f"a whole number from 1 to {MAX_LIMIT}"
-    return int(_number("limit", value, allowed, int, MAX_LIMIT, least=1))
+    return int(_number("limit", value, allowed, MAX_LIMIT, least=1))
 
 
-def _number(what: str, value: Any, allowed: str, types: Any, most: float, *, least: int = 0) -> Any:
-    if isinstance(value, bool) or not isinstance(value, types):
+def _number(
+    what: str, value: object, allowed: str, most: float, *, least: int = 0, whole: bool = True
+) -> float:
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise TypeError(f"{what} must be {allowed}, not {value!r}")
     if not least <= value <= most:
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
     return value
 
 
-def check_bool(what: str, value: Any) -> bool:
+def check_bool(what: str, value: object) -> bool:
     """``value``. Raises TypeError if it is anything but True or False: ``"no"`` would be true."""
     if value is True or value is False:
         return bool(value)
     raise TypeError(f"{what} must be True or False, not {value!r}")
 
 
-def check_policy(on_redis_down: Any, critical: Any = False) -> None:
+def check_policy(on_redis_down: object, critical: object = False) -> None:
     """Raises TypeError or ValueError if one is invalid, or they contradict each other."""
     if on_redis_down not in (None, *ON_REDIS_DOWN):
         allowed = "'raise', 'local' or 'run'"
@@ -96,13 +99,13 @@ def check_policy(on_redis_down: Any, critical: Any = False) -> None:
         )
 
 
-def check_wait(value: Any) -> float | None:
+def check_wait(value: object) -> float | None:
     """``value`` as ``blocking_timeout``: seconds, 0 for one try, None for a wait without end."""
     return check_seconds("blocking_timeout", value, zero=True, none="a wait without end")
 
 
 #: The options that all locks have, each with its check.
-OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+OPTIONS: Mapping[str, Callable[[object], Any]] = {
     "timeout": partial(check_seconds, "timeout", none="a lock that never expires"),
     "sleep": partial(check_seconds, "sleep", zero=True),
     "blocking": partial(check_bool, "blocking"),
@@ -121,7 +124,7 @@ OPTIONS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def checked_options(*values: Any) -> tuple[Any, ...]:
+def checked_options(*values: object) -> tuple[Any, ...]:
     """The ``values`` of all OPTIONS, in that order, checked one by one and together. Locks repeat
     theirs, which are checked once. Raises TypeError or ValueError."""
     try:
@@ -132,7 +135,7 @@ def checked_options(*values: Any) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=256, typed=True)
-def _checked(*values: Any) -> tuple[Any, ...]:
+def _checked(*values: object) -> tuple[Any, ...]:
     options = {n: check(value) for (n, check), value in zip(OPTIONS.items(), values, strict=True)}
     timeout, renew, max_hold = options["timeout"], options["renew"], options["max_hold"]
     if timeout is None and (renew or max_hold is not None):
@@ -149,13 +152,13 @@ def check_holds(min_hold: float, max_hold: float | None) -> None:
         raise ValueError("min_hold must not be longer than max_hold")
 
 
-def check_name(value: Any) -> str | bytes:
+def check_name(value: object) -> str | bytes:
     """``value``, a str, bytes or, as for redis-py, a memoryview, as a lock's name. Raises as
     ``check_seconds`` does."""
     return _text("a lock's name", bytes(value) if isinstance(value, memoryview) else value)
 
 
-def check_names(names: Any) -> list[str]:
+def check_names(names: object) -> list[str]:
     """``names``, each once. Raises TypeError or ValueError."""
     if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
         raise TypeError(f"the names of a lock must be a list of str, not {names!r}")
@@ -168,12 +171,12 @@ def check_names(names: Any) -> list[str]:
     return found
 
 
-def check_token(value: Any) -> str | bytes:
+def check_token(value: object) -> str | bytes:
     """``value`` as a token. Raises as ``check_seconds`` does."""
     return _text("a token", value)
 
 
-def _text(what: str, value: Any) -> str | bytes:
+def _text(what: str, value: object) -> str | bytes:
     if not isinstance(value, (str, bytes)):
         raise TypeError(f"{what} must be a str or bytes, not {type(value).__name__}")
     if not value:
@@ -181,7 +184,7 @@ def _text(what: str, value: Any) -> str | bytes:
     return value
 
 
-def check_name_in_cache(value: Any) -> str:
+def check_name_in_cache(value: object) -> str:
     """``value`` as the name of a lock in a cache: a str, bytes (UTF-8), or an object that defines
     ``str()``, such as a number or a UUID. Raises as ``check_seconds`` does."""
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -191,7 +194,7 @@ def check_name_in_cache(value: Any) -> str:
             raise ValueError(f"a lock's name must be UTF-8 if it is bytes, not {value!r}") from None
     if value is None:
         value = ""
-    own_text: Any = type(value).__str__  # Numbers inherit object's.
+    own_text = type(value).__str__  # Numbers inherit object's.
     has_text = isinstance(value, (str, int, float)) or own_text is not object.__str__
     if isinstance(value, bool) or not has_text:
         raise TypeError(f"a lock's name must be a str, bytes or number, not {value!r}")

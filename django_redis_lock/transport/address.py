@@ -9,11 +9,11 @@ from __future__ import annotations
 import _socket
 import select
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -34,6 +34,10 @@ from redis.retry import Retry
 
 from .refusals import refusal
 
+if TYPE_CHECKING:
+    from ..protocol import Reply
+    from .registry import Pool, Settings
+
 try:
     import hiredis
 except ImportError:
@@ -53,7 +57,7 @@ HAS_HIREDIS = hiredis is not None
 INCOMPLETE = object()
 
 #: redis-py's connections for threads, and the same for asyncio. In memory they name each other.
-TWINS: tuple[tuple[Any, Any], ...] = (
+TWINS: tuple[tuple[type, type], ...] = (
     (SSLConnection, AsyncSSLConnection),
     (Connection, AsyncConnection),
     (UnixDomainSocketConnection, AsyncUnixDomainSocketConnection),
@@ -90,8 +94,8 @@ if hasattr(socket, "TCP_USER_TIMEOUT"):
 class Address(NamedTuple):
     """Where connections lead, with the arguments of redis-py's pools."""
 
-    connection_class: Any
-    connection_kwargs: dict[str, Any]
+    connection_class: type[Any]
+    connection_kwargs: Settings
 
 
 class RawConnection(Protocol):
@@ -99,15 +103,13 @@ class RawConnection(Protocol):
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
-    def send_command(self, *args: Any) -> None: ...
+    def send_command(self, *args: object) -> None: ...
     def send_packed_command(self, command: list[bytes]) -> None: ...
     def can_read(self, timeout: float = 0) -> bool: ...
-    def read_response(self) -> Any: ...
+    def read_response(self) -> Reply: ...
 
 
-def own_settings(
-    connection_class: type, settings: Mapping[str, Any], timeout: float
-) -> dict[str, Any]:
+def own_settings(connection_class: type, settings: Settings, timeout: float) -> Settings:
     """The arguments of a connection of our own, made from a pool's."""
     own = _without_the_pool(settings)
     own.update(
@@ -138,7 +140,7 @@ def own_settings(
 
 
 @cache
-def _driver() -> Any:
+def _driver() -> object:
     """For CLIENT LIST. redis-py would look its own version up on disk for each connection, which
     takes longer than connecting."""
     driver = DriverInfo()
@@ -147,11 +149,11 @@ def _driver() -> Any:
     return driver
 
 
-def _encode(encoding: str | None, word: Any) -> bytes:
+def _encode(encoding: str | None, word: object) -> bytes:
     return word if isinstance(word, bytes) else str(word).encode(encoding or "utf-8")
 
 
-def timeout_of(settings: Mapping[str, Any]) -> float:
+def timeout_of(settings: Settings) -> float:
     """Seconds to wait for a reply if the settings do not say: five, the default of redis-py 8.
     Earlier versions wait for a frozen server without end."""
     return settings.get("socket_timeout") or 5.0
@@ -166,12 +168,12 @@ _COMMON = (
 )
 
 
-def common_settings(pool: Any) -> dict[str, Any]:
+def common_settings(pool: Pool) -> Settings:
     settings = pool.connection_kwargs
     return {n: v for n, v in settings.items() if n in _COMMON or n.startswith("ssl_")}
 
 
-def for_threads(pool: Any) -> Address:
+def for_threads(pool: Pool) -> Address:
     """The connections with which a thread can reach ``pool``'s server."""
     in_memory = getattr(pool.connection_class, "thread_class", None)
     if in_memory is not None:
@@ -182,12 +184,13 @@ def for_threads(pool: Any) -> Address:
     return Address(connection_class_of(pool), _without_the_pool(pool.connection_kwargs))
 
 
-def connection_class_of(pool: Any) -> Any:
+def connection_class_of(pool: Pool) -> type[Any]:
     """The class of ``pool``'s connections as it was before ``guarded_connection`` guarded it."""
-    return getattr(pool.connection_class, "guards", pool.connection_class)
+    kind: type[Any] = getattr(pool.connection_class, "guards", pool.connection_class)
+    return kind
 
 
-def without_address(pool: Any) -> Address:
+def without_address(pool: Pool) -> Address:
     """What the connections to each of several servers have in common, wherever these are."""
     tls = issubclass(pool.connection_class, (SSLConnection, AsyncSSLConnection))
     settings = common_settings(pool)
@@ -198,13 +201,13 @@ def without_address(pool: Any) -> Address:
     return Address(SSLConnection if tls else Connection, settings)
 
 
-def who(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+def who(settings: Settings) -> tuple[object, ...]:
     """Equal for connections to one database as one user."""
     names = ("db", "username", "password")
     return (*map(settings.get, names), id(settings.get("credential_provider")))
 
 
-def _without_the_pool(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _without_the_pool(settings: Settings) -> Settings:
     """``settings`` but for what leads back to the pool, and would never let it go."""
     return {n: v for n, v in settings.items() if not n.startswith("maint_notifications")}
 
@@ -220,7 +223,7 @@ def may_have_run(error: BaseException) -> bool:
     return not refusal(error) if noted is None else bool(noted)
 
 
-def is_cluster(client: Any) -> bool:
+def is_cluster(client: object) -> bool:
     """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
     return hasattr(client, "nodes_manager")
 
@@ -242,7 +245,7 @@ def refuse_to_connect() -> None:
     raise RedisConnectionError("The connection was closed.")
 
 
-def without_credentials(settings: Mapping[str, Any]) -> str:
+def without_credentials(settings: Settings) -> str:
     """An address without credentials."""
     if database := settings.get("database"):
         return str(database)
@@ -277,8 +280,8 @@ class DirectConnection:
         readable, writable = select.poll(), select.poll()
         readable.register(self._sock, select.POLLIN)
         writable.register(self._sock, select.POLLOUT)
-        self._readable: Callable[[float], Any] = readable.poll
-        self._writable: Callable[[float], Any] = writable.poll
+        self._readable: Callable[[float], object] = readable.poll
+        self._writable: Callable[[float], object] = writable.poll
         self.allow(connection.socket_timeout)
 
     def allow(self, timeout: float) -> None:
@@ -295,7 +298,7 @@ class DirectConnection:
         self._input.detach()
         self._connection.disconnect()  # That closes the socket, so using it is an OSError.
 
-    def send_command(self, *args: Any) -> None:
+    def send_command(self, *args: object) -> None:
         self.send_packed_command(self._connection.pack_command(*args))
 
     def send_packed_command(self, command: list[bytes]) -> None:
@@ -326,7 +329,7 @@ class DirectConnection:
             raise RedisConnectionError("The connection to Redis was closed")
         return bool(self._readable(timeout * 1000))
 
-    def read_response(self) -> Any:
+    def read_response(self) -> Reply:
         try:
             while (reply := self._reader.gets()) is INCOMPLETE:
                 received = self._input.recv_into(self._buffer)
@@ -383,7 +386,7 @@ def shut(connection: RawConnection | None) -> None:
             sock.shutdown(socket.SHUT_RDWR)
 
 
-def has_socket(connection: Any) -> bool:
+def has_socket(connection: object) -> bool:
     """Whether one can wait for a reply on ``connection``, or it is in our own memory."""
     sock = getattr(connection, "_sock", None)
     return sock is None or isinstance(sock, socket.socket) or hasattr(connection, "asyncio_class")
@@ -399,7 +402,7 @@ def allow(connection: Any, timeout: float) -> None:
         connection._parser.on_connect(connection)  # It knows the timeout, too.
 
 
-def still_answers(connection: Any, seconds: float) -> bool:
+def still_answers(connection: RawConnection, seconds: float) -> bool:
     """Whether the server answers on ``connection``, ours or redis-py's, within so many seconds."""
     try:
         if connection.can_read(0):  # Nothing but its end.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
@@ -23,8 +23,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
-from ..protocol import Call
-from ..steps import adrive
+from ..protocol import Call, Reply
+from ..steps import Step, adrive
 from .address import (
     TWINS,
     common_settings,
@@ -54,7 +54,7 @@ from .execute import (
 )
 from .guarded_connection import guarded
 from .refusals import is_misdirected
-from .registry import Client, server_of
+from .registry import Client, Pool, server_of
 from .retry import run_again, run_all_steps
 from .server import CHECK_SECONDS, Server
 
@@ -133,14 +133,15 @@ def asyncio_client(client: Client) -> Any:
     return _client_of(server, server.address if server.stands_in else client.connection_pool)
 
 
-def pool_of(client: Client, node: Server) -> Any:
+def pool_of(client: Client, node: Server) -> Pool:
     """A pool of connections of the running loop to ``node``, one of ``client``'s servers."""
     if node is server_of(client) and not node.stands_in:
         return client.connection_pool
-    return _client_of(node, node.address).connection_pool
+    pool: Pool = _client_of(node, node.address).connection_pool
+    return pool
 
 
-def _client_of(server: Server, address: Any) -> Any:
+def _client_of(server: Server, address: Pool) -> Any:
     """The running loop's ``redis.asyncio.Redis`` for ``server``."""
     of_loop = _of_the_running_loop()
     known = of_loop.clients.get(server)
@@ -217,7 +218,7 @@ async def _connect(client: Client, node: Server, patience: float | None) -> Asyn
     return connection
 
 
-def _pool_like(pool: Any) -> ConnectionPool:
+def _pool_like(pool: Pool) -> ConnectionPool:
     in_memory = getattr(pool.connection_class, "asyncio_class", None)
     if in_memory is not None:
         return ConnectionPool(connection_class=in_memory, **common_settings(pool))
@@ -244,7 +245,7 @@ async def exchange(
     calls: Sequence[Call] = (),
     replies: int | None = None,
     again: bool = True,
-) -> Any:
+) -> Reply:
     """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``. ``again``:
     as for ``Server.exchange``."""
     breaker = node.breaker
@@ -288,7 +289,7 @@ async def _distrust(client: Client, node: Server, timeout: float, left: float) -
         node.breaker.failed(error, time.monotonic() - began, timeout)
 
 
-async def _within(seconds: float, reply: asyncio.Future[Any]) -> Any:
+async def _within(seconds: float, reply: asyncio.Future[T]) -> T:
     try:
         await wait_awake({reply}, seconds)
     finally:
@@ -298,7 +299,7 @@ async def _within(seconds: float, reply: asyncio.Future[Any]) -> Any:
     return reply.result()
 
 
-async def _execute(client: Any, *args: Any, **options: Any) -> Any:
+async def _execute(client: Any, *args: str | bytes, **options: Any) -> Any:
     """``Redis.execute_command`` on the connection that the tasks of the loop share."""
     if is_observed(client):
         return await type(client).execute_command(client, *args, **options)
@@ -312,7 +313,7 @@ async def _execute(client: Any, *args: Any, **options: Any) -> Any:
 # -- running ---------------------------------------------------------------------------------------
 
 
-async def cancellable(work: Coroutine[Any, Any, T]) -> T:
+async def cancellable(work: Awaitable[T]) -> T:
     """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
     with which redis-py connects and sends, forgets a cancellation that comes just when it is
     done."""
@@ -342,7 +343,7 @@ async def arun(client: Client, call: Call, *, patience: float | None = None) -> 
         return await adrive(run_again(exchange, call, patience, node, error))
 
 
-async def aread_value(client: Client, key: bytes) -> Any:
+async def aread_value(client: Client, key: bytes) -> tuple[Reply, int] | None:
     """As ``execute.read_value``, with the lifetime. It is not sent again."""
     value, left = await exchange(client, server_of(client), value_with_lifetime(key), replies=2)
     return None if value is None else (value, left)
@@ -350,7 +351,7 @@ async def aread_value(client: Client, key: bytes) -> Any:
 
 async def aexchange(
     client: Client, command: bytes, replies: int | None = None, *, again: bool = True
-) -> Any:
+) -> Reply:
     """As ``execute.exchange``."""
     server = server_of(client)
     if not again and (used := connection_to(server)) is not None and used.has_ended():
@@ -363,7 +364,7 @@ async def aexchange(
     return await exchange(client, server, command, replies=replies)
 
 
-async def arun_all(client: Client, calls: Sequence[Call]) -> list[Any]:
+async def arun_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """As ``execute.run_all``."""
     if len(calls) == 1:
         return [(await arun(client, calls[0])).value]
@@ -376,16 +377,16 @@ class _Awaiting(NamedTuple):
     client: Client
     server: Server
 
-    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any:
+    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Step[Reply]:
         return _run(self.client, node, call, patience, asking)
 
-    def run_all(self, node: Server, calls: Sequence[Call]) -> Any:
+    def run_all(self, node: Server, calls: Sequence[Call]) -> Awaitable[list[Reply]]:
         return exchange(self.client, node, pack_all(calls), None, calls, len(calls))
 
-    def locate(self, keys: Sequence[bytes]) -> Any:
+    def locate(self, keys: Sequence[bytes]) -> Awaitable[Server]:
         return located(self.server, keys)
 
-    def sleep(self, seconds: float) -> Any:
+    def sleep(self, seconds: float) -> Awaitable[None]:
         return asyncio.sleep(seconds)
 
 
@@ -398,7 +399,7 @@ async def located(server: Server, keys: Sequence[bytes]) -> Server:
 
 async def _run(
     client: Client, node: Server, call: Call, patience: float | None, asking: bool = False
-) -> Any:
+) -> Reply:
     if asking:  # By its source: NOSCRIPT would need a second ASKING.
         command = ASKING + pack(call, known=False)
         return (await exchange(client, node, command, patience, (call,), replies=2))[1]

@@ -15,9 +15,9 @@ import select
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -27,6 +27,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
+from ..protocol import Reply
 from .address import (
     HAS_HIREDIS,
     INCOMPLETE,
@@ -37,6 +38,11 @@ from .address import (
     reader_for,
 )
 
+if TYPE_CHECKING:
+    from .registry import Pool
+
+T = TypeVar("T")
+
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.
 READ_FIRST_SECONDS = 0.01
@@ -46,7 +52,7 @@ WAIT_PARTS = 10
 
 
 async def connect_to(
-    pool: Any, timeout: float, reply_timeout: float | None = None
+    pool: Pool, timeout: float, reply_timeout: float | None = None
 ) -> AsyncRawConnection:
     """A new connection to where those of ``pool`` lead.
 
@@ -69,7 +75,7 @@ async def connect_to(
     return kind(connection, reply_timeout)
 
 
-async def wait_awake(tasks: Collection[asyncio.Future[Any]], seconds: float) -> None:
+async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> None:
     """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stands still,
     replies may come; the servers must not be taken to be down because of that."""
     pending = set(tasks)
@@ -79,12 +85,12 @@ async def wait_awake(tasks: Collection[asyncio.Future[Any]], seconds: float) -> 
 
 
 #: Tasks that nothing else refers to.
-_background: set[asyncio.Future[Any]] = set()
+_background: set[object] = set()
 
 
-def in_background(work: Any) -> asyncio.Future[Any]:
+def in_background(work: Awaitable[T]) -> asyncio.Future[T]:
     """Run ``work`` as a task that is kept until it is done."""
-    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+    task: asyncio.Future[T] = asyncio.ensure_future(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
     return task
@@ -95,13 +101,13 @@ class _Call:
 
     __slots__ = ("missing", "replies", "reply", "sent_at")
 
-    def __init__(self, reply: asyncio.Future[Any], replies: int | None) -> None:
+    def __init__(self, reply: asyncio.Future[Reply], replies: int | None) -> None:
         self.reply = reply
         self.missing = replies or 1
-        self.replies: list[Any] | None = None if replies is None else []
+        self.replies: list[Reply] | None = None if replies is None else []
         self.sent_at = time.monotonic()
 
-    def add(self, reply: Any) -> bool:
+    def add(self, reply: Reply) -> bool:
         """The next ``reply`` has come; returns whether it was the last."""
         self.missing -= 1
         if self.replies is not None:
@@ -113,7 +119,7 @@ class _Call:
         self.finish(reply)
         return True
 
-    def finish(self, reply: Any) -> None:
+    def finish(self, reply: Reply) -> None:
         if self.reply.done():  # Its task does not wait for it any more.
             return
         if isinstance(reply, RedisError):
@@ -166,7 +172,7 @@ class AsyncRawConnection(ABC):
         error = reply.exception()  # ResponseError: this user may not, or the server is busy.
         return error is None or isinstance(error, ResponseError)
 
-    def request(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
+    def request(self, command: bytes, replies: int | None = None) -> asyncio.Future[Reply]:
         """Send ``command``; its reply, or a list of so many. Of these, the first error is raised
         when all have come.
 
@@ -211,7 +217,7 @@ class AsyncRawConnection(ABC):
         """Whether the server has closed it, and the loop has not yet heard of that."""
         return False
 
-    def _on_reply(self, reply: Any) -> None:
+    def _on_reply(self, reply: Reply) -> None:
         self._answered_at = time.monotonic()
         if self._calls[0].add(reply):
             self._calls.popleft()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
@@ -18,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import real_time as time
 from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..extension import OnUse
-from ..protocol import Call, Script
+from ..protocol import Call, Reply, Script
 from ..steps import drive
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
@@ -37,7 +37,7 @@ REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 class Answer(NamedTuple):
     """What a script returned, and whether it may have run twice."""
 
-    value: Any
+    value: Reply
     sent_twice: bool
 
 
@@ -86,7 +86,7 @@ def pack(call: Call, *, known: bool = True) -> bytes:
 MAX_CACHED_CHARACTERS = 64
 
 
-def _bulk(arg: Any) -> bytes:
+def _bulk(arg: bytes | str | int) -> bytes:
     """A text, a number, or any buffer. A label that has no encoding must not keep its lock from
     being renewed."""
     if isinstance(arg, str):
@@ -124,7 +124,7 @@ def send(connection: RawConnection, call: Call) -> None:
     connection.send_packed_command([pack(call)])
 
 
-def receive(connection: RawConnection, call: Call) -> Any:
+def receive(connection: RawConnection, call: Call) -> Reply:
     """The reply to ``call``; the script is sent to a server that does not know it."""
     try:
         return connection.read_response()
@@ -163,12 +163,12 @@ def is_observed(client: Client) -> bool:
     return not (hasattr(connects, "asyncio_class") or hasattr(connects, "thread_class"))
 
 
-def _is_of_redis_py(method: Any) -> bool:
+def _is_of_redis_py(method: object) -> bool:
     # The wrapper of a tool may claim the module of what it wraps, but is no function.
     return method is None or (type(method) is FunctionType and method.__module__[:6] == "redis.")
 
 
-def read_value(client: Client, key: bytes, *, lifetime: bool = False) -> Any:
+def read_value(client: Client, key: bytes, *, lifetime: bool = False) -> Reply:
     """GET of ``key``; with its ``lifetime`` what ``value_with_lifetime`` returns."""
     if not lifetime:
         return exchange(client, pack_words(b"GET", key))
@@ -178,7 +178,7 @@ def read_value(client: Client, key: bytes, *, lifetime: bool = False) -> Any:
 
 def exchange(
     client: Client, command: bytes, replies: int | None = None, *, again: bool = True
-) -> Any:
+) -> Reply:
     """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
     Args:
@@ -189,7 +189,7 @@ def exchange(
 
 def exchange_with(
     server: Server, command: bytes, replies: int | None = None, again: bool = True
-) -> Any:
+) -> Reply:
     """As ``exchange``, with a ``server`` that its caller knows."""
     patience = admitted(server.breaker, None) if server.breaker.failing else None
     try:
@@ -211,7 +211,7 @@ def value_with_lifetime(key: bytes) -> bytes:
     return pack_words(b"GET", key) + pack_words(b"PTTL", key)
 
 
-def run_all(client: Client, calls: Sequence[Call]) -> list[Any]:
+def run_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
@@ -223,10 +223,10 @@ class _Blocking(NamedTuple):
 
     server: Server
 
-    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any:
+    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Reply:
         return _run(node, call, patience, asking)
 
-    def run_all(self, node: Server, calls: Sequence[Call]) -> list[Any]:
+    def run_all(self, node: Server, calls: Sequence[Call]) -> list[Reply]:
         return _run_all(node, calls)
 
     def locate(self, keys: Sequence[bytes]) -> Server:
@@ -236,7 +236,7 @@ class _Blocking(NamedTuple):
         time.sleep(seconds)
 
 
-def run_at(server: Server, node: Server, call: Call) -> Any:
+def run_at(server: Server, node: Server, call: Call) -> Reply:
     """What ``call`` returns at ``node``, one of those of ``server``, wherever its keys are."""
     try:
         return _run(node, call, None)
@@ -248,7 +248,7 @@ def run_at(server: Server, node: Server, call: Call) -> Any:
         return _run(node, call, None)
 
 
-def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Any:
+def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Reply:
     if server.breaker.failing:
         patience = admitted(server.breaker, patience, call)
     if asking:  # By its source: NOSCRIPT would need a second ASKING.
@@ -259,9 +259,9 @@ def _run(server: Server, call: Call, patience: float | None, asking: bool = Fals
         return server.exchange(pack(call, known=False), patience=patience)
 
 
-def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
+def _run_all(server: Server, calls: Sequence[Call]) -> list[Reply]:
     patience = admitted(server.breaker, None, *calls) if server.breaker.failing else None
-    answers: list[Any] = server.exchange(pack_all(calls), len(calls), patience)
+    answers: list[Reply] = server.exchange(pack_all(calls), len(calls), patience)
     return answers
 
 

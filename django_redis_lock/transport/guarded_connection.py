@@ -13,13 +13,15 @@ import asyncio
 import time
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from .address import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
+
+T = TypeVar("T")
 
 UNREAD = "The reply to an earlier command was not read."
 _CHECKS_WHILE_CONNECTING = hasattr(AbstractConnection, "connect_check_health")
@@ -48,7 +50,7 @@ class _ReplyCounter(_Any):  # type: ignore[misc]
     #: When a reply was read, in monotonic seconds.
     _answered_at = 0.0
 
-    def pack_commands(self, commands: Iterable[Any]) -> Any:
+    def pack_commands(self, commands: Iterable[Iterable[object]]) -> object:
         commands = [_without_numbers(command) for command in commands]
         packed = super().pack_commands(commands)
         self._packed = len(commands)
@@ -94,23 +96,23 @@ class GuardedConnection(_ReplyCounter):
         return still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
 
     # redis-py 8 calls it where a connection has ended.
-    def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
+    def connect_check_health(self, *args: object, **kwargs: object) -> None:
         super().connect_check_health(*args, **kwargs)
         self._is_ready = True
 
-    def _connect(self) -> Any:
+    def _connect(self) -> object:
         self._begin()
         return super()._connect()
 
-    def disconnect(self, *args: Any, **kwargs: Any) -> None:
+    def disconnect(self, *args: object, **kwargs: object) -> None:
         self._is_ready = False  # Also if an exception cuts this short.
         super().disconnect(*args, **kwargs)
 
-    def send_command(self, *args: Any, **kwargs: Any) -> None:
+    def send_command(self, *args: object, **kwargs: object) -> None:
         super().send_command(*_without_numbers(args), **kwargs)
         self._streams = self._streams or args[0] in _STREAMING
 
-    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+    def send_packed_command(self, command: object, check_health: bool = True) -> None:
         # Connecting, and a check of its health, send other commands.
         packed, self._packed = self._packed, 0
         if not self._sock:
@@ -127,7 +129,7 @@ class GuardedConnection(_ReplyCounter):
         self._note_request()
         super().send_packed_command(command, check_health=False)
 
-    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+    def read_response(self, *args: object, **kwargs: object) -> object:
         try:
             reply = super().read_response(*args, **kwargs)
         except ResponseError:
@@ -159,7 +161,7 @@ class AsyncGuardedConnection(_ReplyCounter):
             return False
         return True
 
-    async def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
+    async def connect_check_health(self, *args: object, **kwargs: object) -> None:
         await super().connect_check_health(*args, **kwargs)
         self._is_ready = True
 
@@ -167,15 +169,15 @@ class AsyncGuardedConnection(_ReplyCounter):
         self._begin()
         return await super()._connect()
 
-    async def disconnect(self, *args: Any, **kwargs: Any) -> None:
+    async def disconnect(self, *args: object, **kwargs: object) -> None:
         self._is_ready = False
         await super().disconnect(*args, **kwargs)
 
-    async def send_command(self, *args: Any, **kwargs: Any) -> None:
+    async def send_command(self, *args: object, **kwargs: object) -> None:
         await super().send_command(*_without_numbers(args), **kwargs)
         self._streams = self._streams or args[0] in _STREAMING
 
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+    async def send_packed_command(self, command: object, check_health: bool = True) -> None:
         packed, self._packed = self._packed, 0
         if not self.is_connected:
             if _CHECKS_WHILE_CONNECTING:
@@ -191,7 +193,7 @@ class AsyncGuardedConnection(_ReplyCounter):
         self._note_request()
         await super().send_packed_command(command, check_health=False)
 
-    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+    async def read_response(self, *args: object, **kwargs: object) -> object:
         try:
             reply = await super().read_response(*args, **kwargs)
         except ResponseError:
@@ -201,20 +203,20 @@ class AsyncGuardedConnection(_ReplyCounter):
         return reply
 
 
-def _without_numbers(args: Iterable[Any]) -> list[Any]:
+def _without_numbers(args: Iterable[object]) -> list[object]:
     """See ``execute.pack_words``."""
     return [str(arg) if type(arg) in (int, float) else arg for arg in args]
 
 
 @cache
-def guarded(kind: Any) -> Any:
+def guarded(kind: type) -> type[Any]:
     """The connection class ``kind`` of a pool, for threads or for tasks, guarded."""
     members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "guards": kind}
     guard = GuardedConnection if issubclass(kind, AbstractConnection) else AsyncGuardedConnection
     return type(kind.__name__, (guard, kind), members)
 
 
-def guard(client: Any) -> Any:
+def guard(client: T) -> T:
     """``client``, a redis-py client for threads, after its pool is made to guard its connections;
     those that the pool had are replaced."""
     pool: Any = getattr(client, "connection_pool", None)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..protocol import Reply
 from .address import RawConnection
-from .aio_client import loops
-from .aio_connection import AsyncRawConnection
 from .execute import pack_words
 from .server import Server
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .aio_connection import AsyncRawConnection
 
 
 class _OverALoop:
@@ -24,8 +28,8 @@ class _OverALoop:
         self._loop = loop
         self._connection = connection
         self.generation = connection.generation
-        self._replies: SimpleQueue[tuple[BaseException | None, Any]] = SimpleQueue()
-        self._next: tuple[BaseException | None, Any] | None = None
+        self._replies: SimpleQueue[tuple[BaseException | None, Reply]] = SimpleQueue()
+        self._next: tuple[BaseException | None, Reply] | None = None
 
     def connect(self) -> None:
         """It is connected."""
@@ -33,7 +37,7 @@ class _OverALoop:
     def disconnect(self) -> None:
         """It is the loop's."""
 
-    def send_command(self, *args: Any) -> None:
+    def send_command(self, *args: object) -> None:
         self.send_packed_command([pack_words(*map(str.encode, map(str, args)))])
 
     def send_packed_command(self, command: list[bytes]) -> None:
@@ -49,7 +53,7 @@ class _OverALoop:
         except RedisError as error:
             self._replies.put((error, None))
 
-    def _answered(self, reply: asyncio.Future[Any]) -> None:
+    def _answered(self, reply: asyncio.Future[Reply]) -> None:
         error = reply.exception()
         self._replies.put((error, None if error else reply.result()))
 
@@ -59,7 +63,7 @@ class _OverALoop:
                 self._next = self._replies.get(timeout > 0, timeout)
         return self._next is not None
 
-    def read_response(self) -> Any:
+    def read_response(self) -> Reply:
         (error, value), self._next = self._next or self._replies.get(), None
         if error is not None:
             raise error
@@ -69,7 +73,9 @@ class _OverALoop:
 def spare_of_a_loop(node: Server) -> RawConnection | None:
     """A connection to ``node`` that the tasks of an event loop share, for a thread that can
     open none."""
-    for loop, of_loop in list(loops.items()):
+    # Not imported: it is there if this process has such connections.
+    aio_client = sys.modules.get(f"{__package__}.aio_client")
+    for loop, of_loop in list(getattr(aio_client, "loops", {}).items()):
         connection = of_loop.connections.get(node)
         if connection is None or connection.generation != node.generation or connection.is_closed():
             continue

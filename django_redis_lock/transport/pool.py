@@ -8,45 +8,52 @@ connection; a replica has refused it, so nothing has run.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.retry import Retry
 
 from .refusals import is_misdirected
-from .registry import renew_pool
+from .registry import Client, Pool, renew_pool
+
+C = TypeVar("C", bound=Client)
+T = TypeVar("T")
 
 
 class FollowingRetry(Retry):
     """The ``usual`` one of a pool's connections, which also follows an address."""
 
-    def __init__(self, usual: Any, pool: Any) -> None:
+    def __init__(self, usual: Retry, pool: Pool) -> None:
         super().__init__(NoBackoff(), 0)
         self._usual = usual
         self._pool = weakref.ref(pool)
 
-    def update_supported_errors(self, specified_errors: Any) -> None:
+    def update_supported_errors(self, specified_errors: Iterable[type[Exception]]) -> None:
         others = [error for error in specified_errors if error is not ReadOnlyError]
         self._usual.update_supported_errors(others)
 
     def get_retries(self) -> int:
         return int(self._usual.get_retries())
 
-    def call_with_retry(self, do: Any, fail: Any, *args: Any, **options: Any) -> Any:
+    def call_with_retry(
+        self, do: Callable[[], T], fail: Callable[..., object], *args: Any, **options: Any
+    ) -> T:
         try:
             return self._usual.call_with_retry(do, fail, *args, **options)
         except RedisError as error:
             if not is_misdirected(error):
                 raise
-            renew_pool(self._pool())
+            if (pool := self._pool()) is not None:
+                renew_pool(pool)
             # Disconnects. redis-py 5 and 6 raise any error but those in ``retry_on_error``.
             counted = (1,) if options.get("with_failure_count") else ()
             fail(ReadOnlyError(str(error)), *counted)
         return self._usual.call_with_retry(do, fail, *args, **options)
 
 
-def follow_address(client: Any) -> Any:
+def follow_address(client: C) -> C:
     """``client``, of redis-py's, whose pool has not connected yet: its connections follow."""
     pool = getattr(client, "connection_pool", None)
     if pool is None or isinstance(pool.connection_kwargs.get("retry"), FollowingRetry):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from redis.connection import ConnectionPool
 
@@ -14,20 +14,38 @@ from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notic
 from .address import is_cluster
 from .server import Server, disconnect_idle
 
-_servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
-_by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
-_encoders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_servers: weakref.WeakValueDictionary[Database, Server] = weakref.WeakValueDictionary()
+_by_pool: weakref.WeakKeyDictionary[Pool, Server] = weakref.WeakKeyDictionary()
+_encoders: weakref.WeakKeyDictionary[object, Encoder] = weakref.WeakKeyDictionary()
 #: Makes what takes the place of a server, while something does.
-_make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
+_make_stand_in: Callable[[Database], Server | None] | None = None
 _registry = free_after_fork(Mutex())
+
+#: The arguments of redis-py's connections.
+Settings: TypeAlias = dict[str, Any]
+#: Equal for connections to one database as one user.
+Database: TypeAlias = tuple[object, ...]
+
+
+class Pool(Protocol):
+    """One of redis-py's pools, for threads or for tasks; or an ``Address``."""
+
+    @property
+    def connection_class(self) -> type[Any]: ...
+    @property
+    def connection_kwargs(self) -> Settings: ...
+
+
+class Encoder(Protocol):
+    def encode(self, value: str | bytes) -> bytes: ...
 
 
 class Client(Protocol):
     """One of redis-py's clients: for threads, for tasks, or for a cluster."""
 
-    connection_pool: Any  #: Not a cluster's: it has one for each of its nodes.
-
-    def get_encoder(self) -> Any: ...
+    @property
+    def connection_pool(self) -> Pool: ...  # Not a cluster's: it has one for each of its nodes.
+    def get_encoder(self) -> Encoder: ...
 
 
 def server_of(client: Client) -> Server:
@@ -38,6 +56,7 @@ def server_of(client: Client) -> Server:
     """
     if FORKS_UNNOTICED:
         notice_fork()
+    pool: Any
     try:
         pool = client.connection_pool
     except AttributeError:
@@ -72,11 +91,10 @@ def encoded(client: Client, text: str | bytes) -> bytes:
     encoder = _encoders.get(pool)
     if encoder is None:
         encoder = _encoders[pool] = client.get_encoder()
-    data: bytes = encoder.encode(text)
-    return data
+    return encoder.encode(text)
 
 
-def renew_pool(pool: Any) -> None:
+def renew_pool(pool: Pool) -> None:
     """A connection of redis-py's ``pool`` leads to a replica; see ``Server.renew``."""
     server = _by_pool.get(pool)
     if server is None:
@@ -95,7 +113,7 @@ def check_for_tasks(client: Client) -> None:
         )
 
 
-def _kind_of(pool: Any) -> type[Server]:
+def _kind_of(pool: Pool) -> type[Server]:
     for attribute, name in TOPOLOGIES:
         if hasattr(pool, attribute):
             kind: type[Server] = getattr(part("topology"), name)
@@ -104,7 +122,7 @@ def _kind_of(pool: Any) -> type[Server]:
 
 
 @contextmanager
-def standing_in(make: Callable[[tuple[Any, ...]], Server | None]) -> Iterator[None]:
+def standing_in(make: Callable[[Database], Server | None]) -> Iterator[None]:
     """In the block, ``make(server.database)`` takes the place of each server, unless it is None."""
     global _servers, _by_pool, _make_stand_in
     before = _servers, _by_pool, _make_stand_in

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from redis.exceptions import AskError, MovedError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
-from ..protocol import Call
+from ..protocol import Call, Reply
 from ..steps import Step, Steps
 from .address import may_have_run, note_sent
 from .execute import REPORTED, Answer, first_patience
@@ -96,8 +96,10 @@ class Exchange(Protocol):
 
     @property
     def server(self) -> Server: ...
-    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Step[Any]: ...
-    def run_all(self, node: Server, calls: Sequence[Call]) -> Step[list[Any]]: ...
+    def run(
+        self, node: Server, call: Call, patience: float | None, asking: bool
+    ) -> Step[Reply]: ...
+    def run_all(self, node: Server, calls: Sequence[Call]) -> Step[list[Reply]]: ...
     def locate(self, keys: Sequence[bytes]) -> Step[Server]: ...
     def sleep(self, seconds: float) -> Step[None]: ...
 
@@ -124,13 +126,13 @@ def run_again(
             error = another
 
 
-def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Any]]:
+def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply]]:
     """In one trip for each server; what failed there, one at a time."""
     numbers_at: dict[Server, list[int]] = {}
     for number, call in enumerate(calls):
         node = yield exchange.locate(call.keys)
         numbers_at.setdefault(node, []).append(number)
-    answers: list[Any] = [None] * len(calls)
+    answers: list[Reply] = [None] * len(calls)
     for node, numbers in numbers_at.items():
         try:
             values = yield exchange.run_all(node, [calls[number] for number in numbers])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import select
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.connection import ConnectionPool
-from redis.exceptions import BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import AskError, BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
-from ..protocol import PendingLifetime
+from ..protocol import PendingLifetime, Reply
 from ..threads import after_fork
 from .address import (
     TRUSTED_SECONDS,
@@ -33,13 +33,17 @@ from .address import (
 from .circuit_breaker import Breaker
 from .refusals import is_misdirected, name_missing_right
 
+if TYPE_CHECKING:
+    from .aio_connection import AsyncRawConnection
+    from .registry import Database, Pool, Settings
+
 #: Seconds that a new connection may take which shows whether a server is up to which another is
 #: silent.
 CHECK_SECONDS = 1.0
 
-T = TypeVar("T")
+T = TypeVar("T", bound="RawConnection | AsyncRawConnection")
 
-_all: set[weakref.ref[Any]] = set()
+_all: set[weakref.ref[Server]] = set()
 
 
 @after_fork
@@ -51,7 +55,7 @@ def _forget_connections() -> None:
     _all.clear()
 
 
-def disconnect_idle(pool: Any) -> None:
+def disconnect_idle(pool: object) -> None:
     # An asyncio pool's connections belong to its loop; those of a cluster's client to its nodes.
     if isinstance(pool, ConnectionPool):
         pool.disconnect(inuse_connections=False)
@@ -73,13 +77,13 @@ class Server:
     #: whether each has some of the slots.
     is_topology = is_cluster = False
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Pool) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
         self.address = for_threads(pool)
         settings = self.address.connection_kwargs
         self.timeout, shortest = self.patience(settings)
         #: Equal for servers that lead to one database, whatever their time-outs are.
-        self.database: tuple[Any, ...] = (self,)
+        self.database: Database = (self,)
         self.breaker = Breaker(without_credentials(settings), shortest)
         self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
         #: Weak references to all connections that lead here, also those in use; and how often they
@@ -87,7 +91,7 @@ class Server:
         self._made: set[weakref.ref[Any]] = set()
         self.generation = 0
         #: Weak references to redis-py's pools that lead here.
-        self.pools: set[weakref.ref[Any]] = set()
+        self.pools: set[weakref.ref[Pool]] = set()
         _all.add(weakref.ref(self, _all.discard))
         #: See ``locking.records``.
         self.heartbeat: Any = None
@@ -98,7 +102,7 @@ class Server:
         return self.breaker.server
 
     @classmethod
-    def identity(cls, pool: Any) -> tuple[Any, ...]:
+    def identity(cls, pool: Pool) -> Database:
         """Equal for pools that lead to one database as one user, whatever their time-outs are."""
         settings = pool.connection_kwargs
         where = [settings.get(name) for name in ("host", "port", "path", "database")]
@@ -107,7 +111,7 @@ class Server:
         return (for_threads(pool).connection_class, *where, *who(settings))
 
     @staticmethod
-    def patience(settings: Mapping[str, Any]) -> tuple[float, float]:
+    def patience(settings: Settings) -> tuple[float, float]:
         """Seconds after which a call is given up, and an attempt to connect."""
         timeout = timeout_of(settings)
         return timeout, min(settings.get("socket_connect_timeout") or timeout, timeout)
@@ -122,7 +126,7 @@ class Server:
         """As ``locate``, without asking any server; None if it is not known."""
         return self
 
-    def for_tasks(self, settings: dict[str, Any]) -> None:
+    def for_tasks(self, settings: Settings) -> None:
         """Complete the ``settings`` of a pool of an event loop that leads here."""
 
     def in_one_call(self, keys: Sequence[bytes]) -> Sequence[bytes]:
@@ -155,7 +159,7 @@ class Server:
         """Whether ``error`` says that the keys have moved, or are being moved."""
         return False
 
-    def sent_to(self, error: Any) -> Server:
+    def sent_to(self, error: AskError) -> Server:
         """The server that ``error``, a refusal, names."""
         return self
 
@@ -172,7 +176,7 @@ class Server:
         patience: float | None = None,
         again: bool = True,
         once: bool = False,
-    ) -> Any:
+    ) -> Reply:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
         Args:
@@ -221,7 +225,7 @@ class Server:
 
     # -- connections -----------------------------------------------------------------------------
 
-    def connect(self, timeout: float | None = None, **changes: Any) -> RawConnection:
+    def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
         """A new connection, with the pool's address and credentials, and a ``timeout`` in seconds
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         timeout = self.timeout if timeout is None else timeout
@@ -238,11 +242,11 @@ class Server:
 
     def track(self, connection: T, generation: int) -> T:
         """Note a ``connection`` that leads here, which was made in this ``generation``."""
-        connection.generation = generation  # type: ignore[attr-defined]
+        connection.generation = generation
         self._made.add(weakref.ref(connection, self._made.discard))
         return connection
 
-    def renew(self, connection: Any = None) -> bool:
+    def renew(self, connection: RawConnection | AsyncRawConnection | None = None) -> bool:
         """``connection`` leads to a replica: the address may have moved to another server. End all
         that were made before now, wherever they are used; who waits for a reply on one of them gets
         an error, and connects again.
@@ -334,7 +338,9 @@ class Server:
                 connection, unread, since = self._idle.pop()
             except IndexError:  # Another thread has taken it.
                 return None
-            if time.monotonic() - since < TRUSTED_SECONDS and not (once and _has_ended(connection)):
+            if time.monotonic() - since < TRUSTED_SECONDS and not (
+                once and _is_readable(connection, 0)
+            ):
                 return connection, unread
             if patience == 0:
                 self._idle.append((connection, unread, since))
@@ -371,14 +377,6 @@ def _wait(connection: RawConnection, patience: float | None) -> None:
         raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
 
 
-def _has_ended(connection: RawConnection) -> bool:
-    """Whether there is something to read: a reply on its way, or the end. It is then checked."""
-    try:
-        return connection.can_read(0)
-    except (RedisError, OSError):
-        return True
-
-
 def _with_nothing_to_read(
     connection: RawConnection, unread: PendingLifetime | None
 ) -> RawConnection:
@@ -401,6 +399,7 @@ def readable(connections: Sequence[RawConnection], seconds: float) -> list[RawCo
 
 
 def _is_readable(connection: RawConnection, seconds: float) -> bool:
+    """Whether there is something to read within so many seconds: a reply, or the end."""
     try:
         return connection.can_read(seconds)
     except (RedisError, OSError):

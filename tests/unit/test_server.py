@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import redis
 import redis.sentinel
-from redis.exceptions import AskError, MovedError
+from redis.backoff import NoBackoff
+from redis.exceptions import AskError, MovedError, ReadOnlyError
+from redis.retry import Retry
 
 from django_redis_lock.contrib.topology import SentinelService
 from django_redis_lock.contrib.topology.client import LazyCluster
+from django_redis_lock.transport.pool import FollowingRetry
 from django_redis_lock.transport.registry import server_of
 from django_redis_lock.transport.server import Server
 from tests.processes import in_threads
@@ -187,3 +190,19 @@ class TestAddresses:
     def test_who_is_no_client(self) -> None:
         with pytest.raises(TypeError, match="needs a redis-py client"):
             server_of(object())
+
+
+def test_a_connection_whose_pool_is_gone_meets_a_replica() -> None:
+    retry = FollowingRetry(Retry(NoBackoff(), 0), redis.ConnectionPool())
+    gc.collect()
+    replies: list[Any] = [ReadOnlyError("You can't write against a read only replica."), b"OK"]
+    disconnected = []
+
+    def send() -> bytes:
+        reply = replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return bytes(reply)
+
+    assert retry.call_with_retry(send, disconnected.append) == b"OK"
+    assert len(disconnected) == 1

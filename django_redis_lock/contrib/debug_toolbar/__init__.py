@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from debug_toolbar.panels import Panel
 from django.template.defaultfilters import pluralize
@@ -22,6 +22,12 @@ from ...keeper import SentOnce, keeper
 from ...protocol import Call
 from ...protocol.holder_scripts import HELD
 from ...protocol.holders import HolderInfo
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from django.http.response import HttpResponseBase
+
+    from ...protocol import Reply
 
 __all__ = ["LocksPanel"]
 
@@ -43,7 +49,7 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
     nav_title = title = "Locks"
     template = "django_redis_lock/debug_toolbar.html"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._locks: list[Row] = []
         self._computations: list[Row] = []
@@ -63,7 +69,7 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
         events.unsubscribe(self._record)
         _panel.set(None)
 
-    def generate_stats(self, request: Any, response: Any) -> None:
+    def generate_stats(self, request: HttpRequest, response: HttpResponseBase) -> None:
         until = time.monotonic() + MAX_DELAY_SECONDS
         for question in self._questions:
             question.answer_seen.wait(max(0.0, until - time.monotonic()))
@@ -82,7 +88,7 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
         counted = f"{locks} lock{pluralize(locks)}"
         return f"{counted}, {computed} computation{pluralize(computed)}" if computed else counted
 
-    def _record(self, event: Any) -> None:
+    def _record(self, event: object) -> None:
         record = _RECORDED.get(type(event))
         # The keeper notices that a lock is lost, in no request's context.
         if record is not None and (_panel.get() is self or type(event) is events.Lost):
@@ -181,7 +187,7 @@ class _HolderQuestion(SentOnce):
         self._row = row
         self.answer_seen = threading.Event()
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         row, first = self._row, not self.answer_seen.is_set()
         held = None if value is None else HolderInfo(value)
         if held is not None and (first or held.owner.host):

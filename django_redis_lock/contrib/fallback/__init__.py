@@ -68,7 +68,7 @@ class Fallback(LockOperations):
 
     def __init__(
         self,
-        redis: Any,
+        redis: object,
         name: str | bytes,
         *args: Any,
         on_redis_down: str,

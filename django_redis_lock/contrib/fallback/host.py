@@ -16,7 +16,7 @@ from .file_lock import LocalLock, pauses
 
 logger = get_logger("django_redis_lock.lock")
 
-_logged_at: dict[Any, float] = {}
+_logged_at: dict[object, float] = {}
 
 
 @dataclass(frozen=True, slots=True)

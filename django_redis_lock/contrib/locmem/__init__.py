@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django_redis.client import DefaultClient
@@ -19,6 +19,9 @@ from .memory import Database as Database
 from .memory import client_of as client_of
 from .memory import databases as databases
 
+if TYPE_CHECKING:
+    from ...transport import Client
+
 logger = logging.getLogger("django_redis_lock.lock")
 
 #: What the LOCATION begins with in the tests of a project.
@@ -30,7 +33,7 @@ _noted_in = 0
 class MemoryClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
     """django-redis's client of a server in memory, one for each LOCATION. Values are pickled."""
 
-    def __init__(self, location: str, params: dict[str, Any], backend: Any) -> None:
+    def __init__(self, location: str, params: dict[str, object], backend: object) -> None:
         # Its other options are about a server elsewhere, and Django's may have another factory.
         options = {"CONNECTION_FACTORY": "django_redis.pool.ConnectionFactory"}
         super().__init__([location], {**params, "OPTIONS": options}, backend)
@@ -61,7 +64,7 @@ def _note_workers(location: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def _host() -> Any:
+def _host() -> object:
     """A client of no server, so that this host's lock is taken instead."""
     project = getattr(settings, "BASE_DIR", None) or settings.SETTINGS_MODULE
     nowhere = Database(f"this host, for {project}")
@@ -75,19 +78,19 @@ class LocMemCache(RedisCache):
 
     in_memory = True
 
-    def __init__(self, location: str, params: dict[str, Any]) -> None:
+    def __init__(self, location: str, params: dict[str, object]) -> None:
         super().__init__(location, params)
         self._client_cls = MemoryClient
 
-    def _make(self, *args: Any, **options: Any) -> Any:
+    def _make(self, *args: Any, **options: Any) -> object:
         _note_workers(self._server[0] if isinstance(self._server, list) else self._server)
         return super()._make(*args, **options)
 
-    def _check_client(self, client: Any) -> None:
+    def _check_client(self, client: Client) -> None:
         if client is not None:
             raise ValueError("client needs Redis: leave it out, this cache's locks are in memory")
 
-    def command_lock(self, key: str, **options: Any) -> Lock:
+    def command_lock(self, key: str, **options: object) -> Lock:
         """A lock of this host: a file, as with ``ON_REDIS_DOWN = "local"``. Other processes cannot
         see this one's memory."""
         timeout = options.pop("timeout", self.conf.TIMEOUT)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ... import events
 from ...cache import lock_cache
@@ -33,6 +33,9 @@ from .figures import (
     sparkline_svg,
     unpack,
 )
+
+if TYPE_CHECKING:
+    from ...transport import Client
 
 __all__ = [
     "BOUNDS",
@@ -96,7 +99,7 @@ def summaries(using: str = "default", period: str = "hour") -> list[Summary]:
     return sorted(found, key=lambda summary: (-summary.events, summary.group or ""))
 
 
-def site_of(using: str) -> tuple[Any, str]:
+def site_of(using: str) -> tuple[object, str]:
     """The database and KEY_PREFIX of a cache: caches in which they are the same share their
     figures. Raises as ``summary``."""
     cache = lock_cache(using)
@@ -108,7 +111,7 @@ def _buckets(using: str, period: str) -> dict[str, list[list[int]]]:
     return read(cache._lock_client(), str(cache.key_prefix), period)
 
 
-def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
+def read(client: Client, site: str, period: str) -> dict[str, list[list[int]]]:
     """The figures of each group of a site in each bucket, oldest first. Raises as ``summary``."""
     if period not in PERIODS:
         allowed = " or ".join(map(repr, PERIODS))
@@ -144,7 +147,7 @@ def start() -> Metrics:
     return _metrics
 
 
-def _end(**kwargs: Any) -> None:
+def _end(**kwargs: object) -> None:
     """A process of Celery's pool ends without ``atexit``."""
     _metrics.flush(last=True)
 

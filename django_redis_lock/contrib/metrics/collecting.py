@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -27,6 +27,10 @@ from ...transport import pack as pack_call
 from ...transport.address import own_settings
 from . import figures as at
 from .figures import OTHER, PERIODS, Distribution, add, new, pack
+
+if TYPE_CHECKING:
+    from ...cache import RedisCache
+    from ...protocol import Reply
 
 logger = get_logger("django_redis_lock.metrics")
 
@@ -132,7 +136,7 @@ class Writing(Job):
             return None
         return call_to_add(self._sent)
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         self._sent = {}
         self.due = sent_at + INTERVAL
 
@@ -161,8 +165,8 @@ class Metrics:
         # A signal handler may count while it interrupts the counting.
         self.mutex = Mutex()
         #: Acquisitions, releases and reads that wait to be counted, and how many may wait.
-        self._waiting: deque[Any] = deque()
-        self._reads: deque[tuple[Any, str, str, str]] = deque()
+        self._waiting: deque[object] = deque()
+        self._reads: deque[tuple[object, str, str, str]] = deque()
         self._enough = 1
         self._figures: Figures = {}
         #: The last taken figures of groups with held locks, for ``usual_hold``.
@@ -180,7 +184,7 @@ class Metrics:
             with self.mutex:
                 self._count(event)
 
-    def count_read(self, cache: Any, key: str, group: str, result: str, values: int) -> None:
+    def count_read(self, cache: RedisCache, key: str, group: str, result: str, values: int) -> None:
         read = (cache, str(key), group, result)  # Django allows any key, such as a list.
         if values == 1:
             self._reads.append(read)
@@ -201,7 +205,7 @@ class Metrics:
             for (cache, key, group, result), values in Counter(reads).items():
                 self._count(events.Read(cache, key, group, result, values, 0.0, 0.0))
 
-    def _count(self, event: Any) -> None:
+    def _count(self, event: object) -> None:
         try:
             self._add(event)
         except Exception:  # Reads are counted outside of ``emit``.
@@ -331,8 +335,8 @@ def observe(figures: list[int], distribution: int, seconds: float) -> None:
     figures[distribution + 2 + bisect_left(at.BOUNDS, seconds)] += 1
 
 
-def _one_more(figure: int) -> Callable[[list[int], Any], None]:
-    def count(figures: list[int], event: Any) -> None:
+def _one_more(figure: int) -> Callable[[list[int], object], None]:
+    def count(figures: list[int], event: object) -> None:
         figures[figure] += 1
 
     return count

@@ -22,6 +22,8 @@ from .responses import conditional, is_unrendered
 from .visit import Visit
 
 if TYPE_CHECKING:
+    from django.http.response import HttpResponseBase
+
     from ...cache import GetOrSetArguments
 
 #: Options that the names of headers do without.
@@ -46,12 +48,12 @@ class CachedPageMiddleware(CacheMiddleware):
         cache_timeout: float | None = None,
         page_timeout: Any = None,
         options: GetOrSetArguments | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(get_response, cache_timeout, page_timeout, **kwargs)
-        self.page_timeout: Any = page_timeout
+        self.page_timeout: object = page_timeout
         self.options: GetOrSetArguments = options or {}
-        self.header_options: Any = {
+        self.header_options: object = {
             **{name: value for name, value in self.options.items() if name not in _OF_PAGES},
             "stale": 0,
         }
@@ -67,8 +69,8 @@ class CachedPageMiddleware(CacheMiddleware):
         return self.respond(request, self.get_response, asynchronous=self.async_mode)
 
     def respond(
-        self, request: HttpRequest, view: Callable[[HttpRequest], Any], *, asynchronous: bool
-    ) -> Any:
+        self, request: HttpRequest, view: Callable[[HttpRequest], object], *, asynchronous: bool
+    ) -> object:
         """The response to ``request``: a page, or what ``view`` returns; or an awaitable of it."""
         if request.method not in ("GET", "HEAD"):
             request._cache_update_cache = False  # type: ignore[attr-defined]  # Django reads it
@@ -79,18 +81,18 @@ class CachedPageMiddleware(CacheMiddleware):
         return adrive(steps) if asynchronous else drive(steps)
 
     def _alone(
-        self, request: HttpRequest, view: Callable[[HttpRequest], Any], asynchronous: bool
-    ) -> Steps[Any]:
+        self, request: HttpRequest, view: Callable[[HttpRequest], object], asynchronous: bool
+    ) -> Steps[object]:
         """With a cache of another backend: no caller waits for this page."""
 
-        def store(response: Any) -> Any:
+        def store(response: HttpResponseBase) -> object:
             page = self.storable(request, response)
             if page is not None and not conditions.token_used:
                 self.cache.set(page.header_key, page.headers, page.timeout)
                 self.cache.set(page.page_key, response, page.timeout)
             return conditional(request, response)
 
-        def call(function: Callable[..., Any], argument: Any) -> Any:
+        def call(function: Callable[..., object], argument: object) -> object:
             return sync_to_async(function)(argument) if asynchronous else function(argument)
 
         self.cache.log_backend()
@@ -142,5 +144,5 @@ class _Notes:
     def __init__(self) -> None:
         self.stored: list[tuple[str, Any, float]] = []
 
-    def set(self, key: str, value: Any, timeout: float) -> None:
+    def set(self, key: str, value: object, timeout: float) -> None:
         self.stored.append((key, value, timeout))

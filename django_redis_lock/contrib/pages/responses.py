@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from django.http import HttpResponse, HttpResponseBase
 from django.utils.cache import get_conditional_response
@@ -18,6 +18,9 @@ from ...clock import time
 from ...keeper import keeper
 from ...singleflight import Postponed, Runner
 from ...steps import Steps
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
 
 #: What a client makes its request depend on. A page that others get is computed without it.
 _CONDITIONS = (
@@ -46,12 +49,12 @@ class PageFailed(Exception):
 class NotThePage(BaseException):
     """The view answered to a condition of the request, which says nothing about the page."""
 
-    def __init__(self, response: Any) -> None:
+    def __init__(self, response: object) -> None:
         super().__init__()
         self.response = response
 
 
-def raise_unless_about_the_page(response: Any, mine: bool = True) -> None:
+def raise_unless_about_the_page(response: object, mine: bool = True) -> None:
     """
     Args:
         mine: whether the client of the request gets this response.
@@ -76,12 +79,12 @@ class Conditions:
         token_used: whether a CSRF token was made while they were taken out.
     """
 
-    def __init__(self, request: Any, names: tuple[str, ...] = _CONDITIONS) -> None:
+    def __init__(self, request: HttpRequest, names: tuple[str, ...] = _CONDITIONS) -> None:
         self.token_used = False
         self._request = getattr(request, "_request", request)
         self._names = names
         self._taken: dict[str, Any] | None = None
-        self._flag: Any = None
+        self._flag: object = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._request.META or name in (self._taken or ())
@@ -107,7 +110,7 @@ class Conditions:
         self._taken = None
 
 
-def conditional(request: Any, response: Any) -> Any:
+def conditional(request: Any, response: object) -> object:
     """``response``, or what Django answers instead to the conditions of ``request``: that its
     client has this page."""
     if not isinstance(response, HttpResponseBase) or response.status_code != 200:
@@ -119,7 +122,7 @@ def conditional(request: Any, response: Any) -> Any:
     return get_conditional_response(request, etag, date, cast(HttpResponse, response))
 
 
-def finalized(request: Any, response: Any) -> Any:
+def finalized(request: HttpRequest, response: HttpResponseBase) -> object:
     """``response``, with the renderer that Django REST framework gives it after its handler has
     returned."""
     view = (getattr(request, "parser_context", None) or {}).get("view")
@@ -138,7 +141,7 @@ def close_without_signal(response: Any) -> None:
             closer()
 
 
-def is_unrendered(response: Any) -> bool:
+def is_unrendered(response: object) -> bool:
     return not getattr(response, "is_rendered", True)
 
 
@@ -152,7 +155,7 @@ class OpenFlight(Postponed):
             renewal.due = time.monotonic()
             keeper().add(renewal)
 
-    def resumed(self, runner: Runner, compute: Callable[[], Any]) -> Steps[None]:
+    def resumed(self, runner: Runner, compute: Callable[[], object]) -> Steps[None]:
         """End the flight with what ``compute`` returns, or as its exception says. (Without a
         leader, Redis was down when the computation began.)"""
         if self.leader is not None:
@@ -188,8 +191,8 @@ class Rendering:
         self,
         response: Any,
         conditions: Conditions,
-        rendered: Callable[[Any, OpenFlight], Any],
-        failed: Callable[[BaseException, OpenFlight], Any],
+        rendered: Callable[[Any, OpenFlight], object],
+        failed: Callable[[BaseException, OpenFlight], object],
     ) -> None:
         self.postponed = OpenFlight()
         self._conditions = conditions
@@ -197,14 +200,14 @@ class Rendering:
         #: That of a page within this one.
         self.inner = vars(response).get("_rendering")
         if self.inner is None:
-            kind: Any = type(response)
+            kind: object = type(response)
             response.__class__ = _with_rendering(kind)
         response._rendering = self
         response.add_post_render_callback(self._decide)
         # This refers to no response, so one that is not rendered is freed at once.
         weakref.finalize(response, self.postponed.drop).atexit = False
 
-    def render(self, response: Any) -> Any:
+    def render(self, response: Any) -> object:
         self._conditions.take_out()
         self.postponed.renew()
         try:
@@ -218,7 +221,7 @@ class Rendering:
         finally:
             self._conditions.put_back()
 
-    def _decide(self, response: Any) -> Any:
+    def _decide(self, response: HttpResponseBase) -> object:
         self._conditions.put_back()
         return self._rendered(response, self.postponed)
 
@@ -227,7 +230,7 @@ class Rendering:
 def _with_rendering(kind: Any) -> Any:
     """A class of responses whose ``render`` begins with that of a ``Rendering``."""
 
-    def render(response: Any) -> Any:
+    def render(response: Any) -> object:
         rendering = vars(response).pop("_rendering")
         if rendering.inner is None:
             response.__class__ = kind

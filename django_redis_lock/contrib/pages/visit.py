@@ -68,7 +68,8 @@ _FAILED = (ConnectionInterrupted, RedisError, OSError)
 _REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 #: By caller, cache alias and key: flights that are open until a response is rendered. Their callers
 #: must not wait for them.
-_open: weakref.WeakValueDictionary[tuple[Any, str, str], OpenFlight] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[tuple[object, str, str], OpenFlight]
+_open = weakref.WeakValueDictionary()
 
 
 class Visit:
@@ -80,7 +81,7 @@ class Visit:
         self,
         middleware: CachedPageMiddleware,
         request: HttpRequest,
-        view: Callable[[HttpRequest], Any],
+        view: Callable[[HttpRequest], object],
         asynchronous: bool,
     ) -> None:
         self.middleware = middleware
@@ -97,13 +98,13 @@ class Visit:
         #: The response, or an exception instead, if this caller has computed it.
         self.computed = _NOTHING
 
-    def _here(self) -> Any:
+    def _here(self) -> object:
         return asyncio.current_task() if self.asynchronous else threading.get_ident()
 
-    def _do(self, name: str, *args: Any, **options: Any) -> Any:
+    def _do(self, name: str, *args: object, **options: object) -> object:
         return getattr(self.cache, f"a{name}" if self.asynchronous else name)(*args, **options)
 
-    def steps(self) -> Steps[Any]:
+    def steps(self) -> Steps[object]:
         request, middleware = self.request, self.middleware
         scopes = getattr(request, "_cached_pages", ())
         scope = middleware.cache_alias, middleware.key_prefix
@@ -134,10 +135,10 @@ class Visit:
         request._cache_update_cache = False
         return self._hit(page)
 
-    def _complete_headers(self, response: Any) -> None:
+    def _complete_headers(self, response: HttpResponseBase) -> None:
         self.middleware.storable(self.request, response)
 
-    def _find(self) -> Steps[Any]:
+    def _find(self) -> Steps[object]:
         """A stored page. None if there is none, or this caller has computed it."""
         tried: set[str] = set()
         middleware, request = self.middleware, self.request
@@ -165,7 +166,7 @@ class Visit:
                 return page
             # Its response cannot be cached, or varies on other headers by now.
 
-    def _read(self, key: str) -> Steps[Any]:
+    def _read(self, key: str) -> Steps[object]:
         """What is at ``key``, or MISSING. Unlike ``get_or_set`` it is not counted as a read."""
         cache = self.cache
         try:
@@ -180,7 +181,7 @@ class Visit:
 
     def _get_or_compute(
         self, key: str, timeout: Callable[[Any], float], options: Any
-    ) -> Steps[Any]:
+    ) -> Steps[object]:
         postponed = _open.pop(self._open_flight(key), None)
         if postponed is not None:  # The response to this caller's last request is not rendered.
             yield from postponed.fail()
@@ -190,16 +191,16 @@ class Visit:
         compute_here = partial(self._compute_here, key)
         return self.cache.get_or_set(key, compute_here, timeout, **options)
 
-    def _open_flight(self, key: str) -> tuple[Any, str, str]:
+    def _open_flight(self, key: str) -> tuple[object, str, str]:
         return self.caller, self.middleware.cache_alias, key
 
-    def _compute_here(self, key: str) -> Any:
+    def _compute_here(self, key: str) -> object:
         return drive(self._compute(key))
 
-    async def _acompute(self, key: str) -> Any:
+    async def _acompute(self, key: str) -> object:
         return await adrive(self._compute(key))
 
-    def _hit(self, page: Any) -> Any:
+    def _hit(self, page: Any) -> object:
         """``page`` with its Age, by Django's rule."""
         expires = parse_http_date_safe(page.get("Expires", ""))
         max_age, now = get_max_age(page), time.time()
@@ -216,7 +217,7 @@ class Visit:
             response.headers[header] = status
         return response
 
-    def _compute(self, key: str = "") -> Steps[Any]:
+    def _compute(self, key: str = "") -> Steps[object]:
         """The value to store at ``key``: the flight that this caller leads; empty without one."""
         mine = self._here() == self.caller
         request = self.request
@@ -268,11 +269,11 @@ class Visit:
             self.computed = conditional(request, response) if key else response
         return value
 
-    def _respond(self, request: Any) -> Steps[Any]:
+    def _respond(self, request: HttpRequest) -> Steps[Any]:
         response = self.view(request)
         return (yield response) if self.asynchronous else response
 
-    def _render_as_before(self, key: str, response: Any) -> Steps[Any]:
+    def _render_as_before(self, key: str, response: Any) -> Steps[object]:
         """Render in the background, where no decorator around the view sets headers: those that
         decide what is stored are taken from the old page."""
         old = yield from self._read(key)
@@ -288,12 +289,12 @@ class Visit:
     def _rendered(
         self,
         key: str,
-        request: Any,
+        request: HttpRequest,
         conditions: Conditions,
         generation: str,
-        response: Any,
+        response: HttpResponseBase,
         postponed: OpenFlight,
-    ) -> Any:
+    ) -> object:
         """End the flight of ``key`` after the rendering, which is synchronous."""
         self.asynchronous = False
         page = self._storable(request, response, conditions)
@@ -325,10 +326,10 @@ class Visit:
                     return self._hit(old)
         return None
 
-    def _resume(self, postponed: OpenFlight, outcome: Any) -> None:
+    def _resume(self, postponed: OpenFlight, outcome: object) -> None:
         """End the flight with the value ``outcome``, or as a failure with this exception."""
 
-        def compute() -> Any:
+        def compute() -> object:
             if isinstance(outcome, BaseException):
                 raise outcome
             return outcome
@@ -357,7 +358,9 @@ class Visit:
                 yield from self._store_aside(key, page, response, generation)
         return {page.page_key: response, page.header_key: page.headers}.get(key)
 
-    def _store_aside(self, key: str, page: Storable, response: Any, generation: str) -> Steps[None]:
+    def _store_aside(
+        self, key: str, page: Storable, response: HttpResponseBase, generation: str
+    ) -> Steps[None]:
         """What the flight of ``key`` does not store: the page, or the names of its headers. Their
         keys have other flights, or none, which ``clear()`` would end."""
         if key != page.page_key:
@@ -394,7 +397,7 @@ class Visit:
     def _runner(self) -> Any:
         return self.cache._async_runner() if self.asynchronous else self.cache._thread_runner()
 
-    def _page_lifetime(self, page: Any) -> float:
+    def _page_lifetime(self, page: object) -> float:
         return NOT_CACHEABLE_SECONDS if page is None else self.timeout
 
     def _headers_lifetime(self, headers: list[str] | None) -> float:
@@ -405,7 +408,7 @@ class Visit:
         return 2 * (self.timeout + options.stale)
 
 
-def _copied(request: Any) -> Any:
+def _copied(request: HttpRequest) -> Any:
     """A copy for the background: what a view changes is not seen by the request's middleware."""
     copied: Any = object.__new__(type(request))
     vars(copied).update(vars(request))

@@ -36,6 +36,7 @@ from ...protocol import (
     AcquireRequest,
     Call,
     Clock,
+    Reply,
     Taken,
     milliseconds,
     named_token,
@@ -207,11 +208,11 @@ class Quorum(LockOperations):
     redis: Sequence[Any]
     _hold_class = QuorumHold
     #: Replies to these calls, or errors, by place, within so many seconds.
-    _ask_servers: Callable[[Mapping[int, Call], float], Any]
+    _ask_servers: Callable[[Mapping[int, Call], float], object]
 
     def __init__(
         self,
-        redis: Iterable[Any],
+        redis: Iterable[object],
         name: str | bytes,
         timeout: float | None = None,
         *args: Any,
@@ -244,12 +245,12 @@ class Quorum(LockOperations):
         """The server that stores the metrics: the first one."""
         return server_of(self.redis[0])
 
-    def _wait_at(self, place: int, request: AcquireRequest) -> Any:
+    def _wait_at(self, place: int, request: AcquireRequest) -> object:
         """Wait for one server's part of the lock; the grant, or None at the deadline."""
         waiter: Any = TaskWaiter if self.asynchronous else ThreadWaiter
         return waiter(self.redis[place], request).wait()
 
-    def _sleep(self, seconds: float) -> Any:
+    def _sleep(self, seconds: float) -> object:
         return time.asleep(seconds) if self.asynchronous else time.sleep(seconds)
 
     # -- acquire ------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ class Quorum(LockOperations):
         """Sends to the first in order last: a waiter there then finds the others released."""
         return dict.fromkeys(reversed(self._order()), call)
 
-    def _merge(self, call: Call, sent_at: float, answers: Mapping[int, Any]) -> Answer:
+    def _merge(self, call: Call, sent_at: float, answers: Mapping[int, Reply]) -> Answer:
         if call.script is RELEASE:
             self._release_later((p for p, a in answers.items() if isinstance(a, Exception)), call)
         hold = self.local.hold
@@ -357,7 +358,7 @@ class Quorum(LockOperations):
         self._release_later(range(len(self.redis)), release)
 
 
-def _checked(redis: Iterable[Any]) -> tuple[Any, ...]:
+def _checked(redis: Iterable[Any]) -> tuple[object, ...]:
     if isinstance(redis, (str, bytes)) or not isinstance(redis, Iterable):
         raise TypeError(f"a lock on several servers needs their clients, not {redis!r}")
     clients = tuple(redis)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...clock import time
 from ...exceptions import TooFewServers
@@ -36,6 +36,9 @@ from ...protocol.keys import quorum_fence_key
 from ...protocol.owner import MAX_FENCE, bounded
 from ...threads import get_logger
 from ...transport import Server, is_refusal
+
+if TYPE_CHECKING:
+    from ...protocol import Reply
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -68,7 +71,7 @@ def vote_call(keys: LockKeys, token: bytes, lifetime: int, attempt: bytes, floor
 Vote = Taken | Refused | Exception
 
 
-def parse_vote(reply: Any, sent_at: float) -> Vote:
+def parse_vote(reply: Reply, sent_at: float) -> Vote:
     return reply if isinstance(reply, Exception) else parse_acquire(reply, sent_at)
 
 
@@ -184,7 +187,7 @@ class VotedRenewal(Renewal):
         self._requesting_vote = True
         return vote_call(hold.keys, hold.token, max(wanted, 0), hold.attempt, hold.fence)
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         if self._question is not None:
             super().answered(value, sent_at)
             return
@@ -227,7 +230,7 @@ class VotedRenewal(Renewal):
             self.due = last + self._interval
 
 
-def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | bytes) -> Any:
+def merged(call: Call, answers: Mapping[int, Reply], servers: int, name: str | bytes) -> object:
     """The reply to ``call`` of a majority of servers; or TooFewServers is raised."""
     needed = majority(servers)
     replies = [a for a in answers.values() if not isinstance(a, Exception)]
@@ -246,7 +249,7 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
     return int(sum(not reply for reply in replies) < needed)
 
 
-def _held(replies: Sequence[Any], needed: int) -> HeldReply | None:
+def _held(replies: Sequence[Reply], needed: int) -> HeldReply | None:
     """The reply to HELD about the holder that a majority names."""
     by_token: dict[bytes, list[HeldReply]] = {}
     for reply in replies:
@@ -262,6 +265,6 @@ def _held(replies: Sequence[Any], needed: int) -> HeldReply | None:
     return None
 
 
-def too_few(answers: Mapping[int, Any], servers: int, name: str | bytes) -> TooFewServers:
+def too_few(answers: Mapping[int, Reply], servers: int, name: str | bytes) -> TooFewServers:
     errors = [e for e in answers.values() if isinstance(e, Exception)]
     return TooFewServers(servers - len(errors), servers, errors, name)

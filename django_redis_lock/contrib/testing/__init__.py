@@ -53,7 +53,7 @@ _ENDLESS = "this wait would never end: only the test moves a virtual clock"
 _numbers = itertools.count(1)
 
 
-def _caller() -> Any:
+def _caller() -> object:
     """The task that runs in this thread, else the thread."""
     task = asyncio.current_task() if asyncio._get_running_loop() else None
     return task or threading.current_thread()
@@ -116,7 +116,7 @@ class VirtualClock(Clock):
         self._looks = 0
         self._lookers: set[int] = set()
         #: When the waits end, by task, or by thread.
-        self._ends: dict[Any, float] = {}
+        self._ends: dict[object, float] = {}
         self.keeper = SteppedKeeper()
 
     def __call__(self) -> float:
@@ -146,7 +146,7 @@ class VirtualClock(Clock):
                 raise AssertionError(_ENDLESS)
             self._move_to(end)
 
-    def _others_work(self, me: Any) -> bool:
+    def _others_work(self, me: object) -> bool:
         """Whether a holder goes on while ``me`` waits: a task, or a thread with its tasks."""
         executor = getattr(AsyncToSync.executors, "current", None)  # Where a thread waits for me.
         stopped = (me, threading.current_thread(), getattr(executor, "_work_thread", None))
@@ -158,11 +158,11 @@ class VirtualClock(Clock):
             and (thread.is_alive() if caller is thread else not caller.done())
             and Clock.monotonic() < since + self.real_wait
             for job in self.keeper.jobs()
-            if isinstance(job, (Renewal, FlightRenewal))
+            if isinstance(job, (Renewal, FlightRenewal)) and job.added_by is not None
             for caller, thread, since in (job.added_by,)
         )
 
-    def _pauses(self, seconds: float, me: Any) -> Generator[float]:
+    def _pauses(self, seconds: float, me: object) -> Generator[float]:
         """The pauses of a wait, in real time; in between it moves the clock."""
         end, began, quiet = self._now + seconds, Clock.monotonic(), 0
         outer = self._ends.get(me)  # Of a wait that moves the clock, and a listener waits, too.
@@ -186,7 +186,7 @@ class VirtualClock(Clock):
             if outer is not None:
                 self._ends[me] = outer
 
-    def _waited(self, seconds: float, came: Any) -> None:
+    def _waited(self, seconds: float, came: object) -> None:
         self._long_waits = self._long_waits + 1 if seconds >= LONG_WAIT_SECONDS and not came else 0
         if self._long_waits >= MAX_LONG_WAITS:
             self._long_waits = 0
@@ -221,7 +221,7 @@ class VirtualClock(Clock):
         return done, pending
 
     def wait_for(
-        self, condition: threading.Condition, ready: Callable[[], Any], seconds: float | None
+        self, condition: threading.Condition, ready: Callable[[], object], seconds: float | None
     ) -> bool:
         seconds = math.inf if seconds is None else seconds
         with closing(self._pauses(seconds, threading.current_thread())) as pauses:
@@ -250,7 +250,7 @@ class MemoryServer:
         self._prefix = f"{TESTING}{os.getpid()}-{next(_numbers)} "
         self._away = False
         #: The LOCATION in memory of what takes the place of a server.
-        self._places: dict[tuple[Any, ...], str] = {}
+        self._places: dict[tuple[object, ...], str] = {}
 
     @property
     def away(self) -> bool:
@@ -300,10 +300,10 @@ class MemoryServer:
                 place = server_of(lock_cache(alias)._lock_client()).database
                 self._places[place] = self._location(alias, settings.CACHES[alias])
 
-    def _location(self, alias: str, kept: dict[str, Any]) -> str:
+    def _location(self, alias: str, kept: dict[str, object]) -> str:
         return f"{self._prefix}{kept.get('LOCATION') or alias}"
 
-    def _server(self, place: tuple[Any, ...]) -> Server | None:
+    def _server(self, place: tuple[object, ...]) -> Server | None:
         """What takes the place of the server at ``place``; None for one of these."""
         if any(database in place for database in self._databases()):
             return None

@@ -28,7 +28,7 @@ class CachesInMemory:
     def __init__(self, replaced: Callable[[Configs], Configs], after: Callable[[], None]) -> None:
         self._replaced, self._after = replaced, after
         #: What has the setting, and what it was there.
-        self._before: list[tuple[Any, Any]] = []
+        self._before: list[tuple[Any, object]] = []
         self._made: list[Configs] = []
 
     def __enter__(self) -> None:
@@ -47,7 +47,7 @@ class CachesInMemory:
                 holder.CACHES = value
         self._announce(enter=False)
 
-    def _changed(self, *, setting: str, **kwargs: Any) -> None:
+    def _changed(self, *, setting: str, **kwargs: object) -> None:
         is_own = any(settings.CACHES is made for made in self._made)
         if setting == "CACHES" and not is_own and self is self._entered[-1]:
             self._replace()

@@ -35,15 +35,15 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
     ``RedisCluster``.
     """
 
-    def __init__(self, server: Any, params: dict[str, Any], backend: Any) -> None:
+    def __init__(self, server: str | list[str], params: dict[str, object], backend: object) -> None:
         super().__init__(server, params, backend)
-        self._server: Any = [self._server]  # All nodes are one.
+        self._server: object = [self._server]  # All nodes are one.
         self._clients = [None]
         self.connection_factory = ClusterFactory(self._options)
 
     def get_many(
         self, keys: Collection[str], version: int | None = None, client: Any = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         client = client or self.get_client(write=False)
         by_nkey = {self.make_key(key, version=version): key for key in keys}
         if not by_nkey:
@@ -55,7 +55,7 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
         found = zip(by_nkey.values(), values, strict=True)
         return {key: self.decode(value) for key, value in found if value is not None}
 
-    def keys(self, search: str, version: int | None = None, client: Any = None) -> list[Any]:
+    def keys(self, search: str, version: int | None = None, client: object = None) -> list[object]:
         try:
             return list(self.iter_keys(search, client=client, version=version))
         except (RedisError, OSError) as error:
@@ -80,7 +80,7 @@ class ClusterFactory(ConnectionFactory):  # type: ignore[misc]  # no types eithe
             connection._cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]  # redis-py
 
 
-def _parsed(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+def _parsed(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, object]]:
     """Host and port of each node, and the other settings in the first URL."""
     nodes, settings = [], {}
     for url in reversed(urls):
@@ -116,7 +116,7 @@ class LazyCluster:
             address_remap=settings.get("address_remap"),
         )
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__") or name == "connection_pool":
             raise AttributeError(name)  # Known without a connection.
         return getattr(self._connected(), name)
@@ -138,7 +138,7 @@ class LazyCluster:
 
 
 class _Cluster(RedisCluster):
-    def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+    def execute_command(self, *args: Any, **kwargs: object) -> object:
         with _outages_as_of_one_server():
             return super().execute_command(*args, **kwargs)  # type: ignore[no-untyped-call]  # redis-py
 

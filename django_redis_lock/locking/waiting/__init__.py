@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...extension import on_first_use
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from ...transport import Server
     from .queue import WaitQueue
     from .queue import unregister as unregister
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
     from .tasks import TaskWaiter as TaskWaiter
     from .threads import ThreadWaiter as ThreadWaiter
 
-#: The queues of this process. Waiters with different limits do not wait for the same places.
-queues: dict[tuple[Server, bytes, Any, int], WaitQueue] = {}
+#: Waiters with different limits do not wait for the same places.
+QueueKey: TypeAlias = "tuple[Server, bytes, AbstractEventLoop | None, int]"
+#: The queues of this process.
+queues: dict[QueueKey, WaitQueue] = {}
 
 __getattr__ = on_first_use(
     __name__,

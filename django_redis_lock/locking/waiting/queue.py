@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...clock import time
 from ...extension import OnUse
@@ -24,6 +24,7 @@ from ...protocol import (
     Grant,
     PendingLifetime,
     Refused,
+    Reply,
     Taken,
     parse_grant,
     waiter_id,
@@ -86,7 +87,7 @@ class WaitQueue:
         waiters: its members, each with its ``queue`` and its ``turn``; see ``Waiter``.
     """
 
-    connection: Any = None
+    connection: object = None
 
     def __init__(
         self,
@@ -312,7 +313,7 @@ class WaiterHeartbeat(Job):
             return None
         return self._queue.request.watch(self._queue.id, len(self._queue.waiters))
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         pttl, clock, untaken, all_vanished = parse_watch(value, sent_at)
         request = self._queue.request
         for vanished in all_vanished:

@@ -24,6 +24,7 @@ from ...protocol import (
     Acquisition,
     Call,
     Refused,
+    Reply,
     Taken,
     parse_acquire,
     printable,
@@ -64,7 +65,7 @@ class Waiter:
         self.queue = queue
         self.outage_patience = request.outage_patience
 
-    def _run(self, call: Call, patience: float | None) -> Step[Any]:
+    def _run(self, call: Call, patience: float | None) -> Step[Reply]:
         """What a call returns, within so many seconds."""
         raise NotImplementedError
 

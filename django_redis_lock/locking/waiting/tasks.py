@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
 from ...keeper import keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused, printable
+from ...protocol import (
+    LAST_TRY_SECONDS,
+    AcquireRequest,
+    Acquisition,
+    Call,
+    Refused,
+    Reply,
+    printable,
+)
 from ...steps import adrive
 from ...threads import get_logger
 from ...transport import Client, in_background, pack, server_of
@@ -54,7 +61,7 @@ class PendingAnswer:
         return await asyncio.shield(self._reading)
 
 
-async def _answer(connection: AsyncRawConnection, call: Call) -> Any:
+async def _answer(connection: AsyncRawConnection, call: Call) -> Reply:
     """The reply to ``call``; the script is sent to a server that does not know it."""
     try:
         return await connection.request(pack(call))
@@ -71,7 +78,7 @@ class TaskQueue(WaitQueue):
 
     connection: AsyncRawConnection | None = None
     pending: PendingAnswer | None = None
-    reading: asyncio.Future[Any] | None = None
+    reading: asyncio.Future[Reply] | None = None
 
     async def connect(self, client: Client) -> None:
         if self.pending is not None:
@@ -186,7 +193,9 @@ class TaskWaiter(Waiter):
         leaving = self._give_up(connection, reading)
         await asyncio.shield(in_background(leaving))
 
-    async def _give_up(self, connection: AsyncRawConnection, reading: asyncio.Future[Any]) -> None:
+    async def _give_up(
+        self, connection: AsyncRawConnection, reading: asyncio.Future[Reply]
+    ) -> None:
         request = self._request
         try:
             leave = request.leave(self.queue.id_to_unregister(), try_again=False)
@@ -201,7 +210,7 @@ class TaskWaiter(Waiter):
         finally:
             connection.disconnect()
 
-    async def _run(self, call: Call, patience: float | None) -> Any:
+    async def _run(self, call: Call, patience: float | None) -> Reply:
         return (await arun(self._client, call, patience=patience)).value
 
     async def _sleep(self, seconds: float) -> None:

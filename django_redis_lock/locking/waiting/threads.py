@@ -6,13 +6,12 @@ import math
 import os
 import threading
 from contextlib import suppress
-from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
 from ...keeper import SentOnce, keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused, Reply
 from ...steps import drive
 from ...threads import Mutex
 from ...transport import Client, RawConnection, Server, pack, run, server_of
@@ -170,7 +169,7 @@ class ThreadWaiter(Waiter):
         self._reply = None
         queue.abandon(self)
 
-    def _run(self, call: Call, patience: float | None) -> Any:
+    def _run(self, call: Call, patience: float | None) -> Reply:
         return run(self._client, call, patience=patience).value
 
     def _sleep(self, seconds: float) -> None:
@@ -188,7 +187,7 @@ class AbandonedPop(SentOnce):
         super().__init__(waiter.queue.server, leave)
         self._waiter, self._connection = waiter, waiter.queue._connected
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         with suppress(RedisError, OSError):
             if self._connection.can_read(LAST_TRY_SECONDS):
                 self._waiter.give_back(self._connection.read_response())

@@ -132,7 +132,7 @@ class Listing:
     def filtered(self) -> bool:
         return any((self.search, *self.chosen.values()))
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """The part of the page that changes while it is open."""
         found = self.held
         return {
@@ -166,7 +166,7 @@ class Listing:
             return _("No held lock matches.")
         return _("No lock is held at the moment.")
 
-    def behaviour(self) -> dict[str, Any] | None:
+    def behaviour(self) -> dict[str, object] | None:
         if not self.aliases:
             return None
         down = {failure.alias for failure in self.held.failures}
@@ -203,7 +203,7 @@ class Listing:
             said.append(counted % {"number": computed})
         return ", ".join(said)
 
-    def address(self, **changes: Any) -> str:
+    def address(self, **changes: object) -> str:
         query = QueryDict(mutable=True)
         here = {"q": self.search, **self.chosen, "o": self.order if self.ordered else ""}
         for name, value in {**here, **changes}.items():
@@ -251,7 +251,7 @@ class Listing:
     def many_caches(self) -> bool:
         return len(self.aliases) > 1
 
-    def choices(self) -> list[dict[str, Any]]:
+    def choices(self) -> list[dict[str, object]]:
         return [
             {"name": name, "title": title, "chosen": self.chosen[name], "options": choices.items()}
             for name, (title, choices) in self._filters.items()

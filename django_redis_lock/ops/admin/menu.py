@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 from django.core.signals import request_finished
 
@@ -22,7 +21,7 @@ COUNT_EVERY_SECONDS = 10.0
 _number, _due = 0, 0.0
 
 
-def _forget(**_: Any) -> None:
+def _forget(**_: object) -> None:
     silent.set(0)
 
 

@@ -65,7 +65,7 @@ class Pages:
         self._refreshes = "live" in request.GET  # The script of an open page asks for its content.
         self._url = model_admin.url_of_page
 
-    def changelist(self, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def changelist(self, extra_context: dict[str, object] | None = None) -> HttpResponse:
         listing = Listing(self._request.GET, self._url_of)
         in_sight = not self._refreshes or "behaviour" in self._request.GET
         context = {
@@ -144,7 +144,7 @@ class Pages:
         )
         return HttpResponseRedirect(back)
 
-    def _page(self, template: str, **context: Any) -> HttpResponse:
+    def _page(self, template: str, **context: object) -> HttpResponse:
         self._request.current_app = self._site.name
         return TemplateResponse(
             self._request,
@@ -168,7 +168,7 @@ class Pages:
             },
         )
 
-    def _breadcrumbs(self, template: str) -> list[dict[str, Any]]:
+    def _breadcrumbs(self, template: str) -> list[dict[str, object]]:
         app, site = self._opts.app_config, self._site.name
         above = [
             (_("Home"), reverse("admin:index", current_app=site)),
@@ -186,7 +186,7 @@ class Pages:
         return ref
 
     def _lock_data(self, ref: Ref) -> dict[str, Any]:
-        data: dict[str, Any] = {"group": group_of(name_of(*ref)), "as_of": as_of()}
+        data: dict[str, object] = {"group": group_of(name_of(*ref)), "as_of": as_of()}
         try:
             holding, closely = look_closely(*ref)
         except UNAVAILABLE as error:

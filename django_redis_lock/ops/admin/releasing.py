@@ -37,10 +37,10 @@ def parse_choices(texts: Sequence[str]) -> list[Choice]:
     return list(dict.fromkeys(choice for choice in found if choice is not None))
 
 
-def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
+def outlook(choice: Choice, url_of: UrlOf) -> dict[str, object]:
     """The effects of a release, or why there is nothing to release."""
     name = {"name": shown(name_of(*choice.ref))}
-    said: dict[str, Any] = {**name, "alias": choice.ref.alias}
+    said: dict[str, object] = {**name, "alias": choice.ref.alias}
     try:
         holding, _closely = look_closely(*choice.ref)
     except UNAVAILABLE as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from django.utils.formats import date_format, number_format
@@ -153,7 +153,7 @@ EVENTS = {
 }
 
 
-def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
+def row(holding: HeldLock, url_of: UrlOf) -> dict[str, object]:
     lock, ref = holding.lock, ref_of(holding)
     state, owner = status_of(lock), lock.owner
     name = shown(holding.name)
@@ -217,7 +217,7 @@ def _numbered(lock: LockInfo) -> str:
     return _("Place %(number)d") % {"number": lock.place}
 
 
-def holder_rows(locks: Sequence[LockInfo]) -> list[dict[str, Any]]:
+def holder_rows(locks: Sequence[LockInfo]) -> list[dict[str, object]]:
     """The holders of all places of a lock with a limit, in the form of events."""
     return [
         {
@@ -291,7 +291,7 @@ def ref_of(holding: HeldLock) -> Ref:
     return Ref(holding.alias, holding.lock.key, holding.lock.kind)
 
 
-def waiter_rows(waiters: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
+def waiter_rows(waiters: Sequence[WaiterInfo]) -> list[dict[str, object]]:
     return [
         {
             "id": f"{waiter.host} {waiter.pid} {waiter.since}",
@@ -303,7 +303,7 @@ def waiter_rows(waiters: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
     ]
 
 
-def event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
+def event_rows(events: Sequence[Event]) -> list[dict[str, object]]:
     return [
         {
             "id": f"{event.at} {event.what} {event.owner.id}",
@@ -318,7 +318,7 @@ def event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     ]
 
 
-def news_rows(news: Sequence[News], url_of: UrlOf) -> list[dict[str, Any]]:
+def news_rows(news: Sequence[News], url_of: UrlOf) -> list[dict[str, object]]:
     """Of the page of all locks: with the lock, and its holder's host to filter by."""
     rows = event_rows([each.event for each in news])
     return [

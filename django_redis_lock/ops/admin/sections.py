@@ -65,7 +65,7 @@ def behaviour_section(
     held: Sequence[HeldLock],
     search: str,
     address: Callable[..., str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """``search``: only groups whose names contain this; ``address`` returns the query
     string of the list of a group's locks."""
     sites = {site_of(alias): alias for alias in reversed(list(aliases))}
@@ -122,7 +122,7 @@ def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
     return [behaviour_row(one) for one in found]
 
 
-def behaviour_row(one: Summary) -> dict[str, Any]:
+def behaviour_row(one: Summary) -> dict[str, object]:
     name = shown(one.group or "")
     return {
         "period": PERIODS[one.period],
@@ -141,7 +141,7 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
     }
 
 
-def _problems(one: Summary) -> list[dict[str, Any]]:
+def _problems(one: Summary) -> list[dict[str, object]]:
     """Faults of a lock or of Redis are alarming."""
     counted: list[tuple[int, str, bool]] = [
         (one.rejected, _("%(number)s rejected"), False),
@@ -217,7 +217,7 @@ def _percent(share: float | None) -> str:
 # -- latest events ---------------------------------------------------------------------------------
 
 
-def events_data(query: QueryDict, url_of: UrlOf) -> dict[str, Any]:
+def events_data(query: QueryDict, url_of: UrlOf) -> dict[str, object]:
     """Those of one host or one kind, as a query like ``?host=web-1&what=crashed`` asks."""
     news, failures = latest_events()
     hosts = sorted({shown(each.event.owner.host) for each in news} - {""})
@@ -279,7 +279,7 @@ def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
     return waits
 
 
-def processes_data(url_of: UrlOf) -> dict[str, Any]:
+def processes_data(url_of: UrlOf) -> dict[str, object]:
     held = held_locks(kinds=(LOCK,))
     processes = by_process(held.found, waits_of(held.found), url_of)
     return {
@@ -294,7 +294,7 @@ def by_process(
     found: Sequence[HeldLock], waits: Sequence[Wait], url_of: UrlOf
 ) -> list[dict[str, Any]]:
     """First those in a deadlock, then those with most locks."""
-    holds: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
+    holds: defaultdict[tuple[str, int], list[object]] = defaultdict(list)
     chains: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
     for holding in found:
         owner = holding.lock.owner

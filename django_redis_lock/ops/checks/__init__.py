@@ -107,7 +107,7 @@ def check_answers() -> Iterator[CheckMessage]:
             )
 
 
-def _takes_an_argument(answer: Callable[..., Any]) -> bool:
+def _takes_an_argument(answer: Callable[..., object]) -> bool:
     try:
         inspect.signature(answer).bind_partial(object())
     except TypeError:
@@ -141,7 +141,7 @@ def check_lifetimes_of_uses() -> Iterator[CheckMessage]:
 
 @check()
 def check_local_locks() -> Iterator[CheckMessage]:
-    uses: list[tuple[str, Any, Any]] = [(f"The cache {a!r}", a, None) for a in lock_caches()]
+    uses: list[tuple[str, object, object]] = [(f"The cache {a!r}", a, None) for a in lock_caches()]
     for lock in _declarations():
         uses.append((f"locked() of {lock.target}", lock.options.using, lock.options.on_redis_down))
     folders: dict[Any, str] = {}

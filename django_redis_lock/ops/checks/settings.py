@@ -78,7 +78,7 @@ def check_values() -> Iterator[CheckMessage]:
 
 
 def _wrong_values(
-    conf: Conf, names: Sequence[str] | Mapping[str, Any], values: Mapping[str, Any]
+    conf: Conf, names: Sequence[str] | Mapping[str, object], values: Mapping[str, object]
 ) -> Iterator[CheckMessage]:
     for name, sentence in conf.mistakes():
         if name not in names:
@@ -112,7 +112,7 @@ def check_names() -> Iterator[CheckMessage]:
                 yield found("W002", f"{where} contain the unknown key {key!r}.", hint)
 
 
-def _did_you_mean(key: Any, names: Sequence[str], prefix: str = "") -> str:
+def _did_you_mean(key: object, names: Sequence[str], prefix: str = "") -> str:
     close = difflib.get_close_matches(str(key).upper().removeprefix("LOCK_"), names, n=1)
     if close:
         return f"Did you mean {prefix + close[0]!r}?"
@@ -289,8 +289,8 @@ def _lock_options() -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield alias, {str(name): value for name, value in _options(alias).items()}
 
 
-def _options(alias: str) -> Mapping[str, Any]:
-    options: Mapping[str, Any] = settings.CACHES[alias].get("OPTIONS") or {}
+def _options(alias: str) -> Mapping[str, object]:
+    options: Mapping[str, object] = settings.CACHES[alias].get("OPTIONS") or {}
     return options
 
 

@@ -157,7 +157,7 @@ def _identity(target: Target, info: Mapping[str, Any]) -> Finding:
     return Finding("server", Level.OK, text)
 
 
-def _name_and_version(info: Mapping[str, Any]) -> tuple[str, str]:
+def _name_and_version(info: Mapping[str, object]) -> tuple[str, str]:
     for name, field in (("Valkey", "valkey_version"), ("Dragonfly", "dragonfly_version")):
         if info.get(field):
             return name, str(info.get(field))

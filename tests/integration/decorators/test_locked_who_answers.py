@@ -430,6 +430,118 @@ def test_what_another_decorator_has_registered_is_refused(register: Any) -> None
     assert register(locked(NAME)(make()))
 
 
+class Schedule:
+    """Registers functions in the ways of schedulers, signals and registries, and returns them."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def itself(self, function: Any) -> Any:
+        self.all.append(function)
+        return function
+
+    def by_name(self, function: Any) -> Any:
+        self.all.append({function.__name__: function})
+        return function
+
+    def with_arguments(self, function: Any) -> Any:
+        self.all.append(functools.partial(function, 1))
+        return function
+
+    def wrapped(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def job() -> Any:
+            return function()
+
+        self.all.append(job)
+        return function
+
+    def as_job(self, function: Any) -> Any:
+        job = Schedule()
+        job.only = function  # type: ignore[attr-defined]
+        self.all.append(job)
+        return function
+
+
+def marked(function: Any) -> Any:
+    function.mark, function.original = 1, function
+    return function
+
+
+def wrapped_once(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+def remembering_an_error(function: Any) -> Any:
+    try:
+        function.missing  # noqa: B018
+    except AttributeError as error:
+        errors.append(error)
+    return function
+
+
+errors: list[Exception] = []
+REGISTERING = [
+    *(getattr(Schedule(), name) for name in vars(Schedule) if not name.startswith("_")),
+    receiver_of(Signal(), weak=False),
+    functools.singledispatch(ok).register(int),
+]
+
+
+@pytest.mark.parametrize("register", REGISTERING)
+def test_what_is_stored_below_is_refused(register: Any) -> None:
+    """Whoever stored the function calls it without the lock."""
+    with pytest.raises(TypeError, match="has registered"):
+
+        @locked(NAME)
+        @register
+        def first(value: Any = None, **kwargs: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="has registered"):
+
+        @locked
+        @register
+        async def second(value: Any = None, **kwargs: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="has registered"):
+
+        class Third:
+            @locked(
+                NAME,
+                timeout=5,
+            )
+            @marked
+            @register
+            def method(self, **kwargs: Any) -> None: ...
+
+    @register
+    @locked(NAME)
+    def fourth(value: Any = None, **kwargs: Any) -> None: ...
+
+
+def test_what_is_known_elsewhere_may_be_locked_as_well() -> None:
+    def function(value: Any = None) -> None: ...
+
+    known = Schedule()
+    known.itself(function)
+    known.by_name(function)
+    for each in (function, known.all[0], known.all[1]["function"]):
+        assert locked(NAME)(each)
+
+    @locked(NAME)
+    @marked
+    @remembering_an_error
+    @wrapped_once
+    def recursive() -> Any:
+        return recursive
+
+    assert locked(NAME)(ok)
+
+
 @pytest.mark.parametrize(
     "target",
     [functools.partial(delayed.__call__, 3), Queued().__call__, functools.lru_cache(ok), len],

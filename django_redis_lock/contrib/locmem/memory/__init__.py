@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -27,6 +27,9 @@ from ....threads import Mutex, after_fork, free_after_fork
 from .commands import Commands
 from .lua import compile_script
 from .lua_library import Table, number_text
+
+if TYPE_CHECKING:
+    from ....protocol import Reply
 
 #: Between two searches for keys whose time is over.
 COMMANDS_PER_SWEEP = 500
@@ -43,14 +46,14 @@ class Session:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._ready = threading.Condition(database.mutex)
-        self.replies: deque[Any] = deque()
-        self.woken: Callable[[], Any] | None = None
+        self.replies: deque[object] = deque()
+        self.woken: Callable[[], object] | None = None
         self.closed = False
         self.unread: deque[list[bytes]] = deque()
         #: The channels that it has subscribed to.
         self.channels: set[bytes] = set()
         #: What a blocked command returns as soon as it can, None until then.
-        self.blocked: Callable[[], Any] | None = None
+        self.blocked: Callable[[], object] | None = None
 
     def send(self, data: bytes) -> None:
         self._expect_open()
@@ -63,7 +66,7 @@ class Session:
                 return bool(self.replies or self.closed)
             return time.wait_for(self._ready, lambda: self.replies or self.closed, seconds)
 
-    def reply(self) -> Any:
+    def reply(self) -> object:
         with self._database.mutex:
             if not self.replies:
                 self._expect_open()
@@ -72,7 +75,7 @@ class Session:
             raise reply
         return reply
 
-    def answer(self, reply: Any) -> None:
+    def answer(self, reply: Reply) -> None:
         self.replies.append(reply)
         self._wake()
 
@@ -202,14 +205,14 @@ class Database(Commands):
             session.answer(reply)
             self._serve(session)
 
-    def _blocking(self, words: list[bytes]) -> Callable[[], Any]:
+    def _blocking(self, words: list[bytes]) -> Callable[[], object]:
         """What tries to carry out a blocking command. Its timeout is the caller's to watch."""
         if words[0] == b"BLPOP":
             return lambda: self._pop_first(words[1:-1])
         names = words[words.index(b"STREAMS") + 1 :]
         return lambda: self._read_streams(names[: len(names) // 2])
 
-    def _reply(self, words: Sequence[bytes]) -> Any:
+    def _reply(self, words: Sequence[bytes]) -> object:
         self._tell_time()
         if next(self._carried_out) % COMMANDS_PER_SWEEP == 0:
             self._drop_expired()
@@ -223,12 +226,12 @@ class Database(Commands):
 
     # -- scripts -----------------------------------------------------------------------------
 
-    def eval(self, source: bytes, keys: bytes, *words: bytes) -> Any:
+    def eval(self, source: bytes, keys: bytes, *words: bytes) -> object:
         sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
         self._scripts[sha] = source.decode()
         return self.evalsha(sha, keys, *words)
 
-    def evalsha(self, sha: bytes, keys: bytes, *words: bytes) -> Any:
+    def evalsha(self, sha: bytes, keys: bytes, *words: bytes) -> object:
         source = self._scripts.get(sha)
         if source is None:
             raise NoScriptError("No matching script. Please use EVAL.")
@@ -236,17 +239,17 @@ class Database(Commands):
         returned = compile_script(source)(*given, self._call, self._pcall)
         return _as_reply(returned[0]) if returned else None
 
-    def _call(self, *words: Any) -> Any:
+    def _call(self, *words: object) -> object:
         return _as_lua(self._execute([_as_argument(word) for word in words]))
 
-    def _pcall(self, *words: Any) -> Any:
+    def _pcall(self, *words: object) -> object:
         try:
             return self._call(*words)
         except ResponseError as error:
             return Table({b"err": str(error).encode()})
 
 
-def _as_argument(word: Any) -> bytes:
+def _as_argument(word: object) -> bytes:
     if isinstance(word, bytes):
         return word
     if isinstance(word, bool) or not isinstance(word, (int, float)):
@@ -254,13 +257,13 @@ def _as_argument(word: Any) -> bytes:
     return number_text(word)
 
 
-def _as_lua(reply: Any) -> Any:
+def _as_lua(reply: Reply) -> object:
     if reply is None:
         return False
     return Table.of(*map(_as_lua, reply)) if isinstance(reply, list) else reply
 
 
-def _as_reply(value: Any) -> Any:
+def _as_reply(value: object) -> object:
     if isinstance(value, Table):
         if b"err" in value:
             raise ResponseError(value[b"err"].decode())
@@ -288,7 +291,7 @@ class _InMemory:
 
     session: Session | None = None
 
-    def __init__(self, *, database: Database, **options: Any) -> None:
+    def __init__(self, *, database: Database, **options: object) -> None:
         super().__init__(**options)
         self.database = database
 
@@ -318,21 +321,21 @@ class MemoryConnection(_InMemory, Connection):
     def _sock(self, value: None) -> None:
         """redis-py sets it to None."""
 
-    def connect(self, *args: Any, **options: Any) -> None:
+    def connect(self, *args: object, **options: object) -> None:
         self._open()
 
     connect_check_health = connect
 
-    def disconnect(self, *args: Any, **options: Any) -> None:
+    def disconnect(self, *args: object, **options: object) -> None:
         self.cut()
 
-    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+    def send_packed_command(self, command: object, check_health: bool = True) -> None:
         self.write(command)
 
     def can_read(self, timeout: float | None = 0) -> bool:
         return self._open().has_reply(timeout)
 
-    def read_response(self, *args: Any, **options: Any) -> Any:
+    def read_response(self, *args: object, **options: object) -> object:
         self.can_read(None)
         return self._open().reply()
 
@@ -346,15 +349,15 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
     def is_connected(self) -> bool:
         return self.session is not None
 
-    async def connect(self, *args: Any, **options: Any) -> None:
+    async def connect(self, *args: object, **options: object) -> None:
         self._open()
 
     connect_check_health = connect
 
-    async def disconnect(self, *args: Any, **options: Any) -> None:
+    async def disconnect(self, *args: object, **options: object) -> None:
         self.cut()
 
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+    async def send_packed_command(self, command: object, check_health: bool = True) -> None:
         self.write(command)
 
     async def can_read(self, timeout: float = 0) -> bool:
@@ -362,7 +365,7 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
 
     can_read_destructive = can_read
 
-    async def read_response(self, *args: Any, **options: Any) -> Any:
+    async def read_response(self, *args: object, **options: object) -> object:
         session, loop = self._open(), asyncio.get_running_loop()
         came = asyncio.Event()
 
@@ -381,13 +384,13 @@ MemoryConnection.asyncio_class = AsyncMemoryConnection  # type: ignore[attr-defi
 
 
 class _Client(redis.Redis):
-    def pipeline(self, transaction: bool = False, shard_hint: Any = None) -> Any:
+    def pipeline(self, transaction: bool = False, shard_hint: object = None) -> Any:
         """Without MULTI and EXEC, which the server in memory does not have."""
         return super().pipeline(False, shard_hint)
 
 
 def client_of(database: Database) -> redis.Redis:
-    kind: Any = MemoryConnection
+    kind: object = MemoryConnection
     pool = redis.ConnectionPool(kind, database=database, protocol=2)
     free_after_fork(pool._lock)  # redis-py 8 takes it in a child.
     return _Client(connection_pool=pool)

@@ -43,7 +43,7 @@ class Commands:
         self.now = 0
         self.max_values: float = math.inf
         self.cull_frequency = 3
-        self._values: dict[bytes, Any] = {}
+        self._values: dict[bytes, object] = {}
         #: In milliseconds.
         self._ends: dict[bytes, float] = {}
         #: At most so many are values; counted only by ``_cull``.
@@ -51,7 +51,7 @@ class Commands:
         self._filled = False  # Whether something was added that a blocked client may wait for.
         self._entries = itertools.count(1)
 
-    def _execute(self, words: Sequence[bytes]) -> Any:
+    def _execute(self, words: Sequence[bytes]) -> object:
         name = _COMMANDS.get(words[0])
         if name is None:
             raise ResponseError(f"unknown command {words[0]!r}: a server in memory is no Redis")
@@ -62,7 +62,7 @@ class Commands:
 
     # -- keys --------------------------------------------------------------------------------
 
-    def _value(self, key: bytes) -> Any:
+    def _value(self, key: bytes) -> object:
         """What is at ``key``, None for nothing."""
         end = self._ends.get(key)
         if end is not None and end <= self.now / 1000:
@@ -73,7 +73,7 @@ class Commands:
         self._values.pop(key, None)
         self._ends.pop(key, None)
 
-    def _put(self, key: bytes, value: Any, end: float | None) -> None:
+    def _put(self, key: bytes, value: object, end: float | None) -> None:
         before = self._values.pop(key, None)  # The order is that in which keys were used.
         self._may_be_values += type(value) is bytes and type(before) is not bytes
         self._values[key] = value
@@ -85,7 +85,7 @@ class Commands:
         else:
             self._ends[key] = end
 
-    def _of(self, kind: Callable[[], Any], key: bytes) -> Any:
+    def _of(self, kind: Callable[[], object], key: bytes) -> Any:
         """Or a new one of that kind, which is not kept."""
         value = self._value(key)
         if value is None:
@@ -94,7 +94,7 @@ class Commands:
             raise ResponseError(WRONG_TYPE)
         return value
 
-    def _kept(self, kind: Callable[[], Any], key: bytes) -> Any:
+    def _kept(self, kind: Callable[[], object], key: bytes) -> Any:
         """As ``_of``; a new one is kept."""
         value = self._of(kind, key)
         if not value:
@@ -350,10 +350,10 @@ class Commands:
     def xrange(self, key: bytes, *_bounds: bytes) -> list[Any]:
         return [list(entry) for entry in self._of(list, key)]
 
-    def xread(self, *words: bytes) -> list[Any] | None:
+    def xread(self, *words: bytes) -> list[object] | None:
         return self._read_streams(words[1 : 1 + len(words) // 2])
 
-    def _read_streams(self, keys: Sequence[bytes]) -> list[Any] | None:
+    def _read_streams(self, keys: Sequence[bytes]) -> list[object] | None:
         """Each after 0-1, as followers read them."""
         found = [[key, [e for e in self.xrange(key) if e[0] != b"0-1"]] for key in keys]
         return [stream for stream in found if stream[1]] or None

@@ -17,13 +17,13 @@ class Table(dict[Any, Any]):
     """What it does not have is nil."""
 
     @classmethod
-    def of(cls, *values: Any) -> Table:
+    def of(cls, *values: object) -> Table:
         return cls((at, value) for at, value in enumerate(values, 1) if value is not None)
 
-    def __missing__(self, key: Any) -> None:
+    def __missing__(self, key: object) -> None:
         return None
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         if value is None:
             self.pop(key, None)
         else:
@@ -36,7 +36,7 @@ class Table(dict[Any, Any]):
             size -= 1
         return size
 
-    def items_from(self, start: int = 1, end: float = math.inf) -> Iterator[Any]:
+    def items_from(self, start: int = 1, end: float = math.inf) -> Iterator[object]:
         while start in self and start <= end:
             yield self[start]
             start += 1
@@ -46,7 +46,7 @@ def number_text(number: float) -> bytes:
     return b"%d" % number if isinstance(number, int) else b"%.17g" % number
 
 
-def _to_number(value: Any) -> Any:
+def _to_number(value: object) -> object:
     if not isinstance(value, bytes):
         return value if isinstance(value, (int, float)) else None
     try:
@@ -55,7 +55,7 @@ def _to_number(value: Any) -> Any:
         return None
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     if type(value) is int or type(value) is float:
         return value
     number = _to_number(value) if isinstance(value, bytes) else None
@@ -64,25 +64,25 @@ def _number(value: Any) -> Any:
     return number
 
 
-def _text(value: Any) -> bytes:
+def _text(value: object) -> bytes:
     return value if isinstance(value, bytes) else b"%.14g" % _number(value)
 
 
-def _type(value: Any) -> bytes:
+def _type(value: object) -> bytes:
     kinds = {type(None): b"nil", bool: b"boolean", bytes: b"string", Table: b"table"}
     return kinds.get(type(value), b"number")
 
 
-def _true(value: Any) -> bool:
+def _true(value: object) -> bool:
     """0 and the empty string are true in Lua."""
     return value is not None and value is not False
 
 
-def _first(values: tuple[Any, ...]) -> Any:
+def _first(values: tuple[object, ...]) -> object:
     return values[0] if values else None
 
 
-def _field(value: Any, name: Any) -> Any:
+def _field(value: object, name: object) -> object:
     return value[name] if isinstance(value, Table) else None
 
 
@@ -94,7 +94,7 @@ def _error(message: bytes) -> None:
     raise RuntimeError(message.decode())
 
 
-def _ipairs(table: Table) -> Iterator[tuple[int, Any]]:
+def _ipairs(table: Table) -> Iterator[tuple[int, object]]:
     return enumerate(table.items_from(), 1)
 
 
@@ -124,7 +124,7 @@ def _find(text: bytes, wanted: bytes, start: int = 1, plain: bool = False) -> in
     return None if match is None else match.start() + 1
 
 
-_LIBRARY: dict[str, Any] = {
+_LIBRARY: dict[str, object] = {
     "error": _error,
     "ipairs": _ipairs,
     "math.abs": lambda value: abs(_number(value)),
