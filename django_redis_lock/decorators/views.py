@@ -5,15 +5,12 @@ Elsewhere a response would be a value, and true. And what the lock of a function
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncContextDecorator, ContextDecorator
 from threading import Thread
-from types import CellType, FrameType, FunctionType
 from typing import Any
 from weakref import getweakrefcount
 
@@ -52,10 +49,6 @@ _OF_REST = {"list", "create", "retrieve", "update", "partial_update", "destroy"}
 _RUN_LATER = (ContextDecorator, AsyncContextDecorator, Thread, Future)
 #: What task queues add to a function that they decorate.
 _OF_TASKS = ("delay", "apply_async", "enqueue", "send", "defer", "schedule")
-REGISTERED = (
-    "another decorator has registered {!r}, and would call it without the lock: put @locked "
-    "directly above the function, below @receiver(...), @scheduled_job(...) and the like"
-)
 
 
 def refuse_hook(options: Options, function: Any, dotted: str) -> None:
@@ -97,36 +90,10 @@ def refuse_object(target: Any) -> None:
         )
     # As Django's signals refer to their receivers, and its template libraries name their filters.
     if inspect.isfunction(target) and (getweakrefcount(target) or hasattr(target, "_filter_name")):
-        raise TypeError(REGISTERED.format(target))
-
-
-def refuse_registered(target: Any, references: int, bare: int) -> None:
-    """
-    Args:
-        target: what has so many more ``references`` than a function that was just defined.
-        bare: as many of them come from ``@locked`` without parentheses.
-
-    Raises:
-        TypeError: the decorators below have stored it somewhere, such as in a scheduler's list.
-    """
-    frame: Any = sys._getframe(2)
-    if frame.f_globals.get("__name__") == __package__:
-        frame, references = frame.f_back, references - bare
-    if not isinstance(target, FunctionType) or frame.f_code is target.__code__:
-        return
-    # In ``@locked(…)`` the line is that of a decorator, and no name refers to the function yet.
-    lines = [line or 0 for *_, line in target.__code__.co_lines()]
-    is_here = target.__code__.co_filename == frame.f_code.co_filename
-    if not (is_here and target.__code__.co_firstlineno <= frame.f_lineno <= max(lines)):
-        return
-    # Those of its own attributes, of closures, and of the frames of a remembered exception.
-    for value in vars(target).values():
-        references -= value is target
-    running = {id(each) for each, _ in traceback.walk_stack(sys._getframe())}
-    for holder in gc.get_referrers(target):
-        references -= isinstance(holder, (CellType, FrameType)) and id(holder) not in running
-    if references > 0:
-        raise TypeError(REGISTERED.format(target))
+        raise TypeError(
+            f"another decorator has registered {target!r}, and would call it without the lock: put "
+            "@locked directly above the function, below @receiver(...) and the like"
+        )
 
 
 def complete(result: Any, dotted: str) -> Any:

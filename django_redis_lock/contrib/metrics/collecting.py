@@ -26,7 +26,7 @@ from ...transport import Server, is_outage
 from ...transport import pack as pack_call
 from ...transport.address import own_settings
 from . import figures as at
-from .figures import OTHER, PERIODS, Distribution, add, new, pack
+from .figures import OTHER, PERIODS, add, average, new, pack
 
 if TYPE_CHECKING:
     from ...cache import RedisCache
@@ -255,10 +255,8 @@ class Metrics:
         with self.mutex:
             self._count_waiting()
             counted = (self._figures.get(owner), self._holders.get(owner))
-            averages = [
-                Distribution.at(figures, at.HOLDS).average for figures in counted if figures
-            ]
-        return next((average for average in averages if average is not None), None)
+            averages = [average(figures, at.HOLDS) for figures in counted if figures]
+        return next((known for known in averages if known is not None), None)
 
     def put_back(self, taken: Figures) -> None:
         with self.mutex:

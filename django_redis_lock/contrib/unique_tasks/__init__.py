@@ -27,7 +27,7 @@ from ...decorators import celery_task, is_django_task, namer
 from ...exceptions import LockError, LockNotOwnedError
 from ...extension import OnUse
 from ...locking import Hold, Renewal, Renewals
-from ...protocol import RENEW, Acquisition, Call
+from ...protocol import Acquisition, renew_call
 from ...protocol.validation import check_policy, check_seconds
 from ...threads import get_logger
 from ...transport import is_outage, run, server_of
@@ -249,7 +249,7 @@ class Message:
         more = [text for pair in known.items() if pair[1] for text in pair]
         fields = [*replace(hold.owner(), process="").fields(), "limit", "1", *more]
         with suppress(*_FAILED):
-            run(lock.redis, Call(RENEW, lock.keys.renewed, (lock.id, 0, b"", *fields)))
+            run(lock.redis, renew_call(lock.keys, lock.id, b"", *fields))
 
     def hand_over(self) -> None:
         """From now on the message has the lock, and not this process."""
