@@ -48,7 +48,6 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-
 #: Those that know Django, and those that not every site uses.
 __getattr__ = on_first_use(
     __name__,
