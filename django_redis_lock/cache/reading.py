@@ -52,7 +52,6 @@ EXPECTED_AFTER_MISSES = 3
 _cold_reads: WeakKeyDictionary[Server, threading.Lock] = WeakKeyDictionary()
 after_fork(_cold_reads.clear)
 
-
 #: The errors of an outage, or of a command that Redis refuses.
 FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
