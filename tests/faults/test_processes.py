@@ -302,7 +302,7 @@ class TestForked:
     def test_it_leaves_its_parents_locks_alone(
         self, client: redis.Redis, redis_server: RedisServer, case: str
     ) -> None:
-        with processes(fork, redis_server.url, case, spawned=True) as (parent,):
+        with processes(fork, redis_server.url, case) as (parent,):
             parent.go()
             said = parent.result()
             assert said == {"child": 0, "held": True, "renewed": True}
@@ -362,7 +362,7 @@ def test_a_child_leaves_an_unread_answer_to_its_parent(
     """That to TAKE_GRANT, for which a waiter that gets a lock does not wait."""
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
-    with processes(fork_with_an_answer_to_come, redis_server.url, tasks, spawned=True) as (parent,):
+    with processes(fork_with_an_answer_to_come, redis_server.url, tasks) as (parent,):
         parent.go()
         until(lambda: client.exists(f"{{{NAME}}}:waiters"))
         holder.release()
