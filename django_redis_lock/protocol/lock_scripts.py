@@ -407,20 +407,27 @@ if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end
 """
 RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]", urgent=True)
 
-#: What the keeper does for a held lock, or one place of it: push its end out (never pull it in),
-#: say who holds it, and when its keeper was last seen.
+#: What the keeper does for a held lock or place: push its end out, never in; describe the holder.
 #:
 #: KEYS  ``LockKeys.renewed``
 #: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
-#:       it ('' for any), then the owner's fields and values, if any
-#: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock
+#:       it ('' for any), the keys of its events and of its process's heartbeat ('' on a cluster),
+#:       then the owner's fields and values, if any
+#: returns the remaining lifetime as PTTL gives it, or ``NotHeld`` if this token does not hold it
 #: A lock that was renewed a moment ago stays as it is: a report of a change must not lead to the
-#: next.
-#: atomic because both must apply to this token's lock and to no other.
+#: next. No more KEYS: see ``LockKeys.renewed``; and who has no right to those two loses no lock.
+#: atomic because all must apply to this token's lock and to no other.
 RENEW = script(
     """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
-if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
+if redis.call('GET', KEYS[1]) ~= ARGV[1] or ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then
+  local function text(...)
+    local found = redis.pcall(...)
+    return type(found) == 'string' and found or ''
+  end
+  local entry = redis.call('EXISTS', KEYS[1]) == 0 and text('ZSCORE', KEYS[5], KEYS[1])
+  local fence, id = text('ZSCORE', KEYS[5], 'django_redis_lock:fence'), text('HGET', KEYS[4], 'id')
+  return {text('GET', ARGV[4]), fence, id, text('GET', ARGV[5]), entry or ''}
+end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 if left >= 0 and wanted * 0.99 > left then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -430,7 +437,7 @@ elseif left >= 0 and wanted < 0 then
   left = -1
 end
 redis.call('EXISTS', KEYS[1])  -- What comes last is a read: see ``Listener``.
-describe(left, 'seen', string.format('%d', now()), unpack(ARGV, 4))
+describe(left, 'seen', string.format('%d', now()), unpack(ARGV, 6))
 note(left < 0 and '0' or left)
 return left
 """,

@@ -92,8 +92,6 @@ class Server:
         #: Weak references to redis-py's pools that lead here.
         self.pools: set[weakref.ref[Pool]] = set()
         _all.add(weakref.ref(self, _all.discard))
-        #: See ``locking.records``.
-        self.heartbeat: Any = None
         #: By their names, the scripts that take a grant and that the server knows.
         self.known_scripts: set[str] = set()
 

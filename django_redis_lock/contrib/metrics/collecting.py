@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -27,6 +27,10 @@ from ...transport import pack as pack_call
 from ...transport.address import own_settings
 from . import figures as at
 from .figures import OTHER, PERIODS, add, average, new, pack
+
+if TYPE_CHECKING:
+    from ...cache import RedisCache
+    from ...protocol import Reply
 
 logger = get_logger("django_redis_lock.metrics")
 
@@ -132,7 +136,7 @@ class Writing(Job):
             return None
         return call_to_add(self._sent)
 
-    def answered(self, value: object, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         self._sent = {}
         self.due = sent_at + INTERVAL
 
@@ -180,7 +184,7 @@ class Metrics:
             with self.mutex:
                 self._count(event)
 
-    def count_read(self, cache: object, key: str, group: str, result: str, values: int) -> None:
+    def count_read(self, cache: RedisCache, key: str, group: str, result: str, values: int) -> None:
         read = (cache, str(key), group, result)  # Django allows any key, such as a list.
         if values == 1:
             self._reads.append(read)

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...cache import lock_cache
 from ...protocol import Call, as_bytes, script
@@ -15,6 +15,9 @@ from ...transport import run, server_of
 from . import figures as at
 from .collecting import name_of
 from .figures import BOUNDS, CLASSES, PERIODS, add, new, unpack
+
+if TYPE_CHECKING:
+    from ...transport import Client
 
 #: What a summary has of the figures as they are.
 _COUNTED = {
@@ -245,7 +248,7 @@ def _buckets(using: str, period: str) -> dict[str, list[list[int]]]:
     return read(cache._lock_client(), str(cache.key_prefix), period)
 
 
-def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
+def read(client: Client, site: str, period: str) -> dict[str, list[list[int]]]:
     """The figures of each group of a site in each bucket, oldest first. Raises as ``summary``."""
     if period not in PERIODS:
         allowed = " or ".join(map(repr, PERIODS))
