@@ -388,7 +388,7 @@ class TestRenewal:
 class CallerState:
     """What a caller knows through its lock object."""
 
-    token = hold = renewal = file_lock = entry = None
+    token = hold = renewal = entry = None
 
 
 def test_on_lost_is_called_while_its_caller_leaves_inner_blocks(
