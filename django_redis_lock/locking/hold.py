@@ -45,8 +45,8 @@ from ..transport import Server
 if TYPE_CHECKING:
     from .records import Heartbeat
 
-records, causes = OnUse("locking.records"), OnUse("locking.causes")
-activities = OnUse("protocol.activities")
+records, causes = OnUse("locking.records", in_keeper=True), OnUse("locking.causes", in_keeper=True)
+activities = OnUse("protocol.activities", in_keeper=True)
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -367,9 +367,10 @@ class Renewal(Job):
         self._lose(causes.cause(reply, self.server, self.hold.token, early, self.hold))
 
     def _lose(self, reason: str) -> None:
-        self.stop()
+        self.flush_at_exit = True  # Until everybody is told.
         if self.hold.lose(reason):
             self.emit("lost", reason)
+        self.stop()
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now

@@ -267,11 +267,11 @@ end
 #: What a lock with places shares, too.
 common: Library = [each for each in shared_functions if each[1] not in _OF_PLACE]
 
-# may_take(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
+# is_takeable(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
 # what take returns if it could be, else nil. Out of memory, only a free lock is refused, before
-# anything is written. unregister(waiter): it waits no more. earliest_end(): the lifetime left.
+# anything is written. waits_no_more(waiter): leaves the queue. earliest_end(): the lifetime left.
 _TRY = shared("""
-local function may_take(holder, token, attempt)
+local function is_takeable(holder, token, attempt)
   if not holder then return true end
   local mine = holder == token
   if mine and attempt ~= '' then mine = by_attempt(attempt, false) end
@@ -280,12 +280,12 @@ end
 
 local function try(token, lifetime, attempt)
   local holder = redis.call('GET', KEYS[1])
-  if not may_take(holder, token, attempt) then return nil end
+  if not is_takeable(holder, token, attempt) then return nil end
   if holder then redis.call('DEL', KEYS[2]) end
   return take(token, lifetime, attempt, holder, 1)
 end
 
-local function unregister(waiter)
+local function waits_no_more(waiter)
   if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
 end
 
@@ -299,7 +299,7 @@ if ARGV[2] ~= '0' and ARGV[3] == '' and redis.call('EXISTS', KEYS[1], KEYS[2], K
   if fence then return fence end
 end
 
-if not may_take(redis.call('GET', KEYS[1]), ARGV[1], ARGV[3]) then
+if not is_takeable(redis.call('GET', KEYS[1]), ARGV[1], ARGV[3]) then
   if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
   return string.format('%d %d', redis.call('PTTL', KEYS[1]), now())
 end
@@ -332,7 +332,7 @@ LEAVE_BODY = """
 redis.call('DEL', KEYS[6])
 local fence, gone, number
 if ARGV[1] ~= '' then fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3]) end
-unregister(ARGV[4])
+waits_no_more(ARGV[4])
 redis.call('RPUSH', KEYS[6], 'leave')
 redis.call('PEXPIRE', KEYS[6], 2000)
 if fence then return {number, fence, now(), gone} end
@@ -363,7 +363,7 @@ end
 note(ARGV[2])
 return 1
 """
-TAKE_GRANT = script(f"unregister(ARGV[3]){TAKE_GRANT_BODY}")
+TAKE_GRANT = script(f"waits_no_more(ARGV[3]){TAKE_GRANT_BODY}")
 
 #: Release the lock, and pass it to the first live waiter. Until `rest` ms after the acquisition, it
 #: stays taken without a holder, by the token that is stored as the owner's `rests`.

@@ -28,9 +28,8 @@ from .address import (
     still_answers,
     timeout_of,
     who,
-    without_credentials,
 )
-from .circuit_breaker import Breaker
+from .circuit_breaker import Breaker, without_credentials
 from .refusals import is_misdirected, name_missing_right
 
 if TYPE_CHECKING:

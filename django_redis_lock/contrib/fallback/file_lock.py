@@ -170,7 +170,7 @@ class LocalLock:
         if getattr(self, "_file", None) is not None:
             try:
                 self.release()
-            except Exception:  # noqa: S110, SIM105  # The interpreter is going down, with suppress.
+            except Exception:  # The interpreter is going down, with suppress.
                 pass
 
 

@@ -135,7 +135,7 @@ class Visit:
         request._cache_update_cache = False
         return self._hit(page)
 
-    def _complete_headers(self, response: object) -> None:
+    def _complete_headers(self, response: HttpResponseBase) -> None:
         self.middleware.storable(self.request, response)
 
     def _find(self) -> Steps[object]:
@@ -269,7 +269,7 @@ class Visit:
             self.computed = conditional(request, response) if key else response
         return value
 
-    def _respond(self, request: Any) -> Steps[Any]:
+    def _respond(self, request: HttpRequest) -> Steps[Any]:
         response = self.view(request)
         return (yield response) if self.asynchronous else response
 
@@ -289,10 +289,10 @@ class Visit:
     def _rendered(
         self,
         key: str,
-        request: object,
+        request: HttpRequest,
         conditions: Conditions,
         generation: str,
-        response: object,
+        response: HttpResponseBase,
         postponed: OpenFlight,
     ) -> object:
         """End the flight of ``key`` after the rendering, which is synchronous."""
@@ -359,7 +359,7 @@ class Visit:
         return {page.page_key: response, page.header_key: page.headers}.get(key)
 
     def _store_aside(
-        self, key: str, page: Storable, response: object, generation: str
+        self, key: str, page: Storable, response: HttpResponseBase, generation: str
     ) -> Steps[None]:
         """What the flight of ``key`` does not store: the page, or the names of its headers. Their
         keys have other flights, or none, which ``clear()`` would end."""
@@ -408,7 +408,7 @@ class Visit:
         return 2 * (self.timeout + options.stale)
 
 
-def _copied(request: Any) -> Any:
+def _copied(request: HttpRequest) -> Any:
     """A copy for the background: what a view changes is not seen by the request's middleware."""
     copied: Any = object.__new__(type(request))
     vars(copied).update(vars(request))

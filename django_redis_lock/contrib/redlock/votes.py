@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...clock import time
 from ...exceptions import TooFewServers
@@ -38,6 +38,9 @@ from ...protocol.owner import MAX_FENCE, bounded
 from ...threads import get_logger
 from ...transport import Server, is_refusal
 
+if TYPE_CHECKING:
+    from ...protocol import Reply
+
 logger = get_logger("django_redis_lock.keeper")
 
 #: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. Redis
@@ -52,7 +55,7 @@ logger = get_logger("django_redis_lock.keeper")
 VOTE = script("""
 redis.call('PEXPIRE', KEYS[6], '86400000')  -- Never refused, so the rest is not either.
 local holder = redis.call('GET', KEYS[1])
-if not may_take(holder, ARGV[1], ARGV[3]) then return {0, redis.call('PTTL', KEYS[1]), now()} end
+if not is_takeable(holder, ARGV[1], ARGV[3]) then return {0, redis.call('PTTL', KEYS[1]), now()} end
 local fence = math.max(fence_after(redis.pcall('GET', KEYS[6])), tonumber(ARGV[4]))
 redis.call('SET', KEYS[6], string.format('%d', fence), 'PX', '86400000')
 local gone = set_lock(ARGV[1], ARGV[2], holder)
@@ -69,7 +72,7 @@ def vote_call(keys: LockKeys, token: bytes, lifetime: int, attempt: bytes, floor
 Vote = Taken | Refused | Exception
 
 
-def parse_vote(reply: object, sent_at: float) -> Vote:
+def parse_vote(reply: Reply, sent_at: float) -> Vote:
     return reply if isinstance(reply, Exception) else parse_acquire(reply, sent_at)
 
 
@@ -183,7 +186,7 @@ class VotedRenewal(Renewal):
         self._requesting_vote = True
         return vote_call(hold.keys, hold.token, max(wanted, 0), hold.attempt, hold.fence)
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         hold, early = self.hold, sent_at < self.hold.votes[self._place]
         reply = (parse_acquire if self._requesting_vote else parse_renew)(value, sent_at)
         if reply is None or isinstance(reply, Refused):
@@ -217,7 +220,7 @@ class VotedRenewal(Renewal):
             self.due = last + self._interval
 
 
-def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | bytes) -> object:
+def merged(call: Call, answers: Mapping[int, Reply], servers: int, name: str | bytes) -> object:
     """The reply to ``call`` of a majority of servers; or TooFewServers is raised."""
     needed = majority(servers)
     replies = [a for a in answers.values() if not isinstance(a, Exception)]
@@ -236,7 +239,7 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
     return int(sum(not reply for reply in replies) < needed)
 
 
-def _held(replies: Sequence[Any], needed: int) -> HeldReply | None:
+def _held(replies: Sequence[Reply], needed: int) -> HeldReply | None:
     """The reply to HELD about the holder that a majority names."""
     by_token: dict[bytes, list[HeldReply]] = {}
     for reply in replies:
@@ -252,6 +255,6 @@ def _held(replies: Sequence[Any], needed: int) -> HeldReply | None:
     return None
 
 
-def too_few(answers: Mapping[int, Any], servers: int, name: str | bytes) -> TooFewServers:
+def too_few(answers: Mapping[int, Reply], servers: int, name: str | bytes) -> TooFewServers:
     errors = [e for e in answers.values() if isinstance(e, Exception)]
     return TooFewServers(servers - len(errors), servers, errors, name)
