@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncContextDecorator, ContextDecorator
+from operator import is_
 from threading import Thread
-from types import CellType, FrameType, FunctionType
+from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 from weakref import getweakrefcount
 
@@ -119,9 +120,12 @@ def refuse_registered(target: Any, references: int, bare: int) -> None:
     is_here = target.__code__.co_filename == frame.f_code.co_filename
     if not (is_here and target.__code__.co_firstlineno <= frame.f_lineno <= max(lines)):
         return
-    # Those of its own attributes, of closures, and of the frames of a remembered exception.
-    for value in vars(target).values():
-        references -= value is target
+    # Those of its own attributes (of ``@action``), closures, the frames of a remembered exception.
+    own: list[Any] = [vars(target)]
+    for _depth in range(3):
+        found = gc.get_referents(*own)
+        references -= sum(map(functools.partial(is_, target), found))
+        own = [each for each in found if not isinstance(each, (type, ModuleType, FunctionType))]
     running = {id(each) for each, _ in traceback.walk_stack(sys._getframe())}
     for holder in gc.get_referrers(target):
         references -= isinstance(holder, (CellType, FrameType)) and id(holder) not in running
