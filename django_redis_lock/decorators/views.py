@@ -53,6 +53,8 @@ _OF_REST = {"list", "create", "retrieve", "update", "partial_update", "destroy"}
 _RUN_LATER = (ContextDecorator, AsyncContextDecorator, Thread, Future)
 #: What task queues add to a function that they decorate.
 _OF_TASKS = ("delay", "apply_async", "enqueue", "send", "defer", "schedule")
+#: Kinds of objects that a function's attributes may lead to, but do not belong to it.
+_OTHERS = (type, ModuleType, FunctionType)
 REGISTERED = (
     "another decorator has registered {!r}, and would call it without the lock: put @locked "
     "directly above the function, below @receiver(...), @scheduled_job(...) and the like"
@@ -120,12 +122,12 @@ def refuse_registered(target: Any, references: int, bare: int) -> None:
     is_here = target.__code__.co_filename == frame.f_code.co_filename
     if not (is_here and target.__code__.co_firstlineno <= frame.f_lineno <= max(lines)):
         return
-    # Those of its own attributes (of ``@action``), closures, the frames of a remembered exception.
+    # Those in its attributes (``@action``), in closures, and in frames of a remembered exception.
     own: list[Any] = [vars(target)]
     for _depth in range(3):
-        found = gc.get_referents(*own)
-        references -= sum(map(functools.partial(is_, target), found))
-        own = [each for each in found if not isinstance(each, (type, ModuleType, FunctionType))]
+        referents = gc.get_referents(*own)
+        references -= sum(map(functools.partial(is_, target), referents))
+        own = [each for each in referents if not isinstance(each, _OTHERS)]
     running = {id(each) for each, _ in traceback.walk_stack(sys._getframe())}
     for holder in gc.get_referrers(target):
         references -= isinstance(holder, (CellType, FrameType)) and id(holder) not in running

@@ -33,7 +33,7 @@ _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
 #: Request Timeout, Too Early, Too Many Requests; and all from 500 on, with ``Retry-After``, or
 #: because a lock was taken.
 _TEMPORARY = {408, 425, 429}
-#: Not Found, Gone: the only errors of a client that are about the page, whoever the client is.
+#: Not Found, Gone: the only errors of a client that do not depend on which client it is.
 _ABOUT_THE_PAGE = {404, 410}
 
 
