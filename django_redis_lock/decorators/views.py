@@ -112,9 +112,10 @@ def refuse_registered(target: Any, references: int, bare: int) -> None:
     Raises:
         TypeError: the decorators below have stored it somewhere, such as in a scheduler's list.
     """
-    frame: Any = sys._getframe(2)
+    stack = [each for each, _ in traceback.walk_stack(inspect.currentframe())]
+    frame = stack[2]
     if frame.f_globals.get("__name__") == __package__:
-        frame, references = frame.f_back, references - bare
+        frame, references = stack[3], references - bare
     if not isinstance(target, FunctionType) or frame.f_code is target.__code__:
         return
     # In ``@locked(…)`` the line is that of a decorator, and no name refers to the function yet.
@@ -128,7 +129,7 @@ def refuse_registered(target: Any, references: int, bare: int) -> None:
         referents = gc.get_referents(*own)
         references -= sum(map(functools.partial(is_, target), referents))
         own = [each for each in referents if not isinstance(each, _OTHERS)]
-    running = {id(each) for each, _ in traceback.walk_stack(sys._getframe())}
+    running = [*map(id, stack)]
     for holder in gc.get_referrers(target):
         references -= isinstance(holder, (CellType, FrameType)) and id(holder) not in running
     if references > 0:
