@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .contrib.idempotency import idempotent
     from .contrib.redlock import AsyncRedlock, Redlock
     from .contrib.several_names import AsyncMultiLock, MultiLock
+    from .contrib.unique_tasks import unique_task
     from .decorators import locked
     from .decorators.cached import cached, cached_page
     from .decorators.section import current_lock
@@ -44,6 +45,7 @@ __all__ = [
     "current_lock",
     "idempotent",
     "locked",
+    "unique_task",
 ]
 
 __version__ = "0.1.0"
@@ -58,6 +60,7 @@ __getattr__ = on_first_use(
         "contrib.idempotency": "idempotent",
         "contrib.redlock": "AsyncRedlock Redlock",
         "contrib.several_names": "AsyncMultiLock MultiLock",
+        "contrib.unique_tasks": "unique_task",
     },
 )
 

@@ -104,7 +104,7 @@ class Entry:
         #: By the state of the lock object that was used. One that is collected without a release,
         #: after an interrupt, does not count any more.
         self._times: WeakKeyDictionary[State, int] = WeakKeyDictionary({state: 1})
-        self.hold.inner_on_lost = {}
+        self.hold.also_on_lost = {}
 
     @property
     def depth(self) -> int:
@@ -118,7 +118,7 @@ class Entry:
         to that of the acquisition."""
         times = self.times(state)
         if not times and on_lost is not None:
-            self.hold.inner_on_lost = {**self.hold.inner_on_lost, ref(state): on_lost}
+            self.hold.also_on_lost = {**self.hold.also_on_lost, ref(state): on_lost}
         if not self.hold.is_valid:
             self._forget_on_lost(state)
             return False
@@ -145,8 +145,8 @@ class Entry:
         return bool(times)  # Else an interrupt has cut short how it was left before.
 
     def _forget_on_lost(self, state: State) -> None:
-        kept = self.hold.inner_on_lost.items()
-        self.hold.inner_on_lost = {s: tell for s, tell in kept if s() not in (state, None)}
+        kept = self.hold.also_on_lost.items()
+        self.hold.also_on_lost = {s: tell for s, tell in kept if s() not in (state, None)}
 
 
 #: By caller and lock. A task is not inside what the task or thread that started it holds.

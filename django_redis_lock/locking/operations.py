@@ -12,7 +12,7 @@ import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
 
@@ -31,9 +31,12 @@ from ..protocol import (
     Refused,
     Reply,
     Taken,
+    as_bytes,
     milliseconds,
     parse_acquire,
+    parse_renew,
     printable,
+    renew_call,
     script,
 )
 from ..protocol.validation import check_seconds
@@ -277,15 +280,17 @@ class LockOperations(BaseLock):
         raise LockNotOwnedError(text, self._shown, reason=reason)
 
     def _why_steps(self, call: Call, early: bool | None, hold: Hold | None) -> Steps[str]:
-        """Why ``call`` did not find the lock; see ``causes.Question``."""
+        """Why ``call`` did not find the lock; see ``causes.cause``."""
         if hold is not None and hold.reason:
             return hold.reason
-        keys = self.keys if hold is None else hold.keys
-        token: Any = call.args[0]
-        question, reply = causes.Question(self._servers[0], keys, token, early, hold), None
+        server, token = self._servers[0], as_bytes(call.args[0])
+        keys, attempt = (self.keys, b"") if hold is None else (hold.keys, hold.attempt)
+        sent_at, renew = time.monotonic(), renew_call(keys, token, attempt)
         with suppress(RedisError, OSError):
-            reply = (yield self._run(question.call)).value
-        return question.answer(reply)
+            reply = (yield self._run(renew)).value
+            if parse_renew(reply, sent_at) is None:
+                return causes.cause(reply, server, token, early, hold)
+        return causes.UNKNOWN
 
     # -- who holds it ------------------------------------------------------------------------
 

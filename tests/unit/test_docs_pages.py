@@ -157,7 +157,7 @@ def test_how_it_works_has_every_key() -> None:
     named = {re.sub(r"\[.*", "", part) for part in parts}
     assert "grants" in named
     assert {part for part in named if not re.search(rf"`\{{[KV]\}}:{part}", text)} == set()
-    for key in (keys.INDEX, keys.FLIGHTS):
+    for key in (keys.INDEX, keys.NEWS, keys.FLIGHTS):
         assert f"| `{key.decode()}` |" in text
 
 

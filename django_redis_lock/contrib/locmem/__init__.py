@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django_redis.client import DefaultClient
@@ -18,6 +18,9 @@ from ...protocol.validation import check_name_in_cache
 from .memory import Database as Database
 from .memory import client_of as client_of
 from .memory import databases as databases
+
+if TYPE_CHECKING:
+    from ...transport import Client
 
 logger = logging.getLogger("django_redis_lock.lock")
 
@@ -83,7 +86,7 @@ class LocMemCache(RedisCache):
         _note_workers(self._server[0] if isinstance(self._server, list) else self._server)
         return super()._make(*args, **options)
 
-    def _check_client(self, client: object) -> None:
+    def _check_client(self, client: Client) -> None:
         if client is not None:
             raise ValueError("client needs Redis: leave it out, this cache's locks are in memory")
 

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -26,7 +26,11 @@ from ...transport import Server, is_outage
 from ...transport import pack as pack_call
 from ...transport.address import own_settings
 from . import figures as at
-from .figures import OTHER, PERIODS, Distribution, add, new, pack
+from .figures import OTHER, PERIODS, add, average, new, pack
+
+if TYPE_CHECKING:
+    from ...cache import RedisCache
+    from ...protocol import Reply
 
 logger = get_logger("django_redis_lock.metrics")
 
@@ -132,7 +136,7 @@ class Writing(Job):
             return None
         return call_to_add(self._sent)
 
-    def answered(self, value: object, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         self._sent = {}
         self.due = sent_at + INTERVAL
 
@@ -180,7 +184,7 @@ class Metrics:
             with self.mutex:
                 self._count(event)
 
-    def count_read(self, cache: object, key: str, group: str, result: str, values: int) -> None:
+    def count_read(self, cache: RedisCache, key: str, group: str, result: str, values: int) -> None:
         read = (cache, str(key), group, result)  # Django allows any key, such as a list.
         if values == 1:
             self._reads.append(read)
@@ -251,10 +255,8 @@ class Metrics:
         with self.mutex:
             self._count_waiting()
             counted = (self._figures.get(owner), self._holders.get(owner))
-            averages = [
-                Distribution.at(figures, at.HOLDS).average for figures in counted if figures
-            ]
-        return next((average for average in averages if average is not None), None)
+            averages = [average(figures, at.HOLDS) for figures in counted if figures]
+        return next((known for known in averages if known is not None), None)
 
     def put_back(self, taken: Figures) -> None:
         with self.mutex:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from django.http import HttpResponse, HttpResponseBase
 from django.utils.cache import get_conditional_response
@@ -18,6 +18,9 @@ from ...clock import time
 from ...keeper import keeper
 from ...singleflight import Postponed, Runner
 from ...steps import Steps
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
 
 #: What a client makes its request depend on. A page that others get is computed without it.
 _CONDITIONS = (
@@ -86,7 +89,7 @@ class Conditions:
         token_used: whether a CSRF token was made while they were taken out.
     """
 
-    def __init__(self, request: Any, names: tuple[str, ...] = _CONDITIONS) -> None:
+    def __init__(self, request: HttpRequest, names: tuple[str, ...] = _CONDITIONS) -> None:
         self.token_used = False
         self._request = getattr(request, "_request", request)
         self._names = names
@@ -129,7 +132,7 @@ def conditional(request: Any, response: object) -> object:
     return get_conditional_response(request, etag, date, cast(HttpResponse, response))
 
 
-def finalized(request: object, response: object) -> object:
+def finalized(request: HttpRequest, response: HttpResponseBase) -> object:
     """``response``, with the renderer that Django REST framework gives it after its handler has
     returned."""
     view = (getattr(request, "parser_context", None) or {}).get("view")
@@ -148,7 +151,7 @@ def close_without_signal(response: Any) -> None:
             closer()
 
 
-def is_unrendered(response: Any) -> bool:
+def is_unrendered(response: object) -> bool:
     return not getattr(response, "is_rendered", True)
 
 
@@ -228,7 +231,7 @@ class Rendering:
         finally:
             self._conditions.put_back()
 
-    def _decide(self, response: object) -> object:
+    def _decide(self, response: HttpResponseBase) -> object:
         self._conditions.put_back()
         return self._rendered(response, self.postponed)
 

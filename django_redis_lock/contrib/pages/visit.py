@@ -137,7 +137,7 @@ class Visit:
         request._cache_update_cache = False
         return self._hit(page)
 
-    def _complete_headers(self, response: object) -> None:
+    def _complete_headers(self, response: HttpResponseBase) -> None:
         self.middleware.storable(self.request, response)
 
     def _find(self) -> Steps[object]:
@@ -274,6 +274,7 @@ class Visit:
             self.computed = conditional(request, response) if key else response
         return value
 
+<<<<<<< HEAD
     def _is_first(self, key: str) -> Steps[bool]:
         """Whether this is the first refusal in seconds: it may be about one client."""
         with suppress(*_FAILED):
@@ -281,6 +282,9 @@ class Visit:
         return False
 
     def _respond(self, request: Any) -> Steps[Any]:
+=======
+    def _respond(self, request: HttpRequest) -> Steps[Any]:
+>>>>>>> main
         response = self.view(request)
         return (yield response) if self.asynchronous else response
 
@@ -300,10 +304,10 @@ class Visit:
     def _rendered(
         self,
         key: str,
-        request: object,
+        request: HttpRequest,
         conditions: Conditions,
         generation: str,
-        response: object,
+        response: HttpResponseBase,
         postponed: OpenFlight,
     ) -> object:
         """End the flight of ``key`` after the rendering, which is synchronous."""
@@ -371,7 +375,7 @@ class Visit:
         return {page.page_key: response, page.header_key: page.headers}.get(key)
 
     def _store_aside(
-        self, key: str, page: Storable, response: object, generation: str
+        self, key: str, page: Storable, response: HttpResponseBase, generation: str
     ) -> Steps[None]:
         """What the flight of ``key`` does not store: the page, or the names of its headers. Their
         keys have other flights, or none, which ``clear()`` would end."""
@@ -418,3 +422,17 @@ class Visit:
             return NOT_CACHEABLE_SECONDS
         options = GetOrSetOptions.of(self.cache.conf, self.timeout, **self.middleware.options)
         return 2 * (self.timeout + options.stale)
+<<<<<<< HEAD
+=======
+
+
+def _copied(request: HttpRequest) -> Any:
+    """A copy for the background: what a view changes is not seen by the request's middleware."""
+    copied: Any = object.__new__(type(request))
+    vars(copied).update(vars(request))
+    copied.META = dict(request.META)
+    if hasattr(request, "_request"):  # Django REST framework wraps Django's.
+        copied._request = _copied(request._request)
+    copied._cache_update_cache = True
+    return copied
+>>>>>>> main
