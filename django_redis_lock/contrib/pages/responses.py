@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from django.http import HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.cache import get_conditional_response
 from django.utils.http import parse_http_date_safe
 
@@ -261,12 +261,12 @@ class OwnWrites:
         self.own_writes: dict[bytes, str] = {}
 
 
-def copied(request: Any) -> Any:
+def copied(request: HttpRequest) -> Any:
     """A copy for the background: what a view changes is not seen by the request's middleware."""
-    copied: Any = object.__new__(type(request))
-    vars(copied).update(vars(request))
-    copied.META = dict(request.META)
+    copy: Any = object.__new__(type(request))
+    vars(copy).update(vars(request))
+    copy.META = dict(request.META)
     if hasattr(request, "_request"):  # Django REST framework wraps Django's.
-        copied._request = copied(request._request)
-    copied._cache_update_cache = True
-    return copied
+        copy._request = copied(request._request)
+    copy._cache_update_cache = True
+    return copy

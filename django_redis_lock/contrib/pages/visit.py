@@ -274,17 +274,13 @@ class Visit:
             self.computed = conditional(request, response) if key else response
         return value
 
-<<<<<<< HEAD
     def _is_first(self, key: str) -> Steps[bool]:
         """Whether this is the first refusal in seconds: it may be about one client."""
         with suppress(*_FAILED):
             return bool((yield self._do("add", f"{key}.refused", True, NOT_CACHEABLE_SECONDS)))
         return False
 
-    def _respond(self, request: Any) -> Steps[Any]:
-=======
     def _respond(self, request: HttpRequest) -> Steps[Any]:
->>>>>>> main
         response = self.view(request)
         return (yield response) if self.asynchronous else response
 
@@ -422,17 +418,3 @@ class Visit:
             return NOT_CACHEABLE_SECONDS
         options = GetOrSetOptions.of(self.cache.conf, self.timeout, **self.middleware.options)
         return 2 * (self.timeout + options.stale)
-<<<<<<< HEAD
-=======
-
-
-def _copied(request: HttpRequest) -> Any:
-    """A copy for the background: what a view changes is not seen by the request's middleware."""
-    copied: Any = object.__new__(type(request))
-    vars(copied).update(vars(request))
-    copied.META = dict(request.META)
-    if hasattr(request, "_request"):  # Django REST framework wraps Django's.
-        copied._request = _copied(request._request)
-    copied._cache_update_cache = True
-    return copied
->>>>>>> main
