@@ -4,18 +4,21 @@ its own. Loaded when there is one."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 
 from ..conf import SETTING, Conf, GetOrSetOptions, Timeout
+from ..steps import Steps, adrive, drive
 from ..threads import get_logger
 from .lock_factory import BACKEND, LockCache, lock_cache
 from .on_commit import OnCommit
 from .reading import MISSING
+
+R = TypeVar("R")
 
 logger = get_logger("django_redis_lock.flights")
 
@@ -25,6 +28,44 @@ _OF_LOCKS = frozenset(
 )
 #: Aliases and backends of which the log knows.
 _logged: set[tuple[str, str]] = set()
+
+
+class Do(NamedTuple):
+    """Calls a method of a cache, or a function of the user."""
+
+    cache: BaseCache
+
+    def method(self, name: str, *args: object) -> Any:
+        return getattr(self.cache, name)(*args)
+
+    def call(self, function: Callable[..., object], *args: object) -> Any:
+        return function(*args)
+
+
+class AsyncDo(Do):
+    """The same for tasks, which await it."""
+
+    def method(self, name: str, *args: object) -> Any:
+        return getattr(self.cache, f"a{name}")(*args)
+
+    async def call(self, function: Callable[..., object], *args: object) -> Any:
+        is_async = iscoroutinefunction(function)
+        value = function(*args) if is_async else sync_to_async(function)(*args)
+        while inspect.isawaitable(value):
+            value = await value
+        return value
+
+
+def _twins(steps: Callable[..., Steps[R]]) -> tuple[Callable[..., R], Callable[..., Awaitable[R]]]:
+    """The method that runs ``steps``, for threads and for tasks."""
+
+    def method(self: PlainCache, *args: object, **options: object) -> R:
+        return drive(steps(self, Do(self._cache), *args, **options))
+
+    async def amethod(self: PlainCache, *args: object, **options: object) -> R:
+        return await adrive(steps(self, AsyncDo(self._cache), *args, **options))
+
+    return method, amethod
 
 
 class PlainCache:
@@ -48,124 +89,81 @@ class PlainCache:
     def __contains__(self, key: str) -> bool:
         return key in self._cache
 
-    # -- one value -----------------------------------------------------------------------------
+    # -- the steps of the methods ---------------------------------------------------------------
 
-    def get_or_set(
+    def _get_or_set(
         self,
+        do: Do,
         key: str,
-        default: Any,
+        default: object,
         timeout: Timeout = SETTING,
         version: int | None = None,
-        **options: Any,
-    ) -> Any:
+        **options: object,
+    ) -> Steps[Any]:
         self._check(timeout, options)
-        value = self._cache.get(key, MISSING, version)
+        value = yield do.method("get", key, MISSING, version)
         if value is MISSING:
-            value = self.compute(key, default, timeout, version)
+            value = yield from self._compute(do, key, default, timeout, version)
         return value
 
-    async def aget_or_set(
+    def _compute(
         self,
+        do: Do,
         key: str,
-        default: Any,
+        default: object,
         timeout: Timeout = SETTING,
         version: int | None = None,
-        **options: Any,
-    ) -> Any:
+        **options: object,
+    ) -> Steps[Any]:
         self._check(timeout, options)
-        value = await self._cache.aget(key, MISSING, version)
-        if value is MISSING:
-            value = await self.acompute(key, default, timeout, version)
+        value = (yield do.call(default)) if callable(default) else default
+        yield do.method("set", key, value, _lifetime(timeout, value), version)
         return value
 
-    def compute(
+    def _get_or_set_many(
         self,
-        key: str,
-        default: Any,
-        timeout: Timeout = SETTING,
-        version: int | None = None,
-        **options: Any,
-    ) -> Any:
-        self._check(timeout, options)
-        value = default() if callable(default) else default
-        self._cache.set(key, value, _lifetime(timeout, value), version)
-        return value
-
-    async def acompute(
-        self,
-        key: str,
-        default: Any,
-        timeout: Timeout = SETTING,
-        version: int | None = None,
-        **options: Any,
-    ) -> Any:
-        self._check(timeout, options)
-        value = await _called(default) if callable(default) else default
-        await self._cache.aset(key, value, _lifetime(timeout, value), version)
-        return value
-
-    # -- several -------------------------------------------------------------------------------
-
-    def get_or_set_many(
-        self,
+        do: Do,
         keys: Iterable[str],
-        default_many: Callable[[list[str]], Mapping[str, Any]],
+        default_many: Callable[[list[str]], object],
         timeout: Timeout = SETTING,
         version: int | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
+        **options: object,
+    ) -> Steps[dict[str, Any]]:
         self._check(timeout, options)
         names = list(dict.fromkeys(keys))
-        values = self._cache.get_many(names, version)
+        values = yield do.method("get_many", names, version)
         if missing := [name for name in names if name not in values]:
-            for name, value in default_many(missing).items():
+            for name, value in (yield do.call(default_many, missing)).items():
                 if name in missing:
                     values[name] = value
-                    self._cache.set(name, value, _lifetime(timeout, value), version)
+                    yield do.method("set", name, value, _lifetime(timeout, value), version)
         return {name: values[name] for name in names if name in values}
 
-    async def aget_or_set_many(
-        self,
-        keys: Iterable[str],
-        default_many: Callable[[list[str]], Any],
-        timeout: Timeout = SETTING,
-        version: int | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
-        self._check(timeout, options)
-        names = list(dict.fromkeys(keys))
-        values = await self._cache.aget_many(names, version)
-        if missing := [name for name in names if name not in values]:
-            for name, value in (await _called(default_many, missing)).items():
-                if name in missing:
-                    values[name] = value
-                    await self._cache.aset(name, value, _lifetime(timeout, value), version)
-        return {name: values[name] for name in names if name in values}
+    # What is not true any more: there is no stale value to serve.
+    def _mark_stale(
+        self, do: Do, key: str, version: int | None = None, *, stale: float = SETTING
+    ) -> Steps[bool]:
+        deleted: bool = yield do.method("delete", key, version)
+        return deleted
 
-    # -- what is not true any more: there is no stale value to serve -----------------------------
+    def _mark_stale_many(
+        self, do: Do, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
+    ) -> Steps[int]:
+        deleted = 0
+        for key in keys:
+            deleted += yield do.method("delete", key, version)
+        return deleted
 
-    def mark_stale(self, key: str, version: int | None = None, *, stale: float = SETTING) -> bool:
-        return self._cache.delete(key, version)
-
-    async def amark_stale(
-        self, key: str, version: int | None = None, *, stale: float = SETTING
-    ) -> bool:
-        return await self._cache.adelete(key, version)
-
-    def mark_stale_many(
-        self, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
-    ) -> int:
-        return sum(self._cache.delete(key, version) for key in keys)
-
-    async def amark_stale_many(
-        self, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
-    ) -> int:
-        return sum([await self._cache.adelete(key, version) for key in keys])
+    get_or_set, aget_or_set = _twins(_get_or_set)
+    compute, acompute = _twins(_compute)
+    get_or_set_many, aget_or_set_many = _twins(_get_or_set_many)
+    mark_stale, amark_stale = _twins(_mark_stale)
+    mark_stale_many, amark_stale_many = _twins(_mark_stale_many)
 
     def on_commit(self, using: str | None = None, *, robust: bool = False) -> OnCommit:
         return PlainOnCommit(self, using, robust)
 
-    def _check(self, timeout: Any, options: dict[str, Any]) -> None:
+    def _check(self, timeout: Timeout, options: dict[str, object]) -> None:
         """What is refused in production is refused in a test."""
         if timeout is not SETTING and timeout is not DEFAULT_TIMEOUT:
             GetOrSetOptions.check_timeout(timeout)
@@ -198,14 +196,7 @@ class PlainOnCommit(OnCommit):
         self.delete_many(keys, version)
 
 
-def _lifetime(timeout: Any, value: Any) -> Any:
+def _lifetime(timeout: Timeout, value: object) -> object:
     if timeout is SETTING:
         return DEFAULT_TIMEOUT
     return timeout(value) if callable(timeout) else timeout
-
-
-async def _called(function: Callable[..., Any], *args: Any) -> Any:
-    value = function(*args) if iscoroutinefunction(function) else sync_to_async(function)(*args)
-    while inspect.isawaitable(value):
-        value = await value
-    return value

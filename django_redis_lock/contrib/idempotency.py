@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -42,6 +42,11 @@ from ..middleware import request_of
 from ..protocol.validation import check_count, check_seconds
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+    from ..cache import RedisCache
 
 __all__ = ["Idempotency", "field", "header", "idempotent"]
 
@@ -186,7 +191,7 @@ class _Rules(NamedTuple):
     headers: tuple[str, ...]
     max_body: int
 
-    def scope_of(self, request: object, args: Any, kwargs: Any) -> str:
+    def scope_of(self, request: HttpRequest, args: Any, kwargs: Any) -> str:
         if callable(self.scope):
             return str(self.scope(*args, **kwargs))
         if self.scope is not None:
@@ -360,7 +365,7 @@ class _View:
         return response.render()
 
 
-def _keep(cache: Any, name: str, record: dict[str, object], ttl: float) -> None:
+def _keep(cache: RedisCache, name: str, record: dict[str, object], ttl: float) -> None:
     """The work is done, and its client gets the response: a failure here is not the client's."""
     try:
         cache.set(name, record, ttl)
@@ -371,7 +376,7 @@ def _keep(cache: Any, name: str, record: dict[str, object], ttl: float) -> None:
         )
 
 
-def _of_django(request: object) -> Any:
+def _of_django(request: HttpRequest) -> Any:
     return getattr(request, "_request", request)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from django.core.management.base import CommandError
 
@@ -20,6 +20,9 @@ from ..ops.held_locks import HeldLock
 from ..ops.inventory import FLIGHT, LockInfo
 from ..protocol import printable
 from ..protocol.validation import check_seconds
+
+#: What the command line says, by the name of the option.
+Options: TypeAlias = dict[str, Any]
 
 
 class Exit:

@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.core.management.base import BaseCommand
 from redis.exceptions import RedisError
@@ -21,6 +21,7 @@ from ..ops.inventory import LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
 from . import (
     Exit,
+    Options,
     as_json,
     clock_time,
     duration,
@@ -50,7 +51,7 @@ class Found(NamedTuple):
     local: Owner | None = None
 
 
-def find(options: dict[str, Any]) -> Found:
+def find(options: Options) -> Found:
     """The lock named ``options["name"]`` in the cache in which it is held; if it is free, in the
     first cache. It may be held in several, if ``--using`` does not choose one."""
     aliases, kinds = options["aliases"], KINDS[options["kind"]]
@@ -122,7 +123,7 @@ def _name_in_cache(name: str, aliases: Iterable[str]) -> str:
     return name
 
 
-def show_lock(command: BaseCommand, options: dict[str, Any]) -> int:
+def show_lock(command: BaseCommand, options: Options) -> int:
     found = find(options)
     if options["json"]:
         text = json.dumps(_document(options["name"], found), indent=2)
@@ -248,7 +249,7 @@ def _document(name: str, found: Found) -> dict[str, object]:
     }
 
 
-def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
+def release_lock(command: BaseCommand, options: Options) -> int:
     found = find(options)
     name = options["name"]
     held = _chosen(found, name, options["place"])
@@ -306,7 +307,7 @@ def _agreed(command: BaseCommand, lock: LockInfo) -> bool:
         return False
 
 
-def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
+def reset_locks(command: BaseCommand, options: Options) -> int:
     """Without ``--yes``, only list them."""
     options.update(search="", limit=MAX_ENTRIES)
     result = find_all(options)

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from django.core.management.base import BaseCommand
 
@@ -20,6 +19,7 @@ from . import (
     COMPACT,
     Column,
     Exit,
+    Options,
     Style,
     as_json,
     clip,
@@ -47,7 +47,7 @@ NONE, IN_PROGRESS = "No lock is held", "computations are in progress"
 KINDS = {"lock": (LOCK,), "computation": (FLIGHT,), "all": (LOCK, FLIGHT)}
 
 
-def list_locks(command: BaseCommand, options: dict[str, Any]) -> int:
+def list_locks(command: BaseCommand, options: Options) -> int:
     """Once, or with ``--watch`` again and again."""
     if options["watch"] is None:
         return _list(command, options, screen=False)
@@ -64,7 +64,7 @@ def list_locks(command: BaseCommand, options: dict[str, Any]) -> int:
         return 0
 
 
-def _list(command: BaseCommand, options: dict[str, object], screen: bool) -> int:
+def _list(command: BaseCommand, options: Options, screen: bool) -> int:
     result = find_all(options)
     if options["json"]:
         # With --watch each takes one line.
@@ -105,7 +105,7 @@ def failures(result: HeldLocks) -> list[str]:
     return failed + [f"{one_line(name)} is held on this host: {who}" for name, who in result.local]
 
 
-def find_all(options: dict[str, Any]) -> HeldLocks:
+def find_all(options: Options) -> HeldLocks:
     asked = {"kinds": KINDS[options["kind"]], "search": options["search"]}
     result = held_locks(options["aliases"], limit=options["limit"], **asked)
     oldest = options["older_than"]
@@ -113,13 +113,13 @@ def find_all(options: dict[str, Any]) -> HeldLocks:
     return result
 
 
-def _all(options: dict[str, Any], kind: str) -> int:
+def _all(options: Options, kind: str) -> int:
     """How many there are, whether or not they match."""
     every = held_locks(options["aliases"], limit=options["limit"], kinds=(kind,))
     return len(every.found) + sum(cut.total - cut.shown for cut in every.truncations)
 
 
-def lines(result: HeldLocks, command: BaseCommand, options: dict[str, Any]) -> list[str]:
+def lines(result: HeldLocks, command: BaseCommand, options: Options) -> list[str]:
     """The table and the sentence below it; empty if no cache answered."""
     if {failure.alias for failure in result.failures}.issuperset(options["aliases"]):
         return []
@@ -135,7 +135,7 @@ def lines(result: HeldLocks, command: BaseCommand, options: dict[str, Any]) -> l
     return [*table, "", _summary(result, options)]
 
 
-def _width(command: BaseCommand, options: dict[str, object]) -> int | None:
+def _width(command: BaseCommand, options: Options) -> int | None:
     """The most columns of a table."""
     return None if options["wide"] else width_of(command.stdout) or WIDTH_IN_PIPE
 
@@ -177,7 +177,7 @@ def _waiting(held: HeldLock) -> str:
     return "" if held.lock.waiters is None else str(held.lock.waiters or "-")
 
 
-def _summary(result: HeldLocks, options: dict[str, object]) -> str:
+def _summary(result: HeldLocks, options: Options) -> str:
     locks = [h for h in result.found if h.lock.kind == LOCK]
     waiting = number_of_waiters(locks)
     held, unlisted = len(locks), [cut for cut in result.truncations if cut.kind == LOCK]
@@ -217,12 +217,12 @@ def cuts(result: HeldLocks) -> list[str]:
     ]
 
 
-def _none(options: dict[str, object]) -> str:
+def _none(options: Options) -> str:
     held = _all(options, LOCK) if _narrowed(options) else 0
     return f"No lock matches ({held} {'is' if held == 1 else 'are'} held)" if held else NONE
 
 
-def _narrowed(options: dict[str, object]) -> bool:
+def _narrowed(options: Options) -> bool:
     """Whether not all are wanted: a pattern, too, is a name."""
     return bool(options["search"] or options["older_than"] is not None or options.get("name"))
 
@@ -238,7 +238,7 @@ def _document(result: HeldLocks) -> dict[str, object]:
     }
 
 
-def _redrawn(shown: list[str], options: dict[str, object]) -> str:
+def _redrawn(shown: list[str], options: Options) -> str:
     """Over the previous output, without flicker, cut off at the screen's end."""
     width, height = shutil.get_terminal_size()
     below = f"Every {options['watch']:g} s, at {time.strftime('%H:%M:%S')}. Ctrl-C ends it."
@@ -251,7 +251,7 @@ def _redrawn(shown: list[str], options: dict[str, object]) -> str:
 # -- figures -------------------------------------------------------------------------------------
 
 
-def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
+def show_figures(command: BaseCommand, options: Options) -> int:
     period = options["period"]
     found, failures = _read(options["aliases"], period)
     if options["json"]:

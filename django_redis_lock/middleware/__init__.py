@@ -71,7 +71,7 @@ class RequestActivity:
     request's id if it has one, and the user's primary key if ``HOLDER_USER`` asks for it. The
     request is not kept alive."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: HttpRequest) -> None:
         self._request = weakref.ref(getattr(request, "_request", request))
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class RequestActivity:
         return f"{request.method} {path}" + (f" ({more})" if more else "")
 
 
-def _id_of(request: Any) -> str:
+def _id_of(request: HttpRequest) -> str:
     for name in ("id", "request_id"):
         given = getattr(request, name, None)
         if given:
@@ -97,7 +97,7 @@ def _id_of(request: Any) -> str:
     return text if REQUEST_ID.fullmatch(text) else ""
 
 
-def _user_of(request: object) -> str:
+def _user_of(request: HttpRequest) -> str:
     """Only if the request has loaded the user: the keeper must not query the database."""
     user = getattr(request, "user", None)
     if isinstance(user, LazyObject) and user._wrapped is empty:

@@ -16,7 +16,6 @@ from redis.sentinel import Sentinel
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock, TooFewReplicas, events
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.events import ServerDown, ServerUp
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import Server, aio_client, server_of
@@ -134,7 +133,7 @@ def test_a_service_of_which_nothing_is_known_has_an_outage(
     service: Any = server_of(client)
     with outages() as found:
         for _ in range(2):
-            with FallbackLock(client, "failing", timeout=30, on_redis_down="run"):
+            with Lock(client, "failing", timeout=30, on_redis_down="run"):
                 pass
         monkeypatch.setattr(service, "_look", lambda until: None)
         service._discover(0.0)

@@ -26,8 +26,9 @@ from django_redis_lock.contrib.limit import (
     PLACE_WATCH,
 )
 from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
-from django_redis_lock.protocol import RENEW, lock_keys
+from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
+from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
 from tests.faults.test_processes import NAME, blocked, hold, in_a_child, until_blocked, wait
 from tests.integration.locks.test_lock import places as waiting

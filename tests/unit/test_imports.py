@@ -74,6 +74,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "contrib.exporters": "Prometheus, OpenTelemetry and Sentry",
         "contrib.fallback": "what a lock does while Redis is down",
         "contrib.idempotency": "the same request twice gives the same answer once",
+        "contrib.unique_tasks": "a task that is already waiting is not queued again",
         "ops.inventory": "which locks are held, and ending them by force",
     },
     {

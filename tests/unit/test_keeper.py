@@ -44,7 +44,6 @@ class FakeServer:
         self.closed = 0
         self.links_closed = 0
         self.breaker = Breaker("nowhere")
-        self.heartbeat = None
 
     def locate(self, keys: Any, patience: float) -> FakeServer:
         return self

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from debug_toolbar.panels import Panel
 from django.template.defaultfilters import pluralize
@@ -22,6 +22,12 @@ from ...keeper import SentOnce, keeper
 from ...protocol import Call
 from ...protocol.holder_scripts import HELD
 from ...protocol.holders import HolderInfo
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from django.http.response import HttpResponseBase
+
+    from ...protocol import Reply
 
 __all__ = ["LocksPanel"]
 
@@ -63,7 +69,7 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
         events.unsubscribe(self._record)
         _panel.set(None)
 
-    def generate_stats(self, request: object, response: object) -> None:
+    def generate_stats(self, request: HttpRequest, response: HttpResponseBase) -> None:
         until = time.monotonic() + MAX_DELAY_SECONDS
         for question in self._questions:
             question.answer_seen.wait(max(0.0, until - time.monotonic()))
@@ -181,7 +187,7 @@ class _HolderQuestion(SentOnce):
         self._row = row
         self.answer_seen = threading.Event()
 
-    def answered(self, value: object, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         row, first = self._row, not self.answer_seen.is_set()
         held = None if value is None else HolderInfo(value)
         if held is not None and (first or held.owner.host):

@@ -6,7 +6,8 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -23,6 +24,11 @@ logger = logging.getLogger("django_redis_lock.metrics")
 #: The most groups of an exporter; further groups are "other".
 MAX_GROUPS = 100
 
+#: A metric, and an open span, as the library of an exporter has them.
+M = TypeVar("M")
+S = TypeVar("S")
+#: The labels of a metric: attributes of an event.
+Labels = dict[str, Any]
 #: How much an event adds; None: nothing.
 Amount = Callable[[Any], float | None]
 
@@ -98,10 +104,10 @@ HISTOGRAMS = (
 )
 
 
-class Exporter:
-    def __init__(self, metrics: Sequence[tuple[Instrument, object]]) -> None:
+class Exporter(Generic[M]):
+    def __init__(self, metrics: Sequence[tuple[Instrument, M]]) -> None:
         self._groups: set[str] = set()
-        self._by_event: dict[type, list[tuple[Instrument, object]]] = {}
+        self._by_event: dict[type, list[tuple[Instrument, M]]] = {}
         for instrument, metric in metrics:
             for event in instrument.amounts:
                 self._by_event.setdefault(event, []).append((instrument, metric))
@@ -122,7 +128,7 @@ class Exporter:
             self._groups.add(group)
         return group
 
-    def _add(self, metric: object, amount: float, labels: dict[str, object], event: object) -> None:
+    def _add(self, metric: M, amount: float, labels: Labels, event: object) -> None:
         raise NotImplementedError
 
 
@@ -148,19 +154,19 @@ class Span(NamedTuple):
     leader: str
 
 
-class Spans:
+class Spans(Generic[S]):
     def __init__(self) -> None:
         #: The open spans of computations, by the ids of their subjects, which live as long.
-        self._open: dict[int, object] = {}
+        self._open: dict[int, S] = {}
 
     def record(self, span: Span) -> None:
         raise NotImplementedError
 
-    def begin(self, subject: Subject) -> Any:
+    def begin(self, subject: Subject) -> S | None:
         """Begin a span around a computation; returns what ``end`` needs."""
         raise NotImplementedError
 
-    def end(self, begun: Any, error: BaseException | None) -> None:
+    def end(self, begun: S, error: BaseException | None) -> None:
         raise NotImplementedError
 
     def __call__(self, event: object) -> None:
@@ -185,11 +191,12 @@ class Spans:
         elif isinstance(event, events.TimedOut):
             self._record("lock wait", event.subject, event.waited, {"lock.acquired": False})
         elif isinstance(event, events.Computing):
-            self._open[id(event.subject)] = self.begin(event.subject)
+            if (begun := self.begin(event.subject)) is not None:
+                self._open[id(event.subject)] = begun
         elif isinstance(event, events.Computed):
-            begun = self._open.pop(id(event.subject), None)
-            if begun is not None:
-                self.end(begun, event.error)
+            ended = self._open.pop(id(event.subject), None)
+            if ended is not None:
+                self.end(ended, event.error)
 
     def _record(
         self,
@@ -259,7 +266,7 @@ def start_configured() -> None:
             logger.error("The exporter is not started: %s", error)
 
 
-def load(name: str) -> Any:
+def load(name: str) -> ModuleType:
     """The module of the exporter with this name.
 
     Raises:

@@ -3,7 +3,7 @@ lists them."""
 
 from __future__ import annotations
 
-from typing import Any
+from contextvars import Token
 
 from opentelemetry import context, metrics, trace
 from opentelemetry.context import Context
@@ -13,18 +13,25 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from ... import events
 from ...events import Subject
 from ..metrics import EXPORTED_BOUNDS
-from . import COUNTERS, HISTOGRAMS, Exporter, Spans, subscribe_instead
+from . import COUNTERS, HISTOGRAMS, Exporter, Labels, Spans, subscribe_instead
 from . import Span as Ended
 
 _NAME = "django_redis_lock"
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
-class OpenTelemetry(Spans, Exporter):
-    def __init__(self, tracer_provider: Any = None, meter_provider: Any = None) -> None:
+Metric = metrics.Counter | metrics.Histogram
+
+
+class OpenTelemetry(Spans[tuple[Span, "Token[Context]"]], Exporter[Metric]):
+    def __init__(
+        self,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
+    ) -> None:
         self._tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
-        self.instruments: dict[str, object] = {}
+        self.instruments: dict[str, Metric] = {}
         for one in COUNTERS:
             self.instruments[one.name] = meter.create_counter(
                 f"{_NAME}.{one.name}", unit="1", description=one.description
@@ -45,7 +52,7 @@ class OpenTelemetry(Spans, Exporter):
         Spans.__call__(self, event)
         Exporter.__call__(self, event)
 
-    def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: object) -> None:
+    def _add(self, metric: Metric, amount: float, labels: Labels, event: object) -> None:
         if isinstance(metric, metrics.Counter):
             metric.add(amount, labels)
         else:
@@ -63,12 +70,12 @@ class OpenTelemetry(Spans, Exporter):
             },
         ).end(int(span.ended * 1e9))
 
-    def begin(self, subject: Subject) -> tuple[Span, object]:
+    def begin(self, subject: Subject) -> tuple[Span, Token[Context]]:
         name = f"compute {self._group(subject.group)}"
         span = self._tracer.start_span(name, attributes=_attributes("cache", subject))
         return span, context.attach(trace.set_span_in_context(span))
 
-    def end(self, begun: tuple[Span, Any], error: BaseException | None) -> None:
+    def end(self, begun: tuple[Span, Token[Context]], error: BaseException | None) -> None:
         span, token = begun
         context.detach(token)
         if error is not None:
@@ -102,7 +109,10 @@ def _attributes(kind: str, subject: Subject) -> dict[str, str]:
     return {**said, f"{kind}.label": subject.label} if subject.label else said
 
 
-def start(tracer_provider: object = None, meter_provider: object = None) -> OpenTelemetry:
+def start(
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+) -> OpenTelemetry:
     """Start the exporter, instead of one started before.
 
     Args:

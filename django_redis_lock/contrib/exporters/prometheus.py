@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from ... import events
 from ..metrics import EXPORTED_BOUNDS
-from . import COUNTERS, HISTOGRAMS, Exporter, Instrument, once
+from . import COUNTERS, HISTOGRAMS, Exporter, Instrument, Labels, once
 
 _PREFIX = "django_redis_lock_"
 _COUNTERS = (
@@ -35,10 +35,10 @@ _COUNTERS = (
 )
 
 
-class Prometheus(Exporter):
+class Prometheus(Exporter[Counter | Histogram]):
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.registry = registry
-        self._metrics: list[tuple[Instrument, Any]] = []
+        self._metrics: list[tuple[Instrument, Counter | Histogram]] = []
         for one in _COUNTERS:
             labels = ("group",) * one.has_group + one.labels
             counter = Counter(_PREFIX + one.name, one.description, labels, registry=registry)
@@ -51,13 +51,14 @@ class Prometheus(Exporter):
             self._metrics.append((one, histogram))
         super().__init__(self._metrics)
 
-    def _add(self, metric: Any, amount: float, labels: dict[str, object], event: object) -> None:
+    def _add(
+        self, metric: Counter | Histogram, amount: float, labels: Labels, event: object
+    ) -> None:
         texts = {n: str(v).lower() if isinstance(v, bool) else v for n, v in labels.items()}
-        labelled = metric.labels(**texts)
         if isinstance(metric, Histogram):
-            labelled.observe(amount)
+            metric.labels(**texts).observe(amount)
         else:
-            labelled.inc(amount)
+            metric.labels(**texts).inc(amount)
 
     def stop(self) -> None:
         """Unsubscribe, and remove the metrics from the registry."""

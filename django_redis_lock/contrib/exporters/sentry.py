@@ -6,15 +6,15 @@ Reads and stores are those of Sentry's page "Caches"; see ``docs/other_tools.md`
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import Any
 
 import sentry_sdk
+import sentry_sdk.tracing
 
 from ...events import Subject
 from . import Span, Spans, subscribe_instead
 
 
-class Sentry(Spans):
+class Sentry(Spans["sentry_sdk.tracing.Span"]):
     def record(self, span: Span) -> None:
         parent, subject = sentry_sdk.get_current_span(), span.subject
         # Sentry's own spans of a cache (``cache_spans`` of its Django integration) suffice.
@@ -30,7 +30,7 @@ class Sentry(Spans):
             child.set_data(name, value)
         child.finish(end_timestamp=datetime.fromtimestamp(span.ended, timezone.utc))
 
-    def begin(self, subject: Subject) -> Any:
+    def begin(self, subject: Subject) -> sentry_sdk.tracing.Span | None:
         parent = sentry_sdk.get_current_span()
         if parent is None:
             return None
@@ -39,14 +39,14 @@ class Sentry(Spans):
             span.set_data(name, value)
         return span.__enter__()
 
-    def end(self, begun: Any, error: BaseException | None) -> None:
+    def end(self, begun: sentry_sdk.tracing.Span, error: BaseException | None) -> None:
         begun.__exit__(type(error) if error else None, error, None)
 
 
-def _about(operation: str, subject: Subject) -> dict[str, Any]:
+def _about(operation: str, subject: Subject) -> dict[str, object]:
     if operation.startswith("cache"):
         return {"cache.key": [subject.name], "cache.group": subject.group}
-    said = {"lock.name": subject.name, "lock.group": subject.group}
+    said: dict[str, object] = {"lock.name": subject.name, "lock.group": subject.group}
     return {**said, "lock.label": subject.label} if subject.label else said
 
 

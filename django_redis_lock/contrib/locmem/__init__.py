@@ -6,18 +6,20 @@ import logging
 import os
 import sys
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django_redis.client import DefaultClient
 
 from ...cache import BACKEND, RedisCache
-from ...extension import part
 from ...locking import Lock
 from ...protocol.validation import check_name_in_cache
 from .memory import Database as Database
 from .memory import client_of as client_of
 from .memory import databases as databases
+
+if TYPE_CHECKING:
+    from ...transport import Client
 
 logger = logging.getLogger("django_redis_lock.lock")
 
@@ -83,18 +85,15 @@ class LocMemCache(RedisCache):
         _note_workers(self._server[0] if isinstance(self._server, list) else self._server)
         return super()._make(*args, **options)
 
-    def _check_client(self, client: object) -> None:
+    def _check_client(self, client: Client) -> None:
         if client is not None:
             raise ValueError("client needs Redis: leave it out, this cache's locks are in memory")
 
     def command_lock(self, key: str, **options: object) -> Lock:
         """A lock of this host: a file, as with ``ON_REDIS_DOWN = "local"``. Other processes cannot
         see this one's memory."""
-        timeout = options.pop("timeout", self.conf.TIMEOUT)
         del options["replicas"]
-        folder = self.conf.LOCAL_LOCK_FOLDER
+        of_host: Any = {"timeout": self.conf.TIMEOUT, "on_redis_down": "local", **options}
+        of_host["local_folder"] = self.conf.LOCAL_LOCK_FOLDER
         name = self._lock_name(check_name_in_cache(key), None)
-        lock: Lock = part("fallback").FallbackLock(
-            _host(), name, timeout, on_redis_down="local", local_folder=folder, **options
-        )
-        return self._configured(lock, key)
+        return self._configured(Lock(_host(), name, **of_host), key)

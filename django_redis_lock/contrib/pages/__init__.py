@@ -22,6 +22,8 @@ from .responses import conditional, is_unrendered
 from .visit import Visit
 
 if TYPE_CHECKING:
+    from django.http.response import HttpResponseBase
+
     from ...cache import GetOrSetArguments
 
 #: Options that the names of headers do without.
@@ -83,7 +85,7 @@ class CachedPageMiddleware(CacheMiddleware):
     ) -> Steps[object]:
         """With a cache of another backend: no caller waits for this page."""
 
-        def store(response: object) -> object:
+        def store(response: HttpResponseBase) -> object:
             page = self.storable(request, response)
             if page is not None and not conditions.token_used:
                 self.cache.set(page.header_key, page.headers, page.timeout)

@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -18,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import real_time, time
 from ...locking import AsyncLock, Lock
-from ...protocol import Call
+from ...protocol import Call, Reply
 from ...threads import ThreadEvent, start
 from ...transport import Answer, Client, RawConnection, Server, note_sent, pack, readable, server_of
 from ...transport.address import probe_seconds
@@ -55,7 +54,7 @@ class Redlock(Lock, Quorum):
         TooFewServers: from every method that sends requests to the servers.
     """
 
-    def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, object]:
+    def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Reply]:
         return ask(self._servers, calls, patience)
 
     def _run(self, call: Call) -> Answer:
@@ -66,7 +65,7 @@ class Redlock(Lock, Quorum):
 class AsyncRedlock(AsyncLock, Quorum):
     """``Redlock`` for asyncio, over clients of redis.asyncio."""
 
-    async def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, object]:
+    async def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Reply]:
         return await _aask(self.redis, calls, patience)
 
     async def _run(self, call: Call) -> Answer:
@@ -75,8 +74,8 @@ class AsyncRedlock(AsyncLock, Quorum):
 
 
 async def _aask(
-    clients: Sequence[Any], calls: Mapping[int, Call], patience: float
-) -> dict[int, object]:
+    clients: Sequence[Client], calls: Mapping[int, Call], patience: float
+) -> dict[int, Reply]:
     servers = [server_of(client) for client in clients]
     away = spared(servers, calls)
     asking = {
@@ -107,7 +106,7 @@ def _outcome(task: asyncio.Task[Answer], client: Client, patience: float) -> obj
 PARTS = 10
 
 
-def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, object]:
+def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, Reply]:
     """The replies to ``calls``, or their errors, by place, which come within ``patience`` seconds
     in all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
     asking = _FanOut(servers, calls, patience)
@@ -127,10 +126,10 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
     return asking.answers
 
 
-def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, object]:
+def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, Reply]:
     """A minority of servers that get no request because their circuit breaker is open: by place,
     with its error. The keeper releases a lock there."""
-    away: dict[int, object] = {}
+    away: dict[int, Reply] = {}
     held_back = [place for place in calls if servers[place].breaker.held_back]
     if 2 * len(held_back) >= len(servers):
         return away
@@ -146,7 +145,7 @@ class _Connecting:
     """A request that waits for a connection, which another thread makes, and its reply or error.
     Without a mutex: an exception from a signal handler would leave one taken."""
 
-    outcome: Any = None
+    outcome: Reply = None
 
     def __init__(self) -> None:
         self._claimed = threading.Lock()
@@ -169,7 +168,7 @@ class _FanOut:
         #: Seconds for which idle connections are checked first, which their servers' time does not
         #: pay for.
         self._checking = 0.0
-        self.answers: dict[int, Any] = {}
+        self.answers: dict[int, Reply] = {}
 
     def send(self, place: int) -> None:
         server, call = self._servers[place], self._calls[place]
@@ -221,7 +220,7 @@ class _FanOut:
             server.checkin(connection)
         self._finish(attempt, answer)
 
-    def _finish(self, attempt: _Connecting, outcome: Any) -> None:
+    def _finish(self, attempt: _Connecting, outcome: Reply) -> None:
         if isinstance(outcome, RuntimeError):  # There are too many threads.
             outcome = RedisConnectionError(f"Could not connect in another thread: {outcome}")
             note_sent(outcome, False)

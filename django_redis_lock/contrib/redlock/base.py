@@ -36,6 +36,7 @@ from ...protocol import (
     AcquireRequest,
     Call,
     Clock,
+    Reply,
     Taken,
     milliseconds,
     named_token,
@@ -322,7 +323,7 @@ class Quorum(LockOperations):
         """Sends to the first in order last: a waiter there then finds the others released."""
         return dict.fromkeys(reversed(self._order()), call)
 
-    def _merge(self, call: Call, sent_at: float, answers: Mapping[int, Any]) -> Answer:
+    def _merge(self, call: Call, sent_at: float, answers: Mapping[int, Reply]) -> Answer:
         if call.script is RELEASE:
             self._release_later((p for p, a in answers.items() if isinstance(a, Exception)), call)
         hold = self.local.hold

@@ -11,25 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from redis.exceptions import RedisError
 
 from ...clock import time
 from ...exceptions import LockError
-from ...locking import AsyncLock, Lock, LockOperations, questions
+from ...locking import AsyncLock, Hold, Lock, LockOperations, questions
 from ...locking.questions import Query
-from ...protocol import AcquireRequest, Acquisition, Call, named_token
+from ...protocol import AcquireRequest, Acquisition, Call, Reply, named_token
 from ...protocol.holders import HolderInfo
 from ...protocol.keys import slot_of
 from ...protocol.validation import check_names
-from ...steps import Steps, adrive, drive
+from ...steps import Step, Steps, adrive, drive
 from ...transport import NotReady, is_cluster, is_outage, is_refusal, run, server_of
 from ...transport.aio_client import arun
 from .members import (
     ACQUIRE_ALL,
     AllReply,
     Asked,
+    Member,
     MultiHold,
     member_class,
     parse_acquire_all,
@@ -37,8 +38,9 @@ from .members import (
     together,
 )
 
-#: Options of a lock with a fallback only; and those of the whole, which no single name has.
-OF_A_FALLBACK = ("on_redis_down", "local_folder")
+R = TypeVar("R")
+
+#: Options of the whole, which no single name has.
 OF_THE_WHOLE = ("blocking", "blocking_timeout", "on_lost", "cancel_on_lost", "id", "reentrant")
 
 
@@ -48,11 +50,11 @@ class SeveralNames(LockOperations):
 
     def __init__(
         self,
-        redis: object,
+        redis: Any,
         names: Iterable[str],
         timeout: float | None = None,
         *,
-        lock_class: object = None,
+        lock_class: Any = None,
         **options: Any,
     ) -> None:
         found = check_names(names)
@@ -63,15 +65,15 @@ class SeveralNames(LockOperations):
         member = member_class(lock_class or (AsyncLock if self.asynchronous else Lock))
         members = (member(redis, name, timeout, **of_each) for name in found)
         self.members = tuple(sorted(members, key=lambda member: bytes(member.keys.lock)))
-        of_all = {name: options[name] for name in options if name not in OF_A_FALLBACK}
-        super().__init__(redis, self.members[0].name, timeout, **of_all)
+        super().__init__(redis, self.members[0].name, timeout, **options)
         self.name: Any = tuple(member.name for member in self.members)
         self._in_one_place = True
         if is_cluster(redis):
             self._in_one_place = len({slot_of(member.keys.lock) for member in self.members}) == 1
-        self._at_once = self._in_one_place and not self.replicas and "on_redis_down" not in options
+        each_alone = self.replicas or self.on_redis_down != "raise"
+        self._at_once = self._in_one_place and not each_alone
 
-    def _send(self, call: Call, patience: float | None) -> Any:
+    def _send(self, call: Call, patience: float | None) -> Step[Reply]:
         raise NotImplementedError
 
     def _take_over(self, other: Any) -> None:
@@ -97,7 +99,7 @@ class SeveralNames(LockOperations):
     def degraded(self) -> str | None:
         return next(filter(None, (member.degraded for member in self.members)), None)
 
-    def _together(self, *all_steps: Steps[Any]) -> Steps[list[object]]:
+    def _together(self, *all_steps: Steps[R]) -> Steps[list[R]]:
         return together(self._run, self._in_one_place, all_steps)
 
     # -- acquire -----------------------------------------------------------------------------
@@ -109,7 +111,7 @@ class SeveralNames(LockOperations):
         request.may_hold.clear()  # What is asked for each name; see ``_note_request``.
         return request, wait
 
-    def _note_request(self, member: Any, asked: AcquireRequest, to: AcquireRequest) -> None:
+    def _note_request(self, member: Member, asked: AcquireRequest, to: AcquireRequest) -> None:
         """For ``_abandon``: what is about to be asked for ``member``."""
         to.may_hold.append((member, asked, member.local.hold))
 
@@ -126,21 +128,24 @@ class SeveralNames(LockOperations):
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
         take = self._take_at_once if self._at_once else self._take_in_order
         while True:
-            held: list[object] = []
+            held: list[Member] = []
             acquired = yield from take(request, wait, held)
             if acquired and (wait == 0 or (yield from self._are_held())):
                 break
             yield from self._give_up(held)
             if not acquired:
                 return False
-        holds = [member.local.hold for member in self.members]
+        holds = self._holds()
         on_lost = None if self.on_lost is None else self._for_keeper(self.on_lost)
         hold: Any = MultiHold(holds, server_of(self.redis), self.grant_timeout, on_lost)
         self.local.hold, self.local.token = hold, holds[0].token
         return True
 
+    def _holds(self) -> list[Hold]:
+        return [member.local.hold for member in self.members if member.local.hold is not None]
+
     def _take_at_once(
-        self, request: AcquireRequest, wait: float | None, held: list[object]
+        self, request: AcquireRequest, wait: float | None, held: list[Member]
     ) -> Steps[bool]:
         """Take all, and add them to ``held``; False if the wait has ended."""
         began, contended = time.monotonic(), False
@@ -161,14 +166,14 @@ class SeveralNames(LockOperations):
         return True
 
     def _ask_for(
-        self, members: Sequence[object], request: AcquireRequest, waits: bool
+        self, members: Sequence[Member], request: AcquireRequest, waits: bool
     ) -> list[Asked]:
         """All these ``members`` with one token."""
         waiter = self._new_waiter() if waits else b""
         one = request._replace(token=named_token(), waiter=waiter)
         return [self._asked_for(member, one, request) for member in members]
 
-    def _asked_for(self, member: Any, one: AcquireRequest, to: AcquireRequest) -> Asked:
+    def _asked_for(self, member: Member, one: AcquireRequest, to: AcquireRequest) -> Asked:
         may_hold = [(one.token, b"")]
         mine = one._replace(keys=member.keys, subject=member.subject, may_hold=may_hold)
         self._note_request(member, mine, to)
@@ -196,7 +201,7 @@ class SeveralNames(LockOperations):
             return AllReply((), 0, None, sent_at)
 
     def _wait_at(
-        self, gate: Asked, reply: AllReply, waits: bool, began: float, held: list[Any]
+        self, gate: Asked, reply: AllReply, waits: bool, began: float, held: list[Member]
     ) -> Steps[bool]:
         """Wait for the name that is taken, while only those before it are held."""
         member, mine = gate
@@ -214,14 +219,14 @@ class SeveralNames(LockOperations):
         return True
 
     def _note(
-        self, member: Any, acquired: Acquisition, asked_at: float, held: list[object]
+        self, member: Member, acquired: Acquisition, asked_at: float, held: list[Member]
     ) -> None:
         hold = member._start_renewal(acquired, member._new_renewals())
         held.append(member)
         member._emit_acquired(hold, asked_at, acquired.contended)
 
     def _take_in_order(
-        self, request: AcquireRequest, wait: float | None, held: list[object]
+        self, request: AcquireRequest, wait: float | None, held: list[Member]
     ) -> Steps[bool]:
         """The same, one after the other: they are on several servers, or each may fall back."""
         for member in self.members:
@@ -236,7 +241,7 @@ class SeveralNames(LockOperations):
 
     def _are_held(self) -> Steps[bool]:
         """Whether no name was lost while the caller waited. All have their full lifetime now."""
-        holds = [member.local.hold for member in self.members]
+        holds = self._holds()
         oldest = min(hold.began for hold in holds)
         if not all(hold.is_valid for hold in holds):
             return False
@@ -249,7 +254,7 @@ class SeveralNames(LockOperations):
             return False
         return True
 
-    def _give_up(self, members: Sequence[Any]) -> Steps[None]:
+    def _give_up(self, members: Sequence[Member]) -> Steps[None]:
         try:
             yield from self._together(*(member._release_steps() for member in members))
         except (RedisError, OSError):
@@ -332,7 +337,7 @@ class MultiLock(SeveralNames, Lock):
     and ``reentrant``. Two callers never wait for each other, in whatever order they name them.
     """
 
-    def _send(self, call: Call, patience: float | None) -> object:
+    def _send(self, call: Call, patience: float | None) -> Reply:
         return run(self.redis, call, patience=patience).value
 
     def _reply_to(self, query: Query[object]) -> object:
@@ -344,7 +349,7 @@ class MultiLock(SeveralNames, Lock):
 class AsyncMultiLock(SeveralNames, AsyncLock):
     """``MultiLock`` for asyncio."""
 
-    async def _send(self, call: Call, patience: float | None) -> object:
+    async def _send(self, call: Call, patience: float | None) -> Reply:
         return (await arun(self.redis, call, patience=patience)).value
 
     async def _reply_to(self, query: Query[object]) -> object:

@@ -4,10 +4,11 @@ several locks, made of those for one. Their keys must be in one slot of a cluste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
+from weakref import ref
 
 from ...keeper import keeper
 from ...locking import Hold, LockOperations
@@ -16,6 +17,7 @@ from ...protocol import (
     AcquireRequest,
     Call,
     Refused,
+    Reply,
     Script,
     Taken,
     new_token,
@@ -23,7 +25,7 @@ from ...protocol import (
     printable,
     release_call,
 )
-from ...steps import Steps
+from ...steps import Step, Steps
 from ...threads import Mutex
 from ...transport import Answer, Server
 
@@ -33,8 +35,8 @@ R = TypeVar("R")
 class MultiHold:
     """The holds of all names, as a lock object knows one. ``on_lost`` is called once."""
 
-    cancellation: Any = None
     ended = False
+    also_on_lost: Mapping[ref[Any], Callable[[], object]] = {}
 
     def __init__(
         self,
@@ -99,7 +101,8 @@ class MultiHold:
             # One without a fence was taken without Redis.
             if hold.lose(reason) and hold.fence:
                 keeper().add(hold.deferred_release(self._server, self._grant_timeout))
-        for tell in (self._on_lost, self.cancellation and self.cancellation.request):
+        others = (tell for key, tell in self.also_on_lost.items() if key())
+        for tell in (self._on_lost, *others):
             if tell is not None:
                 tell()
 
@@ -109,6 +112,10 @@ class Member(LockOperations):
 
     def _run(self, call: Call) -> Any:
         return call
+
+    @property
+    def _shown(self) -> str:
+        return str(super()._shown)
 
     def _release_call(self, token: bytes) -> Call:
         hold: Hold | None = self.local.hold
@@ -120,7 +127,7 @@ class Member(LockOperations):
 class Asked(NamedTuple):
     """What one request to Redis asks for one of the names."""
 
-    member: Any
+    member: Member
     request: AcquireRequest
 
 
@@ -133,25 +140,24 @@ def query_steps(query: Query[R]) -> Steps[R]:
 
 
 @cache
-def member_class(lock_class: Any) -> Any:
+def member_class(lock_class: Any) -> type[Member]:
     return type(f"Member{lock_class.__name__}", (Member, lock_class), {})
 
 
 def together(
-    run: Callable[[Call], object], in_one_place: bool, all_steps: Sequence[Steps[object]]
-) -> Steps[list[object]]:
+    run: Callable[[Call], Step[Answer]], in_one_place: bool, all_steps: Sequence[Steps[R]]
+) -> Steps[list[R]]:
     """Take these steps of members side by side, so that what they ask of Redis at the same time
     is one request if their keys are ``in_one_place``; what they return. When all have ended, the
     error of the first of them that failed is raised."""
-    outcomes: list[object] = [None] * len(all_steps)
+    outcomes: dict[int, R] = {}
     errors: dict[int, Exception] = {}
     asked: dict[int, Call] = {}
 
-    def go_on(place: int, answer: Any) -> Generator[Any, Any, None]:
+    def go_on(place: int, answer: Answer | Exception | None) -> Steps[None]:
         steps = all_steps[place]
         try:
-            failed = isinstance(answer, Exception)
-            step = steps.throw(answer) if failed else steps.send(answer)
+            step = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
             while not isinstance(step, Call):
                 try:
                     came = yield step
@@ -175,12 +181,12 @@ def together(
             yield from go_on(place, answer)
     if errors:
         raise errors[min(errors)]
-    return outcomes
+    return [outcome for _, outcome in sorted(outcomes.items())]
 
 
 def _answers(
-    run: Callable[[Call], object], in_one_place: bool, calls: list[Call]
-) -> Steps[list[object]]:
+    run: Callable[[Call], Step[Answer]], in_one_place: bool, calls: list[Call]
+) -> Steps[list[Answer | Exception]]:
     """The answer to each of these calls of one script, or the error."""
     if in_one_place and len(calls) > 1:
         try:
@@ -188,7 +194,7 @@ def _answers(
         except Exception as error:
             return [error] * len(calls)
         return [Answer(value, answer.sent_twice) for value in answer.value]
-    answers: list[object] = []
+    answers: list[Answer | Exception] = []
     for call in calls:
         try:
             answers.append((yield run(call)))
@@ -282,7 +288,7 @@ class AllReply(NamedTuple):
     sent_at: float
 
 
-def parse_acquire_all(reply: Sequence[Any], sent_at: float) -> AllReply:
+def parse_acquire_all(reply: Reply, sent_at: float) -> AllReply:
     first, *replies = reply
     parsed = [parse_acquire(each, sent_at) for each in replies]
     taken = [each for each in parsed if isinstance(each, Taken)]

@@ -2,7 +2,7 @@
 sentinels, and a cluster, in which each key is on the primary that has its slot, and slots move.
 
 The sentinels are asked at first, after errors, and once a second while locks are in use (why: see
-docs/topologies.md). Each new connection also checks that its server is a primary, because a
+docs/how_it_works.md). Each new connection also checks that its server is a primary, because a
 sentinel that does not know of the failover yet names the old one.
 
 A cluster's map of slots is our own and not the client's: threads and tasks share it, and it is
@@ -34,11 +34,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import real_time as time
+from ...protocol import Reply
 from ...protocol.keys import SLOTS, index_key, slot_of
 from ...threads import free_after_fork, get_logger
 from ...transport import RawConnection, Server, note_sent, pack_words
 from ...transport.address import Address, who, without_address
 from ...transport.refusals import is_misdirected
+from ...transport.registry import Database, Settings
 
 logger = get_logger("django_redis_lock.topology")
 
@@ -154,7 +156,7 @@ class Topology(Server):
             node.breaker.replaced()
 
 
-def ask(server: Server, until: float, *command: bytes) -> Any:
+def ask(server: Server, until: float, *command: bytes) -> Reply:
     """The answer of ``server`` to a command that can be repeated. Raises an outage if there is none
     ``until`` then (monotonic), or within a second."""
     patience = min(REPLY_TIMEOUT_SECONDS, max(0.05, until - time.monotonic()))
@@ -181,7 +183,7 @@ class SentinelService(Topology):
         return f"the sentinels' service {self._name!r}"
 
     @classmethod
-    def identity(cls, pool: Any) -> tuple[Any, ...]:
+    def identity(cls, pool: Any) -> Database:
         sentinels = (s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels)
         where = frozenset((s.get("host"), s.get("port")) for s in sentinels)
         connection_class, settings = without_address(pool)
@@ -244,7 +246,7 @@ class Primary(Server):
             raise
         return connection
 
-    def for_tasks(self, settings: dict[str, object]) -> None:
+    def for_tasks(self, settings: Settings) -> None:
         settings["redis_connect_func"] = _meet_primary
 
 
@@ -258,7 +260,7 @@ async def _meet_primary(connection: Any) -> None:
         pass  # This user may not know. A replica will not let us write, at least.
 
 
-def expect_primary(role: Any, where: str) -> None:
+def expect_primary(role: Reply, where: str) -> None:
     if _text(role[0]) != "master":
         raise RedisConnectionError(f"{where} is a replica, but the sentinels call it the primary")
 
@@ -282,7 +284,7 @@ class Node(Server):
 
     discovered = True
 
-    def for_tasks(self, settings: dict[str, object]) -> None:
+    def for_tasks(self, settings: Settings) -> None:
         if ASYNC_PARSER is not None:
             settings["parser_class"] = ASYNC_PARSER
 
@@ -310,7 +312,7 @@ class Cluster(Topology):
         return f"the cluster of {self._first[0][0]}:{self._first[0][1]}"
 
     @classmethod
-    def identity(cls, pool: Any) -> tuple[object, ...]:
+    def identity(cls, pool: Any) -> Database:
         connection_class, settings = _common(pool)
         return (connection_class, frozenset(pool.nodes_manager.startup_nodes), *who(settings))
 
@@ -352,7 +354,7 @@ class Cluster(Topology):
             self._owners[error.slot_id] = self.sent_to(error)
         super().on_error(error)
 
-    def sent_to(self, error: Any) -> Server:
+    def sent_to(self, error: AskError) -> Server:
         return self._node(*self._remap((error.host, int(error.port))))
 
     def _look(self, until: float) -> None:
@@ -377,7 +379,7 @@ class Cluster(Topology):
             self._known = []
         raise RedisConnectionError("; ".join(errors) or "no node has any slots")
 
-    def _take_in(self, asked: Server, ranges: Any) -> None:
+    def _take_in(self, asked: Server, ranges: Reply) -> None:
         owners: list[Server | None] = [None] * SLOTS
         known = {}
         for first, last, *nodes in ranges:
@@ -392,7 +394,7 @@ class Cluster(Topology):
         self._known = sorted(known, key=lambda node: (node in away, node is asked))
         self._keep_only(known)
 
-    def _named(self, asked: Server, node: Any) -> Server:
+    def _named(self, asked: Server, node: Reply) -> Server:
         # The node that was asked may not know its own address.
         host = _text(node[0] or "") or asked.address.connection_kwargs["host"]
         return self._node(*self._remap((host, int(node[1]))))

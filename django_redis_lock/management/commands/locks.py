@@ -23,7 +23,7 @@ from ...contrib.metrics import PERIODS
 from ...decorators import outages_not_logged
 from ...ops.doctor import Finding, Level, Target, examine, rules
 from ...transport.refusals import explained
-from .. import Exit, count, one_line, seconds, seconds_or_none, usage_error, width_of
+from .. import Exit, Options, count, one_line, seconds, seconds_or_none, usage_error, width_of
 from ..by_name import release_lock, reset_locks, show_lock
 from ..listing import KINDS, list_locks, show_figures
 
@@ -31,7 +31,7 @@ from ..listing import KINDS, list_locks, show_figures
 LABEL, TOPIC = 9, 13
 
 
-def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
+def diagnose(command: BaseCommand, options: Options) -> int:
     """Examine the caches and print the findings; returns the exit code."""
     if options["acl"] is not None:
         return _print_rules(command, options)
@@ -52,7 +52,7 @@ def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
     return {Level.ERROR: Exit.TROUBLE, Level.WARNING: Exit.WARNED}.get(worst, 0)
 
 
-def _print_rules(command: BaseCommand, options: dict[str, Any]) -> int:
+def _print_rules(command: BaseCommand, options: Options) -> int:
     """The rights of the caches of each server: one user may have several there."""
     user, write = options["acl"], command.stdout.write
     if not user.isprintable() or len(user.split()) != 1:
@@ -173,7 +173,7 @@ def _as_json(finding: Finding) -> dict[str, object]:
 
 
 #: What runs each, its help, and how its usage begins.
-ACTIONS: dict[str, tuple[Callable[[BaseCommand, dict[str, object]], int], str, str]] = {
+ACTIONS: dict[str, tuple[Callable[[BaseCommand, Options], int], str, str]] = {
     "list": (list_locks, "Shows which locks are held.", ""),
     "show": (show_lock, "Shows one lock, who waits for it and its last events.", "NAME "),
     "release": (release_lock, "Releases a lock by force, after asking.", "NAME "),

@@ -25,6 +25,7 @@ from ...locking import Lock, unwinding
 from ...transport.refusals import explained
 from .. import (
     Exit,
+    Options,
     count_or_none,
     exit_code,
     seconds,
@@ -159,7 +160,7 @@ class Command(BaseCommand):
         if code:
             raise CommandError(f"it ended with exit code {code}", returncode=code)
 
-    def _lock(self, work: Work, loss: Loss, options: dict[str, Any]) -> Lock:
+    def _lock(self, work: Work, loss: Loss, options: Options) -> Lock:
         lifetime: dict[str, object] = {}
         if options["timeout"] is not None:
             lifetime = {"timeout": options["timeout"], "renew": True}
@@ -178,7 +179,7 @@ class Command(BaseCommand):
         except (ImproperlyConfigured, TypeError, ValueError) as error:
             raise usage_error(str(error)) from error
 
-    def _acquired(self, lock: Lock, options: dict[str, Any]) -> bool:
+    def _acquired(self, lock: Lock, options: Options) -> bool:
         retry = RetryUntil(time.monotonic() + options["wait"])
         try:
             while True:
@@ -205,7 +206,7 @@ class Command(BaseCommand):
         self._say(f"Nothing was run: {conflict.line()}", options)
         return False
 
-    def _wait(self, lock: Lock, retry: RetryUntil, options: dict[str, Any]) -> Conflict | None:
+    def _wait(self, lock: Lock, retry: RetryUntil, options: Options) -> Conflict | None:
         """Acquire the lock, waiting if `--wait` says so; returns None, or who holds it."""
         if lock.acquire(blocking=False):
             return None
@@ -220,7 +221,7 @@ class Command(BaseCommand):
             return None
         return Conflict.of(options["name"], lock.held(), options["using"])
 
-    def _run(self, lock: Lock, work: Work, loss: Loss, options: dict[str, Any]) -> int:
+    def _run(self, lock: Lock, work: Work, loss: Loss, options: Options) -> int:
         environment = {"REDIS_LOCK_NAME": options["name"], "REDIS_LOCK_FENCE": str(lock.fence)}
         if lock.limit > 1:
             environment["REDIS_LOCK_PLACE"] = str(lock.place)
@@ -251,7 +252,7 @@ class Command(BaseCommand):
             # The command has run: its exit code must not change.
             self.stderr.write(f"The lock {name} could not be released, and will expire: {error}")
 
-    def _say(self, text: str, options: dict[str, object]) -> None:
+    def _say(self, text: str, options: Options) -> None:
         with suppress(OSError):  # The reader of the pipe is gone.
             if options["verbosity"]:
                 self.stderr.write(text, lambda words: words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import (
@@ -42,6 +42,9 @@ from .releasing import is_name_of as is_name_of
 from .releasing import release as release
 from .releasing import release_all as release_all
 from .releasing import release_each as release_each
+
+if TYPE_CHECKING:
+    from ...transport import Client
 
 # -- all keys --------------------------------------------------------------------------------------
 
@@ -170,7 +173,7 @@ def delete_matching(client: Any, pattern: bytes, step: int | None = None) -> int
     return deleted
 
 
-def _scan(client: Any, pattern: bytes, step: int) -> Iterator[list[bytes]]:
+def _scan(client: Client, pattern: bytes, step: int) -> Iterator[list[bytes]]:
     """In pages, without the keys of the whole database; on a cluster those of all primaries."""
     server = server_of(client)
     for node in server.primaries() if server.is_cluster else [None]:
@@ -199,7 +202,7 @@ def _lock_of(key: bytes) -> bytes:
     return key_of_companion(key) or key
 
 
-def empty(client: object) -> None:
+def empty(client: Client) -> None:
     """Delete everything except held locks and metrics.
 
     Raises:
@@ -209,7 +212,7 @@ def empty(client: object) -> None:
         delete_matching(client, b"*")
 
 
-def _emptied_at_once(client: Any) -> bool:
+def _emptied_at_once(client: Client) -> bool:
     server, locks = server_of(client), indexed_locks(client, MAX_KEPT_LOCKS + 1)
     # Of a slot that is being moved, CLEAR could not keep the locks.
     if len(locks) > MAX_KEPT_LOCKS or (server.is_cluster and server.is_moving_slots()):

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...events import group_of
 from ...locking import Event, last_heartbeats, read_events
@@ -30,6 +30,9 @@ from ...protocol.owner import HEARTBEAT_EVERY, MAX_PID, MAX_UNIX_TIME, SILENT_AF
 from ...transport import is_cluster, run, run_all, server_of
 from ...transport.execute import run_at
 from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, EXISTING, LIST, LIST_FLIGHTS, WAITING
+
+if TYPE_CHECKING:
+    from ...transport import Client
 
 #: The kinds of entries: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "computation"
@@ -181,7 +184,7 @@ class Inspection:
 
 
 def list_held(
-    client: object,
+    client: Client,
     prefix: bytes,
     limit: int = 500,
     search: str = "",
@@ -220,7 +223,7 @@ def list_held(
     return Inventory(locks, total, complete=whole and total == len(locks))
 
 
-def inspect(client: Any, key: bytes, kind: str = LOCK, only_locks: Prefixes = ()) -> Inspection:
+def inspect(client: Client, key: bytes, kind: str = LOCK, only_locks: Prefixes = ()) -> Inspection:
     """The details of the lock at ``key``, or of the computation of the cache key ``key``, without
     waiters and events. ``only_locks``: see ``list_held``.
 
@@ -315,7 +318,7 @@ def holders_at(
 
 
 def _describe(
-    client: object, kind: str, keys: Sequence[bytes], prefix: bytes, only_locks: Prefixes
+    client: Client, kind: str, keys: Sequence[bytes], prefix: bytes, only_locks: Prefixes
 ) -> tuple[tuple[LockInfo, ...], list[bytes]]:
     """The locks at ``keys`` that are still held, longest first, and the keys with other strings."""
     holders, others = holders_at(client, kind, keys, only_locks)
@@ -326,7 +329,7 @@ def _describe(
     return tuple(sorted(known, key=lambda lock: (-(lock.held_for or 0.0), lock.name))), others
 
 
-def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
+def _with_heartbeats(client: Client, locks: Sequence[LockInfo]) -> list[LockInfo]:
     """All locks of one process get its latest sign of life."""
     beats = last_heartbeats(client, (lock.owner.process for lock in locks))
     latest = dict(beats)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...locking import Event, read_events
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import NEWS
 from ...transport import run
 from .listing import REPLY_TIMEOUT_SECONDS, indexes
+
+if TYPE_CHECKING:
+    from ...transport import Client
 
 #: The most that are read.
 MAX_NEWS = 1000
@@ -27,7 +30,7 @@ return found.err and {} or found
 """)
 
 
-def latest_news(client: Any) -> tuple[Event, ...]:
+def latest_news(client: Client) -> tuple[Event, ...]:
     """The latest first. Raises redis.exceptions.RedisError if the request failed."""
     lines: list[bytes] = []
     for key in indexes(client, NEWS):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -33,6 +33,9 @@ from .listing import (
     listed,
 )
 from .scripts import LIST
+
+if TYPE_CHECKING:
+    from ...transport import Client
 
 #: Milliseconds for which the followers of an ended computation can read its end.
 STREAM_LIFETIME = 10_000
@@ -148,7 +151,7 @@ def _released(
 
 
 def release_all(
-    client: object,
+    client: Client,
     prefix: bytes = b"",
     is_wanted: Callable[[bytes, HolderInfo], bool | None] = lambda key, holder: True,
 ) -> tuple[int, int]:
@@ -189,7 +192,7 @@ def release_all(
 
 
 def _reset_of(
-    client: object,
+    client: Client,
     key: bytes,
     held: HolderInfo,
     grant_timeout: float,
@@ -205,7 +208,7 @@ def _reset_of(
     return reset_call(keys, held, grant_timeout, limit, fence, only, event)
 
 
-def _end_flight(client: Any, key: bytes, token: bytes) -> Outcome:
+def _end_flight(client: Client, key: bytes, token: bytes) -> Outcome:
     keys = key, flight_key(key), flight_stream(key, token)
     ended = run(client, Call(END_FLIGHT, keys, (token, STREAM_LIFETIME, "", 0))).value
     return Outcome.RELEASED if ended else Outcome.FREE

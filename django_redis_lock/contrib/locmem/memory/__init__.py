@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -27,6 +27,9 @@ from ....threads import Mutex, after_fork, free_after_fork
 from .commands import Commands
 from .lua import compile_script
 from .lua_library import Table, number_text
+
+if TYPE_CHECKING:
+    from ....protocol import Reply
 
 #: Between two searches for keys whose time is over.
 COMMANDS_PER_SWEEP = 500
@@ -72,7 +75,7 @@ class Session:
             raise reply
         return reply
 
-    def answer(self, reply: object) -> None:
+    def answer(self, reply: Reply) -> None:
         self.replies.append(reply)
         self._wake()
 
@@ -254,7 +257,7 @@ def _as_argument(word: object) -> bytes:
     return number_text(word)
 
 
-def _as_lua(reply: object) -> object:
+def _as_lua(reply: Reply) -> object:
     if reply is None:
         return False
     return Table.of(*map(_as_lua, reply)) if isinstance(reply, list) else reply
