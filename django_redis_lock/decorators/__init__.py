@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -14,7 +13,7 @@ from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
 from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
 from .transactions import after_commit, wait_for
-from .views import is_api_view, is_dispatch, refuse_registered, view_of
+from .views import is_api_view, is_dispatch, view_of
 from .wrapper import (
     LockedFunction,
     around_handlers,
@@ -169,7 +168,7 @@ def locked(target: Any = None, /, *others: Any, **options: Any) -> Any:
         raise TypeError(
             "locked() takes either options or what to decorate: locked(option=…)(function)"
         )
-    return Locked(Options())(target)
+    return Locked(Options()).__call__(target)
 
 
 class Locked:
@@ -184,9 +183,6 @@ class Locked:
         self._sections: list[Section] = []
 
     def __call__(self, target: Target) -> Target:
-        references = sys.getrefcount(target) - _DIRECTLY
-        if references > 0:
-            refuse_registered(target, references, _BARE - _DIRECTLY)
         decorated: Target = decorate(self.options, target)
         return decorated
 
@@ -269,20 +265,6 @@ def _filled(text: str) -> str:
             f"f{text!r}, and double a brace that belongs to the name"
         )
     return short(template.fill({}))
-
-
-class _References:
-    """The references to a function that was just defined, where ``Locked`` decorates it."""
-
-    def __call__(self, target: Any) -> int:
-        return sys.getrefcount(target)
-
-
-def _bare(target: Any, /, **options: Any) -> int:
-    return _References()(target)
-
-
-_DIRECTLY, _BARE = _References()(lambda: None), _bare(lambda: None)
 
 
 class LockedWithDefault(Generic[D], Locked):

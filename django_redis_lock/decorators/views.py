@@ -5,16 +5,12 @@ Elsewhere a response would be a value, and true. And what the lock of a function
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncContextDecorator, ContextDecorator
-from operator import is_
 from threading import Thread
-from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 from weakref import getweakrefcount
 
@@ -53,12 +49,6 @@ _OF_REST = {"list", "create", "retrieve", "update", "partial_update", "destroy"}
 _RUN_LATER = (ContextDecorator, AsyncContextDecorator, Thread, Future)
 #: What task queues add to a function that they decorate.
 _OF_TASKS = ("delay", "apply_async", "enqueue", "send", "defer", "schedule")
-#: Kinds of objects that a function's attributes may lead to, but do not belong to it.
-_OTHERS = (type, ModuleType, FunctionType)
-REGISTERED = (
-    "another decorator has registered {!r}, and would call it without the lock: put @locked "
-    "directly above the function, below @receiver(...), @scheduled_job(...) and the like"
-)
 
 
 def refuse_hook(options: Options, function: Any, dotted: str) -> None:
@@ -100,40 +90,10 @@ def refuse_object(target: Any) -> None:
         )
     # As Django's signals refer to their receivers, and its template libraries name their filters.
     if inspect.isfunction(target) and (getweakrefcount(target) or hasattr(target, "_filter_name")):
-        raise TypeError(REGISTERED.format(target))
-
-
-def refuse_registered(target: Any, references: int, bare: int) -> None:
-    """
-    Args:
-        target: what has so many more ``references`` than a function that was just defined.
-        bare: as many of them come from ``@locked`` without parentheses.
-
-    Raises:
-        TypeError: the decorators below have stored it somewhere, such as in a scheduler's list.
-    """
-    stack = [each for each, _ in traceback.walk_stack(inspect.currentframe())]
-    frame = stack[2]
-    if frame.f_globals.get("__name__") == __package__:
-        frame, references = stack[3], references - bare
-    if not isinstance(target, FunctionType) or frame.f_code is target.__code__:
-        return
-    # In ``@locked(…)`` the line is that of a decorator, and no name refers to the function yet.
-    lines = [line or 0 for *_, line in target.__code__.co_lines()]
-    is_here = target.__code__.co_filename == frame.f_code.co_filename
-    if not (is_here and target.__code__.co_firstlineno <= frame.f_lineno <= max(lines)):
-        return
-    # Those in its attributes (``@action``), in closures, and in frames of a remembered exception.
-    own: list[Any] = [vars(target)]
-    for _depth in range(3):
-        referents = gc.get_referents(*own)
-        references -= sum(map(functools.partial(is_, target), referents))
-        own = [each for each in referents if not isinstance(each, _OTHERS)]
-    running = [*map(id, stack)]
-    for holder in gc.get_referrers(target):
-        references -= isinstance(holder, (CellType, FrameType)) and id(holder) not in running
-    if references > 0:
-        raise TypeError(REGISTERED.format(target))
+        raise TypeError(
+            f"another decorator has registered {target!r}, and would call it without the lock: put "
+            "@locked directly above the function, below @receiver(...) and the like"
+        )
 
 
 def complete(result: Any, dotted: str) -> Any:

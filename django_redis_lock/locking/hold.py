@@ -85,6 +85,9 @@ class Hold:
     also_on_lost: Mapping[weakref.ref[Any], Callable[[], object]] = {}
     #: The holder's task, None for a thread and for a task that is not known.
     task: weakref.ref[Any] | None = None
+    #: How it is held without Redis; and what its end gives back in addition.
+    degraded: str | None = None
+    on_end: Callable[[], object] | None = None
     #: The reply that confirms a grant; None: none is to come.
     pending: PendingLifetime | None = None
     #: Of all holds: it is kept for a few lines only.
@@ -190,7 +193,10 @@ class Hold:
             self.held_until(until, self.began)
 
     def end(self) -> None:
+        """Its holder releases it. A second call completes one that was interrupted."""
         self.ended = True
+        if self.on_end is not None:
+            self.on_end()
 
     def warn(self) -> None:
         self.warns_at = math.inf
@@ -361,9 +367,10 @@ class Renewal(Job):
         self._lose(causes.cause(reply, self.server, self.hold.token, early, self.hold))
 
     def _lose(self, reason: str) -> None:
-        self.stop()
+        self.flush_at_exit = True  # Until everybody is told.
         if self.hold.lose(reason):
             self.emit("lost", reason)
+        self.stop()
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
