@@ -47,9 +47,8 @@ PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.
 READ_FIRST_SECONDS = 0.01
 
-#: A request or a reply from so many bytes on takes longer than to connect: until it is complete,
-#: calls go to another connection.
-LARGE = 1_000_000
+#: Until a request or a reply of so many bytes is complete, calls go to another connection.
+LARGE = 65_536
 
 #: Into how many parts the time to wait is divided. A standstill of the loop counts as one part.
 WAIT_PARTS = 10
@@ -86,6 +85,22 @@ async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> No
     for _ in range(WAIT_PARTS):
         if pending:
             _, pending = await asyncio.wait(pending, timeout=seconds / WAIT_PARTS)
+
+
+async def cancellable(work: Awaitable[T]) -> T:
+    """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
+    with which redis-py connects and sends, forgets a cancellation that comes just when it is
+    done."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # Looked at, so that asyncio does not report it.
+        raise
+    return task.result()
 
 
 #: Tasks that nothing else refers to.
@@ -150,11 +165,12 @@ class AsyncRawConnection(ABC):
         self._calls: deque[_Call] = deque()
         self._answered_at = time.monotonic()
         self._retired = False
-        self._in_doubt = self._in_transfer = False
+        self._in_doubt = False
+        self.in_transfer = False  #: Whether something large is on its way.
 
     def takes_calls(self) -> bool:
         """Whether it is open, its server has just answered, and nothing large is on its way."""
-        if self.is_closed() or self._in_doubt or self._in_transfer:
+        if self.is_closed() or self._in_doubt or self.in_transfer:
             return False
         since = self._calls[0].sent_at if self._calls else self._answered_at
         return time.monotonic() - since < TRUSTED_SECONDS
@@ -297,16 +313,16 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
             while (reply := self._parser.gets()) is not INCOMPLETE:
                 self._unread = 0
                 self._on_reply(reply)
-            self._in_transfer = self._unread >= LARGE
+            self.in_transfer = self._unread >= LARGE
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
             self.disconnect()
 
     def pause_writing(self) -> None:
-        self._in_transfer = True
+        self.in_transfer = True
 
     def resume_writing(self) -> None:
-        self._in_transfer = False
+        self.in_transfer = False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(error)
