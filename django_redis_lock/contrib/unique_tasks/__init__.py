@@ -247,7 +247,8 @@ class Message:
         hold.begin(Acquisition(lock.id, 0, 0, 0), lock.keys)
         known = {"task": task_id, "group": lock.subject.group, "name": lock.stored_name}
         more = [text for pair in known.items() if pair[1] for text in pair]
-        fields = [*replace(hold.owner(), process="").fields(), "limit", "1", *more]
+        owner = replace(hold.owner(), process="")  # Heartbeats would be those of this process.
+        fields = [*owner.fields(), "queued", "1", "lifetime", "", "limit", "1", *more]
         with suppress(*_FAILED):
             run(lock.redis, renew_call(lock.keys, lock.id, b"", *fields))
 
