@@ -216,7 +216,7 @@ class LockCache(BaseCache):
         several = isinstance(key, (list, tuple, set, frozenset))
         if aliases and several:
             raise ValueError("several names are for a lock on one server: leave using out")
-        fallback = self._fallback(options)
+        self._choose_policy(options)
         if options.get("replicas") is None:
             # A lock on several servers needs none.
             options["replicas"] = 0 if aliases else self.conf.REPLICAS
@@ -231,19 +231,14 @@ class LockCache(BaseCache):
 
         if aliases:
             client = [client_of(lock_cache(alias)) for alias in aliases]
-        kind = _lock_class(asynchronous, bool(aliases), bool(fallback))
+        kind = _lock_class(asynchronous, bool(aliases))
         if several:
-            options.update(fallback, lock_class=kind)
+            options["lock_class"] = kind
             return self._several(key, timeout, client or client_of(self), options, name_of)
         name = check_name_in_cache(key)
-        lock = kind(
-            client or client_of(self),
-            name_of(name),
-            timeout,
-            **fallback,
-            **options,
+        return self._configured(
+            kind(client or client_of(self), name_of(name), timeout, **options), name
         )
-        return self._configured(lock, name)
 
     def _several(
         self,
@@ -261,13 +256,12 @@ class LockCache(BaseCache):
             self._configured(member, names[member.name])
         return self._configured(lock, ", ".join(names[name] for name in lock.name))
 
-    def _fallback(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _choose_policy(self, options: dict[str, Any]) -> None:
         given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
         check_policy(given, critical)
         policy = "raise" if critical else given or self.conf.ON_REDIS_DOWN
-        if policy == "raise":
-            return {}
-        return {"on_redis_down": policy, "local_folder": self.conf.LOCAL_LOCK_FOLDER}
+        if policy != "raise":
+            options.update(on_redis_down=policy, local_folder=self.conf.LOCAL_LOCK_FOLDER)
 
     def _configured(self, lock: AnyLock, key: str) -> AnyLock:
         lock.cache, lock.cache_key = self, key
@@ -340,11 +334,8 @@ class LockCache(BaseCache):
 
 
 @cache
-def _lock_class(asynchronous: bool, on_several_servers: bool, falls_back: bool) -> Any:
-    name = "Redlock" if on_several_servers else "Lock"
-    name = f"{'Async' if asynchronous else ''}{'Fallback' if falls_back else ''}{name}"
-    if falls_back:
-        return getattr(part("fallback"), name)
+def _lock_class(asynchronous: bool, on_several_servers: bool) -> Any:
+    name = f"{'Async' if asynchronous else ''}{'Redlock' if on_several_servers else 'Lock'}"
     return getattr(part("redlock") if on_several_servers else locking, name)
 
 

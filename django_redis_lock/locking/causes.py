@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ..protocol import Reply, encodable, fingerprint, hostname
+from ..protocol import Call, Reply, encodable, fingerprint, hostname, renew_call
 from ..protocol.holders import parse_not_held
 from ..protocol.owner import MAX_FENCE, bounded
 from ..transport import Server
 from .hold import Hold
 from .records import heartbeats, read_events
+
+if TYPE_CHECKING:
+    from .operations import LockOperations
 
 EXPIRED = "it expired before it was released"
 NO_DATA = "Redis has lost its data: a restart, a failover, FLUSHDB or an eviction"
@@ -20,16 +25,33 @@ DELETED_OR_NO_DATA = "its key was deleted by another program, or Redis has lost 
 UNKNOWN = "it expired, was released by force, or its key was deleted"
 
 
-def cause(reply: Reply, server: Server, token: bytes, early: bool | None, hold: Hold | None) -> str:
-    """Why the lock of ``token`` ended.
+def question(
+    lock: LockOperations, token: bytes, early: bool | None, hold: Hold | None
+) -> tuple[Call, Callable[[Reply], str]]:
+    """For a caller who learns the end of a lock before the keeper: a call, and the cause by its
+    reply; None if there is none. The other arguments are those of ``cause``."""
+    keys, attempt = (lock.keys, b"") if hold is None else (hold.keys, hold.attempt)
+
+    def parse(reply: Reply) -> str:
+        refused = isinstance(reply, list)
+        return cause(reply, lock._servers[0], early, hold, token) if refused else UNKNOWN
+
+    return renew_call(keys, token, attempt), parse
+
+
+def cause(
+    reply: Reply, server: Server, early: bool | None, hold: Hold | None, token: bytes = b""
+) -> str:
+    """Why a lock ended.
 
     Args:
         reply: that of RENEW, which ``server`` has refused.
         early: whether its lifetime was not over by the holder's clock; None: not known.
-        hold: None for a token from elsewhere.
+        hold: None for a ``token`` from elsewhere.
     """
     left = parse_not_held(reply)
-    id, fence = fingerprint(token), 0 if hold is None else hold.least_fence
+    id = fingerprint(token if hold is None else hold.token)
+    fence = 0 if hold is None else hold.least_fence
     # Of a chosen token there may be events of former holders.
     since = fence / 1e6 if hold and hold.attempt else -math.inf
     for event in read_events(left.events):

@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,7 +235,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
     fake = FakeKeeper()
     monkeypatch.setattr(hold_module, "keeper", lambda: fake)
     # No heartbeats: there is no server.
-    monkeypatch.setattr(records.Heartbeat, "join", lambda job: None)
+    monkeypatch.setattr(records.Heartbeat, "join", lambda job: SimpleNamespace(leave=id))
     return fake
 
 
@@ -348,6 +349,17 @@ class TestRenewal:
         assert renewal.hold.reason == causes.DELETED_OR_NO_DATA
         assert keeper.discarded == [renewal]
 
+    def test_a_process_does_not_end_while_it_tells_of_a_loss(
+        self, make: Any, keeper: FakeKeeper
+    ) -> None:
+        told: list[bool] = []
+        hold = make(30, on_lost=lambda: told.append(renewal.flush_at_exit and not keeper.discarded))
+        renewal = job(hold)
+        renewal.call(1010.0)
+        renewal.answered(NOTHING_LEFT, sent_at=1010.0)
+        assert told == [True]
+        assert keeper.discarded == [renewal]
+
     def test_what_ended_is_let_go(self, make: Any, keeper: FakeKeeper) -> None:
         renewal = job(make(30, renews_for=math.inf))
         renewal.hold.end()
@@ -388,7 +400,7 @@ class TestRenewal:
 class CallerState:
     """What a caller knows through its lock object."""
 
-    token = hold = renewal = file_lock = entry = None
+    token = hold = renewal = entry = None
 
 
 def test_on_lost_is_called_while_its_caller_leaves_inner_blocks(
