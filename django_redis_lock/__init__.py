@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from .contrib.redlock import AsyncRedlock, Redlock
     from .contrib.several_names import AsyncMultiLock, MultiLock
     from .contrib.unique_tasks import unique_task
-    from .decorators import locked
+    from .decorators import current_lock, locked
     from .decorators.cached import cached, cached_page
-    from .decorators.section import current_lock
     from .locking import AsyncLock
 
 __all__ = [
@@ -49,7 +48,6 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-
 
 #: Those that know Django, and those that not every site uses.
 __getattr__ = on_first_use(

@@ -98,11 +98,17 @@ class GetOrSet(CacheReader):
                 GetOrSetOptions.check_without_stale(**options)
             if type(timeout) is not int and timeout is not SETTING:
                 GetOrSetOptions.check_timeout(self._timeout(timeout))
-            read = self._first_read(key, version)
-            if read.value is not MISSING:
+            began, value, outage = time.monotonic(), MISSING, None
+            if self._reads_first():
+                try:
+                    value = self._read_or_join(key, version)
+                except Exception as error:
+                    outage = self._outage_of_read(error, key, version)
+            if value is not MISSING:
                 self._misses_in_a_row = 0
-                self._record_read(key, options.get("group"), "hit", read.began)
-                return read.value
+                self._record_read(key, options.get("group"), "hit", began)
+                return value
+            read = FirstRead(MISSING, began, time.monotonic() - began, False, True, outage)
         runner = self._thread_runner()
         return runner.do(self._value(runner, key, default, timeout, version, options, read))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
     ClusterError,
@@ -31,6 +32,8 @@ OUTAGE: tuple[type[Exception], ...] = (
     ClusterError,
     OSError,
 )
+
+LostLogin = AuthenticationError
 
 #: The codes, each with what people can do.
 PASSING = {
@@ -95,7 +98,7 @@ def name_missing_right(error: BaseException) -> None:
 
 def is_outage(error: BaseException) -> bool:
     """Whether ``error`` may pass by itself, so that a waiter should try again."""
-    return isinstance(error, OUTAGE) or bool(refusal(error))
+    return isinstance(error, OUTAGE) or bool(refusal(error)) or bool(hints.is_from_proxy(error))
 
 
 def is_refusal(error: BaseException) -> bool:

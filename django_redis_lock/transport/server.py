@@ -30,7 +30,7 @@ from .address import (
     who,
 )
 from .circuit_breaker import Breaker, without_credentials
-from .refusals import is_misdirected, name_missing_right
+from .refusals import LostLogin, is_misdirected, name_missing_right
 
 if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
@@ -197,6 +197,11 @@ class Server:
                 while len(answer) < replies:
                     _wait(connection, patience)
                     answer.append(connection.read_response())
+        except LostLogin:
+            if idle is None:
+                raise
+            # Only this connection has lost its login: nothing has run.
+            return self.exchange(command, replies, patience, again, once)
         except (ResponseError, BusyLoadingError) as error:
             misdirected = is_misdirected(error)
             if replies is None and not misdirected:

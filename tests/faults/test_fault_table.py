@@ -24,7 +24,13 @@ from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from django_redis.exceptions import ConnectionInterrupted
-from redis.exceptions import AuthenticationError, BusyLoadingError, ClusterDownError, TryAgainError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    ResponseError,
+    TryAgainError,
+)
 
 from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.cache import RedisCache
@@ -217,6 +223,8 @@ FAULTS = [
     ),
     Fault("`WRONGPASS`", credentials_refused, (AuthenticationError,)),
     Fault("`NOAUTH`", refused(b"NOAUTH Authentication required."), (AuthenticationError,)),
+    Fault("`upstream failure`", refused(b"upstream failure"), (ResponseError,)),
+    Fault("`Connection refused` of a proxy", refused(b"ERR Connection refused"), (ResponseError,)),
     Fault("`LOADING`", restarted, (BusyLoadingError,), True),
     Fault(
         "`BUSY`", refused(b"BUSY Redis is busy running a script."), (redis.ConnectionError,), True

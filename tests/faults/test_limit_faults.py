@@ -177,7 +177,7 @@ def test_a_child_leaves_its_parents_place_alone(
     client: redis.Redis, redis_server: RedisServer
 ) -> None:
     held(client)
-    with processes(leave_in_a_child, redis_server.url, spawned=True) as (parent,):
+    with processes(leave_in_a_child, redis_server.url) as (parent,):
         parent.go()
         assert parent.result() == (0, True, False)
 

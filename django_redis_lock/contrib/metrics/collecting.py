@@ -17,7 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 from ... import events
 from ...clock import time
 from ...conf import Conf
-from ...events import MAX_CACHED_LENGTH, Subject
+from ...events import MAX_CACHED_LENGTH, Subject, group_of
 from ...keeper import Job, finish, keeper
 from ...protocol import Call, printable, script
 from ...protocol.keys import FIGURES
@@ -36,7 +36,7 @@ logger = get_logger("django_redis_lock.metrics")
 
 #: The most groups between two writes; further groups count as OTHER.
 MAX_GROUPS = 100
-#: The most acquisitions, releases and reads that wait to be counted. Counting many in a row takes
+#: The most frequent events and reads that wait to be counted. Counting many in a row takes
 #: a third of the time, because it finds its data in the processor's cache.
 MAX_WAITING = 256
 #: Seconds between two writes.
@@ -164,7 +164,7 @@ class Metrics:
     def _reset(self) -> None:
         # A signal handler may count while it interrupts the counting.
         self.mutex = Mutex()
-        #: Acquisitions, releases and reads that wait to be counted, and how many may wait.
+        #: Frequent events and reads that wait to be counted, and how many may wait.
         self._waiting: deque[object] = deque()
         self._reads: deque[tuple[object, str, str, str]] = deque()
         self._enough = 1
@@ -174,13 +174,15 @@ class Metrics:
         self._jobs: dict[Server, Writing] = {}
 
     def __call__(self, event: Any) -> None:
-        if type(event) in _FREQUENT:
+        kind = type(event)
+        # An error would keep what its frames had.
+        if kind in _FREQUENT or (kind is events.Computed and event.error is None):
             self._waiting.append(event)
             is_long = len(event.subject.name) > MAX_CACHED_LENGTH
             if is_long or len(self._waiting) >= self._enough:
                 self._count_waiting()
                 self._enough = MAX_WAITING
-        elif type(event) in _COUNTS:
+        elif kind in _COUNTS:
             with self.mutex:
                 self._count(event)
 
@@ -202,8 +204,11 @@ class Metrics:
             with suppress(IndexError):  # None are left; a signal handler may have taken some.
                 while True:
                     reads.append(self._reads.popleft())
+            by_group: Counter[tuple[object, str, str]] = Counter()
             for (cache, key, group, result), values in Counter(reads).items():
-                self._count(events.Read(cache, key, group, result, values, 0.0, 0.0))
+                by_group[cache, group or group_of(key), result] += values
+            for (cache, group, result), values in by_group.items():
+                self._count(events.Read(cache, "", group, result, values, 0.0, 0.0))
 
     def _count(self, event: object) -> None:
         try:

@@ -46,7 +46,7 @@ def _of_each_app(rules: Callable[..., Unique], shared: Any) -> None:
 
 def _decorate(rules: Callable[..., Unique], task: Any) -> None:
     send, run = type(task).apply_async, task.run
-    task.unique = rules(run, task.name)
+    task.unique_task = rules(run, task.name)
 
     @wraps(send)
     def apply_async(*args: Any, **options: Any) -> Any:
@@ -59,7 +59,7 @@ def _decorate(rules: Callable[..., Unique], task: Any) -> None:
         message = None if request.called_directly else _message_of(task, request)
         if message is None:
             return run(*args, **kwargs)
-        request.unique = message
+        request.unique_run = message
         message.begin()
         try:
             return run(*args, **kwargs)
@@ -75,11 +75,11 @@ def _decorate(rules: Callable[..., Unique], task: Any) -> None:
 
 def _message_of(task: Any, request: Any) -> Message | None:
     name = (request.headers or {}).get(HEADER)
-    return task.unique.to_run(name, request.id, request.id) if name else None
+    return task.unique_task.to_run(name, request.id, request.id) if name else None
 
 
 def _on_revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
-    message = _message_of(sender, request) if hasattr(sender, "unique") else None
+    message = _message_of(sender, request) if hasattr(sender, "unique_task") else None
     if message is not None:
         message.free()
 
@@ -87,7 +87,7 @@ def _on_revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
 def _apply_async(
     task: Any, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
 ) -> Any:
-    unique, request, token = task.unique, task.request, task_id or uuid()
+    unique, request, token = task.unique_task, task.request, task_id or uuid()
     again = bool(options.get("retries")) or token == request.id
     message = unique.to_send(args or (), kwargs or {}, token, _delay(task.app, options))
     other = message.take(again)
@@ -102,7 +102,7 @@ def _apply_async(
     headers.pop(HEADER, None)
     if message.named:
         headers[HEADER] = message.name
-        running: Message | None = getattr(request, "unique", None)
+        running: Message | None = getattr(request, "unique_run", None)
         if again and running is not None and running.name == message.name:
             running.hand_over()
     send, options = type(task).apply_async, {**options, "headers": headers or None}
