@@ -32,7 +32,7 @@ from ..transport import (
     server_of,
 )
 from ..transport.refusals import OUTAGE, is_busy, is_pool_exhausted
-from .commands import OwnConnections, own_connections, takes_client
+from .commands import OwnConnections, encoding, own_connections, takes_client
 from .lock_factory import LockCache
 
 T = TypeVar("T")
@@ -407,6 +407,5 @@ class CacheReader(LockCache):
 
     @cached_property
     def _encode_name(self) -> Callable[[str], bytes]:
-        """redis-py makes an encoder each time it is asked for one."""
-        encode: Callable[[str], bytes] = self._lock_client().get_encoder().encode
-        return encode
+        """redis-py makes an encoder each time it is called for one."""
+        return encoding(self._lock_client().get_encoder())

@@ -20,7 +20,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
 ANSWER, TRIED, TASKS, CANCELLED, SEVERAL, AGAIN, LIMITED, BARE = re.findall(
     r"```python\n(.*?)```", TEXT, re.DOTALL
 )
-TAKEN_OFF = ("using", "on_redis_down", "critical")  # By ``cache.lock`` itself.
+TAKEN_OFF = ("using", "critical")  # By ``cache.lock`` itself.
 
 
 def rows(heading: str) -> list[list[str]]:
