@@ -264,11 +264,6 @@ async def exchange(
         connection = connection or await connected(client, node, patience)
         reply = connection.request(command, replies)
         answer = await (reply if patience is None else _within(patience, reply))
-    except LostLogin:
-        if used_before is None:
-            raise
-        used_before.retire()
-        return await exchange(client, node, command, patience, calls, replies, again)
     except (ResponseError, BusyLoadingError) as error:
         breaker.answered()
         if connection is not None and is_misdirected(error):
@@ -277,6 +272,9 @@ async def exchange(
                 return await exchange(client, node, command, patience, calls, replies, again=False)
         raise
     except (RedisError, OSError) as error:
+        if used_before is not None and isinstance(error, LostLogin):
+            used_before.retire()
+            return await exchange(client, node, command, patience, calls, replies, again)
         timeout = timeout_of(pool_of(client, node).connection_kwargs)
         passed = time.monotonic() - began
         if isinstance(error, RedisTimeoutError) and used_before is not None:

@@ -33,8 +33,7 @@ OUTAGE: tuple[type[Exception], ...] = (
     OSError,
 )
 
-LostLogin = AuthenticationError
-
+LostLogin = AuthenticationError  #: On a connection that had one, nothing has run.
 #: The codes, each with what people can do.
 PASSING = {
     "READONLY": "this server is a replica: let the address lead to the primary",

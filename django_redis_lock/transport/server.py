@@ -197,11 +197,6 @@ class Server:
                 while len(answer) < replies:
                     _wait(connection, patience)
                     answer.append(connection.read_response())
-        except LostLogin:
-            if idle is None:
-                raise
-            # Only this connection has lost its login: nothing has run.
-            return self.exchange(command, replies, patience, again, once)
         except (ResponseError, BusyLoadingError) as error:
             misdirected = is_misdirected(error)
             if replies is None and not misdirected:
@@ -214,6 +209,8 @@ class Server:
             raise
         except BaseException as error:  # With an unread reply it cannot be used again.
             connection.disconnect()
+            if idle is not None and isinstance(error, LostLogin):  # And others may have it still.
+                return self.exchange(command, replies, patience, again, once)
             if isinstance(error, RedisTimeoutError):
                 if idle is None:
                     self.breaker.failed(error, self.timeout if patience is None else patience)

@@ -35,6 +35,7 @@ from redis.exceptions import (
 from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import instant_loss, metrics
+from django_redis_lock.contrib.metrics import report
 from django_redis_lock.decorators import cached_page
 from django_redis_lock.exceptions import TooFewServers
 from django_redis_lock.extension import hooks
@@ -611,7 +612,7 @@ def world(
     add_user(server)
     monkeypatch.setattr(instant_loss, "CHECK_AFTER_SECONDS", 0.3)
     # So long they bear a server that is busy; else the test would take longer, too.
-    monkeypatch.setattr(metrics, "REPLY_TIMEOUT", 2.0)
+    monkeypatch.setattr(report, "REPLY_TIMEOUT", 2.0)
     monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 2.0)
     monkeypatch.setattr(hooks, "breaker_limits", lambda: (2, 0.3))
     options: dict[str, Any] = {"SOCKET_TIMEOUT": TIMEOUT, "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
