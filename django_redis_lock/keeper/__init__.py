@@ -171,6 +171,8 @@ class Keeper:
         self._under_way: dict[Job, float] = {}
         self._thread: threading.Thread | None = None
         self._wakes_at = -math.inf
+        #: The shortest lifetime of a job, and until when it is not looked up again.
+        self._shortest, self._shortest_until = math.inf, -math.inf
         self._loaded: Exchanges | None = None
 
     @property
@@ -185,6 +187,7 @@ class Keeper:
         with self._mutex:
             job.added_to = self
             self._jobs.add(job)
+            self._shortest = min(self._shortest, job.deadline_scale)
             self._enqueue(job)
             if self._thread is None:
                 self._start()
@@ -343,12 +346,20 @@ class Keeper:
         exchanges = self._exchanges
         while batch or not exchanges.pause:
             if batch:
-                shortest = min((job.deadline_scale for job in self.jobs()), default=math.inf)
-                exchanges.begin(batch, shortest)
+                exchanges.begin(batch, self._shortest_lifetime(time.monotonic()))
             with self._mutex:
                 next_due = self._due[0][0] if self._due else math.inf
             self._requeue(exchanges.turn(next_due))
             batch = self._newly_due()
+
+    def _shortest_lifetime(self, now: float) -> float:
+        """Of all that is renewed: to look at each job for each batch would take the longer, the
+        more there are."""
+        with self._mutex:
+            if now >= self._shortest_until:
+                self._shortest = min((job.deadline_scale for job in self.jobs()), default=math.inf)
+                self._shortest_until = now + LOOK_SECONDS
+            return self._shortest
 
     def _newly_due(self) -> Sequence[Job]:
         """What has come due while replies were waited for."""

@@ -614,3 +614,27 @@ def test_a_job_is_discarded_by_the_keeper_that_has_it(keeper: Keeper) -> None:
     until(lambda: job.answers)
     Keeper().discard(job)
     assert job not in keeper
+
+
+def test_the_jobs_that_are_not_due_cost_no_time(keeper: Keeper) -> None:
+    """With 100,000 held locks, a look at each of them for each batch would take all of the time."""
+    looks = 0
+
+    class Later(Counting):
+        @property
+        def deadline_scale(self) -> float:  # type: ignore[override]
+            nonlocal looks
+            looks += 1
+            return 60.0
+
+    server = FakeServer()
+    for _ in range(1000):
+        job = Later(server, keeper)
+        job.due += 3600
+        keeper.add(job)
+    busy = Counting(server, keeper, pause=0.001)
+    began = time.monotonic()
+    keeper.add(busy)
+    until(lambda: busy.answers > 200)
+    # Once when it is added, and once a second.
+    assert looks < 1000 * (3 + time.monotonic() - began)
