@@ -84,6 +84,8 @@ def _effects(lock: LockInfo) -> list[str]:
                 "the next holder may start before its min_hold is over."
             )
         ]
+    if lock.queued:
+        return [_("The task stays in the queue. Another one with its name can be queued, too.")]
     if lock.waiters:
         waiting = ngettext(
             "The waiting process gets it at once.",
