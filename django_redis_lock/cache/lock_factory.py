@@ -70,7 +70,7 @@ class NamedKey(str):
     make: Callable[[], str]
 
     @classmethod
-    def of(cls, maker: Callable[..., str], *args: Any) -> NamedKey:
+    def of(cls, maker: Callable[..., str], *args: object) -> NamedKey:
         make = partial(maker, *args)
         key = cls(make())
         key.maker, key.make = maker, make
@@ -129,7 +129,7 @@ class LockCache(BaseCache):
         client = self.client
         return isinstance(client, DefaultClient) and not isinstance(client, ShardClient)
 
-    def _check_client(self, client: Any) -> None:
+    def _check_client(self, client: object) -> None:
         """Raises ValueError if the caller has given a ``client``, which this cache cannot use."""
 
     def lock(
@@ -140,7 +140,7 @@ class LockCache(BaseCache):
         sleep: float = 0.1,
         blocking: bool = True,
         blocking_timeout: float | None = None,
-        client: Any = None,
+        client: object = None,
         thread_local: bool = True,
         **options: Unpack[LockArguments],
     ) -> Lock:
@@ -174,7 +174,7 @@ class LockCache(BaseCache):
         version: int | None = None,
         timeout: float | None = SETTING,
         *,
-        client: Any = None,
+        client: object = None,
         **options: Unpack[AsyncLockArguments],
     ) -> AsyncLock:
         """``lock`` for asyncio: ``async with cache.alock("import"):``.
@@ -203,8 +203,8 @@ class LockCache(BaseCache):
         self,
         key: str | Collection[str],
         timeout: float | None,
-        client: Any,
-        options: dict[str, Any],
+        client: object,
+        options: dict[str, object],
         name_of: Callable[[str], str],
         *,
         asynchronous: bool,
@@ -249,10 +249,10 @@ class LockCache(BaseCache):
         self,
         keys: Collection[str],
         timeout: float | None,
-        client: Any,
+        client: object,
         options: dict[str, Any],
         name_of: Callable[[str], str],
-    ) -> Any:
+    ) -> object:
         names = {name_of(check_name_in_cache(key)): key for key in check_names(keys)}
         name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"
         kind = getattr(part("several_names"), name)
@@ -261,7 +261,7 @@ class LockCache(BaseCache):
             self._configured(member, names[member.name])
         return self._configured(lock, ", ".join(names[name] for name in lock.name))
 
-    def _fallback(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _fallback(self, options: dict[str, object]) -> dict[str, object]:
         given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
         check_policy(given, critical)
         policy = "raise" if critical else given or self.conf.ON_REDIS_DOWN
@@ -306,7 +306,7 @@ class LockCache(BaseCache):
     def locked_get_or_set(
         self,
         key: str,
-        value_creator: Callable[[], Any],
+        value_creator: Callable[[], object],
         version: int | None = None,
         expire: float | None = None,
         id: str | bytes | None = None,
@@ -323,7 +323,7 @@ class LockCache(BaseCache):
             id: the token of that lock.
         """
 
-        def create() -> Any:
+        def create() -> object:
             if lock_key is None:
                 return value_creator()
             lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
@@ -396,20 +396,3 @@ def lock_cache(alias: str) -> LockCache:
 #: Raised when a lock object acquires a lock that it already holds without a timeout, and when a
 #: lock that is not held is released or extended.
 AlreadyAcquired = NotAcquired = LockError
-
-
-def reset_all(redis_client: Any, prefix: bytes = b"") -> int:
-    """Release all locks of a database; ``on_lost`` of their holders is called. Does not touch
-    locks of other libraries or other keys.
-
-    Args:
-        redis_client: a redis-py client.
-        prefix: only locks whose keys begin so.
-
-    Returns:
-        the number of locks released.
-
-    Raises:
-        redis.exceptions.RedisError: a request failed. Some locks may be released.
-    """
-    return int(part("inventory").release_all(redis_client, prefix)[0])

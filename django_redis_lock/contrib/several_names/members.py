@@ -39,7 +39,7 @@ class MultiHold:
 
     def __init__(
         self,
-        holds: Sequence[Any],
+        holds: Sequence[Hold],
         server: Server,
         grant_timeout: float,
         on_lost: Callable[[], object] | None,
