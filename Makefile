@@ -41,10 +41,10 @@ demo-check: $(INSTALLED_DEMO) ## The demo without the site.
 	$(RUN) manage.py demo --no-serve $(ARGS)
 
 test: $(INSTALLED) ## Run the test suite.
-	$(RUN) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(RUN) -m pytest --numprocesses auto $(ARGS)
 
 test-all: $(INSTALLED) ## Run each cell of the large tables, too; as each night.
-	$(RUN) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --all $(ARGS)
+	$(RUN) -m pytest --numprocesses auto --all $(ARGS)
 
 test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.
 	@python=$$(sh .ci/find_python 15 14 13 12); if [ -z "$$python" ]; then \
@@ -68,7 +68,7 @@ test-with:
 	$(OTHER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
 	$(OTHER_VENV)/bin/python -c 'import sys, django, redis; print("Python", sys.version.split()[0], \
 	    "with Django", django.__version__, "and redis-py", redis.__version__)'
-	$(OTHER_VENV)/bin/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder \
+	$(OTHER_VENV)/bin/python -m pytest --numprocesses auto \
 	    -m "not slow" $(TESTS) $(ARGS)
 
 pictures: $(INSTALLED) ## Take the pictures in docs/images again; needs Chromium, and for all of them .venv-newest.

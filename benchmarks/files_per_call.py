@@ -2,7 +2,7 @@
 
 For each kind of call it counts the package's own files and functions that run in the caller's
 thread, after a first call that has loaded scripts and made connections. The fewer, the sooner a
-reader has followed the call from end to end. ``docs/architecture.md`` has the table.
+reader has followed the call from end to end.
 """
 
 from __future__ import annotations

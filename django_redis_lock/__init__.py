@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .contrib.idempotency import idempotent
     from .contrib.redlock import AsyncRedlock, Redlock
     from .contrib.several_names import AsyncMultiLock, MultiLock
-    from .decorators import locked
+    from .contrib.unique_tasks import unique_task
+    from .decorators import current_lock, locked
     from .decorators.cached import cached, cached_page
-    from .decorators.section import current_lock
     from .locking import AsyncLock
 
 __all__ = [
@@ -44,10 +44,10 @@ __all__ = [
     "current_lock",
     "idempotent",
     "locked",
+    "unique_task",
 ]
 
 __version__ = "0.1.0"
-
 
 #: Those that know Django, and those that not every site uses.
 __getattr__ = on_first_use(
@@ -58,6 +58,7 @@ __getattr__ = on_first_use(
         "contrib.idempotency": "idempotent",
         "contrib.redlock": "AsyncRedlock Redlock",
         "contrib.several_names": "AsyncMultiLock MultiLock",
+        "contrib.unique_tasks": "unique_task",
     },
 )
 

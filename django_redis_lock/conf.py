@@ -23,14 +23,7 @@ from .events import check_group
 from .extension import OnUse, hooks
 from .protocol.validation import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
 
-__all__ = [
-    "FOR_THE_PROCESS",
-    "ON_WAIT_TIMEOUT",
-    "SETTING",
-    "Conf",
-    "GetOrSetOptions",
-    "Timeout",
-]
+__all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "SETTING", "Conf", "GetOrSetOptions", "Timeout"]
 
 T = TypeVar("T")
 
@@ -59,7 +52,6 @@ CLEAR = ("database", "prefix")
 #: These have no effect in the options of a cache.
 FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "HOLDER_USER", "USING")
 EXPORTERS = ("prometheus", "opentelemetry", "sentry")
-
 
 _given: Mapping[str, object] | None = None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 #: The optional parts: where each is, and what needs it.
 PARTS: Mapping[str, tuple[str, str]] = {
@@ -66,10 +66,17 @@ class OnUse:
 
     Args:
         module: its name within this package.
+        in_keeper: the keeper's thread uses it, too, so that loads it as it starts. A process may
+            fork at any time later, and an import that another thread has begun does not end in
+            the child.
     """
 
-    def __init__(self, module: str) -> None:
+    in_keeper: ClassVar[list[str]] = []
+
+    def __init__(self, module: str, *, in_keeper: bool = False) -> None:
         self._module = module
+        if in_keeper:
+            self.in_keeper.append(module)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(import_module(f"{PACKAGE}.{self._module}"), name)

@@ -76,6 +76,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return 0 if os.environ.get("REDIS_URL") else min(cores * 2, MOST_PROCESSES)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from .scheduling import FromBothEnds  # noqa: PLC0415  # without xdist it cannot be
+
+    return FromBothEnds(config, log)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     """What is collected stays to the end: no search for garbage need look at it."""

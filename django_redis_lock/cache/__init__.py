@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from django.apps import apps
@@ -29,8 +28,7 @@ from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
-from .lock_factory import BackendCannotLock as BackendCannotLock
-from .lock_factory import LockCache
+from .lock_factory import LockCache, plain
 from .lock_factory import NamedKey as NamedKey
 from .lock_factory import NotAcquired as NotAcquired
 from .lock_factory import check_using as check_using
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
     from ..ops.inventory import reset_all as reset_all
     from ..transport import guarded_connection, pool
     from .on_commit import FunctionOnCommit as FunctionOnCommit
+    from .plain import BackendCannotLock as BackendCannotLock
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
     from .typed import GetOrSetArguments as GetOrSetArguments
@@ -369,7 +368,7 @@ def value_cache(alias: str) -> RedisCache:
     except InvalidCacheBackendError:
         cache = lock_cache(alias)  # Says what is wrong.
     if not (isinstance(cache, LockCache) and cache.computes_once):
-        cache = import_module(".plain", __package__).PlainCache(alias, cache)
+        cache = plain.PlainCache(alias, cache)
     return cast(RedisCache, cache)
 
 
@@ -397,6 +396,7 @@ __getattr__ = on_first_use(
     __name__,
     {
         "contrib.locmem": "LocMemCache",
+        "cache.plain": "BackendCannotLock",
         "ops.inventory": "reset_all",
         "cache.typed": "AsyncLockArguments CurrentLock GetOrSetArguments LockArguments",
     },

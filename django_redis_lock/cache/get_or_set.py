@@ -29,7 +29,7 @@ from ..singleflight import (
     ThreadRunner,
 )
 from ..steps import Steps
-from .lock_factory import on_first_use
+from .lock_factory import context
 from .reading import MISSING, CacheReader, FirstRead
 
 if TYPE_CHECKING:
@@ -98,11 +98,17 @@ class GetOrSet(CacheReader):
                 GetOrSetOptions.check_without_stale(**options)
             if type(timeout) is not int and timeout is not SETTING:
                 GetOrSetOptions.check_timeout(self._timeout(timeout))
-            read = self._first_read(key, version)
-            if read.value is not MISSING:
+            began, value, outage = time.monotonic(), MISSING, None
+            if self._reads_first():
+                try:
+                    value = self._read_or_join(key, version)
+                except Exception as error:
+                    outage = self._outage_of_read(error, key, version)
+            if value is not MISSING:
                 self._misses_in_a_row = 0
-                self._record_read(key, options.get("group"), "hit", read.began)
-                return read.value
+                self._record_read(key, options.get("group"), "hit", began)
+                return value
+            read = FirstRead(MISSING, began, time.monotonic() - began, False, True, outage)
         runner = self._thread_runner()
         return runner.do(self._value(runner, key, default, timeout, version, options, read))
 
@@ -225,7 +231,7 @@ class GetOrSet(CacheReader):
         producer = self._producer(key, default, timeout, chosen)
         if read.is_stale:
             self._record_read(key, chosen.group, "stale", read.began, read.seconds)
-            refresh = on_first_use("Refresh")(self, key, version, nkey)
+            refresh = context.Refresh(self, key, version, nkey)
             return (yield from refresh.value(runner, producer, read.value, chosen.refresh_wait))
         flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
         flight.unseen = read.unseen

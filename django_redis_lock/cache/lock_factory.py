@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
@@ -18,7 +17,7 @@ from django_redis.client import DefaultClient, HerdClient, ShardClient
 from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
-from ..extension import part
+from ..extension import OnUse, part
 from ..protocol.validation import check_name_in_cache, check_names, check_policy, longest_hold
 
 if TYPE_CHECKING:
@@ -30,36 +29,17 @@ if TYPE_CHECKING:
 
     AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
+#: Few sites need these.
+context, plain = OnUse("cache.context"), OnUse("cache.plain")
+
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
 #: The same without Redis: its locks exclude the threads and tasks of one process.
 LOCAL_BACKEND = "django_redis_lock.cache.LocMemCache"
-
-
-class BackendCannotLock(ImproperlyConfigured):
-    """A cache has another BACKEND, which cannot lock."""
-
-    def __init__(self, alias: str) -> None:
-        write = (
-            f'In CACHES[{alias!r}] write "BACKEND": "{BACKEND}", or, for development and tests '
-            f'without Redis, "BACKEND": "{LOCAL_BACKEND}"'
-        )
-        if able := next(lock_caches(), None):
-            write += f'; or name the cache that can: using="{able}", or, for all uses of locked(), '
-            write += f'DJANGO_REDIS_LOCK = {{"USING": "{able}"}}'
-        backend = settings.CACHES[alias].get("BACKEND")
-        super().__init__(f"the cache {alias!r} cannot lock: its BACKEND is {backend!r}. {write}")
-
-
 URL_HINT = (
     "it begins with redis://, rediss:// or unix://, and special characters in a password are "
     "percent-encoded"
 )
-
-
-def on_first_use(name: str) -> Any:
-    """What ``context`` has under ``name``: few sites need it."""
-    return getattr(import_module(".context", __package__), name)
 
 
 class NamedKey(str):
@@ -196,7 +176,7 @@ class LockCache(BaseCache):
         if self._has_plain_keys:
             lock: AsyncLock = make(name_of)
             return lock
-        later: AsyncLock = on_first_use("named_later")(make, name_of)
+        later: AsyncLock = context.named_later(make, name_of)
         return later
 
     def _make(
@@ -216,7 +196,7 @@ class LockCache(BaseCache):
         several = isinstance(key, (list, tuple, set, frozenset))
         if aliases and several:
             raise ValueError("several names are for a lock on one server: leave using out")
-        fallback = self._fallback(options)
+        self._choose_policy(options)
         if options.get("replicas") is None:
             # A lock on several servers needs none.
             options["replicas"] = 0 if aliases else self.conf.REPLICAS
@@ -231,19 +211,14 @@ class LockCache(BaseCache):
 
         if aliases:
             client = [client_of(lock_cache(alias)) for alias in aliases]
-        kind = _lock_class(asynchronous, bool(aliases), bool(fallback))
+        kind = _lock_class(asynchronous, bool(aliases))
         if several:
-            options.update(fallback, lock_class=kind)
+            options["lock_class"] = kind
             return self._several(key, timeout, client or client_of(self), options, name_of)
         name = check_name_in_cache(key)
-        lock = kind(
-            client or client_of(self),
-            name_of(name),
-            timeout,
-            **fallback,
-            **options,
+        return self._configured(
+            kind(client or client_of(self), name_of(name), timeout, **options), name
         )
-        return self._configured(lock, name)
 
     def _several(
         self,
@@ -261,13 +236,12 @@ class LockCache(BaseCache):
             self._configured(member, names[member.name])
         return self._configured(lock, ", ".join(names[name] for name in lock.name))
 
-    def _fallback(self, options: dict[str, object]) -> dict[str, object]:
+    def _choose_policy(self, options: dict[str, object]) -> None:
         given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
         check_policy(given, critical)
         policy = "raise" if critical else given or self.conf.ON_REDIS_DOWN
-        if policy == "raise":
-            return {}
-        return {"on_redis_down": policy, "local_folder": self.conf.LOCAL_LOCK_FOLDER}
+        if policy != "raise":
+            options.update(on_redis_down=policy, local_folder=self.conf.LOCAL_LOCK_FOLDER)
 
     def _configured(self, lock: AnyLock, key: str) -> AnyLock:
         lock.cache, lock.cache_key = self, key
@@ -340,11 +314,8 @@ class LockCache(BaseCache):
 
 
 @cache
-def _lock_class(asynchronous: bool, on_several_servers: bool, falls_back: bool) -> Any:
-    name = "Redlock" if on_several_servers else "Lock"
-    name = f"{'Async' if asynchronous else ''}{'Fallback' if falls_back else ''}{name}"
-    if falls_back:
-        return getattr(part("fallback"), name)
+def _lock_class(asynchronous: bool, on_several_servers: bool) -> Any:
+    name = f"{'Async' if asynchronous else ''}{'Redlock' if on_several_servers else 'Lock'}"
     return getattr(part("redlock") if on_several_servers else locking, name)
 
 
@@ -386,7 +357,7 @@ def lock_cache(alias: str) -> LockCache:
     if isinstance(cache, LockCache):
         return cache
     if alias in settings.CACHES:
-        raise BackendCannotLock(alias)
+        raise plain.BackendCannotLock(alias)
     known = ", ".join(map(repr, lock_caches())) or "none"
     raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")
 

@@ -52,7 +52,6 @@ EXPECTED_AFTER_MISSES = 3
 _cold_reads: WeakKeyDictionary[Server, threading.Lock] = WeakKeyDictionary()
 after_fork(_cold_reads.clear)
 
-
 #: The errors of an outage, or of a command that Redis refuses.
 FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
@@ -309,20 +308,22 @@ class CacheReader(LockCache):
             raise error
         return error
 
-    def _first_read(self, key: str, version: int | None) -> FirstRead:
-        """Read a value that is never stale, unless it is probably missing: the query for the leader
+    def _reads_first(self) -> bool:
+        """False for a value that is never stale and probably missing: the query for the leader
         reads it, too."""
-        began, value, outage = time.monotonic(), MISSING, None
-        if self._expects_miss() and not in_flight and self._read_path().is_direct:
-            return FirstRead(MISSING, began, unseen=True)
-        try:
-            value = self._read_or_join(key, version)
-        except ConnectionInterrupted as error:
-            outage = self._without_redis(error.__cause__ or error)
-        except Exception as error:
-            runner = ThreadRunner(self._lock_client())
-            runner.do(self._check_decoding(runner, error, key, version))
-        return FirstRead(value, began, time.monotonic() - began, False, True, outage)
+        probably_there = self._misses_in_a_row < EXPECTED_AFTER_MISSES
+        return probably_there or bool(in_flight) or not self._read_path().is_direct
+
+    def _outage_of_read(
+        self, error: Exception, key: str, version: int | None
+    ) -> BaseException | None:
+        """Why Redis is unavailable, after a read failed with ``error``. Raises that, unless the
+        value cannot be decoded."""
+        if isinstance(error, ConnectionInterrupted):
+            return self._without_redis(error.__cause__ or error)
+        runner = ThreadRunner(self._lock_client())
+        runner.do(self._check_decoding(runner, error, key, version))
+        return None
 
     def _first_read_steps(
         self, runner: Runner, nkey: bytes, key: str, version: int | None, chosen: GetOrSetOptions
@@ -354,11 +355,9 @@ class CacheReader(LockCache):
             except Undecodable:
                 return FirstRead(MISSING, began, seconds, outage=outage)
         is_stale = stored is not None and 0 <= int(stored[1]) <= stale
-        unseen = stored is None and (reads or self._expects_miss())
+        expected = self._misses_in_a_row >= EXPECTED_AFTER_MISSES
+        unseen = stored is None and (reads or expected)
         return FirstRead(value, began, seconds, is_stale, unseen, outage)
-
-    def _expects_miss(self) -> bool:
-        return self._misses_in_a_row >= EXPECTED_AFTER_MISSES
 
     def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps[object]:
         """The stored value with its remaining lifetime; None if there is none, or if this read is

@@ -34,9 +34,9 @@ _library: Library = []
 # token_at(number): the same, and the token at the place, false if there is none. What is no token
 # is somebody's data at the key of place 1, and an error; at another place it will be replaced.
 #
-# find(token): use the place that the token holds, if it is not the present one, and return what is
-# there: a caller whose reply was lost does not know its place, and neither does one that acts for a
-# token.
+# use_place_with(token): use the place that the token holds, if it is not the present one; returns
+# what is there: a caller whose reply was lost does not know its place, and neither does one that
+# acts for a token.
 _USE_PLACE = shared(
     """
 local name, owner, places = KEYS[1], KEYS[4], string.sub(KEYS[2], 1, -7) .. 'place:'
@@ -61,7 +61,7 @@ local function token_at(number)
   return type(token) == 'string' and token
 end
 
-local function find(token)
+local function use_place_with(token)
   local here = redis.call('GET', KEYS[1])
   if here == token then return here end
   for number = 2, max_places() do
@@ -121,11 +121,11 @@ _library += common
 shared(IS_KNOWN, _library)
 shared(RECORD, _library)
 
-# unregister(waiter): it waits no more. Two releases may have made grants for it; those that have no
-# waiter are taken back.
+# waits_no_more(waiter): leaves the queue. Two releases may have made grants for it; those that have
+# no waiter are taken back.
 _UNREGISTER = shared(
     """
-local function unregister(waiter)
+local function waits_no_more(waiter)
   if waiter == '' then return end
   redis.pcall('ZREM', KEYS[3], waiter)
   local grants = untaken_grants()
@@ -235,7 +235,7 @@ PLACE_LEAVE = script(LEAVE_BODY, _library, urgent=True)
 #: returns 1, or 0 if the grant is over
 #: atomic for the same reason as TAKE_GRANT.
 PLACE_TAKE_GRANT = script(
-    f"unregister(ARGV[3]) use_place(tonumber(ARGV[7])){TAKE_GRANT_BODY}", _library
+    f"waits_no_more(ARGV[3]) use_place(tonumber(ARGV[7])){TAKE_GRANT_BODY}", _library
 )
 
 #: As WATCH: grant the places of holders that have vanished, one for each member of the caller's
@@ -269,7 +269,7 @@ return {earliest_end(), now(), made > 0 and 1 or 0, unpack(vanishings)}
 #: returns as RELEASE
 #: atomic for the same reason as RELEASE.
 PLACE_RELEASE = script(
-    f"holder = find(ARGV[1]){RELEASE_BODY}",
+    f"holder = use_place_with(ARGV[1]){RELEASE_BODY}",
     _library,
     first=RELEASE_FIRST % "KEYS[4]",
     urgent=True,
@@ -289,7 +289,7 @@ PLACE_RESET = script(RESET_BODY, _library)
 #: ARGV  as EXTEND's, then the limit
 #: returns as EXTEND
 #: atomic for the same reason as EXTEND.
-PLACE_EXTEND = script(f"find(ARGV[1]){EXTEND_BODY}", _library, urgent=True)
+PLACE_EXTEND = script(f"use_place_with(ARGV[1]){EXTEND_BODY}", _library, urgent=True)
 
 #: The holders of all places.
 #:

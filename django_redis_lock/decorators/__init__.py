@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from asgiref.sync import sync_to_async
 
 from .cached import CachedFunction, cached, cached_page
-from .key_template import Names, Template, names_from, short
+from .key_template import Names, Template, namer, names_from, short
 from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
 from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
-from .transactions import after_commit
+from .transactions import after_commit, wait_for
 from .views import is_api_view, is_dispatch, view_of
-from .wrapper import LockedFunction, around_handlers, declarations, decorate
+from .wrapper import (
+    LockedFunction,
+    around_handlers,
+    celery_task,
+    declarations,
+    decorate,
+    is_django_task,
+)
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -37,14 +44,18 @@ __all__ = [
     "around_handlers",
     "cached",
     "cached_page",
+    "celery_task",
     "current_lock",
     "declarations",
     "interrupt_main_thread",
     "is_api_view",
     "is_dispatch",
+    "is_django_task",
     "locked",
+    "namer",
     "outages_not_logged",
     "view_of",
+    "wait_for",
 ]
 
 P = ParamSpec("P")

@@ -117,7 +117,9 @@ def cached(
     return decorate(target) if callable(target) else decorate
 
 
-def _cached_function(function: Any, key: Any, using: str, options: dict[str, object]) -> object:
+def _cached_function(
+    function: Any, key: str | Callable[..., str] | None, using: str, options: dict[str, object]
+) -> object:
     if isinstance(function, type) or not hasattr(function, "__qualname__"):
         raise TypeError(f"cached() decorates functions, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -146,11 +148,11 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, obj
         return NamedKey.of(name, args, kwargs) if callable(key) else name(args, kwargs)
 
     def method(name: str, computes: bool, **options: object) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             compute = (functools.partial(function, *args, **kwargs),) if computes else ()
             return getattr(value_cache(using), name)(key_of(args, kwargs), *compute, **options)
 
-        async def acall(*args: object, **kwargs: object) -> Any:
+        async def acall(*args: object, **kwargs: object) -> object:
             compute = (functools.partial(function, *args, **kwargs),) if computes else ()
             made = await made_for_task(key_of, args, kwargs, by_function=callable(key))
             return await getattr(value_cache(using), f"a{name}")(made, *compute, **options)
@@ -254,7 +256,7 @@ def _cached_view(
             request, lambda request: view(request, *args, **kwargs), asynchronous=asynchronous
         )
 
-    async def acall(request: object, *args: object, **kwargs: object) -> Any:
+    async def acall(request: object, *args: object, **kwargs: object) -> object:
         return await call(request, *args, **kwargs)
 
     return functools.update_wrapper(acall if asynchronous else call, view)

@@ -157,7 +157,7 @@ class TransactionWatch:
         method = getattr(connection, name)
 
         @functools.wraps(method)
-        def overlay(*args: object, **kwargs: object) -> Any:
+        def overlay(*args: object, **kwargs: object) -> object:
             within = self._within
             try:
                 self._within = True

@@ -96,7 +96,7 @@ def refuse_object(target: object) -> None:
         )
 
 
-def complete(result: object, dotted: str) -> Any:
+def complete(result: object, dotted: str) -> object:
     """``result``. Raises TypeError if some of what the function ``dotted`` has returned has yet to
     run, when its lock is released."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result):

@@ -98,21 +98,21 @@ class LockedFunction:
             _declared.add(self)
         return wrapper
 
-    def _wrapper(self) -> Callable[..., Any]:
+    def _wrapper(self) -> Callable[..., object]:
         function = self.function
         if _is_async(function):
 
-            async def acall(*args: object, **kwargs: object) -> Any:
+            async def acall(*args: object, **kwargs: object) -> object:
                 return await self.arun(args, kwargs)
 
             return acall
 
-        def call(*args: object, **kwargs: object) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return self.run(args, kwargs)
 
         if is_dispatch(function):
 
-            def dispatch(*args: object, **kwargs: object) -> Any:
+            def dispatch(*args: object, **kwargs: object) -> object:
                 # Django awaits the result if the view's methods are coroutine functions.
                 view = view_of(function, args)
                 if view is not None and view.view_is_async:
@@ -124,7 +124,7 @@ class LockedFunction:
 
     # -- threads -----------------------------------------------------------------------------
 
-    def run(self, args: Args, kwargs: Kwargs) -> Any:
+    def run(self, args: Args, kwargs: Kwargs) -> object:
         section = Section(self.options, self.name_of(args, kwargs), self.target, self.group)
         if not (args and isinstance(args[0], BaseCommand)):
             if self.options.on_lost == "terminate":
@@ -211,7 +211,7 @@ class LockedFunction:
 
     # -- tasks -------------------------------------------------------------------------------
 
-    async def arun(self, args: Args, kwargs: Kwargs) -> Any:
+    async def arun(self, args: Args, kwargs: Kwargs) -> object:
         by_function = callable(self.options.key)
         name = await made_for_task(self.name_of, args, kwargs, by_function=by_function)
         section = Section(self.options, name, self.target, self.group, asynchronous=True)
@@ -393,7 +393,7 @@ def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
     authenticated, and a request that is not permitted takes no lock."""
     initial = target.initial
 
-    def handle(self: Any, request: object, *args: object, **kwargs: object) -> Any:
+    def handle(self: Any, request: object, *args: object, **kwargs: object) -> object:
         return self._unwrapped[handle](request, *args, **kwargs)
 
     wrapped = wrap(handle)

@@ -22,7 +22,7 @@ from .. import threads
 from ..clock import time
 from ..extension import PartMissing, part
 from ..protocol import Call, Reply
-from ..threads import Mutex, after_fork, get_logger
+from ..threads import Mutex, ThreadEvent, after_fork, get_logger
 from ..transport import RawConnection, Server, is_outage
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0
 #: How long a process waits at its end, for its jobs and then for its notices.
 FLUSH_SECONDS = 1.0
+#: How long the first caller in a process waits for the keeper's imports.
+LOADING_SECONDS = 2.0
 #: Between two attempts to release what others wait for; if they are refused; and of all attempts:
 #: during an outage there are more and more of such jobs.
 MAX_PAUSE_SECONDS, REFUSED_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 30.0, 3600.0
@@ -168,9 +170,9 @@ class Keeper:
     def _exchanges(self) -> Exchanges:
         # Not a ``cached_property``: before Python 3.12 that has a mutex, which a forked child may
         # find locked.
-        loaded = self._loaded or import_module(f"{__name__}.exchange").Exchanges()
-        self._loaded = loaded
-        return loaded
+        if self._loaded is None:
+            self._loaded = import_module(f"{__name__}.exchange").Exchanges()
+        return self._loaded
 
     def add(self, job: Job) -> None:
         with self._mutex:
@@ -240,13 +242,17 @@ class Keeper:
             heapq.heapify(self._due)
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="django_redis_lock keeper", daemon=True)
+        loaded = ThreadEvent()
+        thread = threading.Thread(
+            None, self._run, "django_redis_lock keeper", (loaded,), daemon=True
+        )
         self._thread = thread
         self._wakes_at = -math.inf
 
         def failed(error: RuntimeError) -> None:
             if self._thread is thread:
                 self._thread = None
+            loaded.set()
             # Figures are written without it as the process ends.
             if any(job.deadline_scale < math.inf or job.flush_at_exit for job in self.jobs()):
                 logger.warning(
@@ -254,14 +260,19 @@ class Keeper:
                 )
 
         try:
-            _ = self._exchanges  # Made before the first thread, which nothing may end.
             threads.start(thread, failed)
+            if self._loaded is None:
+                loaded.wait(LOADING_SECONDS)
         except BaseException:
             self._thread = None  # It may run after all.
             raise
 
-    def _run(self) -> None:
+    def _run(self, loaded: ThreadEvent) -> None:
         threads.this_thread.is_keeper = True
+        # Not in the caller's thread: a signal handler may interrupt that in an import.
+        with suppress(Exception):  # What is missing raises again where it is used.
+            self._exchanges.load()
+        loaded.set()
         with self._mutex:
             if self._thread is None:  # A signal handler interrupted the one who started it.
                 self._thread = threading.current_thread()
@@ -274,7 +285,8 @@ class Keeper:
             except BaseException:
                 with suppress(Exception):  # Out of memory.
                     logger.exception("Unexpected error in the keeper thread; it continues")
-                self._exchanges.close()
+                if self._loaded is not None:
+                    self._loaded.close()
                 self._requeue(self.jobs())  # Some may be off the heap.
                 time.sleep(0.1)
 
@@ -298,7 +310,7 @@ class Keeper:
                     idle_until = now + IDLE_SECONDS
                 elif now >= idle_until:
                     self._thread = None
-                    self._close_links()
+                    self._exchanges.end()
                     return None
                 self._condition.wait(min(self._wakes_at - now, pause, LOOK_SECONDS))
         return None
@@ -334,12 +346,6 @@ class Keeper:
         """What has come due while replies were waited for."""
         with self._mutex:
             return self._pop_due(time.monotonic())
-
-    def _close_links(self) -> None:
-        servers = self._exchanges.servers
-        self._exchanges.close()
-        for server in servers:
-            server.close(but=1)
 
 
 _keeper = Keeper()

@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from time import monotonic as awake
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time, time
-from ..extension import OnUse
+from ..extension import PACKAGE, OnUse, part
 from ..protocol import Call, Reply
 from ..threads import get_logger
 from ..transport import RawConnection, Server, pack, readable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ..transport import over_a_loop
     from . import Job
 else:
-    over_a_loop = OnUse("transport.over_a_loop")
+    over_a_loop = OnUse("transport.over_a_loop", in_keeper=True)
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -85,10 +86,15 @@ class Link:
         return self.checking or bool(self.unanswered)
 
     @property
+    def has_unsent(self) -> bool:
+        return bool(self.waiting or self.called)
+
+    @property
     def pause(self) -> float:
         """The seconds until more can be sent, ``inf`` if nothing is to be sent."""
-        idle = self.has_asked or not (self.waiting or self.called)
-        return math.inf if idle else max(0.0, self.resumes_at - awake())
+        if self.has_asked or not self.has_unsent:
+            return math.inf
+        return max(0.0, self.resumes_at - awake())
 
     def next(self) -> tuple[Job, Call | None]:
         """The job whose call is to be sent next."""
@@ -191,9 +197,12 @@ class Exchanges:
         self._timeout = REPLY_TIMEOUT_SECONDS
         self._done: list[Job] = []
 
-    @property
-    def servers(self) -> list[Server]:
-        return list(self._links)
+    @staticmethod
+    def load() -> None:
+        """Load all that jobs use. Later, the process may fork at any moment."""
+        for module in OnUse.in_keeper:
+            import_module(f"{PACKAGE}.{module}")
+        part("instant_loss")
 
     def begin(self, jobs: Iterable[Job], shortest: float) -> None:
         """Do ``jobs``. ``shortest``: the seconds that the shortest lifetime lasts."""
@@ -221,8 +230,8 @@ class Exchanges:
     def _link(self, server: Server) -> Link:
         link = self._links.get(server)
         if link is None:
-            for old in [each for each in self._links if each.retired]:
-                if not self._links[old].unanswered:
+            for old, unused in list(self._links.items()):
+                if old.retired and not (unused.has_asked or unused.has_unsent):
                     self._links.pop(old).drop()
             link = self._links[server] = Link(server)
         return link
@@ -341,3 +350,10 @@ class Exchanges:
                 link.drop()
         self._links.clear()
         self._done.clear()
+
+    def end(self) -> None:
+        """The keeper's thread ends: close idle connections to its servers, too."""
+        servers = list(self._links)
+        self.close()
+        for server in servers:
+            server.close(but=1)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -237,11 +237,11 @@ class AsyncLock(LockOperations):
     def _entered(self) -> None:
         super()._entered()
         hold = self.local.hold
-        if hold is not None and self.cancel_on_lost and hold.cancellation is None:
-            hold.cancellation = LossCancellation()
-            hold.cancellation.depth = self._depth()
+        if hold is not None and self.cancel_on_lost and hold not in cancellations:
+            cancellation = cancellations[hold] = LossCancellation(self._depth())
+            hold.also_on_lost = {**hold.also_on_lost, ref(cancellation): cancellation.request}
             if hold.lost:
-                hold.cancellation.request()
+                cancellation.request()
 
     def _depth(self) -> int:
         entry: Entry | None = self.local.entry
@@ -250,11 +250,11 @@ class AsyncLock(LockOperations):
     def _is_cancelled_by_loss(self, error: BaseException | None) -> bool:
         """The block ends with ``error``: whether this lock has cancelled it."""
         hold: Hold | None = self.local.hold
-        cancellation = hold.cancellation if hold else None
+        cancellation = None if hold is None else cancellations.get(hold)
         if hold is None or cancellation is None or cancellation.depth != self._depth():
             return False  # If any, that of a block around this one.
-        hold.cancellation = None
-        return bool(cancellation.has_caused(error))
+        del cancellations[hold]
+        return cancellation.has_caused(error)
 
     def _lost_error(self) -> LockLost:
         reason = self.lost_reason
@@ -319,12 +319,14 @@ class LossCancellation:
     """``cancel_on_lost``: cancels the present task when its lock is lost, as ``asyncio.timeout``
     does when the time is over: at most once, and not after the block has ended. The block then
     raises ``LockLost`` instead of the ``CancelledError``, unless another caller has cancelled the
-    task too."""
+    task too.
 
-    #: How often the task was inside the lock, by re-entry, when the block began.
-    depth = 0
+    Args:
+        depth: how often the task was inside the lock, by re-entry, when the block began.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -350,6 +352,10 @@ class LossCancellation:
         if sys.version_info >= (3, 11) and self._task.uncancel() > self._requests_before:
             return False
         return isinstance(error, asyncio.CancelledError)
+
+
+#: By the hold of the block.
+cancellations: WeakKeyDictionary[Hold, LossCancellation] = WeakKeyDictionary()
 
 
 def _is_cancelled_already(task: asyncio.Task[object]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from collections.abc import Callable
 from functools import cached_property
@@ -13,7 +14,7 @@ from .. import events
 from ..clock import time
 from ..events import Subject, check_group
 from ..exceptions import LockError, LockNotOwnedError
-from ..extension import OnUse
+from ..extension import OnUse, part
 from ..keeper import DeferredRelease, keeper
 from ..protocol import (
     AcquireRequest,
@@ -83,6 +84,8 @@ class BaseLock:
             reentrant, too. The last ``release`` releases the lock.
         limit: how many may hold the lock at a time, each in a place with its own token, lifetime
             and fence. If processes have different limits, the larger one counts.
+        on_redis_down: ``"raise"``; ``"local"``: take a lock of this host, in ``local_folder``; it
+            is held also while Redis answers; ``"run"``: go ahead without a lock.
 
     Attributes:
         cache: the cache backend it came from, None if from none; there it is ``cache_key``.
@@ -123,6 +126,8 @@ class BaseLock:
         grant_timeout: float = 2.0,
         reentrant: bool = False,
         limit: int = 1,
+        on_redis_down: str | None = None,
+        local_folder: str | os.PathLike[str] | None = None,
         **unknown: Never,
     ) -> None:
         if unknown:
@@ -161,6 +166,9 @@ class BaseLock:
         self.id = None if id is None else self._encode(check_token(id))
         if self.reentrant and id is not None:
             raise ValueError("reentrant and id exclude each other: a token does not name a caller")
+        if on_redis_down not in (None, "raise"):
+            part("fallback").check_policy(on_redis_down)
+        self.on_redis_down, self.local_folder = on_redis_down or "raise", local_folder
         self.local: State = self._new_state() if self.thread_local else State()
         if self.id is not None:
             self.local.token = self.id
@@ -177,18 +185,16 @@ class BaseLock:
     @cached_property
     def subject(self) -> Subject:
         """This lock, for events."""
-        name = self.cache_key
-        if name is None:
-            name = self.keys.lock.decode(errors="backslashreplace")
+        name = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
         return Subject.of(name, self.group, self.label, self._server(), self.cache)
 
     # -- without a round trip ----------------------------------------------------------------
 
     @property
     def fence(self) -> int | None:
-        """The fencing token of this acquisition: a strictly increasing integer."""
+        """The fencing token of this acquisition: a strictly increasing integer that Redis made."""
         hold: Hold | None = self.local.hold
-        return None if hold is None else hold.fence
+        return None if hold is None else hold.fence or None
 
     @property
     def place(self) -> int | None:
@@ -204,7 +210,8 @@ class BaseLock:
     @property
     def degraded(self) -> str | None:
         """How the lock is held without Redis, as ``on_redis_down`` says; else None."""
-        return None
+        hold: Hold | None = self.local.hold
+        return None if hold is None or hold.ended else hold.degraded
 
     @property
     def lost(self) -> bool:
@@ -268,7 +275,7 @@ class BaseLock:
 
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold
-        endless = self.renew or self.timeout is None
+        endless = self.renew or self.timeout is None or self.degraded
         if endless and self.thread_local and hold is not None and hold.is_valid:
             raise LockError(
                 "This lock object already holds the lock in this thread or task, and would wait "

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .. import events
 from ..clock import time
@@ -21,7 +21,6 @@ from ..events import Lost, Subject, group_of
 from ..extension import OnUse
 from ..keeper import DeferredRelease, Job, SentOnce, keeper
 from ..protocol import (
-    RENEW,
     Acquisition,
     Call,
     LockKeys,
@@ -38,12 +37,16 @@ from ..protocol import (
     printable,
     process_id,
     release_call,
+    renew_call,
 )
 from ..threads import Mutex, after_fork, free_after_fork, get_logger
 from ..transport import Server
 
-records, causes = OnUse("locking.records"), OnUse("locking.causes")
-activities = OnUse("protocol.activities")
+if TYPE_CHECKING:
+    from .records import Heartbeat
+
+records, causes = OnUse("locking.records", in_keeper=True), OnUse("locking.causes", in_keeper=True)
+activities = OnUse("protocol.activities", in_keeper=True)
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -53,8 +56,6 @@ logger = get_logger("django_redis_lock.keeper")
 DESCRIBE_AFTER = 0.5
 #: Between two looks at a held lock that has no lifetime.
 CHECK_INTERVAL_SECONDS = 10.0
-#: In which Redis says why a lock is gone.
-ASKING_SECONDS = 0.05
 
 
 class Hold:
@@ -75,16 +76,18 @@ class Hold:
     """
 
     ended = _lost = False
-    #: Why it was lost; and whether it is, though that is not known yet.
-    reason, missing = "", False
+    #: Why it was lost.
+    reason = ""
     _confirmed_at = -math.inf
-    #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
-    #: and never changed: the keeper may be reading it.
-    inner_on_lost: Mapping[weakref.ref[Any], Callable[[], object]] = {}
+    #: What else is called when it is lost, while the key lives: the ``on_lost`` of callers that
+    #: have gone in again (see ``Entry``), what cancels a task. A dict that is replaced and never
+    #: changed: the keeper may be reading it.
+    also_on_lost: Mapping[weakref.ref[Any], Callable[[], object]] = {}
     #: The holder's task, None for a thread and for a task that is not known.
     task: weakref.ref[Any] | None = None
-    #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
-    cancellation: Any = None
+    #: How it is held without Redis; and what its end gives back in addition.
+    degraded: str | None = None
+    on_end: Callable[[], object] | None = None
     #: The reply that confirms a grant; None: none is to come.
     pending: PendingLifetime | None = None
     #: Of all holds: it is kept for a few lines only.
@@ -151,11 +154,11 @@ class Hold:
     def lost(self) -> bool:
         if self.ended:
             return self._lost
-        if time.monotonic() < self.deadline and not self.missing:
+        if time.monotonic() < self.deadline:
             return False
         self.confirm()
         # The keeper may have ended it at the same time.
-        return self._lost if self.ended else self.missing or time.monotonic() >= self.deadline
+        return self._lost if self.ended else time.monotonic() >= self.deadline
 
     @property
     def is_valid(self) -> bool:
@@ -190,7 +193,10 @@ class Hold:
             self.held_until(until, self.began)
 
     def end(self) -> None:
+        """Its holder releases it. A second call completes one that was interrupted."""
         self.ended = True
+        if self.on_end is not None:
+            self.on_end()
 
     def warn(self) -> None:
         self.warns_at = math.inf
@@ -224,8 +230,8 @@ class Hold:
         return True
 
     def _tell_holder(self) -> None:
-        inner = (tell for caller, tell in self.inner_on_lost.items() if caller())
-        for tell in (self.on_lost, *inner, self.cancellation and self.cancellation.request):
+        others = (tell for key, tell in self.also_on_lost.items() if key())
+        for tell in (self.on_lost, *others):
             if tell is not None:
                 try:
                     tell()
@@ -248,10 +254,8 @@ class Renewal(Job):
     #: Whether Redis has the description of the holder.
     named = False
     _naming = False
-    #: Redis does not have the lock any more, and is asked why before everybody is told: whether the
-    #: lifetime was not over, and the ``causes.Question``.
-    _early: bool | None = None
-    _question: Any = None
+    #: That of this process on the server, once it has the description.
+    _heartbeat: Heartbeat | None = None
 
     def __init__(self, server: Server, hold: Hold) -> None:
         super().__init__(server, math.inf)
@@ -280,13 +284,13 @@ class Renewal(Job):
         keeper().discard(self)
         if latest.get(key := (self.server, self.hold.keys.lock)) is self:
             latest.pop(key, None)
-        if self.named:
-            records.Heartbeat.leave(self)
+        if self._heartbeat is not None:
+            self._heartbeat.leave(self)
 
     def _described(self) -> None:
         if not self.named:
             self.named = True
-            records.Heartbeat.join(self)
+            self._heartbeat = records.Heartbeat.join(self)
 
     def schedule(self, last: float) -> None:
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
@@ -308,13 +312,6 @@ class Renewal(Job):
             if hold.lost:  # With another name.
                 self.emit("lost", hold.reason)
             return None
-        if self._early is not None:
-            of_it = (self.server, hold.keys, hold.token, self._early, hold)
-            self._question = causes.Question(*of_it)
-            return cast("Call", self._question.call)
-        if hold.missing:  # Another server is asked.
-            self.due = now + ASKING_SECONDS
-            return None
         hold.confirm()
         if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
             renewing = self._renewing(now)
@@ -329,8 +326,7 @@ class Renewal(Job):
             logger.warning(message, hold.log_fields())
         self._naming = True
         fields = () if self.named else (*hold.owner().fields(), *self._lock_fields())
-        wanted = self._wanted(now)
-        return Call(RENEW, hold.keys.renewed, (hold.token, wanted, hold.attempt, *fields))
+        return renew_call(hold.keys, hold.token, hold.attempt, *fields, wanted=self._wanted(now))
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold
@@ -367,15 +363,14 @@ class Renewal(Job):
         event = records.note_call(*of_it, server=self.server)
         keeper().add(SentOnce(self.server, event))
 
-    def _ask_why(self, early: bool) -> None:
-        """``early``: see ``causes.Question``."""
-        self.hold.missing = True
-        self._early, self.due, self.flush_at_exit = early, time.monotonic(), True
+    def _is_gone(self, reply: Reply, early: bool) -> None:
+        self._lose(causes.cause(reply, self.server, self.hold.token, early, self.hold))
 
     def _lose(self, reason: str) -> None:
-        self.stop()
+        self.flush_at_exit = True  # Until everybody is told.
         if self.hold.lose(reason):
             self.emit("lost", reason)
+        self.stop()
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
@@ -391,22 +386,16 @@ class Renewal(Job):
         return -1 if hold.lifetime is None else milliseconds(min(hold.lifetime, until - now))
 
     def answered(self, value: Reply, sent_at: float) -> None:
-        if self._question is not None:
-            self._lose(self._question.answer(value))
-            return
-        renewed = parse_renew(value, sent_at)
+        renewed, hold = parse_renew(value, sent_at), self.hold
         if renewed is None:
-            self._ask_why(sent_at < self.hold.deadline)
+            self._is_gone(value, early=sent_at < hold.deadline)
             return
         self._described()
-        self.hold.pending = None
-        self.hold.held_until(renewed.until, sent_at)
+        hold.pending = None
+        hold.held_until(renewed.until, sent_at)
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
-        if self._early is not None:
-            self._lose(causes.UNKNOWN)
-            return
         level = logging.WARNING if self._renewing(now) else logging.INFO
         fields = self.hold.log_fields(error=error)
         logger.log(level, "Could not renew the lock %(lock)s: %(error)s", fields)

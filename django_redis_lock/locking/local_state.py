@@ -7,7 +7,7 @@ import copy
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from .hold import Hold, latest
@@ -41,7 +41,6 @@ class State:
     token: bytes | None = None
     hold: Hold | None = None
     renewal: Renewals | None = None
-    file_lock: Any = None
     entry: Entry | None = None
     #: The task whose state it is.
     task: ref[asyncio.Task[object]] | None = None
@@ -98,13 +97,12 @@ class Entry:
         assert state.hold is not None
         self.hold: Hold = state.hold
         self.renewal = state.renewal
-        self.file_lock = state.file_lock
         self.timeout = timeout
         self.min_hold = min_hold
         #: By the state of the lock object that was used. One that is collected without a release,
         #: after an interrupt, does not count any more.
         self._times: WeakKeyDictionary[State, int] = WeakKeyDictionary({state: 1})
-        self.hold.inner_on_lost = {}
+        self.hold.also_on_lost = {}
 
     @property
     def depth(self) -> int:
@@ -118,14 +116,13 @@ class Entry:
         to that of the acquisition."""
         times = self.times(state)
         if not times and on_lost is not None:
-            self.hold.inner_on_lost = {**self.hold.inner_on_lost, ref(state): on_lost}
+            self.hold.also_on_lost = {**self.hold.also_on_lost, ref(state): on_lost}
         if not self.hold.is_valid:
             self._forget_on_lost(state)
             return False
         state.entry = self  # An interrupt may come after each line: now it can be undone.
         self._times[state] = times + 1
         state.token, state.hold, state.renewal = self.hold.token, self.hold, self.renewal
-        state.file_lock = self.file_lock
         return True
 
     def leave(self, state: State) -> bool:
@@ -139,14 +136,14 @@ class Entry:
         self._times.pop(state, None)  # First: an interrupt may come after each line.
         self._forget_on_lost(state)
         left = copy.copy(self.hold)  # What it was stays known to the handle.
-        left.end()
+        left.ended = True
         state.token, state.hold = None, left
-        state.renewal = state.file_lock = state.entry = None
+        state.renewal = state.entry = None
         return bool(times)  # Else an interrupt has cut short how it was left before.
 
     def _forget_on_lost(self, state: State) -> None:
-        kept = self.hold.inner_on_lost.items()
-        self.hold.inner_on_lost = {s: tell for s, tell in kept if s() not in (state, None)}
+        kept = self.hold.also_on_lost.items()
+        self.hold.also_on_lost = {s: tell for s, tell in kept if s() not in (state, None)}
 
 
 #: By caller and lock. A task is not inside what the task or thread that started it holds.

@@ -12,7 +12,7 @@ import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
 
@@ -31,6 +31,7 @@ from ..protocol import (
     Refused,
     Reply,
     Taken,
+    as_bytes,
     milliseconds,
     parse_acquire,
     printable,
@@ -95,6 +96,12 @@ class LockOperations(BaseLock):
     # -- acquire -----------------------------------------------------------------------------
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
+        if self.on_redis_down == "raise":
+            return self._acquire_in_redis(request, wait)
+        steps: Steps[bool] = part("fallback").Attempt(self, request, wait).steps()
+        return steps
+
+    def _acquire_in_redis(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
         asked_at, renewals = time.monotonic(), self._new_renewals()
         acquired = yield from self._obtain(request, wait)
         if acquired is None:
@@ -153,8 +160,11 @@ class LockOperations(BaseLock):
     # -- release -----------------------------------------------------------------------------
 
     def _release_steps(self) -> Steps[None]:
-        call = self._release_call(self._owned_token("release"))
-        hold, renewal = self.local.hold, self.local.renewal
+        token, hold, renewal = self._owned_token("release"), self.local.hold, self.local.renewal
+        if hold is not None and hold.degraded:
+            self._hand_to_keeper()  # Which has nothing to release.
+            return
+        call = self._release_call(token)
         # A release of this acquisition may have failed before, and perhaps only in the reply. Then
         # Redis has carried it out, and "not yours" is the reply to the second.
         again = hold is not None and hold.released
@@ -203,6 +213,10 @@ class LockOperations(BaseLock):
             return
         if self._is_anothers:
             return  # It has the lock after us.
+        if hold is not None and hold.degraded:
+            hold.end()
+            self._forget(hold)
+            return
         release = self._release_call(self._owned_token("release"))
         self._stop_renewal()
         self._hand_over(release)
@@ -212,8 +226,11 @@ class LockOperations(BaseLock):
     # -- extend and reacquire ----------------------------------------------------------------
 
     def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
-        call = self._extend_call(verb, seconds, replace)
         hold: Hold | None = self.local.hold
+        if hold is not None and hold.degraded:
+            self._owned_token(verb)
+            return True
+        call = self._extend_call(verb, seconds, replace)
         if hold is not None and hold.pending is not None:
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
@@ -277,20 +294,19 @@ class LockOperations(BaseLock):
         raise LockNotOwnedError(text, self._shown, reason=reason)
 
     def _why_steps(self, call: Call, early: bool | None, hold: Hold | None) -> Steps[str]:
-        """Why ``call`` did not find the lock; see ``causes.Question``."""
+        """Why ``call`` did not find the lock; see ``causes``."""
         if hold is not None and hold.reason:
             return hold.reason
-        keys = self.keys if hold is None else hold.keys
-        token: Any = call.args[0]
-        question, reply = causes.Question(self._servers[0], keys, token, early, hold), None
+        question, cause = causes.question(self, as_bytes(call.args[0]), early, hold)
+        reply = None
         with suppress(RedisError, OSError):
-            reply = (yield self._run(question.call)).value
-        return question.answer(reply)
+            reply = (yield self._run(question)).value
+        return cause(reply)
 
     # -- who holds it ------------------------------------------------------------------------
 
     def _holders_query(self) -> Query[list[HolderInfo]]:
-        return questions.holders_in_redis(self)
+        return questions.holders(self)
 
     def _owned_query(self) -> Query[bool]:
         return questions.owned(self)

@@ -66,8 +66,12 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def holders_in_redis(lock: LockOperations) -> Query[list[HolderInfo]]:
-    return Query(holders_call(lock), partial(parse_holders, lock.limit))
+def holders(lock: LockOperations) -> Query[list[HolderInfo]]:
+    in_redis = Query(holders_call(lock), partial(parse_holders, lock.limit))
+    if lock.on_redis_down == "raise":
+        return in_redis
+    in_either: Query[list[HolderInfo]] = part("fallback").holders(lock, in_redis)
+    return in_either
 
 
 def holders_call(lock: LockOperations) -> Call:
@@ -101,8 +105,8 @@ def locked(lock: LockOperations) -> Query[bool]:
 
 def owned(lock: LockOperations) -> Query[bool]:
     hold: Hold | None = lock.local.hold
-    if lock.local.token is None:
-        return Query(None, lambda _: False)
+    if lock.local.token is None or lock.degraded:
+        return Query(None, lambda _: lock.degraded is not None)
     if hold is None and lock.limit > 1:
         query = lock._holders_query()
     else:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from redis.exceptions import NoPermissionError, ResponseError
 
@@ -54,23 +55,22 @@ class Heartbeat(Job):
     """Sends heartbeats, and listens, while this process holds described locks on ``server``."""
 
     def __init__(self, server: Server) -> None:
-        super().__init__(server, time.monotonic())
+        super().__init__(server, _next_beats.get(server, time.monotonic()))
         # A signal handler may come in between.
         self._mutex = free_after_fork(Mutex())
         self._renewals: dict[bytes, Renewal] = {}
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
-        #: When the next heartbeat is due; ``due`` may be earlier, to stop listening.
-        self._beat_at = self.due
         #: When the last one was sent, and the last one that Redis has lost (monotonic).
         self.sent_at = self.forgotten_at = -math.inf
         self._subscription: Any = None
 
     @classmethod
-    def join(cls, renewal: Renewal) -> None:
+    def join(cls, renewal: Renewal) -> Heartbeat:
+        """That of the server, which from now on reports changes of this lock."""
         server = renewal.server
-        if server.heartbeat is None:
-            server.heartbeat = cls(server)
-        beat: Heartbeat = server.heartbeat
+        beat = heartbeats.get(server)
+        if beat is None:
+            beat = heartbeats[server] = cls(server)
         with beat._mutex:
             was_empty = not beat._renewals
             beat._renewals[renewal.hold.keys.lock] = renewal
@@ -80,18 +80,16 @@ class Heartbeat(Job):
             if beat not in keeper():
                 keeper().add(beat)
             elif was_empty:
-                keeper().reschedule(beat, beat._beat_at)
+                keeper().reschedule(beat, _next_beats.get(server, time.monotonic()))
+        return beat
 
-    @staticmethod
-    def leave(renewal: Renewal) -> None:
-        beat: Heartbeat | None = renewal.server.heartbeat
+    def leave(self, renewal: Renewal) -> None:
         key = renewal.hold.keys.lock
-        if beat is not None:
-            with beat._mutex:
-                if beat._renewals.get(key) is renewal:
-                    beat._renewals.pop(key, None)
-                if not beat._renewals and beat in keeper():
-                    keeper().reschedule(beat, min(beat.due, time.monotonic() + LINGER_SECONDS))
+        with self._mutex:
+            if self._renewals.get(key) is renewal:
+                self._renewals.pop(key, None)
+            if not self._renewals and self in keeper():
+                keeper().reschedule(self, min(self.due, time.monotonic() + LINGER_SECONDS))
 
     def call(self, now: float) -> Call | None:
         with self._mutex:
@@ -101,7 +99,7 @@ class Heartbeat(Job):
             if self._renewals:
                 return self._call
             keeper().discard(self)
-            self.due = self._beat_at
+            self.due = _next_beats.get(self.server, now)
             if self._subscription is not None:
                 self._subscription.close()
                 self._subscription = None
@@ -118,14 +116,23 @@ class Heartbeat(Job):
         if not int(value) and self.sent_at > sent_at - DAY / 1000:
             self.forgotten_at = self.sent_at
         self.sent_at = sent_at
-        self._beat_at = self.due = sent_at + HEARTBEAT_EVERY
+        self._beats_at(sent_at + HEARTBEAT_EVERY)
 
     def failed(self, error: Exception, now: float) -> None:
         logger.info("Could not send a heartbeat: %s", error)
         pause = HEARTBEAT_EVERY if isinstance(error, ResponseError) else HEARTBEAT_EVERY / 4
         if isinstance(error, NoPermissionError):
             pause = math.inf
-        self._beat_at = self.due = now + pause
+        self._beats_at(now + pause)
+
+    def _beats_at(self, due: float) -> None:
+        _next_beats[self.server] = self.due = due
+
+
+#: By its server, as long as a lock that it has reported, or the keeper, refers to it; and when the
+#: next heartbeat is due, whose ``due`` may be earlier, to stop listening.
+heartbeats: WeakValueDictionary[Server, Heartbeat] = WeakValueDictionary()
+_next_beats: WeakKeyDictionary[Server, float] = WeakKeyDictionary()
 
 
 def last_heartbeats(client: Client, processes: Iterable[str]) -> dict[str, float]:

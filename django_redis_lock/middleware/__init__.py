@@ -161,7 +161,7 @@ def _celery_ends(task_id: str, **kwargs: object) -> None:
     _end(task_id)
 
 
-def _django_begins(task_result: Any, **kwargs: Any) -> None:
+def _django_begins(task_result: Any, **kwargs: object) -> None:
     _begin(task_result.task.module_path, task_result.id)
 
 

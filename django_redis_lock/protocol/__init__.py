@@ -16,11 +16,11 @@ from .acquisition import parse_acquire as parse_acquire
 from .acquisition import parse_grant as parse_grant
 from .acquisition import parse_renew as parse_renew
 from .acquisition import release_call as release_call
+from .acquisition import renew_call as renew_call
 from .keys import LockKeys as LockKeys
 from .keys import lock_keys as lock_keys
 from .keys import printable as printable
 from .lock_scripts import EXTEND as EXTEND
-from .lock_scripts import RENEW as RENEW
 from .owner import Owner as Owner
 from .owner import activity as activity
 from .owner import as_bytes as as_bytes

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 from ..clock import time
 from ..events import Subject
 from ..extension import part
-from .keys import LockKeys, wake_key
-from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH
-from .owner import new_token
+from .keys import INDEX, LockKeys, events_key, process_key, wake_key
+from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RENEW, TAKE_GRANT, WATCH
+from .owner import new_token, process_id
 from .script import Call, Reply
 from .validation import milliseconds
 
@@ -116,9 +116,17 @@ class Renewed(NamedTuple):
     until: float
 
 
-def parse_renew(reply: int, sent_at: float) -> Renewed | None:
-    """None: the token does not hold the lock."""
-    if reply == -2:
+def renew_call(keys: LockKeys, token: bytes, attempt: bytes, *fields: str, wanted: int = 0) -> Call:
+    """``wanted``: milliseconds to renew for; 0 leaves the lifetime as it is, -1 removes it.
+    ``fields``: names and values of the description."""
+    heartbeat = process_key(process_id()) if keys.held_index == INDEX else b""
+    mine = (token, wanted, attempt, events_key(keys.name), heartbeat)
+    return Call(RENEW, keys.renewed, (*mine, *fields))
+
+
+def parse_renew(reply: Reply, sent_at: float) -> Renewed | None:
+    """None: the token does not hold the lock; see ``parse_not_held``."""
+    if isinstance(reply, list):
         return None
     return Renewed(math.inf if reply < 0 else sent_at + reply / 1000)
 

@@ -40,6 +40,29 @@ def parse_watch(reply: Reply, sent_at: float) -> Watched:
     return Watched(pttl, Clock(server_us, sent_at), bool(untaken), holders)
 
 
+class NotHeld(NamedTuple):
+    """The reply to RENEW if the token does not hold the lock, with the traces of its end; each is
+    empty if there is none.
+
+    Attributes:
+        events: what RECORD_EVENT keeps.
+        last_fence: that of the index.
+        described: the id in the description.
+        heartbeat: what HEARTBEAT keeps of the process.
+        entry: that of the lock on the index, if it is free.
+    """
+
+    events: bytes = b""
+    last_fence: bytes = b""
+    described: bytes = b""
+    heartbeat: bytes = b""
+    entry: bytes = b""
+
+
+def parse_not_held(reply: Reply) -> NotHeld:
+    return NotHeld(*map(as_bytes, reply))
+
+
 def fence_of(described: Mapping[str, str], id: str) -> int | None:
     """The fence in the description of the holder with this id; None if it is not there (yet)."""
     # That of a chosen token has a fence before its holder describes itself.

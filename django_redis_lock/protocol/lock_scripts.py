@@ -267,11 +267,11 @@ end
 #: What a lock with places shares, too.
 common: Library = [each for each in shared_functions if each[1] not in _OF_PLACE]
 
-# may_take(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
+# is_takeable(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
 # what take returns if it could be, else nil. Out of memory, only a free lock is refused, before
-# anything is written. unregister(waiter): it waits no more. earliest_end(): the lifetime left.
+# anything is written. waits_no_more(waiter): leaves the queue. earliest_end(): the lifetime left.
 _TRY = shared("""
-local function may_take(holder, token, attempt)
+local function is_takeable(holder, token, attempt)
   if not holder then return true end
   local mine = holder == token
   if mine and attempt ~= '' then mine = by_attempt(attempt, false) end
@@ -280,12 +280,12 @@ end
 
 local function try(token, lifetime, attempt)
   local holder = redis.call('GET', KEYS[1])
-  if not may_take(holder, token, attempt) then return nil end
+  if not is_takeable(holder, token, attempt) then return nil end
   if holder then redis.call('DEL', KEYS[2]) end
   return take(token, lifetime, attempt, holder, 1)
 end
 
-local function unregister(waiter)
+local function waits_no_more(waiter)
   if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
 end
 
@@ -299,7 +299,7 @@ if ARGV[2] ~= '0' and ARGV[3] == '' and redis.call('EXISTS', KEYS[1], KEYS[2], K
   if fence then return fence end
 end
 
-if not may_take(redis.call('GET', KEYS[1]), ARGV[1], ARGV[3]) then
+if not is_takeable(redis.call('GET', KEYS[1]), ARGV[1], ARGV[3]) then
   if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
   return string.format('%d %d', redis.call('PTTL', KEYS[1]), now())
 end
@@ -332,7 +332,7 @@ LEAVE_BODY = """
 redis.call('DEL', KEYS[6])
 local fence, gone, number
 if ARGV[1] ~= '' then fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3]) end
-unregister(ARGV[4])
+waits_no_more(ARGV[4])
 redis.call('RPUSH', KEYS[6], 'leave')
 redis.call('PEXPIRE', KEYS[6], 2000)
 if fence then return {number, fence, now(), gone} end
@@ -363,7 +363,7 @@ end
 note(ARGV[2])
 return 1
 """
-TAKE_GRANT = script(f"unregister(ARGV[3]){TAKE_GRANT_BODY}")
+TAKE_GRANT = script(f"waits_no_more(ARGV[3]){TAKE_GRANT_BODY}")
 
 #: Release the lock, and pass it to the first live waiter. Until `rest` ms after the acquisition, it
 #: stays taken without a holder, by the token that is stored as the owner's `rests`.
@@ -407,20 +407,27 @@ if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end
 """
 RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]", urgent=True)
 
-#: What the keeper does for a held lock, or one place of it: push its end out (never pull it in),
-#: say who holds it, and when its keeper was last seen.
+#: What the keeper does for a held lock or place: push its end out, never in; describe the holder.
 #:
 #: KEYS  ``LockKeys.renewed``
 #: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
-#:       it ('' for any), then the owner's fields and values, if any
-#: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock
+#:       it ('' for any), the keys of its events and of its process's heartbeat ('' on a cluster),
+#:       then the owner's fields and values, if any
+#: returns the remaining lifetime as PTTL gives it, or ``NotHeld`` if this token does not hold it
 #: A lock that was renewed a moment ago stays as it is: a report of a change must not lead to the
-#: next.
-#: atomic because both must apply to this token's lock and to no other.
+#: next. No more KEYS: see ``LockKeys.renewed``; and who has no right to those two loses no lock.
+#: atomic because all must apply to this token's lock and to no other.
 RENEW = script(
     """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
-if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
+if redis.call('GET', KEYS[1]) ~= ARGV[1] or ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then
+  local function text(...)
+    local found = redis.pcall(...)
+    return type(found) == 'string' and found or ''
+  end
+  local entry = redis.call('EXISTS', KEYS[1]) == 0 and text('ZSCORE', KEYS[5], KEYS[1])
+  local fence, id = text('ZSCORE', KEYS[5], 'django_redis_lock:fence'), text('HGET', KEYS[4], 'id')
+  return {text('GET', ARGV[4]), fence, id, text('GET', ARGV[5]), entry or ''}
+end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 if left >= 0 and wanted * 0.99 > left then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -430,7 +437,7 @@ elseif left >= 0 and wanted < 0 then
   left = -1
 end
 redis.call('EXISTS', KEYS[1])  -- What comes last is a read: see ``Listener``.
-describe(left, 'seen', string.format('%d', now()), unpack(ARGV, 4))
+describe(left, 'seen', string.format('%d', now()), unpack(ARGV, 6))
 note(left < 0 and '0' or left)
 return left
 """,

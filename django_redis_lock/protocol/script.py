@@ -7,8 +7,8 @@ import re
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-#: The text of some functions that scripts share, by a pattern that matches a call of one of them.
-Library = list[tuple[re.Pattern[str], str]]
+#: The text of some functions that scripts share, by what calls of them begin with.
+Library = list[tuple[list[str], str]]
 shared_functions: Library = []
 
 
@@ -61,7 +61,7 @@ class Script:
 
     def _with_functions(self, source: str, known: str) -> str:
         for calls, functions in reversed(self._library):
-            if functions not in known and calls.search(source):
+            if functions not in known and any(call in source for call in calls):
                 source = f"{functions}\n{source}"
         return source
 
@@ -83,8 +83,7 @@ Reply: TypeAlias = Any
 
 def shared(functions: str, library: Library = shared_functions) -> str:
     """For each script that calls these functions; those behind a blank line, if it calls them. They
-    may call those that are shared before."""
+    may call those that are shared before. No name ends with another's."""
     for part in functions.split("\n\n"):
-        names = "|".join(re.findall(r"local function (\w+)", part))
-        library.append((re.compile(rf"(?<![.\w])({names})\("), part))
+        library.append((re.findall(r"local function (\w+\()", part), part))
     return functions

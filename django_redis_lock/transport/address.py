@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
@@ -32,6 +32,7 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from ..extension import PACKAGE
 from .refusals import refusal
 
 if TYPE_CHECKING:
@@ -132,20 +133,24 @@ def own_settings(connection_class: type, settings: Settings, timeout: float) -> 
     if issubclass(connection_class, AbstractConnection):
         # What a connection begins with (HELLO 3, SELECT 1), not by hiredis: see ``pack_words``.
         own["command_packer"] = PythonRespSerializer(6000, partial(_encode, own.get("encoding")))
-    named = own.keys() & {"driver_info", "lib_name", "lib_version"}
-    of_redis_py = issubclass(connection_class, (AbstractConnection, AsyncAbstractConnection))
-    if DriverInfo is not None and of_redis_py and not named:
-        own["driver_info"] = _driver()
+    name_driver(connection_class, own, "django-redis-lock")
     return own
 
 
+def name_driver(kind: type, settings: dict[str, Any], upstream: str = "") -> None:
+    """Complete the ``settings`` of connections with what CLIENT LIST shows. redis-py would look its
+    own version up on disk for each connection, which takes longer than connecting."""
+    named = settings.keys() & {"driver_info", "lib_name", "lib_version"}
+    of_redis_py = issubclass(kind, (AbstractConnection, AsyncAbstractConnection))
+    if DriverInfo is not None and of_redis_py and not named:
+        settings["driver_info"] = _driver(upstream)
+
+
 @cache
-def _driver() -> object:
-    """For CLIENT LIST. redis-py would look its own version up on disk for each connection, which
-    takes longer than connecting."""
-    driver = DriverInfo()
-    with suppress(PackageNotFoundError):  # The package was copied, not installed.
-        driver.add_upstream_driver("django-redis-lock", version("django-redis-lock"))
+def _driver(upstream: str) -> object:
+    driver = DriverInfo(lib_version=import_module("redis").__version__)
+    if upstream:
+        driver.add_upstream_driver(upstream, import_module(PACKAGE).__version__)
     return driver
 
 
@@ -243,16 +248,6 @@ def reader_for(connection: Any) -> Any:
 def refuse_to_connect() -> None:
     """redis-py's connect again before they send or read, to whatever server is there by then."""
     raise RedisConnectionError("The connection was closed.")
-
-
-def without_credentials(settings: Settings) -> str:
-    """An address without credentials."""
-    if database := settings.get("database"):
-        return str(database)
-    host = settings.get("host", "localhost")
-    host = f"[{host}]" if ":" in host else host  # Of IPv6.
-    where = settings.get("path") or f"{host}:{settings.get('port', 6379)}"
-    return f"{where}/{settings.get('db') or 0}"
 
 
 # -- connections for threads ----------------------------------------------------------------------

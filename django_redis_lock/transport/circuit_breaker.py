@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -20,6 +21,9 @@ from ..clock import real_time as time
 from ..events import Outage, ServerDown, ServerUp
 from ..extension import hooks
 from ..threads import Mutex, free_after_fork, get_logger
+
+if TYPE_CHECKING:
+    from .registry import Settings
 
 logger = get_logger("django_redis_lock.outage")
 
@@ -154,3 +158,13 @@ class Breaker:
                 return None
             seconds = self._now() - self._since
             return Outage(self.server, seconds, self._spared, self.fallbacks)
+
+
+def without_credentials(settings: Settings) -> str:
+    """An address without credentials."""
+    if database := settings.get("database"):
+        return str(database)
+    host = settings.get("host", "localhost")
+    host = f"[{host}]" if ":" in host else host  # Of IPv6.
+    where = settings.get("path") or f"{host}:{settings.get('port', 6379)}"
+    return f"{where}/{settings.get('db') or 0}"

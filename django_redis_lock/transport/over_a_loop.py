@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..protocol import Reply
 from .address import RawConnection
-from .aio_client import loops
-from .aio_connection import AsyncRawConnection
 from .execute import pack_words
 from .server import Server
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .aio_connection import AsyncRawConnection
 
 
 class _OverALoop:
@@ -69,7 +73,9 @@ class _OverALoop:
 def spare_of_a_loop(node: Server) -> RawConnection | None:
     """A connection to ``node`` that the tasks of an event loop share, for a thread that can
     open none."""
-    for loop, of_loop in list(loops.items()):
+    # Not imported: it is there if this process has such connections.
+    aio_client = sys.modules.get(f"{__package__}.aio_client")
+    for loop, of_loop in list(getattr(aio_client, "loops", {}).items()):
         connection = of_loop.connections.get(node)
         if connection is None or connection.generation != node.generation or connection.is_closed():
             continue

@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.retry import Retry
 
+from .address import name_driver
 from .refusals import is_misdirected
 from .registry import Client, Pool, renew_pool
 
@@ -59,6 +60,7 @@ def follow_address(client: C) -> C:
     if pool is None or isinstance(pool.connection_kwargs.get("retry"), FollowingRetry):
         return client
     settings = pool.connection_kwargs
+    name_driver(pool.connection_class, settings)
     usual = getattr(pool.connection_class(**settings), "retry", None)
     if usual is not None:
         errors = [*(settings.get("retry_on_error") or ()), ReadOnlyError]

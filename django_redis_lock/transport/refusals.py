@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..extension import OnUse
 
-hints = OnUse("transport.hints")
+hints = OnUse("transport.hints", in_keeper=True)
 
 #: What an absent or restarting Redis, or one that moves slots, looks like.
 OUTAGE: tuple[type[Exception], ...] = (

@@ -28,9 +28,8 @@ from .address import (
     still_answers,
     timeout_of,
     who,
-    without_credentials,
 )
-from .circuit_breaker import Breaker
+from .circuit_breaker import Breaker, without_credentials
 from .refusals import is_misdirected, name_missing_right
 
 if TYPE_CHECKING:
@@ -93,8 +92,6 @@ class Server:
         #: Weak references to redis-py's pools that lead here.
         self.pools: set[weakref.ref[Pool]] = set()
         _all.add(weakref.ref(self, _all.discard))
-        #: See ``locking.records``.
-        self.heartbeat: Any = None
         #: By their names, the scripts that take a grant and that the server knows.
         self.known_scripts: set[str] = set()
 

@@ -35,6 +35,7 @@ class Rule:
         cut: bool = True,
         reset: bool = False,
         delay: float = 0.0,
+        freezes: bool = False,
     ) -> None:
         self.marks = marks
         self.left = times
@@ -44,6 +45,8 @@ class Rule:
         self.reset = reset
         #: Seconds by which the reply is delayed; then nothing is cut.
         self.delay = delay
+        #: Whether everything is held back after the reply; then nothing is cut.
+        self.freezes = freezes
         self.applied = threading.Semaphore(0)
 
     def matches(self, data: bytes) -> bool:
@@ -125,6 +128,10 @@ class Proxy:
     def delay_reply(self, seconds: float, mark: bytes = b"", times: int = 1) -> Rule:
         """The replies to the next requests with ``mark`` come so much later."""
         return self._add(Rule((mark,), times, forward=True, cut=False, delay=seconds))
+
+    def freeze_after_reply(self, mark: bytes) -> Rule:
+        """Hold back everything once the reply to the next request with ``mark`` was carried."""
+        return self._add(Rule((mark,), 1, forward=True, cut=False, freezes=True))
 
     @contextmanager
     def refusing(self, reply: bytes) -> Iterator[None]:
@@ -225,6 +232,7 @@ class Proxy:
 
     def _carry(self, here: socket.socket, there: socket.socket) -> None:
         losing: Rule | None = None
+        freezing: Rule | None = None
         held_until = -math.inf
         requests = b""
         time.sleep(self.accepts_after)
@@ -243,6 +251,9 @@ class Proxy:
                         break
                     time.sleep(max(0.0, held_until - time.monotonic()))
                     here.sendall(data)
+                    if freezing is not None:
+                        self._flows.clear()
+                        freezing.applied.release()
                 if here in readable:
                     data = here.recv(65536)
                     if not data:
@@ -265,6 +276,8 @@ class Proxy:
                         if rule.delay:
                             held_until = time.monotonic() + rule.delay
                             rule.applied.release()
+                        elif rule.freezes:
+                            freezing = rule
                         elif not rule.cut:
                             continue
                         else:

@@ -15,10 +15,10 @@ from django_redis_lock.contrib.redlock.votes import VOTE
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.ops.inventory import list_held
 from django_redis_lock.protocol import acquisition
-from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant
+from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant, renew_call
 from django_redis_lock.protocol.holder_scripts import HELD, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, quorum_fence_key
-from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW
+from django_redis_lock.protocol.lock_scripts import EXTEND
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.protocol.validation import milliseconds
 from django_redis_lock.transport import execute
@@ -58,7 +58,7 @@ def taken_grant(client: redis.Redis) -> Call:
 
 
 def renewed(token: bytes, *described: str) -> Call:
-    return Call(RENEW, KEYS, (token, milliseconds(60.0), b"", *described))
+    return renew_call(KEYS, token, b"", *described, wanted=milliseconds(60.0))
 
 
 def steps(client: redis.Redis) -> list[Call | Callable[[redis.Redis], Call]]:

@@ -91,6 +91,7 @@ def waiting(servers: ClusterServers, client: redis.RedisCluster, limit: int = 1)
     return waiter
 
 
+@pytest.mark.sample(2)
 @failures
 def test_holder_and_waiter_go_on(
     servers: ClusterServers, cluster_client: redis.RedisCluster, fail: Failure
@@ -111,6 +112,7 @@ def test_holder_and_waiter_go_on(
     assert not told.is_set()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fail", [kill, move])
 def test_holders_of_places_and_their_waiter_go_on(
     servers: ClusterServers, cluster_client: redis.RedisCluster, fail: Failure
@@ -153,6 +155,7 @@ def test_the_loser_calls_on_lost_and_the_waiter_acquires(
     assert later > fence
 
 
+@pytest.mark.sample(2, 1)
 @failures
 def test_locks_can_be_had_again(
     servers: ClusterServers, cluster_client: redis.RedisCluster, fail: Failure
@@ -178,6 +181,7 @@ def test_locks_can_be_had_again(
     until(lambda: servers.primary_of(NAME) is not before)
 
 
+@pytest.mark.sample(3)
 @failures
 def test_tasks_go_on(servers: ClusterServers, fail: Failure) -> None:
     async def main() -> None:

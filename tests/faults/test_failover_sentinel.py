@@ -16,7 +16,6 @@ from redis.sentinel import Sentinel
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock, TooFewReplicas, events
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.events import ServerDown, ServerUp
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import Server, aio_client, server_of
@@ -78,6 +77,7 @@ class Holder:
         assert self.lock.acquire()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fail", [kill, by_hand])
 def test_a_forced_release_after_a_failover_is_told_at_once(
     servers: SentinelServers, sentinel_client: redis.Redis, fail: Failure
@@ -133,7 +133,7 @@ def test_a_service_of_which_nothing_is_known_has_an_outage(
     service: Any = server_of(client)
     with outages() as found:
         for _ in range(2):
-            with FallbackLock(client, "failing", timeout=30, on_redis_down="run"):
+            with Lock(client, "failing", timeout=30, on_redis_down="run"):
                 pass
         monkeypatch.setattr(service, "_look", lambda until: None)
         service._discover(0.0)
@@ -226,6 +226,7 @@ def waiting(client: redis.Redis, limit: int = 1) -> Background:
     return waiter
 
 
+@pytest.mark.sample(3)
 @failures
 def test_holder_and_waiter_go_on(
     servers: SentinelServers, sentinel_client: redis.Redis, fail: Failure
@@ -302,6 +303,7 @@ def test_the_loser_calls_on_lost_and_the_waiter_acquires(
     assert later > fence
 
 
+@pytest.mark.sample(3, 1)
 @failures
 def test_locks_can_be_had_again(
     servers: SentinelServers, sentinel_client: redis.Redis, fail: Failure
@@ -329,6 +331,7 @@ def acquired_at(primary: RedisServer, lock: Lock) -> bool:
     return there
 
 
+@pytest.mark.sample(3, 2)
 @failures
 def test_tasks_go_on(servers: SentinelServers, fail: Failure) -> None:
     async def main() -> None:
@@ -361,6 +364,7 @@ def sentinel_cache(servers: SentinelServers) -> RedisCache:
     return RedisCache(f"redis://{servers.name}/0", {"OPTIONS": options})
 
 
+@pytest.mark.sample(3, 1)
 @pytest.mark.parametrize(
     ("fail", "leads"), [(kill, "thread"), (freeze, "task"), (by_hand, "thread")]
 )

@@ -14,7 +14,14 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, AsyncRedlock, Lock, MultiLock, Redlock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.transport import asyncio_client, server_of
+from django_redis_lock.keeper import exchange
+from django_redis_lock.transport import (
+    aio_connection,
+    asyncio_client,
+    guarded_connection,
+    server,
+    server_of,
+)
 from tests.lock_contract import Background
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
@@ -23,9 +30,18 @@ from .proxy import Proxy
 
 pytestmark = pytest.mark.invariant("P2")
 
-#: Seconds: after which a connection is forgotten; the pause; the time-out of a socket; and within
-#: which a call must end, on a busy machine, though its first connection is silent.
-FORGOTTEN, PAUSE, TIMEOUT, SOON = 1.2, 1.5, 12.0, 6.0
+#: Seconds: for which an idle connection is trusted, by the keeper and by others; after which it is
+#: forgotten; the pause; the time-out of a socket; and within which a call must end, on a busy
+#: machine, though its first connection is silent.
+KEEPER_TRUSTS, TRUSTED, FORGOTTEN, PAUSE, TIMEOUT, SOON = 0.6, 0.1, 0.3, 0.5, 12.0, 6.0
+
+
+@pytest.fixture(autouse=True)
+def _in_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Firewalls forget after minutes, and tests after less than a second."""
+    for module in (aio_connection, guarded_connection, server):
+        monkeypatch.setattr(module, "TRUSTED_SECONDS", TRUSTED)
+    monkeypatch.setattr(exchange, "TRUSTED_SECONDS", KEEPER_TRUSTS)
 
 
 @pytest.fixture
@@ -110,9 +126,9 @@ def test_threads_each_with_a_forgotten_connection(proxy: Proxy) -> None:
 
     def work() -> None:
         lock = Lock(client, f"idle-{time.monotonic_ns()}", timeout=60)
-        for pause in (0.3, PAUSE, PAUSE):
+        for pause in (0.2, PAUSE, PAUSE):
             with lock:
-                time.sleep(0.3)  # So that each has a connection of its own.
+                time.sleep(0.2)  # So that each has a connection of its own.
             time.sleep(pause)
             began = time.monotonic()
             taken(lock)
@@ -217,13 +233,13 @@ def test_a_task_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redi
 
 
 def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis) -> None:
-    proxy.forgets_after = 2.4
+    proxy.forgets_after = KEEPER_TRUSTS + 0.2
     lost: list[int] = []
-    lock = Lock(through(proxy), "idle", timeout=9, renew=True, on_lost=lambda: lost.append(1))
+    lock = Lock(through(proxy), "idle", timeout=3, renew=True, on_lost=lambda: lost.append(1))
     with lock:
         for _ in range(2):
-            until(lambda: client.pttl("idle") < 6500)
-            until(lambda: client.pttl("idle") > 7500)
+            until(lambda: client.pttl("idle") < 2200)
+            until(lambda: client.pttl("idle") > 2500)
         lock.ensure_held()
     assert not lost
     expect_well(through(proxy))
@@ -254,8 +270,8 @@ def test_a_leader_that_computes_for_long_and_its_follower(
 def test_all_connections_are_forgotten_at_once(proxy: Proxy) -> None:
     """The address leads to another machine: what was used just before is silent, too."""
     proxy.forgets_after = 3600.0
-    client = proxy.client(socket_timeout=2.0)
-    cache: Any = RedisCache(f"redis://127.0.0.1:{proxy.port}/0?socket_timeout=2", {})
+    client = proxy.client(socket_timeout=1.0)
+    cache: Any = RedisCache(f"redis://127.0.0.1:{proxy.port}/0?socket_timeout=1", {})
     lock = Lock(client, "idle", timeout=60)
     for _ in range(3):
         taken(lock)

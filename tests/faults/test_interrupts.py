@@ -31,7 +31,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import Lock, MultiLock, Redlock, cached, locked
-from django_redis_lock.contrib.fallback import FallbackLock
+from django_redis_lock.contrib import fallback
+from django_redis_lock.contrib.fallback import Attempt
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.decorators import section
 from django_redis_lock.keeper import SentOnce, keeper
@@ -421,7 +422,7 @@ def redlock(servers: list[redis.Redis], folder: Path, **options: Any) -> Lock:
 
 def with_fallback(servers: list[redis.Redis], folder: Path, **options: Any) -> Lock:
     options |= {"on_redis_down": "local", "local_folder": folder}
-    return FallbackLock(servers[0], NAME, timeout=60, grant_timeout=GRANT, renew=True, **options)
+    return Lock(servers[0], NAME, timeout=60, grant_timeout=GRANT, renew=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -480,16 +481,20 @@ def test_other_kinds(
     )
 
 
-class RepeatedAcquire(FallbackLock):
-    """Its lock in Redis expires while it takes the one of this host, another takes it, and the
-    second request for it is interrupted when the waiter is registered."""
+class LateOnHost(Attempt):
+    """Its lock in Redis expires while it takes the one of this host, and another takes it."""
+
+    def _take_file(self, file: Any, hold: Any, **options: Any) -> Any:
+        client = self._lock.redis
+        until(lambda: not hold.is_valid and not client.exists(NAME))
+        assert Lock(client, NAME, timeout=60).acquire(blocking=False)
+        return super()._take_file(file, hold, **options)
+
+
+class RepeatedAcquire(Lock):
+    """Its second request is interrupted when the waiter is registered."""
 
     asked = 0
-
-    def _take_file(self, file_lock: Any, hold: Any, *args: Any, **options: Any) -> Any:
-        until(lambda: not hold.is_valid and not self.redis.exists(NAME))
-        assert Lock(self.redis, NAME, timeout=60).acquire(blocking=False)
-        return super()._take_file(file_lock, hold, *args, **options)
 
     def _send_acquire(self, request: Any) -> Any:
         reply = super()._send_acquire(request)
@@ -506,6 +511,7 @@ def test_a_repeated_acquire_leaves_no_waiter_behind(
     monkeypatch.setattr(acquisition, "WAITER_LIFETIME_SECONDS", 600.0)
     prepare(client)
     options: Any = {"on_redis_down": "local", "local_folder": tmp_path}
+    monkeypatch.setattr(fallback, "Attempt", LateOnHost)
     lock = RepeatedAcquire(client, NAME, timeout=0.1, **options)
     with pytest.raises(Interrupt):
         lock.acquire()
@@ -524,7 +530,7 @@ def test_without_redis(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 
         def attempt(points: Points) -> None:
             options: Any = {"on_redis_down": how, "local_folder": tmp_path, "timeout": 60}
-            lock = FallbackLock(nobody, NAME, **options)
+            lock = Lock(nobody, NAME, **options)
             try:
                 with points.watched(), lock:
                     assert lock.degraded

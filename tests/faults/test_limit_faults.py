@@ -26,8 +26,9 @@ from django_redis_lock.contrib.limit import (
     PLACE_WATCH,
 )
 from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
-from django_redis_lock.protocol import RENEW, lock_keys
+from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
+from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
 from tests.faults.test_processes import NAME, blocked, hold, in_a_child, until_blocked, wait
 from tests.integration.locks.test_lock import places as waiting
@@ -176,7 +177,7 @@ def test_a_child_leaves_its_parents_place_alone(
     client: redis.Redis, redis_server: RedisServer
 ) -> None:
     held(client)
-    with processes(leave_in_a_child, redis_server.url, spawned=True) as (parent,):
+    with processes(leave_in_a_child, redis_server.url) as (parent,):
         parent.go()
         assert parent.result() == (0, True, False)
 

@@ -29,16 +29,9 @@ from django.core.management.base import BaseCommand
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from django_redis_lock import MultiLock, locked
-from django_redis_lock.contrib.fallback import (
-    AsyncFallbackLock,
-    FallbackLock,
-    file_lock,
-    held_locally,
-    problem_of,
-)
+from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock, locked
+from django_redis_lock.contrib.fallback import file_lock, held_locally, problem_of
 from django_redis_lock.contrib.fallback.host import _logged_at
-from django_redis_lock.contrib.fallback.redlock import FallbackRedlock
 from django_redis_lock.exceptions import LocalLockUnavailable
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.lock_contract import Background
@@ -200,11 +193,11 @@ def taken(lock: Any) -> str:
 
 
 def a_thread(client: Any, folder: Any) -> str:
-    return taken(FallbackLock(client, NAME, **options(folder)))
+    return taken(Lock(client, NAME, **options(folder)))
 
 
 def a_single_attempt(client: Any, folder: Any) -> str:
-    lock = FallbackLock(client, NAME, **options(folder, blocking=False, renew=True))
+    lock = Lock(client, NAME, **options(folder, blocking=False, renew=True))
     if not lock.acquire():
         return "held by another"
     lock.release()
@@ -213,7 +206,7 @@ def a_single_attempt(client: Any, folder: Any) -> str:
 
 def a_task(client: Any, folder: Any) -> str:
     async def main() -> str:
-        lock = AsyncFallbackLock(asyncio_client(client), NAME, **options(folder))
+        lock = AsyncLock(asyncio_client(client), NAME, **options(folder))
         async with lock:
             assert await lock.owned()
         return "ran"
@@ -222,12 +215,12 @@ def a_task(client: Any, folder: Any) -> str:
 
 
 def with_a_limit(client: Any, folder: Any) -> str:
-    with FallbackLock(client, NAME, **options(folder, limit=2)):
-        return taken(FallbackLock(client, NAME, **options(folder, limit=2)))
+    with Lock(client, NAME, **options(folder, limit=2)):
+        return taken(Lock(client, NAME, **options(folder, limit=2)))
 
 
 def several_names(client: Any, folder: Any) -> str:
-    of_members = options(folder, lock_class=FallbackLock)
+    of_members = options(folder, lock_class=Lock)
     with MultiLock(client, ["one", "two"], of_members.pop("timeout"), **of_members) as lock:
         assert lock.owned()
     return "ran"
@@ -236,13 +229,13 @@ def several_names(client: Any, folder: Any) -> str:
 def several_servers(client: Any, folder: Any) -> str:
     port = client.connection_pool.connection_kwargs["port"]
     clients = [redis.Redis(port=port, db=db) for db in (1, 2, 3)]
-    return taken(FallbackRedlock(clients, NAME, **options(folder)))
+    return taken(Redlock(clients, NAME, **options(folder)))
 
 
 def entered_again(client: Any, folder: Any) -> str:
-    lock = FallbackLock(client, NAME, **options(folder, reentrant=True))
+    lock = Lock(client, NAME, **options(folder, reentrant=True))
     with lock:
-        return taken(FallbackLock(client, NAME, **options(folder, reentrant=True)))
+        return taken(Lock(client, NAME, **options(folder, reentrant=True)))
 
 
 def a_view(client: Any, folder: Any) -> str:
@@ -334,7 +327,7 @@ def test_in_an_outage_it_fails_and_is_not_held_by_another(
 
 def test_a_lock_that_is_taken_is_taken(client: redis.Redis, for_each_fault: Any) -> None:
     def test(where: Any) -> None:
-        first, second = (FallbackLock(client, NAME, **options(where)) for _ in range(2))
+        first, second = (Lock(client, NAME, **options(where)) for _ in range(2))
         with first:
             assert not second.acquire(blocking=False)
             assert second.locked()
@@ -354,7 +347,7 @@ def test_a_file_that_cannot_be_removed_costs_no_release(
     def fails(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    lock = FallbackLock(client, NAME, **options(folder))
+    lock = Lock(client, NAME, **options(folder))
     for name in ("unlink", "lstat"):
         with monkeypatch.context() as patch, lock:
             patch.setattr(os, name, fails)
@@ -407,7 +400,7 @@ def test_the_check_tries_whether_two_exclude_each_other(
 
 def test_the_list_of_locks_works(client: redis.Redis, for_each_fault: Any) -> None:
     def test(where: Any) -> None:
-        with FallbackLock(client, ":1:lock:report", **options(where)):
+        with Lock(client, ":1:lock:report", **options(where)):
             call_command("locks", "list", stdout=(out := StringIO()))
         assert "1 lock is held" in out.getvalue()
 
@@ -426,13 +419,14 @@ ON_A_DISK = """
 import os, subprocess, sys
 from pathlib import Path
 from redis import Redis
-from django_redis_lock.contrib.fallback import FallbackLock, held_locally
+from django_redis_lock import Lock
+from django_redis_lock.contrib.fallback import held_locally
 
 client, folder = Redis(port=int(sys.argv[1])), Path(sys.argv[2])
 
 def lock(**options):
     options = {"timeout": 30, "on_redis_down": "local", "local_folder": folder, **options}
-    return FallbackLock(client, "disk", **options)
+    return Lock(client, "disk", **options)
 
 def mount(*words):
     subprocess.run(["mount", *words, "none", str(folder)], check=True)

@@ -21,7 +21,8 @@ from redis.exceptions import ResponseError
 from django_redis_lock import AsyncLock, Lock, LockError, LockNotOwnedError, MultiLock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.clock import time as clock
-from django_redis_lock.contrib.fallback import FallbackLock
+from django_redis_lock.contrib import fallback
+from django_redis_lock.contrib.fallback import Attempt
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import questions
 from django_redis_lock.locking.waiting import threads
@@ -601,11 +602,15 @@ class TestTasks:
 
 
 def test_a_lock_that_comes_too_late_for_that_of_the_host(
-    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, tmp_path: Path
+    client: redis.Redis,
+    shaky: redis.Redis,
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The keeper releases the one in Redis, which cannot be reached any more."""
 
-    class TooLate(FallbackLock):
+    class TooLate(Attempt):
         def _take_file(self, *args: Any, **options: Any) -> Any:
             outage.enter_context(proxy.away())
             return False
@@ -613,7 +618,8 @@ def test_a_lock_that_comes_too_late_for_that_of_the_host(
 
     options: Any = {"on_redis_down": "local", "local_folder": tmp_path}
     with ExitStack() as outage:
-        assert TooLate(shaky, "shaky", timeout=60, **options).acquire() is False
+        monkeypatch.setattr(fallback, "Attempt", TooLate)
+        assert Lock(shaky, "shaky", timeout=60, **options).acquire() is False
         assert client.exists("shaky")
     until(lambda: not client.exists("shaky"))
 

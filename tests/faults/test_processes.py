@@ -21,6 +21,7 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.waiting.threads import PendingReply
+from tests.lanes import examples
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -168,7 +169,7 @@ class TestInterrupted:
         first = Lock(client, NAME, timeout=60, grant_timeout=60)
         first.acquire()
         options = {"timeout": 60, "grant_timeout": 60}
-        for _ in range(3):
+        for _ in range(examples(4)):
             with processes(wait, redis_server.url, options, spawned=True) as (waiter,):
                 waiter.go()
                 until_blocked(client)
@@ -203,11 +204,11 @@ class TestInterrupted:
         that was just being read when the signal came is lost, which is rare, and ends by itself."""
         lock = Lock(client, NAME, timeout=60, grant_timeout=2)
         options = {"timeout": 60, "grant_timeout": 2}
-        lost = 0
-        with processes(interrupted_again_and_again, redis_server.url, options) as (waiter,):
+        lost, rounds = 0, examples(80)
+        with processes(interrupted_again_and_again, redis_server.url, rounds, options) as (waiter,):
             lock.acquire()
             waiter.go()
-            for round in range(60):
+            for round in range(rounds):
                 assert waiter.hear() == "begins"
                 until_blocked(client)
                 os.kill(waiter.pid, signal.SIGUSR1)
@@ -227,13 +228,13 @@ class Interrupt(BaseException):
     """From a signal handler."""
 
 
-def interrupted_again_and_again(link: Link, url: str, options: dict[str, Any]) -> int:
+def interrupted_again_and_again(link: Link, url: str, rounds: int, options: dict[str, Any]) -> int:
     def interrupt(*_: Any) -> None:
         raise Interrupt
 
     interrupted = 0
     with redis.Redis.from_url(url) as client:
-        for _ in range(60):
+        for _ in range(rounds):
             lock = Lock(client, NAME, **options)
             try:
                 signal.signal(signal.SIGUSR1, interrupt)
@@ -267,6 +268,7 @@ def wait_behind_a_thread(link: Link, url: str) -> bool:
 
 
 class TestEnding:
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("renew", [True, False])
     def test_a_process_ends_although_it_holds_locks(
         self, client: redis.Redis, redis_server: RedisServer, renew: bool
@@ -295,12 +297,12 @@ def alive(pid: int) -> bool:
 class TestForked:
     """A child of a process that holds locks."""
 
-    @pytest.mark.sample(2)
+    @pytest.mark.sample(3, 1)
     @pytest.mark.parametrize("case", ["leaves", "asks", "locks", "lives on", "waits"])
     def test_it_leaves_its_parents_locks_alone(
         self, client: redis.Redis, redis_server: RedisServer, case: str
     ) -> None:
-        with processes(fork, redis_server.url, case, spawned=True) as (parent,):
+        with processes(fork, redis_server.url, case) as (parent,):
             parent.go()
             said = parent.result()
             assert said == {"child": 0, "held": True, "renewed": True}
@@ -360,7 +362,7 @@ def test_a_child_leaves_an_unread_answer_to_its_parent(
     """That to TAKE_GRANT, for which a waiter that gets a lock does not wait."""
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
-    with processes(fork_with_an_answer_to_come, redis_server.url, tasks, spawned=True) as (parent,):
+    with processes(fork_with_an_answer_to_come, redis_server.url, tasks) as (parent,):
         parent.go()
         until(lambda: client.exists(f"{{{NAME}}}:waiters"))
         holder.release()

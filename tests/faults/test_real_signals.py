@@ -21,12 +21,11 @@ from django_redis_lock import Lock, Redlock
 from django_redis_lock import keeper as keeper_module
 from django_redis_lock.threads import ThreadPool
 from django_redis_lock.transport.registry import server_of
+from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 
 NAME = "interrupted"
-#: Seconds of interrupts; and the longest and the shortest time between two, microseconds apart.
-DURATION = 6.0
 
 
 class Interrupt(BaseException):
@@ -56,7 +55,7 @@ def interrupted(work: Callable[[], Any], seconds: float) -> int:
     return count
 
 
-def connects_and_waits(link: Link, url: str) -> int:
+def connects_and_waits(link: Link, url: str, seconds: float) -> int:
     """Everything of ours that sends a command by redis-py: a new connection, a wait for a lock,
     and one for another's computation."""
     client = redis.Redis.from_url(f"{url.partition('?')[0]}", db=1, protocol=3)
@@ -74,13 +73,13 @@ def connects_and_waits(link: Link, url: str) -> int:
         cache.get_or_set("slow", "value", **terms)
 
     try:
-        return interrupted(work, DURATION)
+        return interrupted(work, seconds)
     finally:
         stop.set()
         holder.release()
 
 
-def takes_redlocks(link: Link, urls: list[str]) -> int:
+def takes_redlocks(link: Link, urls: list[str], seconds: float) -> int:
     """Each of its connections is made in a thread of its own."""
     clients = [redis.Redis.from_url(url) for url in urls]
     server_of(clients[0]).connect().disconnect()
@@ -92,10 +91,10 @@ def takes_redlocks(link: Link, urls: list[str]) -> int:
         with Redlock(clients, f"{NAME}-{next(numbers)}", timeout=600):
             pass
 
-    return interrupted(work, DURATION)
+    return interrupted(work, seconds)
 
 
-def starts_the_keeper(link: Link, urls: list[str]) -> int:
+def starts_the_keeper(link: Link, urls: list[str], seconds: float) -> int:
     """Again and again: it ends at once."""
     keeper_module.IDLE_SECONDS = 0.0
     client = redis.Redis.from_url(urls[0])
@@ -110,10 +109,10 @@ def starts_the_keeper(link: Link, urls: list[str]) -> int:
             pass
         time.sleep(0.001)
 
-    return interrupted(work, DURATION)
+    return interrupted(work, seconds)
 
 
-def starts_threads(link: Link, urls: list[str]) -> int:
+def starts_threads(link: Link, urls: list[str], seconds: float) -> int:
     """For work in the background, which holds a lock."""
     client = redis.Redis.from_url(urls[0])
     server_of(client).connect().disconnect()
@@ -128,7 +127,7 @@ def starts_threads(link: Link, urls: list[str]) -> int:
         pool.submit(partial(hold, next(numbers)))
         time.sleep(0.001)
 
-    count = interrupted(work, DURATION)
+    count = interrupted(work, seconds)
     for _ in range(3):  # What was interrupted is done with what comes next.
         pool.submit(lambda: None)
     pool.flush(PATIENCE)
@@ -136,10 +135,12 @@ def starts_threads(link: Link, urls: list[str]) -> int:
     return count
 
 
-def does_and_stays(link: Link, work: Callable[[Link, list[str]], int], urls: list[str]) -> None:
+def does_and_stays(
+    link: Link, work: Callable[[Link, list[str], float], int], urls: list[str], seconds: float
+) -> None:
     """Until it is killed: what was interrupted last, its keeper is still to release, and a process
     of this kind does not wait for that at its end."""
-    link.say(work(link, urls))
+    link.say(work(link, urls, seconds))
     link.hear_anything(2 * PATIENCE)
 
 
@@ -150,9 +151,10 @@ def test_no_signal_breaks_the_start_of_a_thread(work: Any, own_server: RedisServ
     lock``, or leaves a lock for the rest of its lifetime, because no keeper releases it."""
     with ExitStack() as stack:
         servers = [own_server, *(stack.enter_context(RedisServer()) for _ in range(2))]
-        with processes(does_and_stays, work, [server.url for server in servers]) as (worker,):
+        urls = [server.url for server in servers]
+        with processes(does_and_stays, work, urls, examples(8)) as (worker,):
             worker.go()
-            assert worker.hear() > 100
+            assert worker.hear() > 50
             for server in servers:
                 client = server.client()
                 until(lambda client=client: not list(client.scan_iter(f"{NAME}-*", _type="string")))
@@ -160,6 +162,6 @@ def test_no_signal_breaks_the_start_of_a_thread(work: Any, own_server: RedisServ
 
 def test_no_signal_ends_the_process(client: redis.Redis, redis_server: Any) -> None:
     """hiredis crashes when a signal handler raises while it packs an int."""
-    with processes(connects_and_waits, redis_server.url) as (worker,):
+    with processes(connects_and_waits, redis_server.url, examples(8)) as (worker,):
         worker.go()
-        assert worker.result() > 100
+        assert worker.result() > 50

@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import (
+    AsyncLock,
     Lock,
     LockError,
     LockNotAcquired,
@@ -25,7 +26,6 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.clock import time
-from django_redis_lock.contrib.fallback import AsyncFallbackLock, FallbackLock
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.events import FellBack
 from django_redis_lock.transport.aio_client import asyncio_client
@@ -63,7 +63,7 @@ class OnCache(OnRedis):
         self._options = {"on_redis_down": "local", "local_folder": folder}
 
     def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
-        return FallbackLock(self.client, name, **self._options, **options)
+        return Lock(self.client, name, **self._options, **options)
 
 
 class TestWhileRedisAnswers(LockContract):
@@ -75,7 +75,7 @@ class TestWhileRedisAnswers(LockContract):
 def test_what_an_interrupt_has_left_ends_no_later_lock(client: redis.Redis, folder: str) -> None:
     """The steps of an interrupted ``acquire`` end when its traceback is dropped."""
     options: dict[str, Any] = {"on_redis_down": "local", "local_folder": folder}
-    lock = FallbackLock(client, "again", timeout=30, **options)
+    lock = Lock(client, "again", timeout=30, **options)
     request, wait = lock._request(None, None, None, None)
     interrupted = lock._acquire_steps(request, wait)
     next(interrupted)
@@ -92,9 +92,7 @@ def test_a_cancelled_waiter_leaves_the_lock_of_a_task_that_shares_its_handle(
 ) -> None:
     async def main() -> None:
         options: dict[str, Any] = {"on_redis_down": how, "local_folder": folder}
-        lock = AsyncFallbackLock(
-            asyncio_client(client), "shared", 30, thread_local=False, **options
-        )
+        lock = AsyncLock(asyncio_client(client), "shared", 30, thread_local=False, **options)
         before = Lock(client, "shared", timeout=30)
         before.acquire()
         holder = asyncio.create_task(lock.acquire())
@@ -118,7 +116,7 @@ def test_it_may_be_taken_under_wait_for(client: redis.Redis, folder: str) -> Non
 
     async def main() -> None:
         options: dict[str, Any] = {"on_redis_down": "local", "local_folder": folder}
-        lock = AsyncFallbackLock(asyncio_client(client), "tasks", 30, **options)
+        lock = AsyncLock(asyncio_client(client), "tasks", 30, **options)
         for _ in range(2):
             assert await asyncio.wait_for(lock.acquire(), PATIENCE)
             assert await asyncio.wait_for(lock.owned(), PATIENCE)
@@ -243,7 +241,7 @@ def test_who_must_ask_again_registers_under_another_waiter_id(
     own_server.start()
     waiters = []
 
-    class Recorded(FallbackLock):
+    class Recorded(Lock):
         def _send_acquire(self, request: Any) -> Any:
             reply = super()._send_acquire(request)
             waiters.append(request.waiter)
@@ -294,7 +292,7 @@ def test_a_critical_lock_never_does(own_server: RedisServer, cache: RedisCache) 
     with pytest.raises(ValueError, match="must be 'raise', 'local' or 'run'"):
         cache.lock("nightly", on_redis_down="wait")
     with pytest.raises(ValueError, match="must be 'raise', 'local' or 'run'"):
-        FallbackLock(own_server.client(), "nightly", on_redis_down="wait")
+        Lock(own_server.client(), "nightly", on_redis_down="wait")
 
 
 def test_tasks_too(own_server: RedisServer, cache: RedisCache) -> None:
@@ -317,13 +315,13 @@ def test_a_task_that_polls_for_the_lock_of_this_host_does_not_sleep_in_the_loop(
     own_server.kill()
     client = redis.Redis.from_url(own_server.url, retry=Retry(NoBackoff(), 0))
     options: Any = {"timeout": 30, "on_redis_down": "local", "local_folder": folder}
-    holder = FallbackLock(client, "report", **options)
+    holder = Lock(client, "report", **options)
     assert holder.acquire()
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
 
     async def wait() -> None:
-        lock = AsyncFallbackLock(asyncio_client(client), "report", **options)
+        lock = AsyncLock(asyncio_client(client), "report", **options)
         assert not await lock.acquire(blocking=False)
         assert not await lock.acquire(blocking_timeout=0.02)
 

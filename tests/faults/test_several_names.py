@@ -256,7 +256,7 @@ def test_no_name_has_two_holders(client: redis.Redis, redis_server: RedisServer)
         crew.go()
         for victim in crew[:3]:
             done = client.llen("log")
-            until(lambda done=done: client.llen("log") > done + 60)
+            until(lambda done=done: client.llen("log") > done + 40)
             victim.kill()
             killed.add(victim.pid)
         done = client.llen("log")

@@ -424,6 +424,9 @@ class Outcome(NamedTuple):
 class Workshop:
     """Copies of the tree, one for each thread, to run tests in."""
 
+    #: Options of pytest: all cells of the tables.
+    lane: tuple[str, ...] = ("--all",)
+
     def __init__(self, folder: Path, timeout: float, tests: Sequence[str] = ()) -> None:
         self._folder, self._timeout, self._tests = folder, timeout, tests
         self._own = threading.local()
@@ -459,7 +462,7 @@ class Workshop:
         return self._own.copy
 
     def _run(self, copy: Path, files: list[str], timeout: float) -> str:
-        command = [sys.executable, "-m", "pytest", "--all", "-x", "-q", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *self.lane, "-x", "-q", "-p", "no:cacheprovider"]
         places = f"{copy}{os.pathsep}{STARTUP}"
         tests = subprocess.Popen(
             [*command, "-p", "no:xdist", "--tb=no", *files],

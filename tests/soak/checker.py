@@ -18,6 +18,22 @@ Events of the cache workload, each with ``key``:
 ``writing``   such a write is about to be sent; ``id`` names the value
 ``read``      ``get_or_set``, called at ``began``, returned the value ``id``
 
+Events of the workload of ``idempotent()``, each with ``request``, its user and key:
+
+``began``     the view ran, as the run ``id``
+``ran``       it ran well from ``began`` until ``at``; ``held``: it still had its lock then
+``answered``  a client, who had sent the request at ``asked``, got what the run ``id`` returned;
+              ``kept``: it could be stored, and was by a holder of the lock
+``replayed``  the client got the stored response, that of the run ``id``
+
+Events of the workload of ``unique_task()``, each with ``queue``, the task and its name:
+
+``queued``    the message ``id`` was sent, by a call that began at ``asked``
+``skipped``   a call that began at ``asked`` sent none, because of the message ``id``
+``popped``    a worker took the message ``id`` from the queue
+``started``   and the task began; with ``until="start"`` its name is free by then
+``worked``    and it ran from ``began`` until ``at``, and still had its name then
+
 ``fault``     something happened from ``began`` until ``at``
 ``frozen``    ``worker`` was stopped from ``began`` until ``at``
 """
@@ -26,6 +42,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -42,6 +59,8 @@ UNCONFIRMED = 10.0
 LIFETIME = 2.0
 #: Seconds that all calls wait for a lock.
 BLOCKING_TIMEOUT = 3.0
+#: Seconds for which a message has its name.
+QUEUED = 4.0
 #: Seconds without progress that the faults explain.
 STALL = 20.0
 
@@ -50,6 +69,7 @@ def check(events: list[Event], *, exclusive: bool = True) -> list[str]:
     """All violations, a sentence each. ``exclusive``: False if locks themselves may be evicted."""
     found = [*check_fences(events, exclusive), *check_ledger(events), *check_cache(events)]
     found += [*check_progress(events), *check_waits(events)]
+    found += [*check_requests(events), *check_queue(events)] if exclusive else []
     return [*check_holders(events), *check_releases(events), *found] if exclusive else found
 
 
@@ -281,3 +301,65 @@ def _stale_reads(
 
 def _done(write: tuple[float, float, str]) -> float:
     return write[1]
+
+
+#: From when until when, and what.
+Span = tuple[float, float, str]
+
+
+def _overlaps(spans: Iterable[Span]) -> Iterator[tuple[str, str]]:
+    """Two that were there at the same time, for each that was not alone at its beginning."""
+    latest: Span | None = None
+    for span in sorted(spans):
+        if latest is not None and span[0] < latest[1]:
+            yield latest[2], span[2]
+        if latest is None or span[1] > latest[1]:
+            latest = span
+
+
+def _by(name: str, events: Iterable[Event]) -> dict[str, list[Event]]:
+    of: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if name in event.values:
+            of[event.values[name]].append(event)
+    return of
+
+
+def check_requests(events: Iterable[Event]) -> Iterator[str]:
+    """One run for each request, and no answer that no run has given."""
+    for request, mine in _by("request", events).items():
+        ran = [event for event in mine if event.kind == "ran"]
+        spans = [(e.values["began"], e.at, e.values["id"]) for e in ran if e.values["held"]]
+        for one, other in _overlaps(spans):
+            yield f"I1: {request} ran as {one} and as {other} at the same time"
+        begins = [event for event in mine if event.kind == "began"]
+        for answer in mine:
+            if answer.kind == "answered" and answer.values["kept"]:
+                for run in (run for run in begins if run.at > answer.at):
+                    ids = f"{answer.values['id']} and ran again as {run.values['id']}"
+                    yield f"I2: {request} was answered by {ids}"
+        ends = {event.values["id"]: event.at for event in ran}
+        for replay in mine:
+            if replay.kind == "replayed" and replay.at < ends.get(replay.values["id"], math.inf):
+                yield f"I3: {request} was answered by {replay.values['id']}, which had not run"
+
+
+def check_queue(events: Iterable[Event]) -> Iterator[str]:
+    """One message with a name at a time, one run until it is done, and nothing skipped without a
+    run that begins later."""
+    for queue, mine in _by("queue", events).items():
+        at = {(event.kind, event.values["id"]): event.at for event in mine}
+        waited = [
+            (e.at, min(popped, e.values["asked"] + QUEUED), e.values["id"])
+            for e in mine
+            if e.kind == "queued" and (popped := at.get(("popped", e.values["id"])))
+        ]
+        worked = [(e.values["began"], e.at, e.values["id"]) for e in mine if e.kind == "worked"]
+        for what, spans in (("queued", waited), ("run", worked)):
+            for one, other in _overlaps(span for span in spans if span[0] < span[1]):
+                yield f"U1: {queue} was {what} as {one} and as {other} at the same time"
+        if queue.startswith("start"):  # Until it is done, a change during the run is skipped.
+            for skip in (event for event in mine if event.kind == "skipped"):
+                started = at.get(("started", skip.values["id"]), math.inf)
+                if started < skip.values["asked"]:
+                    yield f"U2: {queue} was skipped for {skip.values['id']}, which had started"

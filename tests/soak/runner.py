@@ -62,9 +62,13 @@ WORKLOADS = {
     "clock": Workload("locks", SteppedClock, exclusive=False),
     "limit": Workload("places", Proxied),
     "names": Workload("names", Proxied),
+    "idempotent": Workload("idempotent", Proxied),
+    "unique": Workload("unique", Proxied),
     "noeviction": Workload("locks", partial(Proxied, policy="noeviction")),
     "allkeys-lru": Workload("locks", partial(Proxied, policy="allkeys-lru"), exclusive=False),
 }
+#: By the method of ``workers.Work``, the event that says that a process got what it wants.
+PROGRESS = {"cache": "read", "idempotent": "answered", "unique": "started"}
 ROOT = Path(__file__).parents[2]
 #: Seconds after which nothing of a process that has ended may be left.
 LIFETIMES = 15.0
@@ -113,8 +117,7 @@ class Run:
 
     @property
     def _progress(self) -> str:
-        """The event that says that a process got what it wants."""
-        return "read" if self.workload.work == "cache" else "held"
+        return PROGRESS.get(self.workload.work, "held")
 
     def _pids(self) -> list[int]:
         """Of the processes that have begun."""

@@ -11,9 +11,9 @@ import pytest
 
 from tests.processes import until
 
-from .checker import UNCONFIRMED, check
+from .checker import QUEUED, UNCONFIRMED, check
 from .history import Event, History, read_histories
-from .runner import Run
+from .runner import PROGRESS, Run
 from .stacks import Watch, read_stacks
 
 
@@ -68,6 +68,38 @@ def written(value: str, began: float, until: float) -> Event:
 
 def read(value: str, began: float) -> Event:
     return event("read", began + 0.1, key="k", began=began, id=value)
+
+
+def ran(run: str, began: float, until: float, request: str = "r", *, held: bool = True) -> Event:
+    return event("ran", until, request=request, id=run, began=began, held=held)
+
+
+def begins(run: str, at: float) -> Event:
+    return event("began", at, request="r", id=run)
+
+
+def answered(run: str, at: float, *, kept: bool = True, kind: str = "answered") -> Event:
+    return event(kind, at, request="r", id=run, asked=0.0, kept=kept)
+
+
+def replayed(run: str, at: float) -> Event:
+    return answered(run, at, kind="replayed")
+
+
+def message(run: str, sent: float, popped: float, asked: float | None = None) -> list[Event]:
+    asked = sent if asked is None else asked
+    values = {"queue": "start x", "id": run}
+    return [event("queued", sent, asked=asked, **values), event("popped", popped, **values)]
+
+
+def worked(run: str, began: float, until: float, queue: str = "done x") -> Event:
+    return event("worked", until, queue=queue, id=run, began=began)
+
+
+def skipped(run: str, asked: float, started: float | None, queue: str = "start x") -> list[Event]:
+    skip = event("skipped", asked + 1, queue=queue, id=run, asked=asked)
+    starts = [] if started is None else [event("started", started, queue=queue, id=run)]
+    return [skip, *starts]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +173,40 @@ def read(value: str, began: float) -> Event:
         pytest.param(
             [written("v", 0, 1), written("w", 2, 3), read("v", 4)], "C2: k", id="write forgotten"
         ),
+        pytest.param([ran("a", 0, 2), ran("b", 1, 3)], "I1: r ran as a and as b", id="ran twice"),
+        pytest.param(
+            [ran("a", 0, 9), ran("b", 1, 2, held=False), ran("c", 3, 4)],
+            "I1: r ran as a and as c",
+            id="ran twice beside one that had lost its lock",
+        ),
+        pytest.param(
+            [begins("a", 0), ran("a", 0, 1), answered("a", 2), begins("b", 3)],
+            "I2: r was answered by a and ran again as b",
+            id="ran again after its answer",
+        ),
+        pytest.param([replayed("a", 3)], "I3: r was answered by a", id="answered without a run"),
+        pytest.param(
+            [ran("a", 0, 4), replayed("a", 3)], "I3: r was answered by a", id="answered before"
+        ),
+        pytest.param(
+            [ran("a", 0, 1, "of another"), replayed("a", 3)],
+            "I3: r was answered by a",
+            id="answered for another user",
+        ),
+        pytest.param(
+            [*message("a", 0, 2), *message("b", 1, 3)],
+            "U1: start x was queued as a and as b",
+            id="queued twice",
+        ),
+        pytest.param(
+            [*message("a", 0, 3.5), *message("b", 1, 2), *message("c", 2.5, 3)],
+            "U1: start x was queued as a and as c",
+            id="queued twice, beside a longer one",
+        ),
+        pytest.param(
+            [worked("a", 0, 2), worked("b", 1, 3)], "U1: done x was run as a", id="two runs"
+        ),
+        pytest.param(skipped("a", 2, 1), "U2: start x was skipped for a", id="a lost change"),
     ],
 )
 def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
@@ -174,6 +240,18 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
         [written("v", 0, 2), written("w", 1, 3), read("v", 4)],
         # The read had begun before the write was confirmed.
         [computed("v", 0, 3), written("w", 1, 4), read("v", 3.5)],
+        [ran("a", 0, 2), ran("b", 1, 3, "of another"), ran("c", 2, 3), replayed("a", 3)],
+        [ran("a", 0, 2, held=False), ran("b", 1, 3)],
+        [begins("a", 0), answered("a", 2, kept=False), begins("b", 3)],
+        [begins("a", 3), answered("b", 2, kind="refused")],
+        [*message("a", 0, 2), *message("b", 2, 3)],
+        # Its name had ended, or was about to: it had waited to be sent.
+        [*message("a", 0, 20), *message("b", QUEUED, 6)],
+        [*message("a", 3, 6, asked=-1), *message("b", 4, 5)],
+        [worked("a", 0, 2), worked("b", 1, 3, "done y"), worked("c", 2, 3)],
+        skipped("a", 2, 3),
+        skipped("a", 2, None),
+        skipped("a", 2, 1, "done x"),
     ],
 )
 def test_a_right_history_is_not(history: list[Event]) -> None:
@@ -233,9 +311,9 @@ def test_a_process_without_progress_says_what_it_waits_for(tmp_path) -> None:
 
 @pytest.mark.sample(0)
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["plain", "cache"])
+@pytest.mark.parametrize("workload", ["plain", "cache", "idempotent", "unique"])
 def test_a_brief_run(workload: str) -> None:
     run = Run(workload, seconds=7, seed=1, count=3)
     assert run.violations() == []
     assert run.summary["fault"]
-    assert run.summary["read" if workload == "cache" else "held"] > 50
+    assert run.summary[PROGRESS.get(workload, "held")] > 50

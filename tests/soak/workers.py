@@ -18,6 +18,7 @@ import asyncio
 import encodings.idna  # noqa: F401, connecting needs it; an interrupted import would stay broken.
 import faulthandler
 import gc
+import importlib
 import os
 import random
 import signal
@@ -397,6 +398,30 @@ class Work:
             kind = "alone" if event.without_redis else "computed"
             self.history.write(kind, took=TAKEN.get(), **COMPUTED.get())
 
+    # -- optional parts --------------------------------------------------------------------------
+
+    def idempotent(self) -> None:
+        """Requests, each of which is sent several times."""
+        requests = self._optional_parts().Requests(self.history, self.order.name, self.random)
+        while self.goes_on():
+            self.attempt(requests.send)
+            time.sleep(0.002)
+
+    def unique(self) -> None:
+        """Queue tasks, and run them."""
+        parts = self._optional_parts()
+        parts.Queue.ledger, parts.Queue.history = self.ledger, self.history
+        while self.goes_on():
+            if self.random.random() < 0.6:
+                self.attempt(lambda: parts.enqueue(self.history, self.random))
+            else:
+                self.attempt(lambda: parts.work_off(self.ledger, self.history))
+            time.sleep(0.002)
+
+    @staticmethod
+    def _optional_parts() -> Any:
+        return importlib.import_module("tests.soak.optional_parts")
+
     # -- its end -------------------------------------------------------------------------------
 
     def attempt(self, act: Callable[[], Any]) -> None:
@@ -533,6 +558,7 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
     os.environ["REDIS_URL"] = order.servers[0]
     django.setup()
+    settings.TASKS = {"default": {"BACKEND": "tests.soak.optional_parts.Queue"}}
     options = settings.CACHES["default"]["OPTIONS"]
     options["LOCK_FLIGHT_TIMEOUT"] = LOCK_FLIGHT_TIMEOUT
     if order.workload != "clock":

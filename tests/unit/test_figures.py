@@ -28,7 +28,7 @@ def distribution(*seconds: float) -> Distribution:
     counted = figures.new()
     for each in seconds:
         observe(counted, figures.HOLDS, each)
-    return Distribution.at(counted, figures.HOLDS)
+    return Distribution.of(counted, figures.HOLDS)
 
 
 # -- figures -----------------------------------------------------------------------------------
@@ -82,10 +82,10 @@ def test_no_quantile_is_above_the_longest(longest: float) -> None:
     for _ in range(30):
         observe(kept, figures.HOLDS, longest)
     read = figures.unpack(figures.pack(kept))
-    found = Distribution.at(read, figures.HOLDS)
+    found = Distribution.of(read, figures.HOLDS)
     assert (found.p95, found.largest) == (min(longest, BOUNDS[-1]), longest)
     figures.add(read, kept)  # Of another process: the longest is no sum.
-    assert Distribution.at(read, figures.HOLDS).largest == longest
+    assert Distribution.of(read, figures.HOLDS).largest == longest
 
 
 def test_of_few_samples_95_percent_are_not_claimed() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
 
 from django_redis_lock.clock import Clock, time
 from django_redis_lock.contrib.several_names.members import MultiHold
@@ -20,6 +19,7 @@ from django_redis_lock.locking.hold import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTE
 from django_redis_lock.locking.local_state import Entry
 from django_redis_lock.protocol import Acquisition, printable
 from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.transport import Server
 from tests.lock_contract import Background
 
 
@@ -233,16 +233,24 @@ class FakeKeeper:
 def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
     fake = FakeKeeper()
     monkeypatch.setattr(hold_module, "keeper", lambda: fake)
-    for name in ("join", "leave"):  # No heartbeats: there is no server.
-        monkeypatch.setattr(records.Heartbeat, name, lambda job: None)
+    # No heartbeats: there is no server.
+    monkeypatch.setattr(records.Heartbeat, "join", lambda job: None)
     return fake
 
 
+class Nowhere(Server):
+    def __init__(self) -> None:
+        """It has no address."""
+
+
 def job(hold: Hold) -> Renewal:
-    server: Any = None
-    renewal = Renewal(server, hold)
+    renewal = Renewal(Nowhere(), hold)
     renewal.schedule(hold.began)
     return renewal
+
+
+#: The reply to RENEW after FLUSHDB.
+NOTHING_LEFT = [b""] * 5
 
 
 def wanted(call: Any) -> int:
@@ -270,7 +278,7 @@ class TestRenewal:
             renewal.answered(29_500 if lifetime else -1, sent_at=1000.5)
             assert renewal.due == 1000.5 + pause
             assert wanted(renewal.call(1000.5 + pause)) == 0
-            renewal.answered(-2, sent_at=1000.5 + pause)
+            renewal.answered(NOTHING_LEFT, sent_at=1000.5 + pause)
             assert renewal.hold.lost
 
     def test_on_lost_is_called_at_the_deadline_at_the_latest(
@@ -335,10 +343,20 @@ class TestRenewal:
     def test_anothers_token_is_a_lost_lock(self, make: Any, keeper: FakeKeeper) -> None:
         renewal = job(make(30, renews_for=math.inf))
         renewal.call(1010.0)
-        renewal.answered(-2, sent_at=1010.0)
+        renewal.answered([b"", b"7", b"mine", b"", b""], sent_at=1010.0)
         assert renewal.hold.lost
-        renewal.failed(redis.ConnectionError(), 1010.0)  # Nor does it say why.
-        assert renewal.hold.reason == causes.UNKNOWN
+        assert renewal.hold.reason == causes.DELETED_OR_NO_DATA
+        assert keeper.discarded == [renewal]
+
+    def test_a_process_does_not_end_while_it_tells_of_a_loss(
+        self, make: Any, keeper: FakeKeeper
+    ) -> None:
+        told: list[bool] = []
+        hold = make(30, on_lost=lambda: told.append(renewal.flush_at_exit and not keeper.discarded))
+        renewal = job(hold)
+        renewal.call(1010.0)
+        renewal.answered(NOTHING_LEFT, sent_at=1010.0)
+        assert told == [True]
         assert keeper.discarded == [renewal]
 
     def test_what_ended_is_let_go(self, make: Any, keeper: FakeKeeper) -> None:
@@ -381,7 +399,7 @@ class TestRenewal:
 class CallerState:
     """What a caller knows through its lock object."""
 
-    token = hold = renewal = file_lock = entry = None
+    token = hold = renewal = entry = None
 
 
 def test_on_lost_is_called_while_its_caller_leaves_inner_blocks(

@@ -44,7 +44,6 @@ class FakeServer:
         self.closed = 0
         self.links_closed = 0
         self.breaker = Breaker("nowhere")
-        self.heartbeat = None
 
     def locate(self, keys: Any, patience: float) -> FakeServer:
         return self
@@ -153,6 +152,33 @@ def test_the_link_to_a_server_that_has_left_its_cluster_is_closed(keeper: Keeper
     assert (new.connected, other.links_closed) == (1, 0)
 
 
+class Failover(FakeServer):
+    """The first call goes to the old primary. When the next is located there is a new one."""
+
+    is_topology = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.old, self.new = FakeServer(), FakeServer()
+        self.located = 0
+
+    def locate(self, keys: Any, patience: float) -> FakeServer:
+        self.located += 1
+        self.old.retired = self.located > 1
+        return self.new if self.old.retired else self.old
+
+
+def test_a_call_that_waits_to_be_sent_is_not_forgotten_when_its_server_leaves(
+    keeper: Keeper,
+) -> None:
+    server = Failover()
+    jobs = [Counting(server, keeper, pause=0.05) for _ in range(3)]
+    with keeper._mutex:  # They are in one batch.
+        for job in jobs:
+            keeper.add(job)
+    until(lambda: all(job.answers > 1 for job in jobs))
+
+
 def thread_of(keeper: Keeper) -> threading.Thread:
     assert keeper._thread is not None
     return keeper._thread
@@ -174,7 +200,7 @@ class TestThread:
         assert not thread.is_alive()
         assert keeper._thread is None
         assert server.closed == 1
-        assert not keeper._exchanges.servers
+        assert not keeper._exchanges._links
 
     def test_it_comes_back(self, keeper: Keeper) -> None:
         for _ in range(2):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from django_redis_lock import AsyncLock, AsyncMultiLock, AsyncRedlock, Lock, MultiLock, Redlock
-from django_redis_lock.contrib.fallback import AsyncFallbackLock, FallbackLock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.integration.locks.test_async_lock import ForThreads, Tasks
@@ -56,13 +55,13 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "several holders, in tasks": (AsyncLock, {"limit": 3}),
     "reentrant": (Lock, {"reentrant": True}),
     "reentrant, in tasks": (AsyncLock, {"reentrant": True}),
-    "with a fallback": (FallbackLock, {"on_redis_down": "local"}),
-    "with a fallback, in tasks": (AsyncFallbackLock, {"on_redis_down": "local"}),
+    "with a fallback": (Lock, {"on_redis_down": "local"}),
+    "with a fallback, in tasks": (AsyncLock, {"on_redis_down": "local"}),
     "several names": (MultiLock, {"lock_class": Lock}),
     "several names, in tasks": (AsyncMultiLock, {"lock_class": AsyncLock}),
     "several names, with a fallback": (
         MultiLock,
-        {"lock_class": FallbackLock, "on_redis_down": "local"},
+        {"lock_class": Lock, "on_redis_down": "local"},
     ),
     "several servers": (Redlock, {}),
     "several servers, in tasks": (AsyncRedlock, {}),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import re
 import tracemalloc
 from enum import IntEnum
 from typing import Any
 
 import pytest
 
-from django_redis_lock.protocol.script import Call, script
+from django_redis_lock.protocol.script import Call, Script, script
 from django_redis_lock.transport.execute import pack, pack_all
 
 ECHO = script("return ARGV[1]")
@@ -51,3 +53,24 @@ def test_no_argument_is_kept(form: Any) -> None:
         assert tracemalloc.get_traced_memory()[0] < 400_000
     finally:
         tracemalloc.stop()
+
+
+MODULES_WITH_SCRIPTS = [
+    f"django_redis_lock.{name}"
+    for name in (
+        *("protocol.lock_scripts", "protocol.holder_scripts", "singleflight.scripts"),
+        *("contrib.limit", "contrib.redlock.votes", "ops.inventory.scripts"),
+    )
+]
+
+
+def test_a_script_brings_the_functions_that_it_calls_and_no_others() -> None:
+    """Redis makes them anew for each call."""
+    modules = [importlib.import_module(name) for name in MODULES_WITH_SCRIPTS]
+    scripts = [each for m in modules for each in vars(m).values() if isinstance(each, Script)]
+    assert len(scripts) > 40
+    for each in scripts:
+        called = set(re.findall(r"(?<!function )(?<![.\w])(\w+)\(", each.source))
+        for names, functions in each._library:
+            needed = any(name.rstrip("(") in called for name in names)
+            assert each.source.count(functions) == int(needed), names

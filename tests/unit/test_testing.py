@@ -38,7 +38,6 @@ from django_redis_lock import (
     events,
 )
 from django_redis_lock.contrib import metrics
-from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.testing import MemoryServer, RedisLocksMixin, VirtualClock, override
 from django_redis_lock.decorators import cached, locked
@@ -207,7 +206,7 @@ def test_override_stays_away_from_the_locks_of_this_host(tmp_path: Path, away: b
 
     def lock() -> Lock:
         options: dict[str, Any] = {"on_redis_down": "local", "local_folder": tmp_path}
-        return FallbackLock(NOWHERE, "report", timeout=5, blocking=False, **options)
+        return Lock(NOWHERE, "report", timeout=5, blocking=False, **options)
 
     with override() as one:
         one.away = away
@@ -225,13 +224,13 @@ def test_override_stays_away_from_the_locks_of_other_processes(tmp_path: Path) -
     """Else the processes of pytest-xdist would take each other's."""
     code = f"""
 import redis
-from django_redis_lock.contrib.fallback import FallbackLock
+from django_redis_lock import Lock
 from django_redis_lock.contrib.testing import override
 
 with override() as server:
     server.away = True
     options = {{"on_redis_down": "local", "local_folder": {str(tmp_path)!r}}}
-    lock = FallbackLock(redis.Redis(port=1), "report", 5, blocking=False, **options)
+    lock = Lock(redis.Redis(port=1), "report", 5, blocking=False, **options)
     print(lock.acquire(), flush=True)
     input()
 """

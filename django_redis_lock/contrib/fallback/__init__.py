@@ -11,18 +11,15 @@ logged, and the lock in Redis is enough; in an outage the call fails with ``Loca
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
 
 from redis.exceptions import RedisError
 
 from ... import events
 from ...clock import time
 from ...events import FellBack
-from ...exceptions import LockError, TooFewReplicas
-from ...extension import on_first_use
-from ...locking import AsyncLock, Before, Hold, Lock, LockOperations
+from ...exceptions import TooFewReplicas
+from ...locking import Hold, LockOperations
 from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Owner, named_token, new_token, printable
 from ...protocol.holders import HeldReply, HolderInfo
@@ -33,17 +30,7 @@ from ...transport import is_outage
 from .file_lock import LocalLock, held_locally, problem_of
 from .host import HostLock
 
-if TYPE_CHECKING:
-    from .redlock import AsyncFallbackRedlock, FallbackRedlock
-
-__all__ = [
-    "AsyncFallbackLock",
-    "AsyncFallbackRedlock",
-    "FallbackLock",
-    "FallbackRedlock",
-    "held_locally",
-    "problem_of",
-]
+__all__ = ["Attempt", "FallbackHold", "check_policy", "held_locally", "holders", "problem_of"]
 
 logger = get_logger("django_redis_lock.outage")
 
@@ -56,259 +43,152 @@ NO_WAIT_SECONDS = 0.05
 class FallbackHold(Hold):
     """A lock that was taken without Redis. It has no lifetime and no fence."""
 
-    how: str
+    def __init__(self, lock: LockOperations) -> None:
+        super().__init__(None, label=lock.label)
+        self.degraded = lock.on_redis_down
+        acquired = Acquisition(new_token(), 0, time.monotonic(), math.inf)
+        self.begin(acquired, lock.keys)
 
     def owner(self) -> Owner:
         since = time.time() - (time.monotonic() - self.began)
         return replace(super().owner(), since=since)
 
 
-class Fallback(LockOperations):
-    """What a lock that can fall back does differently, for threads, tasks and several servers."""
+class Attempt:
+    """One call of ``acquire``. It has the lock in Redis and, for ``"local"``, that of this host,
+    and decides between them."""
 
-    def __init__(
-        self,
-        redis: object,
-        name: str | bytes,
-        *args: Any,
-        on_redis_down: str,
-        local_folder: str | os.PathLike[str] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(redis, name, *args, **options)
-        check_policy(on_redis_down)
-        self.on_redis_down = on_redis_down
-        self._local_folder = local_folder
+    def __init__(self, lock: LockOperations, request: AcquireRequest, wait: float | None) -> None:
+        self._lock, self._wait = lock, wait
+        self._request = request._replace(outage_patience=OUTAGE_PATIENCE_SECONDS)
+        self._until = math.inf if request.deadline is None else request.deadline
+        if wait == 0:
+            self._until = -math.inf
+        self._host = HostLock.of(lock)
+        self._file = self._host.attempt() if lock.on_redis_down == "local" else None
 
-    @property
-    def _host(self) -> HostLock:
-        key = self.keys.lock
-        name = self.cache_key or key.decode(errors="backslashreplace")
-        return HostLock(key, name, self._servers, self._local_folder, self.asynchronous)
-
-    @property
-    def degraded(self) -> str | None:
-        hold = self.local.hold
-        return hold.how if isinstance(hold, FallbackHold) and not hold.ended else None
-
-    @property
-    def fence(self) -> int | None:
-        """None for a lock taken without Redis, because only Redis makes fences."""
-        return None if isinstance(self.local.hold, FallbackHold) else super().fence
-
-    # -- acquiring ---------------------------------------------------------------------------
-
-    def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        hold = self.local.hold
-        if hold is not None and not hold.is_valid:  # Its file lock is still held.
-            self._release_file(self.local.file_lock)
-        file_lock = self._host.attempt() if self.on_redis_down == "local" else None
+    def steps(self) -> Steps[bool]:
+        hold = self._lock.local.hold
+        if hold is not None and hold.on_end is not None and not hold.is_valid:
+            hold.on_end()  # It was lost, and its file lock is still held.
         try:
-            return (yield from self._acquire_or_fall_back(request, wait, file_lock))
+            return (yield from self._acquire_or_fall_back())
         except BaseException:
-            self._release_file(file_lock)
+            if self._file is not None:
+                self._file.release()
             raise
 
-    def _acquire_or_fall_back(
-        self, request: AcquireRequest, wait: float | None, file_lock: LocalLock | None
-    ) -> Steps[bool]:
-        until = math.inf if request.deadline is None else request.deadline
-        if wait == 0:
-            until = -math.inf
+    def _acquire_or_fall_back(self) -> Steps[bool]:
         while True:
             try:
-                acquired = yield from super()._acquire_steps(request, wait)
+                acquired = yield from self._lock._acquire_in_redis(self._request, self._wait)
             except BaseException as error:
-                self._abandon(request, error)  # Its caller knows the first round only.
-                request.may_hold.clear()
+                self._lock._abandon(self._request, error)  # Its caller knows the first only.
+                self._request.may_hold.clear()
                 if not self._falls_back_on(error):
                     raise
-                return (yield from self._hold_without_redis(error, file_lock, until))
-            if not acquired or file_lock is None:
+                return (yield from self._hold_without_redis(error))
+            if not acquired or self._file is None:
                 return acquired
-            on_host = yield from self._take_in_addition(file_lock, until)
+            on_host = yield from self._take_in_addition(self._file)
             if on_host is not None:
                 return on_host
-            wait = wait and max(0.0, until - time.monotonic())
-            # Not the waiter id of before, which the keeper may still have to unregister.
-            waiter = b"" if wait == 0 else self._new_waiter()
-            request = _with_new_token(request)._replace(waiter=waiter)
+            self._prepare_another()
 
-    def _hold_without_redis(
-        self, error: BaseException, file_lock: LocalLock | None, until: float
-    ) -> Steps[bool]:
-        hold = self._fallback_hold()
-        if file_lock is not None:
-            file_lock.identity = self._host.identity()  # Another round may have tried another.
-            if not (yield from self._take_file(file_lock, hold, until)):
-                return False
-        self._fall_back(hold, file_lock, error)
-        return True
-
-    def _take_in_addition(self, file_lock: LocalLock, until: float) -> Steps[bool | None]:
-        """Take the lock of this host, too. None: the lock in Redis expired during the wait."""
-        hold, began = self.local.hold, time.monotonic()
-        assert hold is not None
-        file_lock.identity = self._host.identity(hold.keys.lock)
-        try:
-            if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
-                try:
-                    yield from super()._release_steps()
-                except (RedisError, OSError):
-                    self._leave_to_keeper()
-                return False
-        except BaseException:
-            if self.local.hold is hold:  # Or another user of this handle has the lock by now.
-                self._leave_to_keeper()
-            raise
-        if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
-            self.local.file_lock = file_lock
-            return True
-        file_lock.release()
-        return None
-
-    def _take_file(
-        self, file_lock: LocalLock, hold: Hold, until: float, *, in_addition: bool = False
-    ) -> Steps[bool]:
-        return self._host.take(file_lock, hold.owner(), until, in_addition)
-
-    def _request(self, *args: Any) -> tuple[AcquireRequest, float | None]:
-        request, wait = super()._request(*args)
-        return request._replace(outage_patience=OUTAGE_PATIENCE_SECONDS), wait
-
-    def _refuse_to_wait_for_itself(self) -> None:
-        if self.degraded and self.thread_local:
-            raise LockError("This lock object already holds the lock, without Redis", self._shown)
-        super()._refuse_to_wait_for_itself()
+    def _prepare_another(self) -> None:
+        """A second request by the same call."""
+        if self._wait:
+            self._wait = max(0.0, self._until - time.monotonic())
+        # Not the waiter id of before, which the keeper may still have to unregister.
+        waiter = b"" if self._wait == 0 else self._lock._new_waiter()
+        fresh = (self._request.token, new_token())
+        if not self._request.chosen:
+            fresh = (named_token(), b"")
+        self._request.may_hold.append(fresh)
+        token, attempt = fresh
+        self._request = self._request._replace(token=token, attempt=attempt, waiter=waiter)
 
     def _falls_back_on(self, error: BaseException) -> bool:
         """Missing replicas are no outage: the caller asked for more safety, not less."""
-        if self.on_redis_down == "raise" or isinstance(error, TooFewReplicas):
-            return False
-        return is_outage(error)
+        return is_outage(error) and not isinstance(error, TooFewReplicas)
 
-    def _fallback_hold(self) -> FallbackHold:
-        hold = FallbackHold(None, label=self.label)
-        hold.begin(Acquisition(new_token(), 0, time.monotonic(), math.inf), self.keys)
-        hold.how = self.on_redis_down
-        return hold
+    def _hold_without_redis(self, error: BaseException) -> Steps[bool]:
+        hold, local = FallbackHold(self._lock), self._lock.local
+        if self._file is not None:
+            self._file.identity = self._host.identity()  # Another round may have tried another.
+            if not (yield from self._take_file(self._file, hold)):
+                return False
+            hold.on_end = self._file.release
+        local.hold, local.token, local.renewal = hold, hold.token, None
+        self._tell(error)
+        return True
 
-    def _fall_back(self, hold: FallbackHold, file_lock: LocalLock | None, error: Any) -> None:
-        self.local.hold, self.local.token = hold, hold.token
-        self.local.renewal, self.local.file_lock = None, file_lock
-        breakers = [node.breaker for server in self._servers for node in server.nodes()]
+    def _take_in_addition(self, file: LocalLock) -> Steps[bool | None]:
+        """Take the lock of this host, too. None: the lock in Redis expired during the wait."""
+        lock, began = self._lock, time.monotonic()
+        hold = lock.local.hold
+        assert hold is not None
+        file.identity = self._host.identity(hold.keys.lock)
+        try:
+            if not (yield from self._take_file(file, hold, in_addition=True)):
+                try:
+                    yield from lock._release_steps()
+                except (RedisError, OSError):
+                    lock._leave_to_keeper()
+                return False
+        except BaseException:
+            if lock.local.hold is hold:  # Or another user of this handle has the lock by now.
+                lock._leave_to_keeper()
+            raise
+        if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
+            hold.on_end = file.release
+            return True
+        file.release()
+        return None
+
+    def _take_file(self, file: LocalLock, hold: Hold, *, in_addition: bool = False) -> Steps[bool]:
+        return self._host.take(file, hold.owner(), self._until, in_addition)
+
+    def _tell(self, error: BaseException) -> None:
+        lock = self._lock
+        breakers = [node.breaker for server in lock._servers for node in server.nodes()]
         breaker = next((b for b in breakers if b.failing), breakers[0])
         first = not breaker.fallbacks  # Of this outage.
         breaker.fallbacks += 1
         if events.listeners:
-            events.emit(FellBack(self.subject, hold.how, error))
+            events.emit(FellBack(lock.subject, lock.on_redis_down, error))
         if first:
-            local = hold.how == "local"
+            local = lock.on_redis_down == "local"
             how = "is held on this host only" if local else "is skipped, its code runs unlocked"
             logger.error(
                 f"Redis is down; the lock %(lock)s {how} (%(error)s)",
-                {"lock": printable(self.keys.lock), "error": error},
+                {"lock": printable(lock.keys.lock), "error": error},
             )
 
-    # -- releasing ---------------------------------------------------------------------------
 
-    def _release_steps(self) -> Steps[None]:
-        if self._is_held_without_redis("release"):
-            self._end_fallback()
-            return
-        file_lock = self.local.file_lock
-        try:
-            yield from super()._release_steps()
-        finally:
-            self._release_file(file_lock)
+def holders(lock: LockOperations, in_redis: Query[list[HolderInfo]]) -> Query[list[HolderInfo]]:
+    """Who holds ``lock``: ``in_redis``, or on this host."""
 
-    def _end_fallback(self) -> None:
-        if self.local.hold is not None:
-            self.local.hold.end()
-        self.local.token = self.local.entry = None
-        self._release_file(self.local.file_lock)
+    def without_redis(error: Exception) -> list[HolderInfo]:
+        if lock.on_redis_down != "local" or not is_outage(error):
+            raise error
+        return _held_on_host(lock, away=True)
 
-    def _hand_to_keeper(self) -> None:
-        hold: Hold | None = self.local.hold
-        if hold is None or hold.from_parent_process or self._is_anothers:
-            return
-        if isinstance(hold, FallbackHold):
-            self._end_fallback()
-        else:
-            super()._hand_to_keeper()
-            self._release_file(self.local.file_lock)
-
-    def _undo(self, before: Before) -> None:
-        hold: Hold | None = self.local.hold
-        if hold is not None and hold is not before[1] and hold.by_this_thread:
-            self._release_file(self.local.file_lock)
-        super()._undo(before)
-
-    def _release_file(self, file_lock: LocalLock | None) -> None:
-        if file_lock is not None:
-            file_lock.release()
-        if self.local.file_lock is file_lock:  # Another user of this lock object may have one.
-            self.local.file_lock = None
-
-    # -- other methods ---------------------------------------------------------------------
-
-    def _is_held_without_redis(self, verb: str) -> bool:
-        if not isinstance(self.local.hold, FallbackHold):
-            return False
-        self._owned_token(verb)
-        return True
-
-    def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
-        if self._is_held_without_redis(verb):
-            return True
-        return (yield from super()._change_steps(verb, seconds, replace))
-
-    def _owned_query(self) -> Query[bool]:
-        return super()._owned_query() if self.degraded is None else Query(None, lambda _: True)
-
-    def _holders_query(self) -> Query[list[HolderInfo]]:
-        def without_redis(error: Exception) -> list[HolderInfo]:
-            if self.on_redis_down != "local" or not is_outage(error):
-                raise error
-            return self._held_on_host(away=True)
-
-        if self.degraded:
-            return Query(None, lambda _: self._held_on_host())
-        in_redis = super()._holders_query()
-        in_either = in_redis.then(lambda holders: holders or self._held_on_host())
-        return in_either.or_else(without_redis)
-
-    def _held_on_host(self, *, away: bool = False) -> list[HolderInfo]:
-        """The holder of this host's lock who has none in Redis; while Redis is ``away``, any."""
-        hold = self.local.hold
-        owner = hold.owner() if self.degraded and hold is not None else None
-        if owner is None and self.on_redis_down == "local":
-            owner = self._host.holder(away=away)
-        if owner is None:
-            return []
-        held = HolderInfo(HeldReply(b"", -1, (), 0, 0))
-        held.owner, held.resting = owner, False
-        held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
-        return [held]
+    if lock.degraded:
+        return Query(None, lambda _: _held_on_host(lock))
+    in_either = in_redis.then(lambda holders: holders or _held_on_host(lock))
+    return in_either.or_else(without_redis)
 
 
-class FallbackLock(Fallback, Lock):
-    """``Lock`` with a fallback for outages."""
-
-
-class AsyncFallbackLock(Fallback, AsyncLock):
-    """``AsyncLock`` with a fallback for outages."""
-
-
-def _with_new_token(request: AcquireRequest) -> AcquireRequest:
-    """For a second acquisition by the same call."""
-    fresh = (named_token(), b"")
-    if request.chosen:
-        fresh = request.token, new_token()
-    request.may_hold.append(fresh)
-    return request._replace(token=fresh[0], attempt=fresh[1])
-
-
-__getattr__ = on_first_use(
-    __name__, {"contrib.fallback.redlock": "AsyncFallbackRedlock FallbackRedlock"}
-)
+def _held_on_host(lock: LockOperations, *, away: bool = False) -> list[HolderInfo]:
+    """The holder of this host's lock who has none in Redis; while Redis is ``away``, any."""
+    hold = lock.local.hold
+    owner = hold.owner() if lock.degraded and hold is not None else None
+    if owner is None and lock.on_redis_down == "local":
+        owner = HostLock.of(lock).holder(away=away)
+    if owner is None:
+        return []
+    held = HolderInfo(HeldReply(b"", -1, (), 0, 0))
+    held.owner, held.resting = owner, False
+    held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
+    return [held]

@@ -168,8 +168,10 @@ class LocalLock:
     def __del__(self) -> None:
         # A lock object that was dropped without release(). In Redis its lock would expire.
         if getattr(self, "_file", None) is not None:
-            with suppress(Exception):  # The interpreter may be going down.
+            try:
                 self.release()
+            except Exception:  # The interpreter is going down, with suppress.
+                pass
 
 
 def _open(path: str, flags: int) -> int:

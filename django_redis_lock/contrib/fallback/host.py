@@ -8,6 +8,7 @@ from typing import Any
 
 from ...clock import time
 from ...exceptions import LocalLockUnavailable
+from ...locking import LockOperations
 from ...protocol import Owner, printable
 from ...steps import Steps
 from ...threads import get_logger, may_log
@@ -35,6 +36,12 @@ class HostLock:
     servers: tuple[Server, ...]
     folder: str | os.PathLike[str] | None
     asynchronous: bool
+
+    @classmethod
+    def of(cls, lock: LockOperations) -> HostLock:
+        key = lock.keys.lock
+        name = lock.cache_key or key.decode(errors="backslashreplace")
+        return cls(key, name, lock._servers, lock.local_folder, lock.asynchronous)
 
     def identity(self, key: bytes | None = None) -> bytes:
         """Which lock it is; of one with places, by the ``key`` of the place."""

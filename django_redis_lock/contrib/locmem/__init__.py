@@ -12,7 +12,6 @@ from django.conf import settings
 from django_redis.client import DefaultClient
 
 from ...cache import BACKEND, RedisCache
-from ...extension import part
 from ...locking import Lock
 from ...protocol.validation import check_name_in_cache
 from .memory import Database as Database
@@ -90,11 +89,8 @@ class LocMemCache(RedisCache):
     def command_lock(self, key: str, **options: object) -> Lock:
         """A lock of this host: a file, as with ``ON_REDIS_DOWN = "local"``. Other processes cannot
         see this one's memory."""
-        timeout = options.pop("timeout", self.conf.TIMEOUT)
         del options["replicas"]
-        folder = self.conf.LOCAL_LOCK_FOLDER
+        of_host: Any = {"timeout": self.conf.TIMEOUT, "on_redis_down": "local", **options}
+        of_host["local_folder"] = self.conf.LOCAL_LOCK_FOLDER
         name = self._lock_name(check_name_in_cache(key), None)
-        lock: Lock = part("fallback").FallbackLock(
-            _host(), name, timeout, on_redis_down="local", local_folder=folder, **options
-        )
-        return self._configured(lock, key)
+        return self._configured(Lock(_host(), name, **of_host), key)

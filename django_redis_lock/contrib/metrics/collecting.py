@@ -17,7 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 from ... import events
 from ...clock import time
 from ...conf import Conf
-from ...events import MAX_CACHED_LENGTH, Subject
+from ...events import MAX_CACHED_LENGTH, Subject, group_of
 from ...keeper import Job, finish, keeper
 from ...protocol import Call, printable, script
 from ...protocol.keys import FIGURES
@@ -26,7 +26,7 @@ from ...transport import Server, is_outage
 from ...transport import pack as pack_call
 from ...transport.address import own_settings
 from . import figures as at
-from .figures import OTHER, PERIODS, Distribution, add, new, pack
+from .figures import OTHER, PERIODS, add, average, new, pack
 
 if TYPE_CHECKING:
     from ...cache import RedisCache
@@ -36,7 +36,7 @@ logger = get_logger("django_redis_lock.metrics")
 
 #: The most groups between two writes; further groups count as OTHER.
 MAX_GROUPS = 100
-#: The most acquisitions, releases and reads that wait to be counted. Counting many in a row takes
+#: The most frequent events and reads that wait to be counted. Counting many in a row takes
 #: a third of the time, because it finds its data in the processor's cache.
 MAX_WAITING = 256
 #: Seconds between two writes.
@@ -164,7 +164,7 @@ class Metrics:
     def _reset(self) -> None:
         # A signal handler may count while it interrupts the counting.
         self.mutex = Mutex()
-        #: Acquisitions, releases and reads that wait to be counted, and how many may wait.
+        #: Frequent events and reads that wait to be counted, and how many may wait.
         self._waiting: deque[object] = deque()
         self._reads: deque[tuple[object, str, str, str]] = deque()
         self._enough = 1
@@ -174,7 +174,7 @@ class Metrics:
         self._jobs: dict[Server, Writing] = {}
 
     def __call__(self, event: Any) -> None:
-        if type(event) in _FREQUENT:
+        if type(event) in _FREQUENT and getattr(event, "error", None) is None:
             self._waiting.append(event)
             is_long = len(event.subject.name) > MAX_CACHED_LENGTH
             if is_long or len(self._waiting) >= self._enough:
@@ -202,8 +202,11 @@ class Metrics:
             with suppress(IndexError):  # None are left; a signal handler may have taken some.
                 while True:
                     reads.append(self._reads.popleft())
+            by_group: Counter[tuple[object, str, str]] = Counter()
             for (cache, key, group, result), values in Counter(reads).items():
-                self._count(events.Read(cache, key, group, result, values, 0.0, 0.0))
+                by_group[cache, group or group_of(key), result] += values
+            for (cache, group, result), values in by_group.items():
+                self._count(events.Read(cache, "", group, result, values, 0.0, 0.0))
 
     def _count(self, event: object) -> None:
         try:
@@ -255,10 +258,8 @@ class Metrics:
         with self.mutex:
             self._count_waiting()
             counted = (self._figures.get(owner), self._holders.get(owner))
-            averages = [
-                Distribution.at(figures, at.HOLDS).average for figures in counted if figures
-            ]
-        return next((average for average in averages if average is not None), None)
+            averages = [average(figures, at.HOLDS) for figures in counted if figures]
+        return next((known for known in averages if known is not None), None)
 
     def put_back(self, taken: Figures) -> None:
         with self.mutex:
@@ -377,8 +378,8 @@ def _read(figures: list[int], event: events.Read) -> None:
 
 _READS = {"hit": at.HITS, "stale": at.STALE_HITS, "miss": at.MISSES}
 
-#: Events so frequent that they are counted in batches.
-_FREQUENT = frozenset({events.Acquired, events.Released})
+#: Events so frequent that they are counted in batches, but for those that would keep an error.
+_FREQUENT = frozenset({events.Acquired, events.Released, events.Computed})
 
 _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.Acquired: _acquired,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...clock import time
 from ...exceptions import TooFewServers
 from ...keeper import keeper
-from ...locking import WHY, Hold, Renewal
+from ...locking import Hold, Renewal
 from ...protocol import (
     EXTEND,
     Acquisition,
@@ -33,6 +33,7 @@ from ...protocol import (
 from ...protocol.holder_scripts import HEARTBEATS, HELD
 from ...protocol.holders import HeldReply
 from ...protocol.keys import quorum_fence_key
+from ...protocol.lock_scripts import RENEW
 from ...protocol.owner import MAX_FENCE, bounded
 from ...threads import get_logger
 from ...transport import Server, is_refusal
@@ -54,7 +55,7 @@ logger = get_logger("django_redis_lock.keeper")
 VOTE = script("""
 redis.call('PEXPIRE', KEYS[6], '86400000')  -- Never refused, so the rest is not either.
 local holder = redis.call('GET', KEYS[1])
-if not may_take(holder, ARGV[1], ARGV[3]) then return {0, redis.call('PTTL', KEYS[1]), now()} end
+if not is_takeable(holder, ARGV[1], ARGV[3]) then return {0, redis.call('PTTL', KEYS[1]), now()} end
 local fence = math.max(fence_after(redis.pcall('GET', KEYS[6])), tonumber(ARGV[4]))
 redis.call('SET', KEYS[6], string.format('%d', fence), 'PX', '86400000')
 local gone = set_lock(ARGV[1], ARGV[2], holder)
@@ -178,8 +179,6 @@ class VotedRenewal(Renewal):
     def call(self, now: float) -> Call | None:
         renewal, hold = super().call(now), self.hold
         self._requesting_vote = False
-        if self._early is not None:
-            return renewal
         wanted = self._wanted(now)
         has_vote = hold.votes[self._place] > -math.inf
         if renewal is None or not wanted or has_vote or now < self._votes_again_at:
@@ -188,25 +187,19 @@ class VotedRenewal(Renewal):
         return vote_call(hold.keys, hold.token, max(wanted, 0), hold.attempt, hold.fence)
 
     def answered(self, value: Reply, sent_at: float) -> None:
-        if self._question is not None:
-            super().answered(value, sent_at)
-            return
         hold, early = self.hold, sent_at < self.hold.votes[self._place]
-        until: float | None = None  # It does not hold the lock.
-        if self._requesting_vote:
-            if isinstance(parse_acquire(value, sent_at), Taken):
-                until = sent_at + (hold.lifetime or math.inf)
-        elif (renewed := parse_renew(value, sent_at)) is not None:
-            until = renewed.until
-        if until is None:
+        reply = (parse_acquire if self._requesting_vote else parse_renew)(value, sent_at)
+        if reply is None or isinstance(reply, Refused):
             self.named = False
             if self._requesting_vote or hold.votes[self._place] > -math.inf:
                 self._votes_again_at = sent_at + self._interval
             hold.vote(self._place, -math.inf, sent_at)
-            if hold.deadline == -math.inf:
-                self._ask_why(early)
+            if hold.deadline == -math.inf and reply is None:
+                self._is_gone(value, early)
                 return
         else:
+            whole = sent_at + (hold.lifetime or math.inf)
+            until = whole if isinstance(reply, Taken) else reply.until
             hold.vote(self._place, until - drift(until - sent_at), sent_at)
             if hold.ended and self._requesting_vote:
                 # The vote has arrived after the release.
@@ -216,9 +209,6 @@ class VotedRenewal(Renewal):
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
-        if self._early is not None:
-            super().failed(error, now)
-            return
         # Not a warning: the lock is held as long as a majority replies.
         words = "Could not renew the lock %(lock)s: %(error)s"
         logger.info(words, self.hold.log_fields(error=error))
@@ -240,8 +230,8 @@ def merged(call: Call, answers: Mapping[int, Reply], servers: int, name: str | b
         return _held(replies, needed)
     if call.script is HEARTBEATS:
         return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) or 0))
-    if call.script is WHY:  # A forced release is recorded on those that had the lock.
-        return next((reply for reply in replies if b'"reset"' in as_bytes(reply[0])), replies[0])
+    if call.script is RENEW:  # Why it is lost: a forced release is recorded where the lock was.
+        return next((reply for reply in replies if b'"reset"' in as_bytes(reply)), replies[0])
     if call.script is EXTEND:
         outcomes = Extended.DONE, Extended.NO_LIFETIME
         return next((n for n in outcomes if replies.count(n) >= needed), Extended.NOT_OWNED)

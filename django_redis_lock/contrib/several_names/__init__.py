@@ -40,8 +40,7 @@ from .members import (
 
 R = TypeVar("R")
 
-#: Options of a lock with a fallback only; and those of the whole, which no single name has.
-OF_A_FALLBACK = ("on_redis_down", "local_folder")
+#: Options of the whole, which no single name has.
 OF_THE_WHOLE = ("blocking", "blocking_timeout", "on_lost", "cancel_on_lost", "id", "reentrant")
 
 
@@ -66,13 +65,13 @@ class SeveralNames(LockOperations):
         member = member_class(lock_class or (AsyncLock if self.asynchronous else Lock))
         members = (member(redis, name, timeout, **of_each) for name in found)
         self.members = tuple(sorted(members, key=lambda member: bytes(member.keys.lock)))
-        of_all = {name: options[name] for name in options if name not in OF_A_FALLBACK}
-        super().__init__(redis, self.members[0].name, timeout, **of_all)
+        super().__init__(redis, self.members[0].name, timeout, **options)
         self.name: Any = tuple(member.name for member in self.members)
         self._in_one_place = True
         if is_cluster(redis):
             self._in_one_place = len({slot_of(member.keys.lock) for member in self.members}) == 1
-        self._at_once = self._in_one_place and not self.replicas and "on_redis_down" not in options
+        each_alone = self.replicas or self.on_redis_down != "raise"
+        self._at_once = self._in_one_place and not each_alone
 
     def _send(self, call: Call, patience: float | None) -> Step[Reply]:
         raise NotImplementedError

@@ -4,10 +4,11 @@ several locks, made of those for one. Their keys must be in one slot of a cluste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
+from weakref import ref
 
 from ...keeper import keeper
 from ...locking import Hold, LockOperations
@@ -34,8 +35,8 @@ R = TypeVar("R")
 class MultiHold:
     """The holds of all names, as a lock object knows one. ``on_lost`` is called once."""
 
-    cancellation: Any = None
     ended = False
+    also_on_lost: Mapping[ref[Any], Callable[[], object]] = {}
 
     def __init__(
         self,
@@ -100,7 +101,8 @@ class MultiHold:
             # One without a fence was taken without Redis.
             if hold.lose(reason) and hold.fence:
                 keeper().add(hold.deferred_release(self._server, self._grant_timeout))
-        for tell in (self._on_lost, self.cancellation and self.cancellation.request):
+        others = (tell for key, tell in self.also_on_lost.items() if key())
+        for tell in (self._on_lost, *others):
             if tell is not None:
                 tell()
 

@@ -13,6 +13,7 @@ import time as real
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import AsyncToSync
 from django.conf import settings
@@ -62,8 +63,14 @@ def _caller() -> object:
 class SteppedKeeper(Keeper):
     """Does its jobs in the thread that moves the clock."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: The task or thread that has added each job, its thread, and the real time.
+        self.added_by: WeakKeyDictionary[Job, tuple[Any, threading.Thread, float]]
+        self.added_by = WeakKeyDictionary()
+
     def add(self, job: Job) -> None:
-        job.added_by = _caller(), threading.current_thread(), Clock.monotonic()
+        self.added_by[job] = _caller(), threading.current_thread(), Clock.monotonic()
         super().add(job)
 
     def _start(self) -> None:
@@ -86,8 +93,7 @@ class SteppedKeeper(Keeper):
 
     def hurry(self) -> None:
         super().hurry()
-        for _ in range(2):  # The cause of a loss is asked for after the loss.
-            self.do_due(time.monotonic())
+        self.do_due(time.monotonic())
 
     def subscribe(
         self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
@@ -158,8 +164,8 @@ class VirtualClock(Clock):
             and (thread.is_alive() if caller is thread else not caller.done())
             and Clock.monotonic() < since + self.real_wait
             for job in self.keeper.jobs()
-            if isinstance(job, (Renewal, FlightRenewal)) and job.added_by is not None
-            for caller, thread, since in (job.added_by,)
+            if isinstance(job, (Renewal, FlightRenewal))
+            for caller, thread, since in (self.keeper.added_by[job],)
         )
 
     def _pauses(self, seconds: float, me: object) -> Generator[float]:

@@ -18,6 +18,7 @@ from django.test import RequestFactory
 from django.views import View
 
 from django_redis_lock import AsyncLock, AsyncRedlock, Lock, LockLost, LockNotOwnedError, locked
+from django_redis_lock.locking.aio import cancellations
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 
@@ -153,7 +154,7 @@ def test_of_two_cancellations_the_other_counts(client: redis.Redis, first: str) 
         holder = asyncio.ensure_future(hold())
         await entered.wait()
         [state] = lock._states._states.values()
-        cancel = [holder.cancel, state.hold.cancellation._cancel]
+        cancel = [holder.cancel, cancellations[state.hold]._cancel]
         for each in cancel if first == "outside" else reversed(cancel):
             each()
         with pytest.raises(asyncio.CancelledError):
@@ -166,7 +167,7 @@ def test_a_loss_after_the_block_cancels_nothing(client: redis.Redis) -> None:
     async def body(aclient: redis.asyncio.Redis) -> None:
         lock = lock_of(aclient)
         async with lock:
-            cancellation = lock.local.hold.cancellation
+            cancellation = cancellations[lock.local.hold]
         cancellation.request()
         await asyncio.sleep(0.01)
 

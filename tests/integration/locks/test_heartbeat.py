@@ -14,6 +14,7 @@ import redis
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import records
+from django_redis_lock.locking.records import heartbeats
 from django_redis_lock.ops.inventory.listing import LockInfo, list_held
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.protocol.owner import Owner, process_id
@@ -38,8 +39,8 @@ def hold(client: Any, *names: str, timeout: float | None = 3600) -> list[Lock]:
         until(lambda lock=lock: client.hget(lock.keys.owner, "process"))
     settle()
     # The last one may have been a moment ago, in the database of another test.
-    until(lambda: server_of(client).heartbeat in keeper())
-    keeper().reschedule(server_of(client).heartbeat, time.monotonic())
+    until(lambda: heartbeats.get(server_of(client)) in keeper())
+    keeper().reschedule(heartbeats.get(server_of(client)), time.monotonic())
     until(lambda: client.exists(process_key(process_id())))
     return locks
 
@@ -156,17 +157,17 @@ def test_many_locks_have_one_heartbeat(client: redis.Redis) -> None:
 def test_there_is_none_without_a_lock(own_server: RedisServer) -> None:
     client = own_server.client()
     (lock,) = hold(client, "a")
-    assert server_of(client).heartbeat in keeper()
-    until(lambda: server_of(client).heartbeat.due > time.monotonic())  # It has been answered.
+    assert heartbeats.get(server_of(client)) in keeper()
+    until(lambda: heartbeats.get(server_of(client)).due > time.monotonic())  # It has been answered.
     lock.release()
-    until(lambda: server_of(client).heartbeat not in keeper())
+    until(lambda: heartbeats.get(server_of(client)) not in keeper())
     # The next one comes when it is due, in ten seconds, not for each lock that is described.
     until(lambda: client.exists(process_key(process_id())))
     sent = client.get(process_key(process_id()))
     another = Lock(client, "b", 3600)
     assert another.acquire(blocking=False)
     until(lambda: client.exists(another.keys.owner))
-    until(lambda: server_of(client).heartbeat in keeper())
+    until(lambda: heartbeats.get(server_of(client)) in keeper())
     assert client.get(process_key(process_id())) == sent
 
 
@@ -195,6 +196,6 @@ def test_a_user_without_the_right_to_it_locks_all_the_same(own_server: RedisServ
             lock = Lock(client, "narrow", 30)
             assert lock.acquire(blocking=False)
             until(lambda: admin.hget(lock.keys.owner, "process"))
-            until(lambda: (beat := server_of(client).heartbeat) and beat.due > 1e12)
+            until(lambda: (beat := heartbeats.get(server_of(client))) and beat.due > 1e12)
             assert listed(admin)["narrow"].silent is False
             lock.release()

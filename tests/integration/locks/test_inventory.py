@@ -22,7 +22,7 @@ from django.core.cache import caches
 
 from django_redis_lock import Lock
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking.records import CrashRecord, note_call
+from django_redis_lock.locking.records import CrashRecord, heartbeats, note_call
 from django_redis_lock.management import as_json, note
 from django_redis_lock.ops.admin.rows import event_rows, row, waiter_rows
 from django_redis_lock.ops.held_locks import HeldLock
@@ -349,8 +349,8 @@ def test_signs_of_life(client: redis.Redis) -> None:
     _kept = hold(client, "renewed", 3, renew=True)
     hold(client, "as it is", 90)
     hold(client, "endless", None)
-    until(lambda: server_of(client).heartbeat in keeper())
-    keeper().reschedule(server_of(client).heartbeat, time.monotonic())
+    until(lambda: heartbeats.get(server_of(client)) in keeper())
+    keeper().reschedule(heartbeats.get(server_of(client)), time.monotonic())
     until(lambda: client.exists(process_key(process_id())))
     renewed, as_it_is, endless = (described(client, n) for n in ("renewed", "as it is", "endless"))
     assert (renewed.lifetime, renewed.renews, renewed.heartbeat_interval) == (3, True, 1)

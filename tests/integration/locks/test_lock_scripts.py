@@ -539,7 +539,7 @@ def test_renew(scripts: Scripts, had: int, wanted: int, left: int) -> None:
     scripts.client.hset(KEYS.owner, "kept", "field")
     scripts.client.pexpire(KEYS.owner, GRANT)
     scripts.client.delete(KEYS.held_index)
-    renewed = scripts.run(RENEW, "a", wanted, "", "host", "here")
+    renewed = scripts.run(RENEW, "a", wanted, "", "", "", "host", "here")
     state = scripts.state()
     owner = state.owner
     assert abs(int(owner.pop(b"seen")) - scripts.now()) < TOLERANCE * 1000
@@ -557,7 +557,7 @@ def test_renew(scripts: Scripts, had: int, wanted: int, left: int) -> None:
 def test_description_of_another_type_is_replaced(scripts: Scripts) -> None:
     scripts.acquire("a")
     scripts.client.set(KEYS.owner, "text")
-    scripts.run(RENEW, "a", 0, "", "host", "here")
+    scripts.run(RENEW, "a", 0, "", "", "", "host", "here")
     assert scripts.state().owner[b"host"] == b"here"
     assert scripts.lasts(KEYS.owner, LIFETIME + DAY)
 
@@ -579,9 +579,10 @@ def test_renew_and_extend_ask_whose_it_is(
     if not known:
         scripts.client.delete(KEYS.owner)
     before = scripts.state()
-    renewed = scripts.run(RENEW, token, LIFETIME, attempt)
-    assert (renewed > GRANT) == mine
-    assert (renewed == -2) != mine
+    renewed = scripts.run(RENEW, token, LIFETIME, attempt, "", "")
+    assert isinstance(renewed, int) == mine
+    if mine:
+        assert renewed > GRANT
     if not mine:
         assert scripts.state()._replace(left=before.left) == before
         assert scripts.lasts(KEYS.lock, GRANT)
@@ -778,7 +779,7 @@ def test_watch_passes_on_out_of_memory(full: Scripts) -> None:
 
 @pytest.mark.parametrize("lifetime", [0, LIFETIME])
 def test_renew_keeps_the_description_out_of_memory(full: Scripts, lifetime: int) -> None:
-    assert full.run(RENEW, "a", lifetime, "", "host", "here") > 0
+    assert full.run(RENEW, "a", lifetime, "", "", "", "host", "here") > 0
     assert set(full.state().owner) == {b"kept", b"host", b"seen"}
 
 

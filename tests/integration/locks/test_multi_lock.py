@@ -32,7 +32,6 @@ from django_redis_lock import (
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib import several_names as multi_lock
-from django_redis_lock.contrib.fallback import FallbackLock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.locking import Hold, lock
 from django_redis_lock.ops.inventory import inspect
@@ -108,7 +107,7 @@ class WithFallback(OfSeveral):
     def make_lock(self, name: Any = "contract", timeout: Any = None, **options: Any) -> Any:
         options |= {"on_redis_down": "local", "local_folder": self._folder}
         names = names_of(name)
-        return MultiLock(self.client, names, timeout, lock_class=FallbackLock, **options)
+        return MultiLock(self.client, names, timeout, lock_class=Lock, **options)
 
 
 @pytest.mark.sample(3)
@@ -395,7 +394,7 @@ class TestInCaches:
 def test_without_redis(own_server: RedisServer, tmp_path: Any, policy: str) -> None:
     def make(*names: str) -> MultiLock:
         options: Any = {"on_redis_down": policy, "local_folder": tmp_path, "blocking": False}
-        return MultiLock(own_server.client(), names, 60, lock_class=FallbackLock, **options)
+        return MultiLock(own_server.client(), names, 60, lock_class=Lock, **options)
 
     own_server.stop()
     with make("a", "b") as lock:

@@ -27,7 +27,6 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.cache import LocMemCache
-from django_redis_lock.contrib.fallback import FallbackLock
 from tests.events import recording_events
 from tests.integration.locks.test_async_lock import (
     ForThreads,
@@ -123,7 +122,7 @@ class TestForOtherTasks(LockContract):
 # -- who is inside goes in again -------------------------------------------------------------------
 
 
-@pytest.fixture(params=["Lock", "FallbackLock", "Redlock"])
+@pytest.fixture(params=["Lock", "with a fallback", "Redlock"])
 def make(
     request: pytest.FixtureRequest, any_client: redis.Redis, tmp_path: Any
 ) -> Callable[..., Any]:
@@ -133,9 +132,9 @@ def make(
         options = {"timeout": 60, "reentrant": True, **options}
         if request.param == "Redlock":
             return Redlock(request.getfixturevalue("three"), name, **options)
-        if request.param == "FallbackLock":
+        if request.param == "with a fallback":
             options |= {"on_redis_down": "local", "local_folder": tmp_path}
-            return FallbackLock(any_client, name, **options)
+            return Lock(any_client, name, **options)
         return Lock(any_client, name, **options)
 
     return make
@@ -422,9 +421,9 @@ def test_a_forked_child_is_not_inside(make: Callable[..., Any]) -> None:
 
 
 def test_without_redis_too(own_server: RedisServer, tmp_path: Any) -> None:
-    def make() -> FallbackLock:
+    def make() -> Lock:
         options: Any = {"on_redis_down": "local", "local_folder": tmp_path, "reentrant": True}
-        return FallbackLock(own_server.client(), "away", timeout=60, **options)
+        return Lock(own_server.client(), "away", timeout=60, **options)
 
     own_server.stop()
     outer, inner = make(), make()

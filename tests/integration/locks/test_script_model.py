@@ -26,10 +26,10 @@ from hypothesis.stateful import (
 
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.protocol import acquisition
-from django_redis_lock.protocol.acquisition import AcquireRequest
+from django_redis_lock.protocol.acquisition import AcquireRequest, renew_call
 from django_redis_lock.protocol.holder_scripts import HELD, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
-from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW
+from django_redis_lock.protocol.lock_scripts import EXTEND
 from django_redis_lock.protocol.owner import new_token
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import execute
@@ -268,14 +268,14 @@ class Scripts(RuleBasedStateMachine):
         attempt = caller.attempt
         fields = {b"host": b"here", b"label": b"x"} if described else {}
         wanted = -1 if lifetime == math.inf else int(lifetime * 1000)
-        flat = [each for pair in fields.items() for each in pair]
+        flat = [each.decode() for pair in fields.items() for each in pair]
         for _ in range(1 + twice):
             renewed = self.model.renew(caller.token, lifetime, attempt, fields)
-            left = self._run(Call(RENEW, KEYS, (caller.token, wanted, attempt, *flat)))
+            left = self._run(renew_call(KEYS, caller.token, attempt, *flat, wanted=wanted))
             if renewed:
                 self._lasts(left, self.model.until["lock"])
             else:
-                assert left == -2
+                assert isinstance(left, list)
         self._look()
 
     @rule(
@@ -359,7 +359,7 @@ class Scripts(RuleBasedStateMachine):
         self._holder(None, "")
         holder = self.model.token or b""
         assert self.model.renew(holder, 0.0, b"", {b"host": b"here"})
-        self._run(Call(RENEW, KEYS, (holder, 0, b"", b"host", b"here")))
+        self._run(renew_call(KEYS, holder, b"", "host", "here"))
         self.client.delete(NAME)
         self.model.vanish("lock")
         self.client.pexpire(KEYS.owner, int((DAY - 900) * 1000))

@@ -8,7 +8,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock, LockLost, LockNotOwnedError, Redlock, events
+from django_redis_lock.contrib.redlock.votes import majority
 from django_redis_lock.contrib.several_names import MultiLock
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import causes
@@ -23,7 +24,8 @@ from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
 from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, process_key
 from django_redis_lock.protocol.owner import process_id
-from tests.holding import hurry
+from tests.faults.proxy import Proxy
+from tests.holding import hurry, settle
 from tests.integration.locks.test_redlock import AMPLE, clients, five
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -268,3 +270,77 @@ def test_what_the_holder_of_a_redlock_is_told(
     with pytest.raises(LockNotOwnedError, match="no longer owned") as caught:
         lock.release()
     assert caught.value.reason.startswith(CAUSES[end])
+
+
+# -- Redis freezes after the reply by which the keeper learns of the loss --------------------------
+
+
+def of_a_task(clients: list[redis.Redis], told: threading.Event) -> Any:
+    """Its event loop runs in a thread until the task hears of the loss."""
+    acquired = threading.Event()
+
+    async def hold() -> None:
+        address = clients[0].connection_pool.connection_kwargs
+        async with redis.asyncio.Redis(port=address["port"]) as connected:
+            lost = asyncio.Event()
+            lock = AsyncLock(connected, NAME, 60, renew=True, on_lost=lost.set)
+            assert await lock.acquire()
+            acquired.set()
+            await lost.wait()
+            reasons.append(lock.lost_reason)
+            told.set()
+
+    reasons: list[str] = []
+    threading.Thread(target=lambda: asyncio.run(hold()), daemon=True).start()
+    assert acquired.wait(60)
+    return lambda: reasons[0]
+
+
+def of_a_thread(kind: Any, *name: Any, **options: Any) -> Any:
+    def take(clients: list[redis.Redis], told: threading.Event) -> Any:
+        given = {"renew": True, "thread_local": False, "on_lost": told.set, **options}
+        where = clients if kind is Redlock else clients[0]
+        lock = kind(where, *(name or (NAME,)), 60, **given)
+        assert lock.acquire()
+        return lambda: lock.lost_reason
+
+    return take
+
+
+KINDS = {
+    "thread": of_a_thread(Lock),
+    "task": of_a_task,
+    "one of three places": of_a_thread(Lock, limit=3),
+    "not renewed": of_a_thread(Lock, renew=False),
+    "several names": of_a_thread(MultiLock, [NAME, "with"], lock_class=Lock),
+    "several servers": of_a_thread(Redlock, server_timeout=AMPLE),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("end", [by_a_person, by_del, by_flushdb])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_freezes_then_does_not_delay_on_lost(
+    kind: str, end: Any, five: list[RedisServer], losses: Losses
+) -> None:
+    servers = five[: 3 if kind == "several servers" else 1]
+    told = threading.Event()
+    with ExitStack() as stack:
+        behind = [server.client() for server in servers]
+        for client in behind:
+            client.flushall()
+        proxies = [stack.enter_context(Proxy(server)) for server in servers]
+        reason = KINDS[kind]([proxy.client() for proxy in proxies], told)
+        for client in behind:
+            described(client)
+        settle()
+        frozen = [proxy.freeze_after_reply(b"\r\nwhy\r\n") for proxy in proxies]
+        for client in behind:
+            end(client)
+        hurry()
+        for rule in frozen[: majority(len(frozen))]:
+            assert rule.applied.acquire(timeout=60)
+        assert told.wait(60)
+        assert CAUSES[end] in reason()
+        until(lambda: losses.events)
+        assert CAUSES[end] in losses.events[0].reason

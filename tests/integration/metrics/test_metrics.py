@@ -19,8 +19,8 @@ from redis.exceptions import NoPermissionError, ReadOnlyError
 from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import metrics
-from django_redis_lock.contrib.metrics import collecting, figures, read
-from django_redis_lock.contrib.metrics.figures import Summary
+from django_redis_lock.contrib.metrics import collecting, figures
+from django_redis_lock.contrib.metrics.report import Summary, read
 from django_redis_lock.decorators import declarations
 from django_redis_lock.keeper import keeper
 from django_redis_lock.ops.inventory.listing import FLIGHT, list_held
@@ -350,7 +350,7 @@ def test_what_is_too_old_goes_and_is_not_read(cache: RedisCache, client: redis.R
         now = int(client.hget(key, "now") or 0)
         bucket = {f: v for f, v in client.hgetall(key).items() if b" " in f}
         [packed] = bucket.values()
-        oldest, too_old = now - period.kept + 1, now - period.kept
+        oldest, too_old = now - period.buckets + 1, now - period.buckets
         for number in (oldest, too_old):
             client.hset(key, f"{number} \nimport", packed)
             client.hset(key, str(number), 1)
@@ -365,7 +365,7 @@ def test_what_is_too_old_goes_and_is_not_read(cache: RedisCache, client: redis.R
     for key, period in zip(FIGURES.values(), figures.PERIODS.values(), strict=True):
         now = int(client.hget(key, "now") or 0)
         numbers = {int(field.split(b" ")[0]) for field in client.hkeys(key) if field != b"now"}
-        assert min(numbers) > now - period.kept
+        assert min(numbers) > now - period.buckets
 
 
 def test_a_full_hour_takes_little_room(cache: RedisCache, client: redis.Redis) -> None:

@@ -1,0 +1,299 @@
+"""Mutation testing of the package's Python: ``make mutations-python``.
+
+Each mutant is the package with one line changed: a comparison, a condition, a statement left out, a
+number. The mutants are drawn by a seed from the modules that keep locks and values right; the tests
+nearest to the module must fail with each: those of the first lane, unless ``--all`` is among ARGS.
+
+    make mutations-python ARGS="--list"
+    make mutations-python ARGS="--seed 7 --most 30 -j 2"
+    make mutations-python ARGS="--module locking.waiting --module keeper"
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.model.mutations import PACKAGE, ROOT, Block, Mutant, Outcome, Workshop
+
+#: Percent of the mutants that must be caught.
+THRESHOLD = 92
+
+#: By module, or the package it is in: the names of the test files, the quick ones first. The
+#: longest name counts.
+TESTS: dict[str, str] = {
+    "locking": "hold owner lock_arguments local lock lock_waiting async_lock reentry clients "
+    "why_lost lost_replies interrupts",
+    "locking.records": "inventory_scripts heartbeat logging inventory why_lost told_at_once",
+    "locking.causes": "why_lost told_at_once",
+    "locking.questions": "lock async_lock inventory why_lost",
+    "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
+    "locking.waiting": "wait_queue lock_waiting lock async_lock unconfirmed_grants closed_waits "
+    "cancelled dead_pop lost_replies redis",
+    "transport": "server direct_connection own_connections packing breaker connections lock "
+    "get_or_set redis lost_replies lost_replies_of_the_cache forgotten_connections outage",
+    "transport.aio_client": "aio_connection async_lock aget_or_set cancelled redis lost_replies",
+    "transport.aio_connection": "aio_connection async_lock aget_or_set cancelled "
+    "forgotten_connections",
+    "transport.circuit_breaker": "breaker redis_down outage",
+    "transport.guarded_connection": "direct_connection pool_interrupts lost_replies_of_the_cache "
+    "postponed_timeouts",
+    "transport.hints": "hints refusals",
+    "transport.over_a_loop": "full_server",
+    "transport.pool": "clients pool_interrupts moved_address lost_replies_of_the_cache",
+    "transport.refusals": "hints refusals full_server busy out_of_memory",
+    "transport.registry": "clients connections lock moved_address sentinel",
+    "transport.retry": "lost_replies lost_replies_of_the_cache redis outage redis_down",
+    "keeper": "keeper hold lock notices redis refusals busy shutdown told_at_once",
+    "keeper.exchange": "keeper lock redis busy refusals full_server forgotten_connections outage",
+    "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights "
+    "aget_or_set stampede computation_events nested_values background_context shutdown",
+    "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
+    "singleflight.tasks": "aget_or_set stale get_or_set_many",
+    "cache": "cache get_or_set get_or_set_many direct_reads own_writes observed_reads cache_lock "
+    "lifetime_by_value lock_keys read_events where_keys_are_made",
+    "cache.commands": "cache direct_reads own_writes read_events lost_replies_of_the_cache",
+    "cache.context": "async_methods background_context aget_or_set",
+    "cache.get_or_set": "get_or_set get_or_set_many stale lifetime_by_value error_ttl aget_or_set",
+    "cache.lock_factory": "cache_lock conf lock_keys cache_for_locks cache hidden_names",
+    "cache.methods": "cache async_methods clear clear_prefix hidden_names mark_stale on_commit",
+    "cache.observed": "observed_reads other_tools",
+    "cache.on_commit": "on_commit",
+    "cache.plain": "other_backends without_redis",
+    "cache.reading": "direct_reads get_or_set stale undecodable observed_reads cold_reads cache",
+    "cache.tasks": "async_methods aget_or_set",
+    "cache.undecodable": "undecodable",
+    "contrib.fallback": "redis_down local_lock_unavailable fault_table",
+    "contrib.redlock": "redlock_decisions redlock redlock_faults",
+    "decorators": "declared decorator_keys locked_function locked_view locked_tasks "
+    "locked_transactions locked_who_answers locked_command locked_class_views",
+    "decorators.cached": "cached cached_page typed_keys",
+    "decorators.key_template": "decorator_keys naming locked_function",
+    "decorators.on_lost": "locked_command cancel_on_lost run_locked",
+    "decorators.options": "first_mistakes declared locked_function cached",
+    "decorators.transactions": "locked_transactions on_commit",
+    "decorators.views": "locked_view locked_class_views locked_rest_framework locked_who_answers",
+}
+
+#: Mutants that change nothing anybody could notice: (module, mutated line) -> why.
+EQUIVALENT: dict[tuple[str, str], str] = {}
+
+SWAPPED = {
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+    ast.And: "or",
+    ast.Or: "and",
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "/",
+}
+#: What is only told to people, and only what type checkers read.
+UNTOUCHED = ("logger", "lost_logger", "held_logger", "TYPE_CHECKING", "cast", "TypeVar")
+
+
+# -- what is changed -------------------------------------------------------------------------------
+
+#: Where a line changes, and into what: line and columns from 0, the new text, and the kind.
+Edit = tuple[int, int, int, str, str]
+
+
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """The modules to change, by their names within the package."""
+    named = {
+        ".".join(path.relative_to(root / PACKAGE).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for path in sorted((root / PACKAGE).rglob("*.py"))
+    }
+    return {name: path for name, path in named.items() if tests_of(name)}
+
+
+def tests_of(module: str) -> list[str]:
+    """The names of the test files for a module, the quick ones first."""
+    while module and module not in TESTS:
+        module = module.rpartition(".")[0]
+    return TESTS.get(module, "").split()
+
+
+def mutants(module: str, path: Path) -> list[Mutant]:
+    """All there are of a module."""
+    lines = path.read_text().splitlines()
+    block = Block(module, path, range(len(lines)), frozenset())
+    found: dict[tuple[int, str], Mutant] = {}
+    for number, begin, end, text, kind in _edits(ast.parse(path.read_text()), lines):
+        before = lines[number]
+        after = before[:begin] + text + before[end:]
+        found.setdefault((number, after), Mutant(block, number, kind, before, after))
+    return [m for m in found.values() if (module, m.after.strip()) not in EQUIVALENT]
+
+
+def _edits(tree: ast.Module, lines: list[str]) -> Iterator[Edit]:
+    """What can be changed within functions."""
+    for function in ast.walk(tree):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for statement in function.body:
+                for node in _nodes(statement):
+                    if getattr(node, "end_lineno", None) == getattr(node, "lineno", -1):
+                        yield from _edits_of(node, lines)
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """All within ``node`` but annotations, texts for people, and functions, which come by
+    themselves."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return
+    if isinstance(node, ast.Expr) and isinstance(node.value, (ast.Constant, ast.Call)):
+        said = ast.unparse(node.value).partition("(")[0].partition(".")[0]
+        if isinstance(node.value, ast.Constant) or said in UNTOUCHED:
+            return
+    if isinstance(node, (ast.Raise, ast.Assert, ast.JoinedStr)):
+        return  # A text, nearly always.
+    yield node
+    for name, field in ast.iter_fields(node):
+        if name not in ("annotation", "returns"):
+            for child in field if isinstance(field, list) else (field,):
+                if isinstance(child, ast.AST):
+                    yield from _nodes(child)
+
+
+def _edits_of(node: Any, lines: list[str]) -> Iterator[Edit]:
+    """How ``node``, which is on one line, can be changed."""
+    number = node.lineno - 1
+
+    def edit(begin: int, end: int, text: str, kind: str) -> Edit:
+        return number, begin, end, text, kind
+
+    def between(left: Any, right: Any, operator: ast.AST, kind: str) -> Iterator[Edit]:
+        gap = lines[number][left.end_col_offset : right.col_offset]
+        if type(operator) in SWAPPED and (word := gap.strip(" ()")):
+            begin = left.end_col_offset + gap.index(word)
+            yield edit(begin, begin + len(word), SWAPPED[type(operator)], kind)
+
+    match node:
+        case ast.Compare():
+            for left, operator, right in zip(
+                (node.left, *node.comparators), node.ops, node.comparators, strict=False
+            ):
+                yield from between(left, right, operator, "comparison")
+        case ast.BoolOp():
+            for left, right in zip(node.values, node.values[1:], strict=False):
+                yield from between(left, right, node.op, "logic")
+        case ast.BinOp() if not isinstance(node.left, ast.Constant | ast.JoinedStr):
+            yield from between(node.left, node.right, node.op, "arithmetic")
+        case ast.UnaryOp(op=ast.Not()):
+            yield edit(node.col_offset, node.operand.col_offset, "", "not")
+        case ast.Call(func=ast.Name(id="min" | "max" as name)):
+            other = "max" if name == "min" else "min"
+            yield edit(node.func.col_offset, node.func.end_col_offset, other, "bound")
+        case ast.Constant(value=bool()):
+            yield edit(node.col_offset, node.end_col_offset, str(not node.value), "constant")
+        case ast.Constant(value=int() | float()):
+            changed = str(node.value + 1)
+            yield edit(node.col_offset, node.end_col_offset, changed, "constant")
+        case ast.Expr(value=ast.Call() | ast.Await()) | ast.Assign(targets=[ast.Attribute()]):
+            yield edit(node.col_offset, node.end_col_offset, "pass", "drop")
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+            if test.lineno == test.end_lineno and not isinstance(
+                test, (ast.NamedExpr, ast.UnaryOp)
+            ):
+                text = lines[test.lineno - 1][test.col_offset : test.end_col_offset]
+                begin, end = test.col_offset, test.end_col_offset
+                yield test.lineno - 1, begin, end, f"(not ({text}))", "condition"
+
+
+def chosen(all_of_them: Iterable[Mutant], seed: int, most: int) -> list[Mutant]:
+    """``most`` of them (0: all), at most one of a line."""
+    drawn = random.Random(seed)
+    left = sorted(all_of_them, key=lambda m: (m.block.name, m.number, m.after))
+    drawn.shuffle(left)
+    of_line = {(m.block.name, m.number): m for m in left}
+    return list(of_line.values())[: most or None]
+
+
+# -- what must catch it ----------------------------------------------------------------------------
+
+
+class PythonWorkshop(Workshop):
+    """Runs the tests that are nearest to a module."""
+
+    def files_for(self, some: Iterable[Block]) -> list[str]:
+        names = dict.fromkeys(name for block in some for name in tests_of(block.name))
+        found = (next((ROOT / "tests").rglob(f"test_{name}.py"), None) for name in names)
+        return [str(path.relative_to(ROOT)) for path in found if path is not None]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
+    parser.add_argument("--module", action="append", help="only these, and what is in them")
+    parser.add_argument("--all", action="store_true", help="run all cells of the tables")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--most", type=int, default=120, help="mutants in all; 0 for each")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at the same time")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for each mutant")
+    parser.add_argument("--threshold", type=float, default=THRESHOLD, help="percent to be caught")
+    options = parser.parse_args(argv)
+    wanted = tuple(f"{name}." for name in options.module or ())
+    found = [
+        mutant
+        for name, path in modules().items()
+        if not wanted or f"{name}.".startswith(wanted)
+        for mutant in mutants(name, path)
+    ]
+    tried = chosen(found, options.seed, options.most)
+    if options.list:
+        print(*tried, f"{len(tried)} of {len(found)} mutants", sep="\n")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        workshop = PythonWorkshop(Path(folder), options.timeout)
+        workshop.lane = ("--all",) if options.all else ()
+        outcomes = []
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for outcome in pool.map(workshop.run, tried):
+                outcomes.append(outcome)
+                said = f"caught {outcome.caught_by}" if outcome.caught_by else "SURVIVED"
+                at = f"{outcome.mutant.block.name}:{outcome.mutant.number + 1}"
+                print(
+                    f"{outcome.seconds:4.0f} s  {at} {outcome.mutant}\n        {said}", flush=True
+                )
+    return _report(outcomes, options.threshold)
+
+
+def _report(outcomes: list[Outcome], threshold: float) -> int:
+    tried: Counter[str] = Counter()
+    caught: Counter[str] = Counter()
+    for outcome in outcomes:
+        name = outcome.mutant.block.name.removeprefix("contrib.").partition(".")[0]
+        tried[name] += 1
+        caught[name] += bool(outcome.caught_by)
+    print(f"\n{'package':18} {'mutants':>8} {'caught':>7}")
+    for name, number in sorted(tried.items()):
+        print(f"{name:18} {number:8} {caught[name]:7}")
+    for outcome in outcomes:
+        if not outcome.caught_by:
+            print(
+                f"SURVIVED {outcome.mutant.block.name}:{outcome.mutant.number + 1} {outcome.mutant}"
+            )
+    score = 100 * caught.total() / max(1, len(outcomes))
+    print(f"{len(outcomes)} mutants, {caught.total()} caught: {score:.1f} %")
+    return int(score < threshold)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
