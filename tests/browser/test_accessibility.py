@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from functools import partial
@@ -16,6 +17,7 @@ from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport.execute import run
+from tests import lanes
 from tests.browser.conftest import PAGE, Open
 from tests.browser.test_page import named, queued
 from tests.holding import silence
@@ -31,6 +33,8 @@ SERIOUS = ("serious", "critical")
 RUN = """() => axe.run('#content', {resultTypes: ['violations']}).then(
   found => ({violations: found.violations, passes: found.passes.length}))"""
 APPEARANCES = (("light", 1280), ("dark", 1280), ("light", 390))
+#: One after the other, of which each page has only one without ``--all``.
+in_turn = itertools.cycle(APPEARANCES)
 
 
 def pause(page: Any) -> None:
@@ -45,7 +49,7 @@ def check(page: Any) -> None:
     """axe-core has nothing serious to say of this page's own part; the rest is Django's."""
     pause(page)
     page.evaluate(Path(axe_playwright.__file__).with_name("axe.min.js").read_text())
-    for scheme, width in APPEARANCES:
+    for scheme, width in APPEARANCES if lanes.everything else (next(in_turn),):
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": 800})
         # Colours on their way from light to dark are nobody's choice.
@@ -70,6 +74,7 @@ def test_something_serious_would_be_found(open_page: Open) -> None:
         check(page)
 
 
+@pytest.mark.sample(0)
 def test_nothing_serious_on_the_pages_of_processes_and_releases(
     open_page: Open, client: redis.Redis
 ) -> None:

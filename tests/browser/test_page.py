@@ -731,6 +731,7 @@ def test_a_narrow_window_shows_25_rows_until_all_are_wanted(
     expect(rows).to_have_count(31)
 
 
+@pytest.mark.sample(0)
 def test_a_wide_window_shows_all_rows(open_page: Open, client: redis.Redis) -> None:
     for number in range(30):
         hold(f"job-{number:02}")
@@ -753,6 +754,7 @@ def test_all_that_match_are_released(
     expect(page.locator("#result_list tbody tr")).to_have_count(1)
 
 
+@pytest.mark.sample(0)
 def test_a_click_on_a_holder_shows_its_locks(open_page: Open, client: redis.Redis) -> None:
     named(hold("mine"), client)
     client.hset(named(hold("of another"), client).keys.owner, "host", "web-9")
@@ -763,6 +765,7 @@ def test_a_click_on_a_holder_shows_its_locks(open_page: Open, client: redis.Redi
     expect(row(page, "of another")).to_be_visible()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("path", ["change", "release"])
 def test_the_command_that_stops_a_holder_is_copied(
     open_page: Open, client: redis.Redis, path: str
@@ -787,6 +790,7 @@ def test_new_events_appear(open_page: Open, client: redis.Redis) -> None:
     expect(page.get_by_text("Nothing went wrong in the last day.")).to_be_hidden()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("language", ["ar", "he"])
 def test_from_right_to_left_names_keep_their_order(
     open_page: Open, client: redis.Redis, settings: Any, language: str

@@ -235,7 +235,7 @@ def _in_a_pop(frame: FrameType | None) -> bool:
 
 def each_point(attempt: Callable[[Points], None], **options: Any) -> None:
     """``attempt`` with an interrupt at each of its points in turn; without ``--all``, at each
-    twelfth. Each in a thread of its own: Python may go on taking the interrupted thread for one
+    twentieth. Each in a thread of its own: Python may go on taking the interrupted thread for one
     that handles an exception."""
     # At first without one, so that connections are there, and nothing is done only once.
     Background(lambda: attempt(Points(**options))).result()
@@ -247,7 +247,7 @@ def each_point(attempt: Callable[[Points], None], **options: Any) -> None:
 
     ways = [way() for _ in range(3)]
     noted = ways[0] | ways[1] | ways[2]
-    chosen = some(noted, each=12)
+    chosen = some(noted, each=20)
     reached = set()
     for place in chosen:
         points = Points(place, **options)

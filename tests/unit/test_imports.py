@@ -429,7 +429,7 @@ def test_deadlines_are_kept_by_one_clock() -> None:
 
 #: How often the package says ``Any``. What is only passed on is an ``object``, a reply of Redis a
 #: ``Reply``, and a part of another package a protocol of what is used of it.
-MOST_ANY = 590
+MOST_ANY = 580
 
 
 def test_few_things_have_no_type() -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from django.http import HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.cache import get_conditional_response
 from django.utils.http import parse_http_date_safe
 
@@ -36,6 +36,8 @@ _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
 #: Request Timeout, Too Early, Too Many Requests; and all from 500 on, with ``Retry-After``, or
 #: because a lock was taken.
 _TEMPORARY = {408, 425, 429}
+#: Not Found, Gone: the only errors of a client that do not depend on which client it is.
+_ABOUT_THE_PAGE = {404, 410}
 
 
 class PageFailed(Exception):
@@ -54,20 +56,28 @@ class NotThePage(BaseException):
         self.response = response
 
 
-def raise_unless_about_the_page(response: object, mine: bool = True) -> None:
+def is_refusal(response: object) -> bool:
+    """Whether this client gets no page: it may not, is a robot, sent HEAD, wants JSON."""
+    status = getattr(response, "status_code", 200)
+    return 400 <= status < 500 and status not in _ABOUT_THE_PAGE
+
+
+def raise_unless_about_the_page(response: object, mine: bool = True, first: bool = False) -> None:
     """
     Args:
         mine: whether the client of the request gets this response.
+        first: whether it is a refusal, and no other client was refused just before.
 
     Raises:
         PageFailed, NotThePage: the status depends on the moment, or on the request.
     """
     status = getattr(response, "status_code", 200)
-    if status in _ANSWERS_TO_CONDITIONS and mine:
-        raise NotThePage(response)
     later = "Retry-After" in getattr(response, "headers", ())
-    later = later or hasattr(response, "is_of_this_moment")
-    if status >= 500 or status in _TEMPORARY | _ANSWERS_TO_CONDITIONS or later:
+    later = later or status in _TEMPORARY or hasattr(response, "is_of_this_moment")
+    depends = status in _ANSWERS_TO_CONDITIONS or (first and not later)
+    if depends and mine:
+        raise NotThePage(response)
+    if status >= 500 or depends or later:
         raise PageFailed(response)
 
 
@@ -249,3 +259,14 @@ class OwnWrites:
 
     def __init__(self) -> None:
         self.own_writes: dict[bytes, str] = {}
+
+
+def copied(request: HttpRequest) -> Any:
+    """A copy for the background: what a view changes is not seen by the request's middleware."""
+    copy: Any = object.__new__(type(request))
+    vars(copy).update(vars(request))
+    copy.META = dict(request.META)
+    if hasattr(request, "_request"):  # Django REST framework wraps Django's.
+        copy._request = copied(request._request)
+    copy._cache_update_cache = True
+    return copy

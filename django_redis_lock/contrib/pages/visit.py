@@ -38,7 +38,9 @@ from .responses import (
     Rendering,
     close_without_signal,
     conditional,
+    copied,
     finalized,
+    is_refusal,
     is_unrendered,
     raise_unless_about_the_page,
 )
@@ -55,8 +57,8 @@ NOT_CACHEABLE_SECONDS = 5.0
 #: matches the patterns that match all pages.
 GENERATION = "views.decorators.cache.cache_page.{}.generation"
 
-#: Where Django makes the keys. Its public function makes both keys in one call, and reads between
-#: them, which must not block an event loop.
+#: Makes the keys. Django's public function makes both at once, and reads in between, which must not
+#: block an event loop.
 _KEYS: Any = django_cache
 #: Who leads.
 #:
@@ -222,7 +224,7 @@ class Visit:
         mine = self._here() == self.caller
         request = self.request
         if not mine:
-            request = _copied(request)
+            request = copied(request)
             request._cached_pages = self.scopes  # The request's own have ended with its response.
         self.flight, self.own = innermost_flight() if key else None, OwnWrites()
         generation = yield from self._generation()
@@ -239,15 +241,18 @@ class Visit:
                 response = finalized(request, response)
                 response = yield from self._render_as_before(key, response)
         except _REFUSALS as refusal:
-            if mine:
-                self.computed = refusal
+            is_gone = isinstance(refusal, Http404)
+            if key and not is_gone and (yield from self._is_first(key)):
+                raise (NotThePage(refusal) if mine else refusal) from None
+            self.computed = refusal if mine else self.computed
             return None
         finally:
             conditions.put_back()
         unrendered = is_unrendered(response)
         page = None if unrendered else self._storable(request, response, conditions)
         if key:
-            raise_unless_about_the_page(response, mine)
+            first = is_refusal(response) and (yield from self._is_first(key))
+            raise_unless_about_the_page(response, mine, first)
         if unrendered:
             self.computed = response
             about = (key, request, conditions, generation)
@@ -268,6 +273,12 @@ class Visit:
         if mine:
             self.computed = conditional(request, response) if key else response
         return value
+
+    def _is_first(self, key: str) -> Steps[bool]:
+        """Whether this is the first refusal in seconds: it may be about one client."""
+        with suppress(*_FAILED):
+            return bool((yield self._do("add", f"{key}.refused", True, NOT_CACHEABLE_SECONDS)))
+        return False
 
     def _respond(self, request: HttpRequest) -> Steps[Any]:
         response = self.view(request)
@@ -302,7 +313,8 @@ class Visit:
             return conditional(request, response)
         try:
             if key:
-                raise_unless_about_the_page(response)
+                first = is_refusal(response) and drive(self._is_first(key))
+                raise_unless_about_the_page(response, first=first)
             value = drive(self._store(key, page, response, generation))
         except (PageFailed, NotThePage) as failed:
             self._resume(postponed, failed)
@@ -406,14 +418,3 @@ class Visit:
             return NOT_CACHEABLE_SECONDS
         options = GetOrSetOptions.of(self.cache.conf, self.timeout, **self.middleware.options)
         return 2 * (self.timeout + options.stale)
-
-
-def _copied(request: HttpRequest) -> Any:
-    """A copy for the background: what a view changes is not seen by the request's middleware."""
-    copied: Any = object.__new__(type(request))
-    vars(copied).update(vars(request))
-    copied.META = dict(request.META)
-    if hasattr(request, "_request"):  # Django REST framework wraps Django's.
-        copied._request = _copied(request._request)
-    copied._cache_update_cache = True
-    return copied

@@ -12,6 +12,7 @@ from django_redis_lock import LockNotAcquired
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight
+from tests.lanes import examples
 from tests.processes import Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
@@ -78,6 +79,7 @@ def blocked(client: redis.Redis) -> int:
     return int(client.info("clients")["blocked_clients"])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "value",
     [None, False, 0, "", 12, -(2**80), b"", {"rows": [1, 2]}, "x" * 20_000_000],
@@ -120,6 +122,7 @@ def test_eight_hundred_threads_with_pools_as_they_are(
         assert crew.results() == [["the report"] * 200] * 4
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("stale", [0, 60])
 @pytest.mark.parametrize("threads", [8, 48, 200])
 def test_a_crowd_needs_no_crowd_of_connections(
@@ -171,10 +174,11 @@ def test_nine_processes_of_nine_threads_share_one_read_each(
 @pytest.mark.slow
 def test_it_happens_again_and_again(redis_server: RedisServer, client: redis.Redis) -> None:
     """Races between finding nothing, following and landing: here nobody waits for anybody."""
-    with processes(ask_in_rounds, redis_server.url, 300, count=4) as crew:
+    rounds = examples(600)
+    with processes(ask_in_rounds, redis_server.url, rounds, count=4) as crew:
         crew.go()
         computed = [each for result in crew.results() for each in result]
-    assert sorted(computed) == list(range(300))
+    assert sorted(computed) == list(range(rounds))
 
 
 def ask_in_rounds(link: Link, url: str, rounds: int) -> list[int]:

@@ -286,7 +286,7 @@ def test_killed_it_blocks_the_next_one_no_longer_than_its_lock_lives(client: red
 
 @pytest.mark.parametrize("deaf", [[], ["--deaf"]])
 def test_a_command_whose_lock_is_lost_is_ended(deaf: list[str]) -> None:
-    with run("--timeout", "0.5", "--grace", "0.3", "--", "obey", *deaf) as running:
+    with run("--timeout", "3", "--grace", "0.3", "--", "obey", *deaf) as running:
         assert running.stdout.readline().startswith("running")
         assert lock().reset()
         with lock():  # Another has it now, and keeps it.
@@ -300,7 +300,7 @@ def test_a_command_whose_lock_is_lost_is_ended(deaf: list[str]) -> None:
 
 
 def test_a_command_may_go_on_without_its_lock() -> None:
-    with run("--timeout", "0.5", "--on-lost", "ignore", "--", "obey") as running:
+    with run("--timeout", "3", "--on-lost", "ignore", "--", "obey") as running:
         assert running.stdout.readline().startswith("running")
         assert lock().reset()
         while "continues without it" not in running.stderr.readline():
@@ -372,7 +372,7 @@ def test_a_program_never_outlives_its_run_however_early_that_is_killed(
 
 def test_a_program_whose_lock_is_lost_is_ended_with_its_children() -> None:
     script = "sh -c 'trap : TERM; while :; do sleep 0.1; done' & echo $!; wait"
-    with run("--timeout", "0.5", "--grace", "0.3", "--shell", "--", script) as running:
+    with run("--timeout", "3", "--grace", "0.3", "--shell", "--", script) as running:
         child = int(running.stdout.readline())
         assert lock().reset()
         assert running.end()[0] == 76
@@ -380,7 +380,7 @@ def test_a_program_whose_lock_is_lost_is_ended_with_its_children() -> None:
 
 
 def test_a_program_whose_lock_is_lost_is_ended_even_if_that_cannot_be_said() -> None:
-    with run("--timeout", "0.5", "--shell", "--", "echo $$; exec sleep 100") as running:
+    with run("--timeout", "3", "--shell", "--", "echo $$; exec sleep 100") as running:
         program = int(running.stdout.readline())
         running.stderr.close()  # Nobody reads it any more.
         assert lock().reset()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
+from django.core.exceptions import PermissionDenied
 from django.core.signals import request_finished
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.template import engines
@@ -292,6 +293,88 @@ def test_error_ttl_counts_for_temporary_errors() -> None:
     with pytest.raises(ComputationFailed, match="status 503"):
         page(ask())
     assert len(calls) == 1
+
+
+# -- clients that get no page ----------------------------------------------------------------------
+
+#: 401 and 403 to a robot or who may not; 405 to HEAD; 406 and 415 to who wants JSON; and others.
+REFUSALS = [400, 401, 403, 405, 406, 409, 412, 415, 421, 422, 426, 431, 451]
+
+
+class Choosy:
+    """A view that refuses some clients, as ``kind`` says, and counts the pages that it makes."""
+
+    def __init__(self, status: int, kind: str) -> None:
+        self.status, self.kind = status, kind
+        self.pages = self.refused = 0
+        self.waits_for = 0
+        self.page: Any = cached_page(60, stale=1000)(self.aview if kind == "async" else self.view)
+
+    def view(self, request: HttpRequest) -> Any:
+        if "X-Robot" in request.headers or request.method == "HEAD":
+            self.refused += 1
+            if self.kind == "raises":
+                raise PermissionDenied
+            status = self.status
+        else:
+            self.pages += 1
+            until(lambda: followers() >= self.waits_for or self.pages > 1)
+            status = 200
+        if self.kind == "template":
+            source = engines["django"].from_string("page")
+            return TemplateResponse(request, source, status=status)
+        return HttpResponse("page", status=status)
+
+    async def aview(self, request: HttpRequest) -> Any:
+        return self.view(request)
+
+    def status_for(self, request: HttpRequest) -> int:
+        try:
+            response = self.page(request)
+            if self.kind == "async":
+                response = asyncio.run(response)
+            response = response.render() if hasattr(response, "render") else response
+        except PermissionDenied:
+            return 403
+        return int(response.status_code)
+
+
+ROBOTS = {"a robot": ask(**{"X-Robot": "1"}), "HEAD": RequestFactory().head("/page/")}
+
+
+@pytest.mark.sample(11)
+@pytest.mark.parametrize("who", ROBOTS)
+@pytest.mark.parametrize("kind", ["plain", "template", "async", "raises"])
+@pytest.mark.parametrize("status", REFUSALS)
+def test_one_client_that_is_refused_opens_no_page(status: int, kind: str, who: str) -> None:
+    choosy = Choosy(status, kind)
+    expected = 403 if kind == "raises" else status
+    assert choosy.status_for(ROBOTS[who]) == expected
+    choosy.waits_for = 0 if kind == "async" else 5
+    assert in_threads(6, lambda: choosy.status_for(ask())) == [200] * 6
+    assert choosy.pages == 1
+    # Nor does it end a stale page.
+    expire()
+    assert choosy.status_for(ask(**{"X-Robot": "1"})) in (200, expected)
+    choosy.waits_for = 0
+    assert [choosy.status_for(ask()) for _ in range(3)] == [200] * 3
+    assert choosy.pages <= 2
+
+
+def test_a_page_that_all_are_refused_is_computed_at_the_same_time() -> None:
+    """C5: after two, nobody waits for another."""
+    calls, together = [], threading.Barrier(5)
+
+    @cached_page(60)
+    def page(request: HttpRequest) -> HttpResponse:
+        calls.append(1)
+        if len(calls) > 2:
+            together.wait(20)
+        return HttpResponse(status=403)
+
+    assert [page(ask()).status_code for _ in range(2)] == [403] * 2
+    assert in_threads(5, lambda: page(ask()).status_code) == [403] * 5
+    assert len(calls) == 7
 
 
 # -- the middleware ------------------------------------------------------------------------------
