@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
+from django.db.models import Model
 from django.utils.functional import Promise
 
 from ..threads import get_logger
@@ -178,7 +179,10 @@ _LIKE_A_TAG = re.compile(r"\A%(?=(25)*\()")
 
 def _tag(value: object) -> str:
     """The type of ``value``, the same for types that can stand for each other, such as ``int`` and
-    the members of ``IntegerChoices``."""
+    the members of ``IntegerChoices``. Of an object in the database also its primary key: others may
+    have its text."""
+    if isinstance(value, Model) and value.pk is not None:
+        return f"%({value._meta.label_lower} {value.pk})"
     for name, kind in _TAGS.items():
         if isinstance(value, kind):
             return f"%({name})"
