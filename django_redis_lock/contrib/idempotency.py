@@ -46,7 +46,7 @@ from ..threads import get_logger
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-    from ..cache import RedisCache
+    from ..cache import CurrentLock, RedisCache
     from ..decorators.key_template import Args, Kwargs
 
 __all__ = ["Idempotency", "field", "header", "idempotent"]
@@ -350,7 +350,7 @@ class _View:
         response = self._rendered(response, args, kwargs)
         if rules.storable(response):
             record.update(rules.stored(response))
-            keep = functools.partial(_keep, cache, visit.name, record, rules.ttl)
+            keep = functools.partial(_keep, current_lock(), cache, visit.name, record, rules.ttl)
             if asynchronous:  # Django has no transactions for it.
                 yield sync_to_async(keep)()
             else:
@@ -366,10 +366,14 @@ class _View:
         return response.render()
 
 
-def _keep(cache: RedisCache, name: str, record: dict[str, object], ttl: float) -> None:
-    """The work is done, and its client gets the response: a failure here is not the client's."""
+def _keep(
+    lock: CurrentLock, cache: RedisCache, name: str, record: dict[str, Any], ttl: float
+) -> None:
+    """The work is done, and its client gets the response: a failure here is not the client's. Who
+    has lost the lock does not replace what another attempt has stored since."""
     try:
-        cache.set(name, record, ttl)
+        if not lock.lost or cache.get(name, record)["attempt"] == record["attempt"]:
+            cache.set(name, record, ttl)
     except _FAILED:
         logger.exception(
             "The response for %(record)s was not kept: a repeat of the request runs again",
