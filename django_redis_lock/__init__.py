@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from .contrib.redlock import AsyncRedlock, Redlock
     from .contrib.several_names import AsyncMultiLock, MultiLock
     from .contrib.unique_tasks import unique_task
-    from .decorators import cached, cached_page, current_lock, locked
+    from .decorators import current_lock, locked
+    from .decorators.cached import cached, cached_page
     from .locking import AsyncLock
 
 __all__ = [

@@ -44,7 +44,8 @@ class HeldLockAdmin(ModelAdmin):
         models.silent.set(part("menu").silent_now() if perms["view"] else 0)
         return perms
 
-    def has_release_permission(self, request: HttpRequest) -> bool:
+    def has_release_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """As Django's ``has_…_permission``; ``obj`` has the lock's ``name``."""
         user: Any = request.user
         return bool(user.has_perm(f"{self.opts.app_label}.release_heldlock"))
 

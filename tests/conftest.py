@@ -27,7 +27,7 @@ from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 
 from django_redis_lock import threads
-from django_redis_lock.contrib import metrics
+from django_redis_lock.contrib import metrics, unique_tasks
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.decorators import wrapper
 from django_redis_lock.keeper import keeper
@@ -206,8 +206,10 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
 
 @pytest.fixture
 def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No ``locked()`` is known: those of other tests contradict each other, as checks would say."""
+    """No decorated function is known: those of other tests contradict each other, as checks would
+    say."""
     monkeypatch.setattr(wrapper, "_declared", weakref.WeakSet())
+    monkeypatch.setattr(unique_tasks, "declared", weakref.WeakSet())
 
 
 @pytest.fixture(autouse=True)

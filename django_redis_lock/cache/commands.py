@@ -126,7 +126,7 @@ class Commands(ABC):
     def __init__(self, client: Any) -> None:
         self.client = client
         has_encoder = client if hasattr(client, "get_encoder") else client.connection_pool
-        self._key = _encoding(has_encoder.get_encoder())
+        self._key = encoding(has_encoder.get_encoder())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.client, name)
@@ -186,7 +186,7 @@ class Commands(ABC):
     def _run(self, call: Call) -> Any: ...
 
 
-def _encoding(encoder: Any) -> Callable[[Any], bytes]:
+def encoding(encoder: Any) -> Callable[[Any], bytes]:
     """redis-py's ``encoder``, which costs more than to encode a text."""
     if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
         return encoder.encode  # type: ignore[no-any-return]  # redis-py

@@ -32,7 +32,7 @@ from ..transport import (
     server_of,
 )
 from ..transport.refusals import OUTAGE, is_busy, is_pool_exhausted
-from .commands import OwnConnections, own_connections, takes_client
+from .commands import OwnConnections, encoding, own_connections, takes_client
 from .lock_factory import LockCache
 
 T = TypeVar("T")
@@ -328,14 +328,14 @@ class CacheReader(LockCache):
     def _first_read_steps(
         self, runner: Runner, nkey: bytes, key: str, version: int | None, chosen: GetOrSetOptions
     ) -> Steps[FirstRead]:
-        """Read a value that may be stale, or in a task; only if the query for the leader, which
-        reads it too, would not do."""
+        """Read a value that may be stale, or in a task; see ``_reads_first``."""
         began, stale = time.monotonic(), int(chosen.stale * 1000)
         stored: Any = None
         value: Any = MISSING
         outage: BaseException | None = None
         replaced = self._is_replaced("get")
-        reads = bool(stale or replaced or runner.is_observed)
+        probably_there = self._misses_in_a_row < EXPECTED_AFTER_MISSES
+        reads = bool(stale or replaced or probably_there or runner.is_observed)
         try:
             steps = self._read(runner, nkey, reads)
             if replaced:
@@ -355,9 +355,7 @@ class CacheReader(LockCache):
             except Undecodable:
                 return FirstRead(MISSING, began, seconds, outage=outage)
         is_stale = stored is not None and 0 <= int(stored[1]) <= stale
-        expected = self._misses_in_a_row >= EXPECTED_AFTER_MISSES
-        unseen = stored is None and (reads or expected)
-        return FirstRead(value, began, seconds, is_stale, unseen, outage)
+        return FirstRead(value, began, seconds, is_stale, stored is None, outage)
 
     def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps[Any]:
         """The stored value with its remaining lifetime; None if there is none, or if this read is
@@ -407,6 +405,5 @@ class CacheReader(LockCache):
 
     @cached_property
     def _encode_name(self) -> Callable[[str], bytes]:
-        """redis-py makes an encoder each time it is asked for one."""
-        encode: Callable[[str], bytes] = self._lock_client().get_encoder().encode
-        return encode
+        """redis-py makes an encoder each time it is called for one."""
+        return encoding(self._lock_client().get_encoder())

@@ -53,6 +53,13 @@ class Listener(Protocol):
         """``link`` is the keeper's connection to the server."""
 
 
+class Subscription(Protocol):
+    """What listens for messages to this process; see ``contrib.instant_loss``."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
 #: Those of the servers that report changes.
 listeners: WeakKeyDictionary[Server, Listener] = WeakKeyDictionary()
 
@@ -217,10 +224,11 @@ class Keeper:
 
     def subscribe(
         self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
-    ) -> Any:
-        """Listen to ``channel``; see ``contrib.instant_loss``. None without that part: then a loss
-        is noticed at the next renewal."""
+    ) -> Subscription | None:
+        """Listen to ``channel``. None without the part for that: then a loss is noticed at the next
+        renewal."""
         try:
+            subscription: Subscription
             subscription = part("instant_loss").Subscription(server, channel, received)
         except PartMissing:
             return None

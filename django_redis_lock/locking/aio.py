@@ -38,7 +38,8 @@ from .local_state import (
     under_way,
 )
 from .lock import refusing
-from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
+from .operations import LockOperations
+from .replicas import REPLY_MARGIN_SECONDS, Confirmed, question_to_replicas
 from .waiting import TaskWaiter
 
 if TYPE_CHECKING:

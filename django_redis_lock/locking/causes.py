@@ -34,21 +34,24 @@ def question(
 
     def parse(reply: Reply) -> str:
         refused = isinstance(reply, list)
-        return cause(reply, lock._servers[0], token, early, hold) if refused else UNKNOWN
+        return cause(reply, lock._servers[0], early, hold, token) if refused else UNKNOWN
 
     return renew_call(keys, token, attempt), parse
 
 
-def cause(reply: Reply, server: Server, token: bytes, early: bool | None, hold: Hold | None) -> str:
-    """Why the lock of ``token`` ended.
+def cause(
+    reply: Reply, server: Server, early: bool | None, hold: Hold | None, token: bytes = b""
+) -> str:
+    """Why a lock ended.
 
     Args:
         reply: that of RENEW, which ``server`` has refused.
         early: whether its lifetime was not over by the holder's clock; None: not known.
-        hold: None for a token from elsewhere.
+        hold: None for a ``token`` from elsewhere.
     """
     left = parse_not_held(reply)
-    id, fence = fingerprint(token), 0 if hold is None else hold.least_fence
+    id = fingerprint(token if hold is None else hold.token)
+    fence = 0 if hold is None else hold.least_fence
     # Of a chosen token there may be events of former holders.
     since = fence / 1e6 if hold and hold.attempt else -math.inf
     for event in read_events(left.events):

@@ -251,11 +251,9 @@ class Renewal(Job):
     kept_by: Callable[[], object] = object
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
-    #: Whether Redis has the description of the holder.
-    named = False
     _naming = False
-    #: That of this process on the server, once it has the description.
-    _heartbeat: Heartbeat | None = None
+    #: That of this process on the server, if Redis has the description of the holder.
+    heartbeat: Heartbeat | None = None
 
     def __init__(self, server: Server, hold: Hold) -> None:
         super().__init__(server, math.inf)
@@ -284,19 +282,18 @@ class Renewal(Job):
         keeper().discard(self)
         if latest.get(key := (self.server, self.hold.keys.lock)) is self:
             latest.pop(key, None)
-        if self._heartbeat is not None:
-            self._heartbeat.leave(self)
+        if self.heartbeat is not None:
+            self.heartbeat.leave(self)
 
     def _described(self) -> None:
-        if not self.named:
-            self.named = True
-            self._heartbeat = records.Heartbeat.join(self)
+        if self.heartbeat is None:
+            self.heartbeat = records.Heartbeat.join(self)
 
     def schedule(self, last: float) -> None:
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
         at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
-        describes_at = math.inf if self.named else hold.began + DESCRIBE_AFTER
+        describes_at = math.inf if self.heartbeat else hold.began + DESCRIBE_AFTER
         due = min(hold.deadline, last + self._interval, hold.warns_at, describes_at)
         if hold.pending is not None:  # Perhaps only a renewal outlasts the grant.
             due = min(due, (hold.began + hold.deadline) / 2)
@@ -325,7 +322,7 @@ class Renewal(Job):
             message = "Lock %(lock)s was garbage-collected without release(); renewal stopped"
             logger.warning(message, hold.log_fields())
         self._naming = True
-        fields = () if self.named else (*hold.owner().fields(), *self._lock_fields())
+        fields = () if self.heartbeat else (*hold.owner().fields(), *self._lock_fields())
         return renew_call(hold.keys, hold.token, hold.attempt, *fields, wanted=self._wanted(now))
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
@@ -363,9 +360,6 @@ class Renewal(Job):
         event = records.note_call(*of_it, server=self.server)
         keeper().add(SentOnce(self.server, event))
 
-    def _is_gone(self, reply: Reply, early: bool) -> None:
-        self._lose(causes.cause(reply, self.server, self.hold.token, early, self.hold))
-
     def _lose(self, reason: str) -> None:
         self.flush_at_exit = True  # Until everybody is told.
         if self.hold.lose(reason):
@@ -388,7 +382,7 @@ class Renewal(Job):
     def answered(self, value: Reply, sent_at: float) -> None:
         renewed, hold = parse_renew(value, sent_at), self.hold
         if renewed is None:
-            self._is_gone(value, early=sent_at < hold.deadline)
+            self._lose(causes.cause(value, self.server, sent_at < hold.deadline, hold))
             return
         self._described()
         hold.pending = None

@@ -136,7 +136,7 @@ class Entry:
         self._times.pop(state, None)  # First: an interrupt may come after each line.
         self._forget_on_lost(state)
         left = copy.copy(self.hold)  # What it was stays known to the handle.
-        left.ended = True
+        left.ended, left.on_end = True, None
         state.token, state.hold = None, left
         state.renewal = state.entry = None
         return bool(times)  # Else an interrupt has cut short how it was left before.

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 from redis.exceptions import RedisError
 
 from ..extension import OnUse
-from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused, Reply
+from ..protocol import AcquireRequest, Acquisition, Call, Owner, Refused, Reply
 from ..protocol.validation import check_seconds
 from ..steps import drive
 from ..threads import in_context
-from ..transport import Answer, Client, run, server_of
+from ..transport import Answer, run
 from . import waiting
 from .hold import Hold
 from .local_state import enter_again, note_entry
-from .operations import REPLY_MARGIN_SECONDS, Confirmed, LockOperations, question_to_replicas
+from .operations import LockOperations
 
 T = TypeVar("T")
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..protocol.holders import HolderInfo
-    from . import questions, records
+    from . import questions, records, replicas
     from .questions import Query
 else:
     questions, records = OnUse("locking.questions"), OnUse("locking.records")
+    replicas = OnUse("locking.replicas")
 
 
 def refusing(instead: str) -> Callable[..., NoReturn]:
@@ -107,9 +108,9 @@ class Lock(LockOperations):
     def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return waiting.ThreadWaiter(self.redis, request).wait(refused)
 
-    def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
+    def _confirm(self, acquired: Acquisition, patience: float) -> replicas.Confirmed:
         where = self.redis, self.keys.at_place(acquired.place)
-        return confirm(*where, acquired.token, self.replicas, patience)
+        return replicas.confirm(*where, acquired.token, self.replicas, patience)
 
     def _confirm_lifetime(self, hold: Hold) -> None:
         hold.confirm(wait=True)
@@ -236,16 +237,6 @@ class Lock(LockOperations):
         except BaseException as error:
             if not self._release_failed(before, error, exc_value is not None):
                 raise
-
-
-def confirm(
-    client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
-) -> Confirmed:
-    """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
-    server = server_of(client).locate(keys)
-    question = question_to_replicas(keys, token, replicas, patience)
-    replies = server.exchange(question, 2, patience + REPLY_MARGIN_SECONDS)
-    return Confirmed(bool(replies[0]), int(replies[1]))
 
 
 def in_a_thread(on_lost: Callable[[], object], name: bytes) -> Callable[[], None]:

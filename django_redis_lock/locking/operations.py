@@ -12,14 +12,14 @@ import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from redis.exceptions import RedisError
 
 from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from ..exceptions import LockError, LockLost, LockNotOwnedError, TooFewReplicas
+from ..exceptions import LockError, LockLost, LockNotOwnedError
 from ..extension import OnUse, part
 from ..protocol import (
     EXTEND,
@@ -27,7 +27,6 @@ from ..protocol import (
     Acquisition,
     Call,
     Extended,
-    LockKeys,
     Refused,
     Reply,
     Taken,
@@ -35,12 +34,11 @@ from ..protocol import (
     milliseconds,
     parse_acquire,
     printable,
-    script,
 )
 from ..protocol.validation import check_seconds
 from ..steps import Step, Steps
 from ..threads import get_logger
-from ..transport import Answer, NotReady, is_refusal, pack, pack_words, server_of
+from ..transport import Answer, NotReady, is_refusal, server_of
 from .base import BaseLock, Before
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
@@ -50,30 +48,13 @@ if TYPE_CHECKING:
     import asyncio
 
     from ..protocol.holders import HolderInfo
-    from . import causes, questions, records
+    from . import causes, questions, records, replicas
     from .questions import Query
 else:
     causes, questions = OnUse("locking.causes"), OnUse("locking.questions")
-    records = OnUse("locking.records")
+    records, replicas = OnUse("locking.records"), OnUse("locking.replicas")
 
 logger = get_logger("django_redis_lock.lock")
-
-#: Seconds that replicas have at least, and at most.
-MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0
-#: The answer to a WAIT may be late.
-REPLY_MARGIN_SECONDS = 1.0
-
-#: A write that only passes over a fence, sent before WAIT on the same connection: a confirmation
-#: is of use only for what came before it in the primary's stream.
-#:
-#: KEYS  lock keys        ARGV  token        returns 1, or 0 if this token does not hold the lock
-#: atomic because it must be of the same primary as the look at the lock.
-MARK = script("""
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-describe_until(redis.call('PTTL', KEYS[1]))  -- Never refused, so the next is not either.
-next_fence()
-return 1
-""")
 
 
 class LockOperations(BaseLock):
@@ -85,7 +66,7 @@ class LockOperations(BaseLock):
     #: Behind others, until the end of the wait.
     _wait: Callable[[AcquireRequest, Refused | None], Step[Acquisition | None]]
     #: By the replicas, within so many seconds.
-    _confirm: Callable[[Acquisition, float], Step[Confirmed]]
+    _confirm: Callable[[Acquisition, float], Step[replicas.Confirmed]]
     #: Until the full lifetime of a lock got by a grant is confirmed.
     _confirm_lifetime: Callable[[Hold], Step[None]]
 
@@ -108,13 +89,8 @@ class LockOperations(BaseLock):
             self._emit_timed_out(asked_at, wait != 0)
             return False
         if self.replicas:
-            until = None if wait is None else asked_at + wait
-            # It is held also if this question cannot be sent.
-            request.may_hold[:] = [(acquired.token, acquired.attempt, acquired.place)]
-            confirmation = yield self._confirm(acquired, patience_of(request, until))
-            confirmed = confirmation.replicas if confirmation.held else 0
-            if confirmed < self.replicas:
-                raise TooFewReplicas(int(confirmed), self.replicas, self._shown)
+            until = math.inf if wait is None else asked_at + wait
+            yield from replicas.confirmed(self, request, acquired, until)
         hold = self._start_renewal(acquired, renewals)
         self._emit_acquired(hold, asked_at, acquired.contended)
         return True
@@ -227,8 +203,7 @@ class LockOperations(BaseLock):
 
     def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
         hold: Hold | None = self.local.hold
-        if hold is not None and hold.degraded:
-            self._owned_token(verb)
+        if self._owned_token(verb) and self.degraded:
             return True
         call = self._extend_call(verb, seconds, replace)
         if hold is not None and hold.pending is not None:
@@ -389,26 +364,3 @@ class LockOperations(BaseLock):
                 )
             return True
         return False
-
-
-# -- replicas --------------------------------------------------------------------------------------
-
-
-class Confirmed(NamedTuple):
-    """Whether the lock is still held, and how many replicas know."""
-
-    held: bool
-    replicas: float
-
-
-def patience_of(request: AcquireRequest, until: float | None) -> float:
-    """Seconds to wait for a confirmation: within reason, as long as the acquisition may wait,
-    ``until`` (monotonic; None without end)."""
-    left = math.inf if until is None else until - time.monotonic()
-    most = min(MAX_PATIENCE_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
-    return min(max(left, MIN_PATIENCE_SECONDS), most)
-
-
-def question_to_replicas(keys: LockKeys, token: bytes, replicas: int, patience: float) -> bytes:
-    mark = pack(Call(MARK, keys, (token,)), known=False)
-    return mark + pack_words(b"WAIT", b"%d" % replicas, b"%d" % milliseconds(patience))

@@ -17,14 +17,14 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from redis.exceptions import NoPermissionError, ResponseError
 
 from .. import events
 from ..clock import time
-from ..keeper import Job, SentOnce, keeper
+from ..keeper import Job, SentOnce, Subscription, keeper
 from ..protocol import Call, LockKeys, Owner, Reply, Vanished, as_bytes, printable, process_id
 from ..protocol.holder_scripts import HEARTBEAT, HEARTBEATS, RECORD_EVENT
 from ..protocol.keys import NEWS, events_key, process_key
@@ -62,7 +62,7 @@ class Heartbeat(Job):
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
         #: When the last one was sent, and the last one that Redis has lost (monotonic).
         self.sent_at = self.forgotten_at = -math.inf
-        self._subscription: Any = None
+        self._subscription: Subscription | None = None
 
     @classmethod
     def join(cls, renewal: Renewal) -> Heartbeat:

@@ -154,6 +154,8 @@ def note(lock: LockInfo) -> str:
         return "no heartbeat yet"
     if lock.kind == FLIGHT:
         return "computation"
+    if lock.queued:
+        return "queued"
     if places := taken(lock):
         return f"place {lock.place}, {places}"
     return "not renewed" if lock.renews is False and not lock.resting else ""
@@ -181,7 +183,7 @@ def as_json(holding: HeldLock) -> dict[str, object]:
         "expires": not math.isinf(lock.ttl),
         "lifetime": _finite(lock.lifetime),
         "last_heartbeat": lock.seen,
-        **fields(lock, "renews silent resting fence waiters place limit broken"),
+        **fields(lock, "renews silent resting queued fence waiters place limit broken"),
     }
 
 

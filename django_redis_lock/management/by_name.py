@@ -190,7 +190,8 @@ def _facts(found: Found) -> list[tuple[str, str]]:
     if lock.resting:
         facts = [("state", "released, and taken until its min_hold has passed")]
     else:
-        facts = [("state", "being computed" if lock.kind != LOCK else "held")]
+        held = "of a task in a queue, sent" if lock.queued else "held"
+        facts = [("state", held if lock.kind == LOCK else "being computed")]
         who = f"{owner.host}, process {owner.pid}, thread {owner.thread}"
         facts.append(("by", one_line(who) if owner.host else _unknown(owner.id)))
         if owner.label:

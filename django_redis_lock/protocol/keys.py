@@ -257,6 +257,12 @@ def flight_stream(key: bytes, token: bytes) -> bytes:
     return _prefix(key) + b"done:" + token
 
 
+def flight_keys(key: bytes, token: bytes) -> tuple[bytes, bytes, bytes]:
+    """The value's key, its flight, and the stream of the flight with this ``token``."""
+    prefix = _prefix(key)
+    return key, prefix + b"flight", prefix + b"done:" + token
+
+
 def printable(name: bytes | str, limit: int = 120) -> str:
     """A key, or a lock's name, for a log line: one line, not too long."""
     text = name if isinstance(name, str) else name.decode(errors="backslashreplace")

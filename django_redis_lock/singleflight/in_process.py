@@ -230,7 +230,7 @@ class FlightRenewal(Job):
         self.deadline_scale = leader.timeout
         self._leader_ref = weakref.ref(leader)
         self._began = time.monotonic()
-        self._thread = threading.current_thread().name
+        self._thread = threading.current_thread()
         self._named = False
         due = leader.sent_at + min(leader.timeout / 3, DESCRIBE_AFTER_SECONDS)
         super().__init__(leader.server, due)
@@ -247,7 +247,9 @@ class FlightRenewal(Job):
 
     def _owner(self, leader: Leader, now: float) -> tuple[str, ...]:
         """The milliseconds since the computation began, and the description of the leader."""
-        owner = Owner(fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread))
+        owner = Owner(
+            fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread.name)
+        )
         described = {
             "lifetime": str(milliseconds(self.deadline_scale)),
             "renews": "1",

@@ -17,7 +17,7 @@ from ..clock import time
 from ..events import Computed, Computing, Stored, Subject
 from ..keeper import DeferredRelease, keeper
 from ..protocol import Call, as_bytes, milliseconds, printable
-from ..protocol.keys import flight_key, flight_stream
+from ..protocol.keys import flight_key, flight_keys
 from ..steps import Steps
 from ..threads import get_logger, may_log, this_process
 from ..transport import Server, is_outage, is_refusal, pack_words
@@ -385,7 +385,7 @@ class Leader:
             args += before.digest, before.expires_at, did, self.trace
         elif did or before is not NOTHING:
             args += before.digest, before.expires_at, did
-        return Call(STORE, self._keys(key, token), args)
+        return Call(STORE, flight_keys(key, token), args)
 
     def fail(self, message: str = "", pause: int = 0) -> Steps[None]:
         """End the flights without a value. For ``pause`` ms other callers do not compute, but get
@@ -406,10 +406,7 @@ class Leader:
 
     def _ending(self, key: bytes, message: str = "", pause: int = 0) -> Call:
         args = (self.token, STREAM_LIFETIME_MILLISECONDS, message if pause else "", pause)
-        return Call(END_FLIGHT, self._keys(key, self.token), args)
-
-    def _keys(self, key: bytes, token: bytes) -> tuple[bytes, ...]:
-        return key, flight_key(key), flight_stream(key, token)
+        return Call(END_FLIGHT, flight_keys(key, self.token), args)
 
     def _end_later(self, calls: Sequence[Call]) -> None:
         """Have the keeper repeat ``calls``, which failed: until then the followers wait. Not in a

@@ -25,14 +25,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import real_time as time
 from ..protocol import Call, Reply
 from ..steps import Step, adrive
-from .address import (
-    TWINS,
-    common_settings,
-    may_have_run,
-    note_sent,
-    probe_seconds,
-    timeout_of,
-)
+from .address import TWINS, common_settings, may_have_run, note_sent, probe_seconds, timeout_of
 from .aio_connection import (
     READ_FIRST_SECONDS,
     AsyncRawConnection,
@@ -53,7 +46,7 @@ from .execute import (
     value_with_lifetime,
 )
 from .guarded_connection import guarded
-from .refusals import is_misdirected
+from .refusals import LostLogin, is_misdirected
 from .registry import Client, Pool, server_of
 from .retry import run_again, run_all_steps
 from .server import CHECK_SECONDS, Server
@@ -265,6 +258,9 @@ async def exchange(
                 return await exchange(client, node, command, patience, calls, replies, again=False)
         raise
     except (RedisError, OSError) as error:
+        if used_before is not None and isinstance(error, LostLogin):
+            used_before.retire()
+            return await exchange(client, node, command, patience, calls, replies, again)
         timeout = timeout_of(pool_of(client, node).connection_kwargs)
         passed = time.monotonic() - began
         if isinstance(error, RedisTimeoutError) and used_before is not None:

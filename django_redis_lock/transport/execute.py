@@ -67,12 +67,14 @@ def _bulks(parts: Sequence[bytes]) -> bytes:
 def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
+    script, keys, args = call
     # A source is rarely sent; many or long keys would only fill the memory.
-    is_short = known and len(b"".join(call.keys)) <= 4 * MAX_CACHED_LENGTH
+    is_short = len(b"".join(keys)) <= 4 * MAX_CACHED_LENGTH
     parts = [
-        (_head if is_short else _head.__wrapped__)(call.script, call.keys, len(call.args), known)
+        (_head if known else _head.__wrapped__)(script, len(keys), len(args), known),
+        (_short_keys if is_short else _bulks)(keys),
     ]
-    for arg in call.args:
+    for arg in args:
         if type(arg) is bytes:
             parts.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
         elif type(arg) is int or (type(arg) is str and len(arg) <= MAX_CACHED_CHARACTERS):
@@ -98,6 +100,8 @@ def _bulk(arg: bytes | str | int) -> bytes:
 
 #: Lifetimes, modes and the like repeat. Only of exact types: True equals 1.
 _short = lru_cache(maxsize=256)(_bulk)
+#: So do the keys of a lock.
+_short_keys = lru_cache(maxsize=MAX_CACHED)(_bulks)
 
 
 def pack_all(calls: Sequence[Call]) -> bytes:
@@ -111,10 +115,9 @@ def pack_all(calls: Sequence[Call]) -> bytes:
 
 
 @lru_cache(maxsize=MAX_CACHED)
-def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
+def _head(script: Script, keys: int, args: int, known: bool) -> bytes:
     verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
-    parts = (verb, body.encode(), b"%d" % len(keys), *keys)
-    return b"*%d\r\n%b" % (len(parts) + args, _bulks(parts))
+    return b"*%d\r\n%b" % (3 + keys + args, _bulks((verb, body.encode(), b"%d" % keys)))
 
 
 # -- running -------------------------------------------------------------------------------------

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+
+from redis.exceptions import ResponseError
 
 from ..protocol import Script
 from .refusals import PASSING, refusal
 
+#: What proxies and services in front of Redis say while they do not reach it, or let no more calls
+#: through. The call may have run.
+FROM_PROXIES = (
+    *("upstream failure", "no upstream host"),  # Envoy
+    *("no server avaliable", "no server connection", "server connection close"),  # Predixy
+    *("deliver request fail", "Cluster node disconnected", "Failed to read reply"),
+    *("backend conn", "max concurrent connections", "max requests limit", "request limit exceeded"),
+)
+#: Twemproxy says what the system says.
+_SYSTEM = {
+    os.strerror(getattr(errno, code))
+    for code in (
+        *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "ETIMEDOUT", "EPIPE"),
+        *("EHOSTDOWN", "EHOSTUNREACH", "ENETUNREACH"),
+    )
+    if hasattr(errno, code)
+}
 #: By what is in the text, the first that matches.
 HINTS = (
+    (
+        "|".join(map(re.escape, FROM_PROXIES)),
+        "the proxy or service in front of Redis answers so: look at its log, and at its limits",
+    ),
     (
         r"DB index is out of range|invalid DB index",
         "LOCATION names a database that the server does not have: it has 0 to 15, unless its "
@@ -71,6 +96,13 @@ def explained(error: BaseException) -> str:
         return f"{name}{text} ({PASSING[code]})"
     hint = hint_for(text)
     return f"{text} ({hint})" if hint else text
+
+
+def is_from_proxy(error: BaseException) -> bool:
+    """Whether the reply is not of Redis, which the proxy in front of it does not reach."""
+    text = str(error).removeprefix("ERR ")
+    of_proxy = text in _SYSTEM or any(part in text for part in FROM_PROXIES)
+    return isinstance(error, ResponseError) and of_proxy
 
 
 def hint_for(text: str) -> str:

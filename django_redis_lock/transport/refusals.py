@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
     ClusterError,
@@ -32,6 +33,7 @@ OUTAGE: tuple[type[Exception], ...] = (
     OSError,
 )
 
+LostLogin = AuthenticationError  #: On a connection that had one, nothing has run.
 #: The codes, each with what people can do.
 PASSING = {
     "READONLY": "this server is a replica: let the address lead to the primary",
@@ -95,7 +97,7 @@ def name_missing_right(error: BaseException) -> None:
 
 def is_outage(error: BaseException) -> bool:
     """Whether ``error`` may pass by itself, so that a waiter should try again."""
-    return isinstance(error, OUTAGE) or bool(refusal(error))
+    return isinstance(error, OUTAGE) or bool(refusal(error)) or bool(hints.is_from_proxy(error))
 
 
 def is_refusal(error: BaseException) -> bool:

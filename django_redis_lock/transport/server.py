@@ -30,7 +30,7 @@ from .address import (
     who,
 )
 from .circuit_breaker import Breaker, without_credentials
-from .refusals import is_misdirected, name_missing_right
+from .refusals import LostLogin, is_misdirected, name_missing_right
 
 if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
@@ -209,6 +209,8 @@ class Server:
             raise
         except BaseException as error:  # With an unread reply it cannot be used again.
             connection.disconnect()
+            if idle is not None and isinstance(error, LostLogin):  # And others may have it still.
+                return self.exchange(command, replies, patience, again, once)
             if isinstance(error, RedisTimeoutError):
                 if idle is None:
                     self.breaker.failed(error, self.timeout if patience is None else patience)

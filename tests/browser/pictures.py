@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,15 @@ from typing import Any
 import django
 import pytest
 import redis
+from celery import Celery
 from django.core.cache import caches
 from rich.console import Console
 from rich.text import Text
 
-from django_redis_lock import Lock
+from django_redis_lock import Lock, unique_task
 from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
+from django_redis_lock.middleware import doing
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.execute import run
@@ -155,6 +158,26 @@ def test_processes(open_page: Open, client: redis.Redis) -> None:
         client.zadd(locks[name].keys.waiters, {f"1 {began} {pid} {host} MainThread": alive})
     page = open_page(f"{PAGE}processes/", viewport=WIDE)
     take(page, "admin-processes", full_page=True)
+
+
+@newest
+def test_queued_tasks(open_page: Open, client: redis.Redis) -> None:
+    """Of unique tasks, and the lock of a run."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+
+    @unique_task("sync-{shop}", timeout=3600)
+    @app.task(name="shop.tasks.sync_stock")
+    def sync_stock(shop: int) -> None: ...
+
+    for number, (host, pid) in zip((7, 12, 31), HOSTS, strict=True):
+        with doing("POST /products/4711/ (request 4f1c9a)" if number < 20 else None):
+            sync_stock.apply_async((number,), task_id=str(uuid.UUID(int=number * 2**120 + 4711)))
+        lock = caches["default"].lock(f"queued:sync-{number}")
+        client.hset(lock.keys.owner, mapping={"host": host, "pid": pid})
+        client.hset(lock.keys.owner, "since", f"{float(client.time()[0]) - 9 * number:.6f}")
+    staged(client, 1)
+    page = open_page(viewport=WIDE)
+    take(page, "admin-queued")
 
 
 @newest

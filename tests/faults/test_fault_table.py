@@ -24,11 +24,18 @@ from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from django_redis.exceptions import ConnectionInterrupted
-from redis.exceptions import AuthenticationError, BusyLoadingError, ClusterDownError, TryAgainError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    ResponseError,
+    TryAgainError,
+)
 
 from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import instant_loss, metrics
+from django_redis_lock.contrib.metrics import report
 from django_redis_lock.decorators import cached_page
 from django_redis_lock.exceptions import TooFewServers
 from django_redis_lock.extension import hooks
@@ -217,6 +224,8 @@ FAULTS = [
     ),
     Fault("`WRONGPASS`", credentials_refused, (AuthenticationError,)),
     Fault("`NOAUTH`", refused(b"NOAUTH Authentication required."), (AuthenticationError,)),
+    Fault("`upstream failure`", refused(b"upstream failure"), (ResponseError,)),
+    Fault("`Connection refused` of a proxy", refused(b"ERR Connection refused"), (ResponseError,)),
     Fault("`LOADING`", restarted, (BusyLoadingError,), True),
     Fault(
         "`BUSY`", refused(b"BUSY Redis is busy running a script."), (redis.ConnectionError,), True
@@ -603,7 +612,7 @@ def world(
     add_user(server)
     monkeypatch.setattr(instant_loss, "CHECK_AFTER_SECONDS", 0.3)
     # So long they bear a server that is busy; else the test would take longer, too.
-    monkeypatch.setattr(metrics, "REPLY_TIMEOUT", 2.0)
+    monkeypatch.setattr(report, "REPLY_TIMEOUT", 2.0)
     monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 2.0)
     monkeypatch.setattr(hooks, "breaker_limits", lambda: (2, 0.3))
     options: dict[str, Any] = {"SOCKET_TIMEOUT": TIMEOUT, "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}

@@ -24,6 +24,7 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import list_held
 from django_redis_lock.transport import asyncio_client, server_of
+from django_redis_lock.transport.aio_client import connection_to
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
 from tests.lock_contract import Background
@@ -423,3 +424,43 @@ def test_the_doctor_says_what_to_do(address: Address) -> None:
     with override_settings(CACHES={"default": settings}), pytest.raises(CommandError):
         call_command("locks", "doctor", stdout=output, no_color=True)
     assert "replica" in output.getvalue()
+
+
+# -- a connection that has lost its login ----------------------------------------------------------
+
+#: What is done once, by threads and by tasks.
+ONCE: dict[str, Callable[[RedisCache], Any]] = {
+    "incr": lambda cache: cache.incr("number") == 2,
+    "add": lambda cache: cache.add("other", 1),
+    "set nx": lambda cache: cache.set("other", 1, nx=True),
+    "get_or_set": lambda cache: cache.get_or_set("number", lambda: 0) == 1,
+    "aincr": lambda cache: asyncio.run(_warmed(cache, cache.aincr, "number")),
+    "aadd": lambda cache: asyncio.run(_warmed(cache, cache.aadd, "other", 1)),
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_connection_that_has_lost_its_login_is_replaced(
+    name: str, own_server: RedisServer
+) -> None:
+    """A token has expired, or a proxy has another server behind it: NOAUTH says that nothing has
+    run, and a new connection logs in."""
+    own_server.asking.config_set("requirepass", "right")
+    cache = RedisCache(own_server.url, {"OPTIONS": {"PASSWORD": "right"}})
+    cache.set("number", 1)
+    log_out(cache)
+    assert ONCE[name](cache)
+
+
+def log_out(cache: RedisCache) -> None:
+    for connection, *_ in server_of(cache._lock_client())._idle:
+        connection.send_command("RESET")
+        assert connection.read_response() == b"RESET"
+
+
+async def _warmed(cache: RedisCache, call: Callable[..., Any], *args: Any) -> bool:
+    assert await cache.aget("number") == 1
+    connection = connection_to(server_of(cache._lock_client()))
+    assert connection is not None
+    assert await connection.request(b"*1\r\n$5\r\nRESET\r\n") == b"RESET"
+    return bool(await call(*args))

@@ -120,6 +120,7 @@ NEEDS: dict[str, Callable[[Any], Any]] = {
     "debug_toolbar": lambda cache: import_module("django_redis_lock.debug_toolbar").LocksPanel,
     "exporters": lambda cache: import_module("django_redis_lock.exporters").load,
     "fallback": lambda cache: cache.lock("part", on_redis_down="run"),
+    "idempotency": lambda cache: django_redis_lock.idempotent,
     "limit": lambda cache: cache.lock("part", limit=2).acquire(),
     "locmem": lambda cache: caches["local"],
     "metrics": lambda cache: import_module("django_redis_lock.metrics").flush,
@@ -128,6 +129,7 @@ NEEDS: dict[str, Callable[[Any], Any]] = {
     "several_names": lambda cache: cache.lock(["part", "whole"]),
     "testing": lambda cache: import_module("django_redis_lock.testing").override,
     "topology": lambda cache: import_module("django_redis_lock.clients").ClusterClient,
+    "unique_tasks": lambda cache: django_redis_lock.unique_task,
 }
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from django.core.checks import ERROR, registry, run_checks
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redis_lock import locked
+from django_redis_lock import locked, unique_task
 from django_redis_lock.apps import CHECKS_TAG
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contention import skip
@@ -358,6 +359,18 @@ def test_using_with_a_backend_that_cannot_lock_lets_the_site_start(settings: Any
     assert message.msg.startswith("DJANGO_REDIS_LOCK: USING: the cache 'plain' cannot lock")
     assert deploy_errors() == ["E007"]
     assert decorated is not work
+
+
+@pytest.mark.parametrize(("using", "number"), [("nope", "E005"), ("plain", "W012")])
+def test_a_unique_task_names_a_cache_too(settings: Any, using: str, number: str) -> None:
+    settings.CACHES = {
+        **settings.CACHES,
+        "plain": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+    }
+    task = unique_task("sync", timeout=1, using=using)(Celery("shop").task(work))
+    assert numbers() == [number]
+    assert only().msg.startswith(f"unique_task() of {task.name}: ")
+    assert deploy_errors() == ["E005"]
 
 
 def other_work() -> None: ...

@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,7 +235,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
     fake = FakeKeeper()
     monkeypatch.setattr(hold_module, "keeper", lambda: fake)
     # No heartbeats: there is no server.
-    monkeypatch.setattr(records.Heartbeat, "join", lambda job: None)
+    monkeypatch.setattr(records.Heartbeat, "join", lambda job: SimpleNamespace(leave=id))
     return fake
 
 

@@ -85,7 +85,8 @@ class Attempt:
             except BaseException as error:
                 self._lock._abandon(self._request, error)  # Its caller knows the first only.
                 self._request.may_hold.clear()
-                if not self._falls_back_on(error):
+                # Missing replicas are no outage: the caller asked for more safety, not less.
+                if not is_outage(error) or isinstance(error, TooFewReplicas):
                     raise
                 return (yield from self._hold_without_redis(error))
             if not acquired or self._file is None:
@@ -101,16 +102,11 @@ class Attempt:
             self._wait = max(0.0, self._until - time.monotonic())
         # Not the waiter id of before, which the keeper may still have to unregister.
         waiter = b"" if self._wait == 0 else self._lock._new_waiter()
-        fresh = (self._request.token, new_token())
-        if not self._request.chosen:
-            fresh = (named_token(), b"")
-        self._request.may_hold.append(fresh)
-        token, attempt = fresh
+        token, attempt = named_token(), b""
+        if self._request.chosen:
+            token, attempt = self._request.token, new_token()
+        self._request.may_hold.append((token, attempt))
         self._request = self._request._replace(token=token, attempt=attempt, waiter=waiter)
-
-    def _falls_back_on(self, error: BaseException) -> bool:
-        """Missing replicas are no outage: the caller asked for more safety, not less."""
-        return is_outage(error) and not isinstance(error, TooFewReplicas)
 
     def _hold_without_redis(self, error: BaseException) -> Steps[bool]:
         hold, local = FallbackHold(self._lock), self._lock.local

@@ -174,13 +174,15 @@ class Metrics:
         self._jobs: dict[Server, Writing] = {}
 
     def __call__(self, event: Any) -> None:
-        if type(event) in _FREQUENT and getattr(event, "error", None) is None:
+        kind = type(event)
+        # An error would keep what its frames had.
+        if kind in _FREQUENT or (kind is events.Computed and event.error is None):
             self._waiting.append(event)
             is_long = len(event.subject.name) > MAX_CACHED_LENGTH
             if is_long or len(self._waiting) >= self._enough:
                 self._count_waiting()
                 self._enough = MAX_WAITING
-        elif type(event) in _COUNTS:
+        elif kind in _COUNTS:
             with self.mutex:
                 self._count(event)
 
@@ -378,8 +380,8 @@ def _read(figures: list[int], event: events.Read) -> None:
 
 _READS = {"hit": at.HITS, "stale": at.STALE_HITS, "miss": at.MISSES}
 
-#: Events so frequent that they are counted in batches, but for those that would keep an error.
-_FREQUENT = frozenset({events.Acquired, events.Released, events.Computed})
+#: Events so frequent that they are counted in batches.
+_FREQUENT = frozenset({events.Acquired, events.Released})
 
 _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.Acquired: _acquired,

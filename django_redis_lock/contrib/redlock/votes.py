@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...clock import time
 from ...exceptions import TooFewServers
 from ...keeper import keeper
-from ...locking import Hold, Renewal
+from ...locking import Hold, Renewal, cause
 from ...protocol import (
     EXTEND,
     Acquisition,
@@ -190,12 +190,12 @@ class VotedRenewal(Renewal):
         hold, early = self.hold, sent_at < self.hold.votes[self._place]
         reply = (parse_acquire if self._requesting_vote else parse_renew)(value, sent_at)
         if reply is None or isinstance(reply, Refused):
-            self.named = False
+            self.heartbeat = None  # It has no description.
             if self._requesting_vote or hold.votes[self._place] > -math.inf:
                 self._votes_again_at = sent_at + self._interval
             hold.vote(self._place, -math.inf, sent_at)
             if hold.deadline == -math.inf and reply is None:
-                self._is_gone(value, early)
+                self._lose(cause(value, self.server, early, hold))
                 return
         else:
             whole = sent_at + (hold.lifetime or math.inf)

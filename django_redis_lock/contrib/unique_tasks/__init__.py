@@ -11,6 +11,7 @@ the message is lost, the lock ends with its lifetime.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -132,10 +133,10 @@ def unique_task(
     rules = partial(Unique, key, timeout, until, on_duplicate, using, on_redis_down)
 
     def decorate(target: Any) -> Any:
-        is_shared = (type(target).__module__, type(target).__name__) == ("celery.local", "Proxy")
         if is_django_task(target):
             return django.unique(rules, target)
-        if is_shared or celery_task(target):
+        # A proxy: of a shared task, or of one that is made when it is used.
+        if type(target).__module__ == "celery.local" or celery_task(target):
             return celery.unique(rules, target)
         raise TypeError(
             f"@unique_task(...) decorates tasks, not {target!r}: put it above @shared_task, "
@@ -145,7 +146,11 @@ def unique_task(
     return decorate
 
 
-@dataclass
+#: For the system checks.
+declared: weakref.WeakSet[Unique] = weakref.WeakSet()
+
+
+@dataclass(eq=False)
 class Unique:
     """The arguments of ``unique_task``, for the task ``title``; those of ``function`` give the name
     of each message."""
@@ -162,6 +167,7 @@ class Unique:
     def __post_init__(self) -> None:
         self._name = namer(self.key, self.function, self.title)
         self.group = f"{PREFIX}{self.title if callable(self.key) else self.key}"[:100]
+        declared.add(self)
 
     @property
     def cache(self) -> Any:
@@ -247,7 +253,8 @@ class Message:
         hold.begin(Acquisition(lock.id, 0, 0, 0), lock.keys)
         known = {"task": task_id, "group": lock.subject.group, "name": lock.stored_name}
         more = [text for pair in known.items() if pair[1] for text in pair]
-        fields = [*replace(hold.owner(), process="").fields(), "limit", "1", *more]
+        owner = replace(hold.owner(), process="")  # Heartbeats would be those of this process.
+        fields = [*owner.fields(), "queued", "1", "lifetime", "", "limit", "1", *more]
         with suppress(*_FAILED):
             run(lock.redis, renew_call(lock.keys, lock.id, b"", *fields))
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import django
 from django.contrib import messages
+from django.contrib.admin import ModelAdmin
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -28,7 +30,7 @@ from ..held_locks import (
 )
 from ..inventory import FLIGHT
 from .listing import MAX_SELECTED, Listing
-from .releasing import outlook, parse_choices, release_all, releases
+from .releasing import entry_of, outlook, parse_choices, release_all, releases
 from .rows import (
     Choice,
     Ref,
@@ -38,6 +40,7 @@ from .rows import (
     event_rows,
     failure_rows,
     holder_rows,
+    ref_of,
     row,
     shown,
     taken,
@@ -66,7 +69,7 @@ class Pages:
         self._url = model_admin.url_of_page
 
     def changelist(self, extra_context: dict[str, object] | None = None) -> HttpResponse:
-        listing = Listing(self._request.GET, self._url_of)
+        listing = self._listing(self._request.GET)
         in_sight = not self._refreshes or "behaviour" in self._request.GET
         context = {
             "title": capfirst(_("held locks")),
@@ -76,6 +79,20 @@ class Pages:
             "address": listing.address(p=listing.page),
         }
         return self._page("change_list", **context | (extra_context or {}))
+
+    def _listing(self, query: QueryDict) -> Listing:
+        listing = Listing(query, self._url_of)
+        if type(self._admin).has_view_permission is not ModelAdmin.has_view_permission:
+            held = listing.held
+            held.found = [each for each in held.found if self._may_view(ref_of(each))]
+        return listing
+
+    def _may_view(self, ref: Ref) -> bool:
+        return self._admin.has_view_permission(self._request, entry_of(ref))
+
+    def _may_release(self, ref: Ref) -> bool:
+        allowed = self._admin.has_release_permission(self._request, entry_of(ref))
+        return allowed and self._may_view(ref)
 
     def processes(self) -> HttpResponse:
         """Which locks each process holds, and what it waits for."""
@@ -121,8 +138,9 @@ class Pages:
         selected = parse_choices(self._request.POST.getlist("selected"))
         if "all" in self._request.POST:
             query = QueryDict(self._request.POST.get("address", ""))
-            selected = [choice_of(h) for h in Listing(query, self._url_of).matching[:MAX_SELECTED]]
+            selected = [choice_of(h) for h in self._listing(query).matching[:MAX_SELECTED]]
         chosen = [choice for choice in selected if choice.ref.alias in known]
+        chosen = [choice for choice in chosen if self._may_release(choice.ref)]
         back = self._back(chosen)
         if not chosen:  # Also after a login: the browser comes back with a GET.
             messages.warning(self._request, _("Nothing was released. Select the locks."))
@@ -183,6 +201,8 @@ class Pages:
         ref = Ref.parse(text)
         if ref is None or ref.alias not in lock_caches():
             raise Http404
+        if not self._may_view(ref):
+            raise PermissionDenied
         return ref
 
     def _lock_data(self, ref: Ref) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -83,6 +84,8 @@ def _effects(lock: LockInfo) -> list[str]:
                 "the next holder may start before its min_hold is over."
             )
         ]
+    if lock.queued:
+        return [_("The task stays in the queue. Another one with its name can be queued, too.")]
     if lock.waiters:
         waiting = ngettext(
             "The waiting process gets it at once.",
@@ -168,8 +171,8 @@ def _release(choice: Choice, by: str) -> _Result:
             error,
             exc_info=not isinstance(error, UNAVAILABLE),
         )
-        return _Result(_entry(choice, name), messages.ERROR, failed, failed)
-    entry = _entry(choice, name)
+        return _Result(entry_of(choice.ref, name), messages.ERROR, failed, failed)
+    entry = entry_of(choice.ref, name)
     if outcome is Outcome.FREE:
         return _Result(entry, messages.INFO, _WAS_FREE % {"name": name})
     if outcome is Outcome.NOT_OWNER:
@@ -184,8 +187,12 @@ def _release(choice: Choice, by: str) -> _Result:
     return _Result(entry, messages.SUCCESS, text, note)
 
 
-def _entry(choice: Choice, name: str) -> Model:
-    return Model(pk=str(choice.ref), name=name)
+def entry_of(ref: Ref, name: str | None = None) -> Model:
+    """The lock, for permissions and for the admin's log."""
+    if name is None:
+        with suppress(Exception):  # Also of a project's own key function.
+            name = shown(name_of(*ref))
+    return Model(pk=str(ref), name=printable(ref.key) if name is None else name)
 
 
 def _holder(holding: HeldLock | None, choice: Choice) -> str:

@@ -138,6 +138,7 @@ STATUSES = {
     "expiring": gettext_lazy("expiring"),
     "unknown": gettext_lazy("not known"),
     "alive": gettext_lazy("alive"),
+    "queued": gettext_lazy("queued"),
     "resting": gettext_lazy("resting"),
 }
 
@@ -198,7 +199,7 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, object]:
 
 def kill_command(lock: LockInfo) -> str:
     """What ends a holder that may still work, on its host; empty for any other."""
-    stoppable = lock.owner.host and not lock.resting and lock.kind != FLIGHT
+    stoppable = lock.owner.host and not (lock.resting or lock.queued) and lock.kind != FLIGHT
     return f"kill -TERM {lock.owner.pid}" if stoppable else ""
 
 
@@ -262,6 +263,8 @@ def _verdict(lock: LockInfo) -> str:
             "Its process has sent no heartbeat yet: it acquired the lock less than half a second "
             "ago, or died so soon."
         )
+    if lock.queued:
+        return _("A task is queued, which no process runs yet. The process shown has sent it.")
     if lock.silent is None:
         return _("The holder is not known: its token names no process, as those of other programs.")
     if not lock.silent:
@@ -376,6 +379,8 @@ def status_of(lock: LockInfo) -> str:
         return "silent"
     if _is_expiring(lock):
         return "expiring"
+    if lock.queued:
+        return "queued"
     return "unknown" if lock.silent is None else "alive"
 
 

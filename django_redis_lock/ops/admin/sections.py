@@ -298,7 +298,7 @@ def by_process(
     chains: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
     for holding in found:
         owner = holding.lock.owner
-        if owner.host and not holding.lock.resting:
+        if owner.host and not (holding.lock.resting or holding.lock.queued):
             holds[owner.host, owner.pid].append(_lock_row(holding, url_of))
     waiting = {wait.thread: wait for wait in waits}
     for wait in waits:

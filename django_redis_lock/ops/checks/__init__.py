@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -19,6 +20,7 @@ from django.urls import get_resolver
 from ...cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_caches
 from ...conf import SETTING, Conf, given
 from ...decorators import LockedFunction, declarations
+from ...extension import PACKAGE
 from .installed import log_not_installed as log_not_installed
 from .installed import not_installed as not_installed
 from .settings import check, found
@@ -45,6 +47,8 @@ def _without_cache() -> Iterator[tuple[str, str, ImproperlyConfigured]]:
     places = [
         ("E005", f"locked() of {lock.target}", lock.options.using) for lock in _declarations()
     ]
+    tasks = getattr(sys.modules.get(f"{PACKAGE}.contrib.unique_tasks"), "declared", ())
+    places += [("E005", f"unique_task() of {task.title}", task.using) for task in tasks]
     if "USING" in given():  # It is reported once, and not for each use.
         places = [("E007", "DJANGO_REDIS_LOCK: USING", None), *(p for p in places if p[2])]
     for number, where, alias in places:

@@ -76,6 +76,7 @@ class LockInfo:
         broken: parts that cannot be read because their keys contain other data: "owner", "waiters",
             "grants" or "leader".
         resting: whether the lock was released and stays taken until its ``min_hold`` is over.
+        queued: whether a message in a queue holds it, sent by ``owner``; see ``unique_task``.
         limit: how many may hold the lock at a time, each in a place; None until the holder
             describes itself.
         taken: how many places are taken, as far as they are listed.
@@ -94,6 +95,7 @@ class LockInfo:
     renews: bool | None = None
     seen: float | None = None
     resting: bool = False
+    queued: bool = False
     group: str = ""
     broken: tuple[str, ...] = ()
     heartbeats: bool = False
@@ -378,6 +380,8 @@ def _held(
         seen=seen,
         group=described.get("group") or group_of(name),
         resting=holder.resting,
+        # A process that runs the task says the lifetime.
+        queued="queued" in described and lifetime is None,
         broken=tuple(as_bytes(part).decode() for part in broken),
         limit=int(_number(described, "limit") or 0) or (1 if lifetime is not None else None),
         place=place,

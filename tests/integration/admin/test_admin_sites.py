@@ -103,3 +103,39 @@ def test_themes_without_djangos_block_of_responsive_styles_have_ours(
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
     content = admin_client.get("/admin/django_redis_lock/heldlock/").content.decode()
     assert "django_redis_lock/admin.css" in content
+
+
+class Team(HeldLockAdmin):
+    """Its users see the locks of one team, and release fewer."""
+
+    def has_view_permission(self, request: Any, obj: Any = None) -> bool:
+        return obj is None or obj.name.startswith("a:")
+
+    def has_release_permission(self, request: Any, obj: Any = None) -> bool:
+        return obj is None or not obj.name.endswith("!")
+
+
+def test_permissions_for_one_lock(admin_client: Client, settings: Any) -> None:
+    """As in every ModelAdmin, a subclass may decide on each object."""
+    everything, team = AdminSite("everything"), AdminSite("team")
+    everything.register(HeldLock, HeldLockAdmin)
+    team.register(HeldLock, Team)
+    settings.ROOT_URLCONF = (path("everything/", everything.urls), path("team/", team.urls))
+    locks = {name: hold(name) for name in ("a:mine", "a:watched!", "b:others")}
+    home = "/{}/django_redis_lock/heldlock/"
+    rows = {row["name"]: row for row in state_of(admin_client, home.format("everything"))["rows"]}
+    assert set(rows) == set(locks)
+    seen = state_of(admin_client, home.format("team"))["rows"]
+    assert {row["name"] for row in seen} == {"a:mine", "a:watched!"}
+    pages = {name: row["url"].replace("everything", "team") for name, row in rows.items()}
+    found = {name: admin_client.get(url).status_code for name, url in pages.items()}
+    assert found == {"a:mine": 200, "a:watched!": 200, "b:others": 403}
+    history = pages["b:others"].replace("/change/", "/history/")
+    assert admin_client.get(history).status_code == 403
+    choices = [row["choice"] for row in rows.values()]
+    admin_client.post(f"{home.format('team')}release/", {"selected": choices, "confirmed": "yes"})
+    assert {name: lock.owned() for name, lock in locks.items()} == {
+        "a:mine": False,
+        "a:watched!": True,
+        "b:others": True,
+    }

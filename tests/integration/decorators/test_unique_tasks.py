@@ -34,6 +34,8 @@ from kombu.exceptions import OperationalError
 
 from django_redis_lock import events, locked, unique_task
 from django_redis_lock.contrib.unique_tasks import AlreadyQueued, Duplicate, TaskNotQueued
+from django_redis_lock.ops.admin.rows import row
+from django_redis_lock.ops.held_locks import held_locks
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
@@ -123,7 +125,11 @@ def step(*_: Any) -> Any:
 
 
 TASKS = (plain, bound, shared, done, over_locked)
-of_each_kind = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
+
+
+def of_each_kind(test: Any) -> Any:
+    table = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
+    return pytest.mark.sample(len(TASKS))(table(test))
 
 
 @pytest.fixture(autouse=True)
@@ -412,7 +418,7 @@ def test_a_worker_that_is_killed_frees_the_name_after_its_timeout(
 
 @of_each_kind
 def test_if_sending_fails_the_name_is_free(task: Any) -> None:
-    nowhere = Connection("redis://127.0.0.1:1/0")
+    nowhere = Connection("amqp://127.0.0.1:1//")
     with pytest.raises(OperationalError):
         task.apply_async((7,), connection=nowhere, retry=False)
     assert not name().locked()
@@ -539,9 +545,34 @@ def test_it_is_shown_as_queued_and_can_be_released(task: Any) -> None:
     out = StringIO()
     call_command("locks", "list", "--wide", stdout=out)
     assert f"queued: {task.name} ({first.id})" in out.getvalue()
-    assert "silent" not in out.getvalue()
+    assert out.getvalue().splitlines()[1].split()[-1] == "queued"
+    [held] = held_locks().found
+    shown = row(held, lambda _: "")
+    assert (shown["state"], shown["said"], shown["kill"]) == ("queued", "queued", "")
+    assert "no process runs yet" in str(shown["verdict"])
     call_command("locks", "release", "queued:sync-7", "--yes", stdout=out)
     assert task.delay(7).id != first.id
+
+
+def test_a_retry_is_shown_as_queued() -> None:
+    """And the run before it as running."""
+    runs_as: list[Any] = []
+
+    def retry(self: Any) -> Any:
+        until(lambda: held_locks().found[0].lock.renews)
+        runs_as.append(held_locks().found[0].lock)
+        raise self.retry(countdown=200)
+
+    act.append(retry)
+    first = done.delay(7)
+    with worker():
+        until(lambda: first.state == "RETRY")
+    assert runs_as[0].owner.label == f"running: {done.name} ({first.id})"
+    assert not runs_as[0].queued
+    [held] = held_locks().found
+    assert held.lock.owner.label == f"queued: {done.name} ({first.id})"
+    assert held.lock.queued
+    assert not held.lock.silent
 
 
 def test_figures_count_what_was_not_queued() -> None:
@@ -596,7 +627,10 @@ async def raising(context, shop):
     return start.func(shop)
 """
 NAMES = ["start", "done", "below", "awaited", "raising"]
-of_each_django = pytest.mark.parametrize("kind", NAMES)
+
+
+def of_each_django(test: Any) -> Any:
+    return pytest.mark.sample(len(NAMES))(pytest.mark.parametrize("kind", NAMES)(test))
 
 
 @pytest.fixture(params=["dummy.DummyBackend"])
@@ -742,6 +776,7 @@ def test_bad_arguments_are_refused(decorator: Any, options: Any, message: str) -
 
     def sync(shop: Any) -> None: ...
 
+    sync.__name__ = sync.__qualname__ = f"sync_{len(app.tasks)}"
     with pytest.raises((TypeError, ValueError), match=message):
         unique_task(options.pop("key"), **options)(decorator(sync))
 

@@ -20,7 +20,9 @@ TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
 ANSWER, TRIED, TASKS, CANCELLED, SEVERAL, AGAIN, LIMITED, BARE = re.findall(
     r"```python\n(.*?)```", TEXT, re.DOTALL
 )
-TAKEN_OFF = ("using", "on_redis_down", "critical")  # By ``cache.lock`` itself.
+TAKEN_OFF = ("using", "critical")  # By ``cache.lock`` itself.
+#: Which ``cache.lock`` takes from the settings.
+FROM_SETTINGS = ("grant_timeout", "local_folder")
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -76,7 +78,7 @@ def test_the_options_are_those_there_are() -> None:
     own = set(inspect.signature(Lock.__init__).parameters)
     assert listed - own == set(TAKEN_OFF)
     of_redis_py = {"timeout", "sleep", "blocking", "blocking_timeout", "thread_local"}
-    assert own - listed - of_redis_py == {"self", "redis", "name", "grant_timeout", "unknown"}
+    assert own - listed - of_redis_py == {"self", "redis", "name", "unknown", *FROM_SETTINGS}
 
 
 def test_what_a_lock_can_do_it_can(client: redis.Redis) -> None:

@@ -12,7 +12,7 @@ import redis
 
 from django_redis_lock import Lock
 from django_redis_lock.contrib.redlock.votes import VOTE
-from django_redis_lock.locking.operations import MARK
+from django_redis_lock.locking.replicas import MARK
 from django_redis_lock.protocol.holder_scripts import CLOCK, HELD, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, process_key, quorum_fence_key
 from django_redis_lock.protocol.lock_scripts import (

@@ -28,6 +28,7 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import LocMemCache
 from tests.events import recording_events
+from tests.holding import hurry
 from tests.integration.locks.test_async_lock import (
     ForThreads,
     InTasks,
@@ -433,6 +434,28 @@ def test_without_redis_too(own_server: RedisServer, tmp_path: Any) -> None:
         assert inner.degraded is None
         assert not elsewhere(make().acquire, None, False)
     assert elsewhere(make().acquire, None, False)
+
+
+def test_an_inner_handle_leaves_the_lock_of_the_host_to_the_outer(
+    own_server: RedisServer, tmp_path: Any
+) -> None:
+    def make() -> Lock:
+        options: Any = {"on_redis_down": "local", "local_folder": tmp_path, "reentrant": True}
+        return Lock(own_server.client(), "both", timeout=60, **options)
+
+    outer, inner = make(), make()
+    assert outer.acquire()
+    with inner:
+        pass
+    own_server.client().delete("both")
+    hurry()
+    until(lambda: outer.lost)
+    own_server.stop()
+    assert not inner.acquire(blocking=False)
+    with pytest.raises(redis.ConnectionError):
+        outer.release()
+    assert inner.acquire(blocking=False)
+    inner.release()
 
 
 # -- asyncio ---------------------------------------------------------------------------------------

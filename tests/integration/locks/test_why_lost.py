@@ -29,6 +29,7 @@ from tests.holding import hurry, settle
 from tests.integration.locks.test_redlock import AMPLE, clients, five
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.redis_topologies import ClusterServers
 
 __all__ = ["clients", "five"]
 
@@ -270,6 +271,48 @@ def test_what_the_holder_of_a_redlock_is_told(
     with pytest.raises(LockNotOwnedError, match="no longer owned") as caught:
         lock.release()
     assert caught.value.reason.startswith(CAUSES[end])
+
+
+@pytest.mark.parametrize("end", [by_code, by_del])
+@pytest.mark.parametrize("options", [{}, {"limit": 3}])
+def test_what_is_told_on_a_cluster(
+    cluster_servers: ClusterServers, losses: Losses, end: Any, options: dict[str, Any]
+) -> None:
+    """The process's heartbeat is on another node than the lock, perhaps."""
+    told = threading.Event()
+    with cluster_servers.client() as client:
+        client.flushall()
+        lock = Lock(client, NAME, 60, renew=True, thread_local=False, on_lost=told.set, **options)
+        assert lock.acquire()
+        hurry()
+        until(lambda: client.exists(lock.keys.owner))
+        hurry(Heartbeat)
+        end(client)
+        hurry()
+        assert told.wait(60)
+        assert lock.lost_reason.startswith(CAUSES[end])
+        losses.expect(CAUSES[end])
+        with pytest.raises(LockNotOwnedError) as caught:
+            lock.release()
+        assert caught.value.reason == lock.lost_reason
+
+
+def test_a_user_without_the_right_to_events_is_told(own_server: RedisServer) -> None:
+    told = threading.Event()
+    with own_server.client() as admin:
+        keys = [*lock_keys(NAME.encode())]
+        admin.acl_setuser("narrow", enabled=True, nopass=True, categories=["+@all"], keys=keys)
+        client = redis.Redis.from_url(own_server.url, username="narrow", password="x")
+        lock = Lock(client, NAME, 60, renew=True, thread_local=False, on_lost=told.set)
+        assert lock.acquire()
+        hurry()
+        until(lambda: admin.exists(lock.keys.owner))
+        hurry()
+        assert not lock.lost
+        by_del(admin)
+        hurry()
+        assert told.wait(60)
+        assert lock.lost_reason == DELETED
 
 
 # -- Redis freezes after the reply by which the keeper learns of the loss --------------------------
