@@ -786,7 +786,7 @@ def test_new_events_appear(open_page: Open, client: redis.Redis) -> None:
     page = open_page(f"{PAGE}events/")
     expect(page.get_by_text("Nothing went wrong in the last day.")).to_be_visible()
     assert caches["default"].lock("report").reset()
-    expect(page.get_by_role("link", name="report")).to_be_visible()
+    expect(page.get_by_role("link", name="report", exact=True)).to_be_visible()
     expect(page.get_by_text("Nothing went wrong in the last day.")).to_be_hidden()
 
 

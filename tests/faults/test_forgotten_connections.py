@@ -107,7 +107,7 @@ CALLERS: dict[str, tuple[Callable[[Proxy], Any], Callable[[Any], Any]]] = {
     "questions": (lock_through, lambda lock: lock.locked()),
     "limit": (lambda proxy: lock_through(proxy, limit=2), taken),
     "several names": (lambda proxy: MultiLock(through(proxy), ["a", "b"], timeout=60), taken),
-    "Redlock": (lambda proxy: Redlock(servers(proxy), "idle", timeout=60), taken),
+    "Redlock": (lambda proxy: Redlock(servers(proxy), "idle", 60, server_timeout=2), taken),
     "get_or_set": (cache_of, hit),
     "get_or_set_many": (
         cache_of,
@@ -166,7 +166,7 @@ async def _tasks(proxy: Proxy) -> None:
 
     async def work() -> None:
         await asyncio.gather(*(each(number) for number in range(100)))
-        quorum = AsyncRedlock(others, "idle", timeout=60)
+        quorum = AsyncRedlock(others, "idle", timeout=60, server_timeout=2.0)
         assert await quorum.acquire(blocking=False)
         await quorum.release()
         assert await cache.aget_or_set("hit", lambda: 1, 60) == 1
