@@ -23,9 +23,9 @@ from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
 from tests.browser.site import POLICY
 from tests.holding import hurry, silence
-from tests.integration.admin.test_admin import hold
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.admin import hold
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect

@@ -23,9 +23,9 @@ from django_redis_lock.transport import (
     server,
     server_of,
 )
-from tests.lock_contract import Background
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 from .proxy import Proxy
 

@@ -19,8 +19,8 @@ from django_redis_lock.transport import asyncio_client
 from django_redis_lock.transport.guarded_connection import GuardedConnection
 from tests.processes import Link, processes
 from tests.redis_server import FOR_COMMAND, RedisServer
+from tests.support.interrupts import Interrupt, Points, TimeLimit, each_point
 
-from .test_interrupts import Interrupt, Points, TimeLimit, each_point
 from .test_real_signals import interrupted
 
 pytestmark = pytest.mark.invariant("P1")

@@ -27,11 +27,10 @@ from django_redis_lock.locking import questions
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.transport import run
 from tests.holding import hurry
-from tests.integration.locks.test_lock import places
-from tests.integration.locks.test_lock_waiting import blocked
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
+from tests.support.backends import blocked, places
+from tests.support.background import Background
 
 METHODS = ("__init__", "acquire", "extend", "locked", "owned", "reacquire", "release")
 PAIRS = [(Lock, redis.lock.Lock), (AsyncLock, redis.asyncio.lock.Lock)]

@@ -19,9 +19,9 @@ from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import Server
-from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 NAME = "unconfirmed"
 
