@@ -372,7 +372,8 @@ def _keep(
     """The work is done, and its client gets the response: a failure here is not the client's. Who
     has lost the lock does not replace what another attempt has stored since."""
     try:
-        if not lock.lost or cache.get(name, record)["attempt"] == record["attempt"]:
+        stored: Any = cache.get(name) if lock.lost else None
+        if stored is None or stored["attempt"] == record["attempt"]:
             cache.set(name, record, ttl)
     except _FAILED:
         logger.exception(
