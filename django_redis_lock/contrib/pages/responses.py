@@ -102,7 +102,7 @@ class Conditions:
         self.token_used = False
         self._request = getattr(request, "_request", request)
         self._names = names
-        self._taken: dict[str, Any] | None = None
+        self._taken: dict[str, object] | None = None
         self._flag: object = None
 
     def __contains__(self, name: str) -> bool:
@@ -129,7 +129,7 @@ class Conditions:
         self._taken = None
 
 
-def conditional(request: Any, response: object) -> object:
+def conditional(request: HttpRequest, response: object) -> object:
     """``response``, or what Django answers instead to the conditions of ``request``: that its
     client has this page."""
     if not isinstance(response, HttpResponseBase) or response.status_code != 200:
@@ -210,7 +210,7 @@ class Rendering:
         self,
         response: Any,
         conditions: Conditions,
-        rendered: Callable[[Any, OpenFlight], object],
+        rendered: Callable[[HttpResponseBase, OpenFlight], object],
         failed: Callable[[BaseException, OpenFlight], object],
     ) -> None:
         self.postponed = OpenFlight()

@@ -89,7 +89,7 @@ class Visit:
         self.request: Any = request
         self.view = view
         self.asynchronous = asynchronous
-        self.cache: Any = value_cache(middleware.cache_alias)
+        self.cache = value_cache(middleware.cache_alias)
         self.caller = self._here()
         self.timeout = 0.0
         #: The flight that this caller leads: the key in Redis, and the token; and what the view has
