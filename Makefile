@@ -29,7 +29,7 @@ INSTALLED_RELEASE := $(VENV)/.installed-release
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test test-all test-newest test-oldest pictures model mutations soak django-suite neighbours lint docs matrix dist messages bench clean
+.PHONY: help demo demo-check test test-all test-newest test-oldest pictures model mutations mutations-python soak django-suite neighbours lint docs matrix dist messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ model: | $(RUN) ## Check the model of the lock protocol; needs spin and gcc, tak
 
 mutations: $(INSTALLED) ## Test the tests: each small change of a Lua script must make one fail; takes long.
 	$(RUN) -m tests.model.mutations $(ARGS)
+
+mutations-python: $(INSTALLED) ## The same of lines of Python, 120 drawn by a seed; takes hours.
+	$(RUN) -m tests.model.mutations_python $(ARGS)
 
 soak: $(INSTALLED) ## Real processes under faults, MINUTES (10) for each of the workloads in ARGS (all).
 	$(RUN) -m tests.soak.runner --minutes $(MINUTES) $(ARGS)

@@ -15,7 +15,6 @@ import math
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,73 +28,10 @@ from tests.events import RecordedEvents, recording_events
 from tests.holding import hurry
 from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, in_threads, until
+from tests.support.backends import Backend
+from tests.support.background import Background, elsewhere
 
 YEAR = 365 * 24 * 3600
-
-
-class Backend(ABC):
-    """Where locks live, and what can happen to them there."""
-
-    @abstractmethod
-    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
-        """A handle with ``Lock``'s methods."""
-
-    @abstractmethod
-    def value(self, name: str) -> bytes | None:
-        """The token of who has the lock ``name``."""
-
-    @abstractmethod
-    def expire_in(self, name: str, seconds: float) -> None:
-        """Let the lifetime of ``name`` run out in so many seconds."""
-
-    def expire_now(self, name: str) -> None:
-        """Let the lifetime of ``name`` run out."""
-        self.expire_in(name, 0)
-
-    @abstractmethod
-    def delete_key(self, name: str) -> None:
-        """Delete ``name``, as an operator might by hand."""
-
-    @abstractmethod
-    def forget_everything(self) -> None:
-        """Lose all data."""
-
-    @abstractmethod
-    def waiting(self, name: str) -> int:
-        """How many wait for ``name``."""
-
-
-class Background:
-    """A function that runs in a thread of its own."""
-
-    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
-        self._outcome: Any = None
-        self._raised: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(function, args), daemon=True)
-        self._thread.start()
-
-    def _run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        try:
-            self._outcome = function(*args)
-        except BaseException as error:
-            self._raised = error
-
-    @property
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def result(self) -> Any:
-        """What it returned; what it raised is raised here."""
-        self._thread.join(PATIENCE)
-        assert self.done, "it hangs"
-        if self._raised is not None:
-            raise self._raised
-        return self._outcome
-
-
-def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
-    """What ``function`` returns in another thread."""
-    return Background(function, *args).result()
 
 
 @contextmanager

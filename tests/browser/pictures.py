@@ -35,7 +35,7 @@ from django_redis_lock.transport.execute import run
 from tests.browser.conftest import PAGE, Open
 from tests.browser.test_page import named, queued
 from tests.holding import silence
-from tests.integration.admin.test_admin import hold
+from tests.support.admin import hold
 
 FOLDER = Path(os.environ.get("PICTURES") or Path(__file__).parents[2] / "docs/images")
 OLDER = "" if django.VERSION >= (6, 1) else f"django-{django.VERSION[0]}.{django.VERSION[1]}"

@@ -21,7 +21,7 @@ from tests import lanes
 from tests.browser.conftest import PAGE, Open
 from tests.browser.test_page import named, queued
 from tests.holding import silence
-from tests.integration.admin.test_admin import hold
+from tests.support.admin import hold
 
 axe_playwright = pytest.importorskip("axe_playwright_python", reason="it is not installed")
 expect = pytest.importorskip("playwright.sync_api", reason="it is not installed").expect

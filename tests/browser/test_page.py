@@ -23,9 +23,9 @@ from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
 from tests.browser.site import POLICY
 from tests.holding import hurry, silence
-from tests.integration.admin.test_admin import hold
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.admin import hold
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -786,7 +786,7 @@ def test_new_events_appear(open_page: Open, client: redis.Redis) -> None:
     page = open_page(f"{PAGE}events/")
     expect(page.get_by_text("Nothing went wrong in the last day.")).to_be_visible()
     assert caches["default"].lock("report").reset()
-    expect(page.get_by_role("link", name="report")).to_be_visible()
+    expect(page.get_by_role("link", name="report", exact=True)).to_be_visible()
     expect(page.get_by_text("Nothing went wrong in the last day.")).to_be_hidden()
 
 

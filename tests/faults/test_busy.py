@@ -22,9 +22,9 @@ from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.execute import run_all
 from django_redis_lock.transport.refusals import NotReady, is_outage
 from django_redis_lock.transport.retry import RetryPolicy
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("P3")
 

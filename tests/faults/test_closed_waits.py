@@ -11,10 +11,9 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
-from tests.integration.locks.test_lock import places
-from tests.integration.locks.test_lock_waiting import blocked
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.backends import blocked, places
 
 NAME = "closed"
 

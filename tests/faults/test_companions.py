@@ -23,9 +23,9 @@ from django_redis_lock.protocol.script import Call
 from django_redis_lock.protocol.validation import milliseconds
 from django_redis_lock.transport import execute
 from tests.holding import Renewals, hurry
-from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import GivenServer, RedisServer
+from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("S8")
 

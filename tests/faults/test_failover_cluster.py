@@ -12,9 +12,9 @@ import redis
 
 from django_redis_lock import AsyncLock, Lock, LockNotAcquired, LockNotOwnedError, MultiLock
 from tests.integration.topologies.test_cluster_cache import cluster_cache
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_topologies import ClusterServers, cluster, cut_off, slot_of
+from tests.support.background import Background
 
 NAME = "failing"
 

@@ -19,11 +19,11 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.events import ServerDown, ServerUp
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import Server, aio_client, server_of
-from tests.integration.locks.test_lock import places
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import SentinelServers, cut_off, sentinels
+from tests.support.backends import places
+from tests.support.background import Background
 
 
 @pytest.fixture

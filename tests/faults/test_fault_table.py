@@ -50,9 +50,9 @@ from tests.faults import test_refusals as refusals
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
 from tests.integration.locks.test_lock_redis_py import TLS
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 #: Seconds: the time-out of a socket, and of one with TLS; within which a call ends, whatever it

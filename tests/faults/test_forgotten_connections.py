@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncLock, AsyncRedlock, Lock, MultiLock, Redlock
+from django_redis_lock import AsyncLock, AsyncRedlock, Lock, MultiLock, Redlock, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import exchange
 from django_redis_lock.transport import (
@@ -22,9 +23,9 @@ from django_redis_lock.transport import (
     server,
     server_of,
 )
-from tests.lock_contract import Background
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 from .proxy import Proxy
 
@@ -65,6 +66,18 @@ def expect_well(client: Any) -> None:
     assert not server_of(client).breaker.failing
 
 
+@contextmanager
+def no_outage() -> Iterator[None]:
+    """None is seen in this block, not even for a moment."""
+    found: list[Any] = []
+    events.subscribe(found.append)
+    try:
+        yield
+    finally:
+        events.unsubscribe(found.append)
+    assert not [event for event in found if isinstance(event, events.ServerDown)]
+
+
 def taken(lock: Any) -> None:
     assert lock.acquire(blocking=False)
     lock.release()
@@ -94,7 +107,7 @@ CALLERS: dict[str, tuple[Callable[[Proxy], Any], Callable[[Any], Any]]] = {
     "questions": (lock_through, lambda lock: lock.locked()),
     "limit": (lambda proxy: lock_through(proxy, limit=2), taken),
     "several names": (lambda proxy: MultiLock(through(proxy), ["a", "b"], timeout=60), taken),
-    "Redlock": (lambda proxy: Redlock(servers(proxy), "idle", timeout=60), taken),
+    "Redlock": (lambda proxy: Redlock(servers(proxy), "idle", 60, server_timeout=2), taken),
     "get_or_set": (cache_of, hit),
     "get_or_set_many": (
         cache_of,
@@ -153,7 +166,7 @@ async def _tasks(proxy: Proxy) -> None:
 
     async def work() -> None:
         await asyncio.gather(*(each(number) for number in range(100)))
-        quorum = AsyncRedlock(others, "idle", timeout=60)
+        quorum = AsyncRedlock(others, "idle", timeout=60, server_timeout=2.0)
         assert await quorum.acquire(blocking=False)
         await quorum.release()
         assert await cache.aget_or_set("hit", lambda: 1, 60) == 1
@@ -273,13 +286,31 @@ def test_all_connections_are_forgotten_at_once(proxy: Proxy) -> None:
     client = proxy.client(socket_timeout=1.0)
     cache: Any = RedisCache(f"redis://127.0.0.1:{proxy.port}/0?socket_timeout=1", {})
     lock = Lock(client, "idle", timeout=60)
-    for _ in range(3):
+    with no_outage():
+        for _ in range(3):
+            taken(lock)
+            hit(cache)
+            proxy.forget()
         taken(lock)
         hit(cache)
-        proxy.forget()
-    taken(lock)
-    hit(cache)
-    expect_well(client)
+
+
+def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy) -> None:
+    proxy.forgets_after = 3600.0
+
+    async def main() -> None:
+        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=1.0)
+        lock = AsyncLock(client, "idle", timeout=60)
+        for _ in range(2):
+            async with lock:
+                pass
+            proxy.forget()
+        async with lock:
+            pass
+        await client.connection_pool.disconnect()
+
+    with no_outage():
+        asyncio.run(main())
 
 
 def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:

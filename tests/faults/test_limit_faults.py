@@ -31,10 +31,10 @@ from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
 from tests.faults.test_processes import NAME, blocked, hold, in_a_child, until_blocked, wait
-from tests.integration.locks.test_lock import places as waiting
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.backends import places as waiting
+from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("S7")
 

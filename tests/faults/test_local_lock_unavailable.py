@@ -34,9 +34,9 @@ from django_redis_lock.contrib.fallback import file_lock, held_locally, problem_
 from django_redis_lock.contrib.fallback.host import _logged_at
 from django_redis_lock.exceptions import LocalLockUnavailable
 from django_redis_lock.transport.aio_client import asyncio_client
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer, fresh_port
+from tests.support.background import Background
 
 NAME = "nightly"
 

@@ -43,11 +43,11 @@ from django_redis_lock.transport import aio_client, execute
 from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
 from tests.holding import Renewals, hurry
-from tests.integration.locks.test_lock_waiting import blocked
-from tests.lock_contract import Background
 from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.backends import blocked
+from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("S3")
 

@@ -27,10 +27,10 @@ from django_redis_lock.transport import asyncio_client, server_of
 from django_redis_lock.transport.aio_client import connection_to
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import PROMPT
+from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("P2")
 

@@ -17,10 +17,10 @@ from redis.exceptions import OutOfMemoryError
 
 from django_redis_lock import Lock, LockError, Redlock
 from tests.holding import Renewals
-from tests.integration.locks.test_lock import places
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.backends import places
+from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("S8")
 

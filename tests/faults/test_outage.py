@@ -18,10 +18,10 @@ from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
 from django_redis_lock.transport.registry import server_of
 from tests.holding import outages
-from tests.integration.locks.test_lock import places
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
+from tests.support.backends import places
+from tests.support.background import Background
 
 #: Seconds a call waits for a server that does not answer.
 TIMEOUT = 0.4

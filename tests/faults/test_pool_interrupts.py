@@ -4,6 +4,7 @@ own or of redis-py's pool: whatever the point, the calls that follow return what
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,11 +15,12 @@ from django_redis.pool import ConnectionFactory
 from redis.connection import Connection, UnixDomainSocketConnection
 
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.transport import asyncio_client
 from django_redis_lock.transport.guarded_connection import GuardedConnection
 from tests.processes import Link, processes
-from tests.redis_server import RedisServer
+from tests.redis_server import FOR_COMMAND, RedisServer
+from tests.support.interrupts import Interrupt, Points, TimeLimit, each_point
 
-from .test_interrupts import Interrupt, Points, TimeLimit, each_point
 from .test_real_signals import interrupted
 
 pytestmark = pytest.mark.invariant("P1")
@@ -202,6 +204,30 @@ def test_a_reply_that_has_not_come_is_not_the_next_ones(own_server: RedisServer)
     finally:
         signal.signal(signal.SIGALRM, before)
     expect_own_replies(cache)
+
+
+def test_a_task_gets_no_reply_to_another_and_connects_once_more(
+    client: redis.Redis, own_server: RedisServer
+) -> None:
+    """On the client of an event loop, for commands of the project's own."""
+
+    async def main() -> None:
+        of_loop = asyncio_client(own_server.client())
+        pool = of_loop.connection_pool
+        async with of_loop.pipeline() as pipe:
+            await pipe.mset({"a": 1, "b": 2}).execute()
+        before = own_server.asking.info("stats")["total_connections_received"]
+        connection = await pool.get_connection(*FOR_COMMAND)
+        await connection.send_command("GET", "a")  # Whoever sent this was cancelled.
+        await pool.release(connection)
+        for _ in range(3):
+            async with of_loop.pipeline() as pipe:
+                assert await pipe.get("b").execute() == [b"2"]
+        after = own_server.asking.info("stats")["total_connections_received"]
+        assert after - before == 1
+        await pool.disconnect()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("cache", ["tcp", "unix", "own class", "blocking pool"], indirect=True)

@@ -22,9 +22,9 @@ from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.waiting.threads import PendingReply
 from tests.lanes import examples
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 NAME = "processes"
 

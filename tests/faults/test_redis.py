@@ -15,10 +15,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock
-from tests.integration.locks.test_lock import places
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
+from tests.support.backends import places
+from tests.support.background import Background
 
 
 @pytest.fixture

@@ -30,10 +30,11 @@ from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.events import FellBack
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.holding import outages
-from tests.integration.locks.test_lock import OnRedis
-from tests.lock_contract import Backend, Background, LockContract
+from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.backends import Backend, OnRedis
+from tests.support.background import Background
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,10 @@ from django_redis_lock.contrib.redlock import _FanOut
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.transport.registry import server_of
 from tests.holding import settle
-from tests.integration.locks.test_lock import places
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
+from tests.support.backends import places
+from tests.support.background import Background
 
 FIVE = 5
 LIMIT = 0.25

@@ -30,9 +30,9 @@ from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking.records import Heartbeat
 from tests.faults.proxy import Proxy
 from tests.holding import hurry
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("P3")
 

@@ -13,10 +13,10 @@ import redis
 from django_redis_lock import Lock, MultiLock
 from django_redis_lock.contrib.several_names.members import ACQUIRE_ALL
 from tests.faults.proxy import Proxy
-from tests.integration.locks.test_lock import places
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.backends import places
+from tests.support.background import Background
 
 NAMES = ["a", "b", "c", "d", "e"]
 

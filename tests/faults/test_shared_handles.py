@@ -13,10 +13,10 @@ import redis.asyncio
 
 from django_redis_lock import AsyncMultiLock, Lock, MultiLock
 from tests.faults.proxy import Proxy
-from tests.integration.locks.test_lock_waiting import blocked
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.backends import blocked
+from tests.support.background import Background
 
 NAMES = ["shared", "shared too"]
 

@@ -1,13 +1,16 @@
-"""The mutants of the Lua scripts: that there are some of each script, and that they are run."""
+"""The mutants of the Lua scripts and of Python: that there are some of each script and module, and
+that they are run."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from django_redis_lock.protocol import Script, lock_scripts
-from tests.model.mutations import Workshop, blocks, files_for, mutants
+from tests.model import mutations_python
+from tests.model.mutations import Block, Workshop, blocks, files_for, mutants
 
 
 @pytest.mark.sample(7)
@@ -44,3 +47,27 @@ def test_a_mutant_is_caught_and_the_checkout_stays_as_it_is(tmp_path: Path) -> N
     assert workshop.run(mutant).caught_by
     assert release.path.read_bytes() == before
     assert not workshop.run_unchanged([str(Path("tests", "unit", "test_owner.py"))])
+
+
+def test_mutants_of_python_are_python() -> None:
+    name = "locking.waiting.queue"
+    path = mutations_python.modules()[name]
+    lines = path.read_text().splitlines()
+    found = mutations_python.mutants(name, path)
+    assert {"drop", "condition", "comparison", "constant"} <= {mutant.kind for mutant in found}
+    for mutant in found[::10]:
+        assert mutant.before == lines[mutant.number] != mutant.after
+        ast.parse("\n".join([*lines[: mutant.number], mutant.after, *lines[mutant.number + 1 :]]))
+    chosen = mutations_python.chosen(found, seed=1, most=5)
+    assert len({mutant.number for mutant in chosen}) == 5
+    assert chosen == mutations_python.chosen(found, seed=1, most=5)
+
+
+def test_tests_are_there_for_mutants_of_python(tmp_path: Path) -> None:
+    workshop = mutations_python.PythonWorkshop(tmp_path, timeout=1)
+    modules = mutations_python.modules()
+    assert set(mutations_python.TESTS) <= set(modules)
+    for name, files in mutations_python.TESTS.items():
+        block = Block(name, modules[name], range(0), frozenset())
+        found = [Path(file).stem for file in workshop.files_for([block])]
+        assert found == [f"test_{file}" for file in files.split()]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from redis.asyncio.connection import Connection
+from redis.asyncio.connection import Connection, ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -53,6 +53,27 @@ def over(request: pytest.FixtureRequest) -> Callable[..., None]:
         asyncio.run(main())
 
     return run
+
+
+class Refused(Connection):
+    """An own class of a project, which cannot connect."""
+
+    attempts = 0
+
+    async def _connect(self) -> None:
+        type(self).attempts += 1
+        raise RedisConnectionError("refused")
+
+
+def test_connecting_is_tried_once() -> None:
+    """What is tried again, and for how long, the caller decides."""
+
+    async def main() -> None:
+        with pytest.raises(RedisConnectionError, match="refused"):
+            await connect_to(ConnectionPool(Refused), PATIENCE)
+
+    asyncio.run(main())
+    assert Refused.attempts == 1
 
 
 async def heard(server: socket.socket) -> bytes:

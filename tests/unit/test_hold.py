@@ -21,7 +21,7 @@ from django_redis_lock.locking.local_state import Entry
 from django_redis_lock.protocol import Acquisition, printable
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.transport import Server
-from tests.lock_contract import Background
+from tests.support.background import Background
 
 
 class FakeClock(Clock):

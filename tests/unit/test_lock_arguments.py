@@ -13,7 +13,7 @@ import pytest
 from django_redis_lock import AsyncLock, AsyncMultiLock, AsyncRedlock, Lock, MultiLock, Redlock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.transport.aio_client import asyncio_client
-from tests.integration.locks.test_async_lock import ForThreads, Tasks
+from tests.support.tasks import ForThreads, Tasks
 
 pytestmark = pytest.mark.invariant("W1")
 

@@ -6,8 +6,8 @@ import math
 import threading
 
 from django_redis_lock.singleflight.runners import ThreadEvent
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
+from tests.support.background import Background
 
 
 def test_who_comes_later_does_not_wait() -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from html import unescape
 from html.parser import HTMLParser
@@ -40,37 +40,9 @@ from django_redis_lock.transport.execute import run
 from tests.holding import hurry, settle, silence
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.admin import OURS, PAGE, hold, rows_of, state_of, text_of
 
 pytestmark = pytest.mark.django_db
-
-PAGE = "/admin/django_redis_lock/heldlock/"
-OURS = "django_redis_lock.cache.RedisCache"
-
-
-def hold(name: str, alias: str = "default", **options: Any) -> Lock:
-    lock: Lock = caches[alias].lock(name, **options)
-    assert lock.acquire(blocking=False)
-    return lock
-
-
-def text_of(response: HttpResponse) -> str:
-    """What a reader sees of the page's main part, with single spaces."""
-    assert response.status_code == 200
-    main = response.content.decode().partition("<main")[2].partition("</main>")[0]
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", main)).split())
-
-
-def rows_of(response: HttpResponse) -> list[dict[str, str]]:
-    """The cells of the table's body, by the columns' names: the first class of each."""
-    table = response.content.decode().partition('<table id="result_list"')[2]
-    body = table.partition("<tbody")[2].partition("</tbody>")[0]
-    body = re.sub(r"<template>.*?</template>", "", body, flags=re.S)
-    cell = r'<t[hd][^>]* class="(\w+)[^>]*>(.*?)</t[hd]>'
-    rows = []
-    for row in body.split("<tr")[1:]:
-        texts = {name: re.sub(r"<[^>]*>", " ", held) for name, held in re.findall(cell, row, re.S)}
-        rows.append({name: " ".join(unescape(text).split()) for name, text in texts.items()})
-    return rows
 
 
 @pytest.fixture
@@ -308,13 +280,6 @@ def test_the_most_urgent_come_first(admin_client: Client, client: redis.Redis) -
     rows = [(row["name"], row["status"]) for row in rows_of(admin_client.get(PAGE))]
     assert [name for name, _ in rows] == ["silent", "ends", "well"]
     assert [status for _, status in rows[1:]] == ["expiring", "alive"]
-
-
-def state_of(browser: Client, page: str = PAGE, query: Mapping[str, str] | None = None) -> Any:
-    """What a refresh by the script of an open page brings."""
-    response = browser.get(page, {**(query or {}), "live": "1"})
-    assert response.status_code == 200
-    return response.context["data"]
 
 
 # -- what its script asks for ------------------------------------------------------------------

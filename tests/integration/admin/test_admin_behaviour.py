@@ -19,9 +19,9 @@ from django_redis_lock.ops.admin import sections
 from django_redis_lock.ops.admin.rows import Ref
 from django_redis_lock.ops.inventory.listing import LOCK
 from tests.holding import hurry
-from tests.integration.admin.test_admin import OURS, PAGE, hold, state_of
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.admin import OURS, PAGE, hold, state_of
 
 pytestmark = pytest.mark.django_db
 

@@ -27,10 +27,10 @@ from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.execute import run
 from tests.holding import hurry, silence
-from tests.integration.admin.test_admin import PAGE, hold, rows_of, text_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers
+from tests.support.admin import PAGE, hold, rows_of, text_of
 
 pytestmark = pytest.mark.django_db
 EVENTS = f"{PAGE}events/"

@@ -8,8 +8,8 @@ from django.test import Client
 
 from django_redis_lock import Lock
 from tests.holding import hurry
-from tests.integration.admin.test_admin import PAGE, hold, text_of
 from tests.processes import until
+from tests.support.admin import PAGE, hold, text_of
 
 pytestmark = pytest.mark.django_db
 

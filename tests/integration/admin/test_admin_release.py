@@ -30,9 +30,9 @@ from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.holding import hurry, silence
-from tests.integration.admin.test_admin import OURS, PAGE, hold, rows_of, state_of, text_of
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.admin import OURS, PAGE, hold, rows_of, state_of, text_of
 
 pytestmark = pytest.mark.django_db
 

@@ -14,7 +14,7 @@ from django.urls import path
 
 from django_redis_lock.admin import HeldLockAdmin
 from django_redis_lock.models import HeldLock
-from tests.integration.admin.test_admin import hold, state_of
+from tests.support.admin import hold, state_of
 
 pytestmark = pytest.mark.django_db
 

@@ -27,10 +27,10 @@ from django_redis_lock.ops.inventory import FLIGHT, LOCK
 from django_redis_lock.protocol import fingerprint
 from django_redis_lock.protocol.keys import INDEX, flight_key, lock_keys
 from tests.holding import hurry
-from tests.integration.admin.test_admin import OURS, PAGE
 from tests.lanes import some
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.admin import OURS, PAGE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.invariant("U3")]
 

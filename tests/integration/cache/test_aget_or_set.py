@@ -22,21 +22,22 @@ from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import in_process, tasks
 from django_redis_lock.singleflight.in_process import in_flight
 from django_redis_lock.singleflight.scripts import END_FLIGHT
-from tests.integration.cache.test_get_or_set import (
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+from tests.support.values import (
     KEY,
+    TERMS,
     VALUES,
     Asking,
     Broken,
     Producer,
+    age,
     blocked,
     elsewhere,
     lands_elsewhere,
     make,
     renewals,
 )
-from tests.integration.cache.test_stale import TERMS, age
-from tests.processes import PATIENCE, Link, in_threads, processes, until
-from tests.redis_server import RedisServer
 
 who: ContextVar[str] = ContextVar("who", default="nobody")
 

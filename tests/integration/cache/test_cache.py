@@ -354,6 +354,14 @@ def test_shards_are_not_given_a_client_they_warn_of(redis_server: RedisServer) -
     assert cache.delete("a")
 
 
+def test_shards_refuse_a_client_as_django_redis_does(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
+    cache.set("a", 1)
+    with pytest.raises(NotImplementedError):
+        cache.delete_pattern("*", client=redis_server.client())
+    assert cache.delete_pattern("*") == 1
+
+
 @pytest.mark.filterwarnings("ignore:.* on sharded client")
 def test_a_shard_gets_what_follows_the_client(redis_server: RedisServer) -> None:
     cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.ShardClient")

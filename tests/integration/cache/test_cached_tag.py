@@ -16,9 +16,9 @@ from django.template import Context, Template, TemplateSyntaxError, engines
 from django.test import RequestFactory, override_settings
 
 from django_redis_lock.protocol.keys import flight_key
-from tests.integration.cache.test_get_or_set import Asking, blocked, waiting_in_memory
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.values import Asking, blocked, waiting_in_memory
 
 
 def render(source: str, **context: Any) -> str:

@@ -11,9 +11,9 @@ import redis
 
 from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.transport import server_of
-from tests.lock_contract import Background
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 
 @pytest.fixture

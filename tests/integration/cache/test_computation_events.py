@@ -13,18 +13,19 @@ from django_redis_lock import cached
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.events import Computed, Computing, RefreshFailed, Shared
 from tests.events import RecordedEvents, recording_events
-from tests.integration.cache.test_get_or_set import (
+from tests.processes import until
+from tests.support.values import (
+    TERMS,
     Asking,
     Broken,
     Producer,
+    age,
     blocked,
     elsewhere,
     lands_elsewhere,
     slow,
     waiting_in_memory,
 )
-from tests.integration.cache.test_stale import TERMS, age
-from tests.processes import until
 
 __all__ = ["slow"]
 

@@ -10,16 +10,9 @@ import redis
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.exceptions import ComputationFailed
 from django_redis_lock.protocol.keys import flight_key
-from tests.integration.cache.test_get_or_set import (
-    KEY,
-    Asking,
-    Broken,
-    Producer,
-    blocked,
-    waiting_in_memory,
-)
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
+from tests.support.values import KEY, Asking, Broken, Producer, blocked, waiting_in_memory
 
 
 def test_others_fail_with_the_same_message_and_do_not_try(cache: RedisCache) -> None:

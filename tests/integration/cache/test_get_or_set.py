@@ -21,57 +21,25 @@ from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
-from django_redis_lock.protocol.keys import flight_key, flight_stream
+from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight, in_process, runners
-from django_redis_lock.singleflight.in_process import FlightRenewal
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import FOR_COMMAND, RedisServer
-
-KEY = b":1:report"
-
-VALUES = [
-    None,
-    False,
-    True,
-    0,
-    1,
-    -7,
-    2**70,
-    1.5,
-    "",
-    "text",
-    "12",
-    b"",
-    b"\x00\xff",
-    (),
-    {"a": [1, None]},
-    "x" * 5_000_000,
-]
-
-
-def make(server: RedisServer, **options: Any) -> RedisCache:
-    return RedisCache(server.url, {"OPTIONS": options})
-
-
-class Producer:
-    """Gives ``value``, counts, and can be held up."""
-
-    def __init__(self, value: Any = "computed") -> None:
-        self.value = value
-        self.calls = 0
-        self.begun = threading.Event()
-        self.finish = threading.Event()
-        self.finish.set()
-
-    def __call__(self) -> Any:
-        self.calls += 1
-        self.begun.set()
-        assert self.finish.wait(PATIENCE)
-        if isinstance(self.value, BaseException):
-            raise self.value
-        return self.value
-
+from tests.support.values import (
+    KEY,
+    RAISE,
+    VALUES,
+    Asking,
+    Broken,
+    Producer,
+    blocked,
+    elsewhere,
+    lands_elsewhere,
+    make,
+    renewals,
+    waiting_in_memory,
+)
 
 #: Each way to ask for a value, once: given the cache and the function that computes it.
 WAYS_TO_ASK: dict[str, Callable[[RedisCache, Callable[[], Any]], Any]] = {
@@ -85,70 +53,6 @@ WAYS_TO_ASK: dict[str, Callable[[RedisCache, Callable[[], Any]], Any]] = {
         c.aget_or_set_many(["report"], lambda _: {"report": f()})
     )["report"],
 }
-
-
-@pytest.fixture
-def slow() -> Iterator[Producer]:
-    """A producer that goes on when it is told to."""
-    producer = Producer()
-    producer.finish.clear()
-    yield producer
-    producer.finish.set()
-
-
-class Asking(threading.Thread):
-    """A thread that calls ``function``."""
-
-    def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        super().__init__(daemon=True)
-        self._call = (function, args, kwargs)
-        self._found: Any = None
-        self.start()
-
-    def run(self) -> None:
-        function, args, kwargs = self._call
-        try:
-            self._found = function(*args, **kwargs)
-        except Exception as error:
-            self._found = error
-
-    def found(self) -> Any:
-        """What the call returned, or the exception it raised."""
-        self.join(PATIENCE)
-        assert not self.is_alive(), "it hangs"
-        return self._found
-
-
-def waiting_in_memory() -> int:
-    """How many threads wait for what another thread of this process finds."""
-    return waiting_in("django_redis_lock.singleflight.runners")
-
-
-def renewals() -> list[Any]:
-    """What the keeper of this process does for computations under way."""
-    return [job for job in keeper().jobs() if isinstance(job, FlightRenewal)]
-
-
-def blocked(client: redis.Redis) -> int:
-    memory = client.connection_pool.connection_kwargs.get("database")
-    if memory is not None:
-        return len(memory._blocked)
-    return int(client.info("clients")["blocked_clients"])
-
-
-def elsewhere(client: redis.Redis, lifetime: float = 600) -> None:
-    """Another process computes the report."""
-    client.set(flight_key(KEY), "another", px=int(lifetime * 1000))
-
-
-def lands_elsewhere(client: redis.Redis, value: bytes | int | None) -> None:
-    """The other process has computed it."""
-    if isinstance(value, int) and client.connection_pool.connection_kwargs.get("database"):
-        value = pickle.dumps(value)  # django-redis keeps a number as it is.
-    if value is not None:
-        client.set(KEY, value)
-    client.delete(flight_key(KEY))
-    client.xadd(flight_stream(KEY, b"another"), {"outcome": "stored"})
 
 
 # -- values ------------------------------------------------------------------------------------
@@ -314,10 +218,6 @@ def test_a_hit_is_one_get_and_a_miss_three_commands(cache: RedisCache, client: r
 
 
 # -- failures of the producer ------------------------------------------------------------------
-
-
-class Broken(Exception):
-    pass
 
 
 def test_the_producers_exception_reaches_its_caller_unchanged(cache: RedisCache) -> None:
@@ -951,10 +851,6 @@ def test_a_value_written_by_other_software_while_a_caller_waits_is_found(
 
 
 # -- Redis is away -----------------------------------------------------------------------------
-
-
-#: Options with which outages show.
-RAISE: dict[str, Any] = {"LOCK_VALUES_ON_REDIS_DOWN": "raise"}
 
 
 @pytest.mark.parametrize("ignore", [True, False])

@@ -13,7 +13,9 @@ from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import runners
-from tests.integration.cache.test_get_or_set import (
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+from tests.support.values import (
     KEY,
     RAISE,
     Asking,
@@ -23,8 +25,6 @@ from tests.integration.cache.test_get_or_set import (
     lands_elsewhere,
     make,
 )
-from tests.processes import PATIENCE, Link, processes, until
-from tests.redis_server import RedisServer
 
 
 @pytest.fixture(params=["threads", "asyncio"])

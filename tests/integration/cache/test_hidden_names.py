@@ -25,9 +25,9 @@ from django_redis_lock.ops.held_locks import held_locks
 from django_redis_lock.ops.inventory import FLIGHT, Inventory
 from django_redis_lock.transport import Server
 from tests.holding import hurry
-from tests.integration.cache.test_get_or_set import Asking
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.values import Asking
 
 BACKEND = "django_redis_lock.cache.RedisCache"
 NAMES = ("nightly", "invoice-{17}", "é " * 40)

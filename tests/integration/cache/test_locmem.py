@@ -17,8 +17,8 @@ from redis.exceptions import DataError
 
 from django_redis_lock import LockNotAcquired
 from django_redis_lock.cache import LocMemCache
-from tests.lock_contract import elsewhere
 from tests.processes import in_threads
+from tests.support.background import elsewhere
 
 
 @pytest.fixture

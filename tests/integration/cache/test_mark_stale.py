@@ -14,10 +14,10 @@ from django_redis_lock import cached
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.protocol.keys import flight_key
-from tests.integration.cache.test_get_or_set import Asking, Producer
-from tests.lock_contract import elsewhere
 from tests.processes import PATIENCE, until, waiting_in
 from tests.redis_server import RedisServer
+from tests.support.background import elsewhere
+from tests.support.values import Asking, Producer
 
 KEY = b":1:report"
 #: How the report is asked for: fresh for ten minutes, stale for an hour.

@@ -14,8 +14,8 @@ import redis
 import redis.asyncio
 
 from django_redis_lock.cache import LocMemCache, RedisCache
-from tests.integration.cache.test_stale import TERMS, age
 from tests.redis_server import RedisServer
+from tests.support.values import TERMS, age
 
 #: As each observer sees a read: the key, and whether it found a value.
 Reads = list[tuple[str, bool]]

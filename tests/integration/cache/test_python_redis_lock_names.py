@@ -10,9 +10,9 @@ import redis
 
 from django_redis_lock import Lock, LockError
 from django_redis_lock.cache import AlreadyAcquired, NotAcquired, RedisCache, reset_all
-from tests.integration.cache.test_get_or_set import Asking, Producer, make
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
+from tests.support.values import Asking, Producer, make
 
 
 @pytest.fixture

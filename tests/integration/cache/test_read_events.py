@@ -13,19 +13,20 @@ from django_redis_lock import events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import metrics
 from tests.events import RecordedEvents, recording_events
-from tests.integration.cache.test_get_or_set import (
+from tests.integration.cache.test_observed_reads import DEAD
+from tests.processes import until
+from tests.support.values import (
+    TERMS,
     Asking,
     Broken,
     Producer,
+    age,
     blocked,
     elsewhere,
     lands_elsewhere,
     slow,
     waiting_in_memory,
 )
-from tests.integration.cache.test_observed_reads import DEAD
-from tests.integration.cache.test_stale import TERMS, age
-from tests.processes import until
 
 __all__ = ["slow"]
 

@@ -22,22 +22,12 @@ from django_redis_lock.signals import value_refresh_failed
 from django_redis_lock.singleflight import runners
 from django_redis_lock.threads import ThreadPool
 from tests.holding import Renewals
-from tests.integration.cache.test_get_or_set import (
-    KEY,
-    RAISE,
-    Asking,
-    Broken,
-    Producer,
-    elsewhere,
-    make,
-)
 from tests.processes import PATIENCE, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
+from tests.support.values import KEY, RAISE, TERMS, Asking, Broken, Producer, age, elsewhere, make
 
 __all__ = ["slow"]
 
-#: How the report is asked for: fresh for a minute, stale for an hour.
-TERMS: dict[str, Any] = {"timeout": 60, "stale": 3600}
 
 who: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -57,11 +47,6 @@ def stale(cache: RedisCache, client: redis.Redis) -> RedisCache:
     assert cache.get_or_set("report", "old", **TERMS) == "old"
     age(client)
     return cache
-
-
-def age(client: redis.Redis, key: bytes | str = KEY) -> None:
-    """Let more than a minute pass for the report."""
-    client.pexpire(key, 3_500_000)
 
 
 def is_fresh(client: redis.Redis) -> bool:

@@ -484,14 +484,15 @@ def test_plain_keys_are_made_in_the_event_loop(config: dict[str, Any]) -> None:
             loop.call_soon_threadsafe(begun.set)
             busy.wait(30)
 
+        cache: Any = caches["default"]
+        await cache.aset("report", "there")  # In Django's thread, where it is a cache in memory.
         blocking = asyncio.create_task(sync_to_async(block)())
         await begun.wait()
         try:
-            cache: Any = caches["default"]
-            await cache.aset("report", "there")
             assert await cache.aget_or_set("report", compute_async) == "there"
             assert await cache.aget_or_set("missing", compute_async) == "computed"
             async with cache.alock("job") as lock:
+                assert not blocking.done()
                 return lock.name
         finally:
             busy.set()

@@ -16,9 +16,9 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.cache.redis_py import flight_ending
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight.in_process import in_flight
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("C2")
 

@@ -163,6 +163,7 @@ def test_without_redis_nothing_runs(capfd: Any, settings: Any) -> None:
     assert err.startswith("CommandError: nothing was run: the lock job could not be requested")
 
 
+@pytest.mark.usefixtures("nothing_is_declared")
 def test_what_runs_without_redis_is_logged(
     capfd: Any, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

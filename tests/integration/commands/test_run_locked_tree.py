@@ -21,8 +21,8 @@ from django.core.cache import caches
 
 from django_redis_lock import process_tree
 from django_redis_lock.management.job import Program, _in_new_group
-from tests.lock_contract import Background
 from tests.processes import ManageCommand, until
+from tests.support.background import Background
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is left")
 

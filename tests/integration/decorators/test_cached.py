@@ -16,9 +16,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 import django_redis_lock
 from django_redis_lock import cached, events
-from tests.integration.cache.test_get_or_set import Asking, Broken, blocked
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
+from tests.support.values import Asking, Broken, blocked
 
 calls: list[Any] = []
 

@@ -30,8 +30,8 @@ from django_redis_lock import (
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
 from django_redis_lock.contrib.testing import override
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.support.background import Background
 
 KEY = ":1:lock:export"
 HERE = __name__

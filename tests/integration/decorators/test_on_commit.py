@@ -22,10 +22,10 @@ from django.test import TestCase
 from django_redis.exceptions import ConnectionInterrupted
 
 from django_redis_lock import cached
-from tests.integration.cache.test_get_or_set import Asking
 from tests.integration.decorators.test_locked_transactions import balance, execute, forget, use
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
+from tests.support.values import Asking
 
 BACKENDS = ("RedisCache", "LocMemCache")
 

@@ -10,8 +10,8 @@ import redis
 
 from django_redis_lock import AsyncLock, AsyncMultiLock, AsyncRedlock, Lock, LockError
 from django_redis_lock.transport import asyncio_client
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
+from tests.support.background import Background
 
 
 class NoSocket:

@@ -26,11 +26,12 @@ from django_redis_lock.protocol import lock_keys, parse_grant
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from tests.faults.test_companions import FORMS
 from tests.holding import hurry
-from tests.integration.locks.test_async_lock import ForThreads, Tasks, in_this_loop
-from tests.integration.locks.test_lock import OnRedis
-from tests.integration.locks.test_lock import places as waiting
-from tests.lock_contract import Backend, Background, LockContract
+from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, in_threads, until
+from tests.support.backends import Backend, OnRedis
+from tests.support.backends import places as waiting
+from tests.support.background import Background
+from tests.support.tasks import ForThreads, Tasks, in_this_loop
 
 pytestmark = pytest.mark.invariant("S7")
 

@@ -14,45 +14,12 @@ import redis
 from django_redis_lock import Lock, LockError, LockNotOwnedError
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.locking import hold as hold_module
-from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
-from tests.lock_contract import Backend, Background, LockContract
+from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
-
-
-def places(name: str | bytes) -> int:
-    """How many of this process wait for the lock at ``name``."""
-    key = name if isinstance(name, bytes) else name.encode()
-    return sum(len(found.waiters) for found in tuple(queues.values()) if found.key[1] == key)
-
-
-class OnRedis(Backend):
-    """Locks of one class on one server."""
-
-    lock_class: Any = Lock
-
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
-
-    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
-        return self.lock_class(self.client, name, **options)
-
-    def value(self, name: str) -> bytes | None:
-        value: bytes | None = self.client.get(name)
-        return value
-
-    def expire_in(self, name: str, seconds: float) -> None:
-        assert self.client.pexpire(name, int(seconds * 1000))
-
-    def delete_key(self, name: str) -> None:
-        assert self.client.delete(name)
-
-    def forget_everything(self) -> None:
-        self.client.flushdb()
-
-    def waiting(self, name: str) -> int:
-        return places(name)
+from tests.support.backends import Backend, OnRedis
+from tests.support.background import Background
 
 
 class TestLock(LockContract):

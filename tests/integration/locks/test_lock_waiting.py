@@ -18,17 +18,12 @@ from django_redis_lock.keeper import Job, Keeper, SentOnce, keeper
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.protocol import AcquireRequest
 from django_redis_lock.transport import aio_client
-from tests.integration.locks.test_lock import places
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import FOR_COMMAND, RedisServer
+from tests.support.backends import blocked, places
+from tests.support.background import Background
 
 NAME = "waiting"
-
-
-def blocked(client: redis.Redis) -> list[str]:
-    """The ids of the connections that wait in Redis."""
-    return [c["id"] for c in client.client_list() if "b" in c["flags"]]
 
 
 def waiting_connections(client: redis.Redis) -> int:

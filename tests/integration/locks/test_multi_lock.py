@@ -37,11 +37,12 @@ from django_redis_lock.locking import Hold, lock
 from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
 from django_redis_lock.transport import run
-from tests.integration.locks.test_async_lock import ForThreads, InTasks, Tasks, in_this_loop
-from tests.integration.locks.test_lock import OnRedis, places
-from tests.lock_contract import Backend, Background, LockContract, elsewhere
+from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.backends import Backend, OnRedis, places
+from tests.support.background import Background, elsewhere
+from tests.support.tasks import ForThreads, InTasks, Tasks, in_this_loop
 
 
 def names_of(name: str) -> list[str]:

@@ -18,11 +18,11 @@ from django_redis_lock.locking.records import CrashRecord
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol import hostname
 from tests.holding import hurry
-from tests.integration.locks.test_async_lock import ForThreads, Tasks
-from tests.integration.locks.test_lock import places
-from tests.lock_contract import Backend, LockContract
+from tests.lock_contract import LockContract
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.backends import Backend, places
+from tests.support.tasks import ForThreads, Tasks
 
 FIVE = 5
 #: Seconds within which a server answers, also if the whole machine is at a standstill for a moment.

@@ -29,17 +29,12 @@ from django_redis_lock import (
 from django_redis_lock.cache import LocMemCache
 from tests.events import recording_events
 from tests.holding import hurry
-from tests.integration.locks.test_async_lock import (
-    ForThreads,
-    InTasks,
-    Tasks,
-    connected,
-    in_this_loop,
-)
-from tests.integration.locks.test_lock import OnRedis
-from tests.lock_contract import Backend, LockContract, elsewhere
+from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.backends import Backend, OnRedis
+from tests.support.background import elsewhere
+from tests.support.tasks import ForThreads, InTasks, Tasks, connected, in_this_loop
 
 # -- the contract: for all who are not inside, it is a lock as any other ---------------------------
 

@@ -19,10 +19,9 @@ from django_redis_lock import Lock, LockNotOwnedError, signals
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.testing import override
 from tests.holding import Renewals
-from tests.integration.cache.test_get_or_set import Broken, Producer
-from tests.integration.cache.test_stale import TERMS, age
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.values import TERMS, Broken, Producer, age
 
 ALL = {name: getattr(signals, name) for name in signals.__all__}
 

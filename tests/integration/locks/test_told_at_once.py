@@ -34,10 +34,10 @@ from django_redis_lock.protocol.owner import process_id
 from django_redis_lock.transport import server_of
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
-from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import GivenServer, RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
+from tests.support.background import Background
 
 NAME = "told"
 #: Seconds: far less than a third of the lock's lifetime.

@@ -19,9 +19,9 @@ from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import Server
-from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 NAME = "unconfirmed"
 
@@ -69,6 +69,8 @@ def test_a_task_that_shortens_a_lifetime_is_not_undone(
                 await asyncio.sleep(0.01)
             holder.release()
             assert await waiting
+            await lock.extend(1)
+            assert lock.local.hold.pending is None, "the answer comes before that to this"
             await lock.extend(0.05, replace_ttl=True)
             while not lock.lost:
                 await asyncio.sleep(0.01)

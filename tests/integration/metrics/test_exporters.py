@@ -32,18 +32,19 @@ from django_redis_lock.conf import EXPORTERS
 from django_redis_lock.contrib import exporters
 from django_redis_lock.contrib.exporters import opentelemetry, prometheus
 from django_redis_lock.events import Computed, Crashed, FellBack, ServerDown, ServerUp, Subject
-from tests.integration.cache.test_get_or_set import (
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+from tests.support.values import (
+    TERMS,
     Asking,
     Broken,
     Producer,
+    age,
     blocked,
     elsewhere,
     lands_elsewhere,
     waiting_in_memory,
 )
-from tests.integration.cache.test_stale import TERMS, age
-from tests.processes import PATIENCE, Link, processes, until
-from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[3]
 

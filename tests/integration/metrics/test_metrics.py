@@ -28,16 +28,10 @@ from django_redis_lock.protocol.keys import FIGURES
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
 from tests.holding import hurry, outages
-from tests.integration.cache.test_get_or_set import (
-    Asking,
-    Broken,
-    Producer,
-    slow,
-    waiting_in_memory,
-)
 from tests.processes import WHOLE_END, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
+from tests.support.values import Asking, Broken, Producer, slow, waiting_in_memory
 
 __all__ = ["slow"]
 

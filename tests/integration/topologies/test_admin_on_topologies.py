@@ -6,8 +6,8 @@ import pytest
 from django.core.cache import cache
 from django.test import Client
 
-from tests.integration.admin.test_admin import state_of
 from tests.processes import until
+from tests.support.admin import state_of
 
 from .test_commands_on_topologies import topology  # noqa: F401  # a fixture
 

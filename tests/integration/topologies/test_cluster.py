@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 import redis.asyncio
 
-from tests.integration.locks.test_async_lock import InTasks, Tasks
-from tests.integration.locks.test_lock import OnRedis
 from tests.integration.locks.test_multi_lock import (
     ContractOfSeveral,
     InTasksOfSeveral,
     OfSeveral,
     names_of,
 )
-from tests.lock_contract import Backend, LockContract
+from tests.lock_contract import LockContract
 from tests.redis_topologies import ClusterServers
+from tests.support.backends import Backend, OnRedis
+from tests.support.tasks import InTasks, Tasks
 
 
 @pytest.mark.sample(3)

@@ -18,10 +18,10 @@ from django_redis_lock.protocol.keys import is_of_a_database
 from tests.holding import hurry
 from tests.integration.cache.test_cache import OPERATIONS, make, outcome
 from tests.integration.cache.test_lock_keys import reached
-from tests.lock_contract import Background, elsewhere
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers, slot_of
+from tests.support.background import Background, elsewhere
 
 MANY = [f"key-{number}" for number in range(200)]
 

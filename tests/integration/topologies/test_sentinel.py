@@ -11,10 +11,10 @@ from django.core.cache import caches
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 
 from tests.integration.cache.test_lock_keys import reached
-from tests.integration.locks.test_async_lock import InTasks, Tasks
-from tests.integration.locks.test_lock import OnRedis
-from tests.lock_contract import Backend, LockContract
+from tests.lock_contract import LockContract
 from tests.redis_topologies import SentinelServers
+from tests.support.backends import Backend, OnRedis
+from tests.support.tasks import InTasks, Tasks
 
 
 @pytest.mark.sample(3, 2)
