@@ -21,6 +21,7 @@ from django_redis_lock.cache import RedisCache, methods
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import aio_client, server_of
 from tests.integration.cache.test_cache import OPERATIONS, attempt, make, outcome
+from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.on_redis
@@ -348,9 +349,12 @@ def test_threads_of_several_loops_do_not_meet(redis_server: RedisServer) -> None
 
 
 @pytest.mark.parametrize("large", ["read", "written"])
-def test_no_call_waits_behind_a_large_value(redis_server: RedisServer, large: str) -> None:
+def test_no_call_waits_behind_a_large_value(
+    redis_server: RedisServer, large: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A transfer that stands still delays only its own caller; then its connection is used again,
     so that two are enough for any number of large values."""
+    monkeypatch.setattr("django_redis_lock.transport.aio_connection.TRUSTED_SECONDS", PATIENCE)
     cache = RedisCache(redis_server.url, {})
     value = os.urandom(50_000_000)
 
