@@ -29,6 +29,7 @@ from .measurements import (
     calls,
     contention,
     cycle,
+    growth,
     handover,
     hit,
     idle,
@@ -65,6 +66,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "page": page.measure,
     "inventory": inventory.measure,
     "released": released.measure,
+    "growth": growth.measure,
 }
 
 

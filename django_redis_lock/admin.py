@@ -33,7 +33,7 @@ class HeldLockAdmin(ModelAdmin):
 
     refresh_every = 5
 
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
 
     has_change_permission = has_delete_permission = has_add_permission
@@ -50,7 +50,7 @@ class HeldLockAdmin(ModelAdmin):
         return bool(user.has_perm(f"{self.opts.app_label}.release_heldlock"))
 
     def _protected(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-        def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        def protected(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
             if not self.has_view_permission(request):
                 raise PermissionDenied
             return view(request, *args, **kwargs)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, register
@@ -33,13 +32,13 @@ class RedisLockConfig(AppConfig):
         note_tasks()
 
 
-def check(**kwargs: Any) -> list[CheckMessage]:
+def check(**kwargs: object) -> list[CheckMessage]:
     """The system checks, which are loaded by the commands that run them."""
     messages: list[CheckMessage] = part("checks").run(deploy=False)
     return messages
 
 
-def check_deployment(**kwargs: Any) -> list[CheckMessage]:
+def check_deployment(**kwargs: object) -> list[CheckMessage]:
     messages: list[CheckMessage] = part("checks").run(deploy=True)
     return messages
 
@@ -53,7 +52,7 @@ def _start_metrics() -> events.Listener:
     return listener
 
 
-def _ignore(event: Any) -> None:
+def _ignore(event: object) -> None:
     """Counts nothing."""
 
 

@@ -55,7 +55,7 @@ class Clock:
         return done, pending
 
     def wait_for(
-        self, condition: threading.Condition, ready: Callable[[], Any], seconds: float | None
+        self, condition: threading.Condition, ready: Callable[[], object], seconds: float | None
     ) -> bool:
         """``condition.wait_for(ready, seconds)``."""
         if seconds is None:

@@ -53,10 +53,10 @@ CLEAR = ("database", "prefix")
 FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "HOLDER_USER", "USING")
 EXPORTERS = ("prometheus", "opentelemetry", "sentry")
 
-_given: Mapping[str, Any] | None = None
+_given: Mapping[str, object] | None = None
 
 
-def given() -> Mapping[str, Any]:
+def given() -> Mapping[str, object]:
     """The dict ``DJANGO_REDIS_LOCK``, looked up once and after each override: looking up a missing
     setting in Django takes longer than the rest of a cache hit."""
     global _given
@@ -69,7 +69,7 @@ def given() -> Mapping[str, Any]:
 
 
 @receiver(setting_changed)
-def _look_up_again(*, setting: str, **kwargs: Any) -> None:
+def _look_up_again(*, setting: str, **kwargs: object) -> None:
     global _given
     if setting == "DJANGO_REDIS_LOCK":
         _given = None
@@ -84,7 +84,7 @@ class Setting(Generic[T]):
             type has it, or raises TypeError or ValueError.
     """
 
-    def __init__(self, default: T, check: Callable[[str, Any], T]) -> None:
+    def __init__(self, default: T, check: Callable[[str, object], T]) -> None:
         self.default = default
         self.check = check
 
@@ -105,22 +105,22 @@ class Setting(Generic[T]):
             raise ImproperlyConfigured(str(error)) from None
 
 
-def _seconds(where: str, value: Any) -> float:
+def _seconds(where: str, value: object) -> float:
     return check_seconds(where, value) or 0.0
 
 
-def _seconds_or_0(where: str, value: Any) -> float:
+def _seconds_or_0(where: str, value: object) -> float:
     return check_seconds(where, value, zero=True) or 0.0
 
 
-def _text(where: str, value: Any) -> str:
+def _text(where: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{where} must be a str, not {value!r}")
     return value
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[str, Any], str]:
-    def check(where: str, value: Any) -> str:
+def _one_of(choices: Sequence[str]) -> Callable[[str, object], str]:
+    def check(where: str, value: object) -> str:
         if value not in choices:
             allowed = ", ".join(map(repr, choices))
             raise ValueError(f"{where} must be one of {allowed}, not {value!r}")
@@ -129,20 +129,20 @@ def _one_of(choices: Sequence[str]) -> Callable[[str, Any], str]:
     return check
 
 
-def _exporters(where: str, names: Any) -> tuple[str, ...]:
+def _exporters(where: str, names: object) -> tuple[str, ...]:
     if not isinstance(names, (list, tuple)) or not all(name in EXPORTERS for name in names):
         allowed = ", ".join(map(repr, EXPORTERS))
         raise ValueError(f"{where} must be a list of {allowed}, not {names!r}")
     return tuple(names)
 
 
-def _alias(where: str, alias: Any) -> str:
+def _alias(where: str, alias: object) -> str:
     if not isinstance(alias, str) or not alias:
         raise ValueError(f"{where} must be the alias of a cache, not {alias!r}")
     return alias
 
 
-def _header(where: str, name: Any) -> str | None:
+def _header(where: str, name: object) -> str | None:
     if name is not None and not (
         isinstance(name, str) and re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.A)
     ):
@@ -150,18 +150,18 @@ def _header(where: str, name: Any) -> str | None:
     return None if name is None else str(name)
 
 
-def _function(where: str, path: Any) -> Callable[[], Any] | None:
+def _function(where: str, path: object) -> Callable[[], object] | None:
     try:
         found = import_string(path) if isinstance(path, str) else path
     except ImportError as error:
         raise ValueError(f"{where} must be a path that can be imported: {error}") from None
     if found is not None and not callable(found):
         raise TypeError(f"{where} must be the dotted path of a function or None, not {path!r}")
-    result: Callable[[], Any] | None = found
+    result: Callable[[], object] | None = found
     return result
 
 
-def _folder(where: str, folder: Any) -> str | None:
+def _folder(where: str, folder: object) -> str | None:
     if folder is not None and not isinstance(folder, (str, PathLike)):
         raise TypeError(f"{where} must be a path or None, not {folder!r}")
     return None if folder is None else fspath(folder)
@@ -182,7 +182,7 @@ class Conf:
     #: Whether that caller gets the old value, too.
     BACKGROUND = Setting(False, check_bool)
     #: Returns a context manager for each refresh in the background.
-    BACKGROUND_CONTEXT: Setting[Callable[[], Any] | None] = Setting(None, _function)
+    BACKGROUND_CONTEXT: Setting[Callable[[], object] | None] = Setting(None, _function)
     #: Seconds that caller waits at most.
     SOFT_TIMEOUT: Setting[float | None] = Setting(
         None, partial(check_seconds, zero=True, none="the end of the computation")
@@ -230,7 +230,7 @@ class Conf:
     #: Seconds between two attempts while the circuit breaker is open.
     BREAKER_PAUSE = Setting(2.0, _seconds)
 
-    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
         prefix = "LOCK_"
         own = (options or {}).items()
         self._own = {n.removeprefix(prefix): v for n, v in own if n.startswith(prefix)}
@@ -259,7 +259,7 @@ class Conf:
 Timeout = float | None | Callable[[Any], float | None]
 _AS_SETTINGS = ("stale", "background", "soft_timeout", "on_wait_timeout", "jitter", "error_ttl")
 #: How each is checked. Unlike the setting WAIT, a wait may be 0.
-_CHECKS: dict[str, Callable[[str, Any], object]] = {
+_CHECKS: dict[str, Callable[[str, object], object]] = {
     **{name: vars(Conf)[name.upper()].check for name in _AS_SETTINGS},
     "wait": _seconds_or_0,
     "group": lambda _, group: check_group(group),
@@ -279,7 +279,7 @@ class GetOrSetOptions:
     error_ttl: float
     group: str | None
 
-    def __init__(self, conf: Conf, given: Mapping[str, Any]) -> None:
+    def __init__(self, conf: Conf, given: Mapping[str, object]) -> None:
         self._conf = conf
         vars(self).update(given)
 
@@ -290,7 +290,7 @@ class GetOrSetOptions:
         return value
 
     @classmethod
-    def of(cls, conf: Conf, timeout: Timeout, **arguments: Any) -> GetOrSetOptions:
+    def of(cls, conf: Conf, timeout: Timeout, **arguments: object) -> GetOrSetOptions:
         """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
         never stale, regardless of the setting. Raises as ``check`` and ``check_timeout`` do."""
         if type(timeout) is not int:
@@ -311,7 +311,7 @@ class GetOrSetOptions:
         return chosen
 
     @classmethod
-    def check_without_stale(cls, **arguments: Any) -> None:
+    def check_without_stale(cls, **arguments: object) -> None:
         """``check`` for a call whose values are never stale."""
         if cls.check(**arguments).get("soft_timeout") is not None:
             raise ValueError("soft_timeout needs stale: without an old value the caller must wait")
@@ -329,7 +329,7 @@ class GetOrSetOptions:
         return 0.0 if self.background else self.soft_timeout
 
     @classmethod
-    def check(cls, **arguments: Any) -> dict[str, Any]:
+    def check(cls, **arguments: object) -> dict[str, Any]:
         """The ``arguments`` that are not SETTING. Raises TypeError or ValueError if one is invalid,
         or two exclude each other."""
         given = {name: value for name, value in arguments.items() if value is not SETTING}
@@ -342,7 +342,7 @@ class GetOrSetOptions:
             raise ValueError("give soft_timeout or background: with background it does not wait")
         return given
 
-    def lifetime(self, timeout: Timeout) -> Callable[[Any], int]:
+    def lifetime(self, timeout: Timeout) -> Callable[[object], int]:
         """What returns the milliseconds to store a value: 0 without end, negative not at all. It
         raises TypeError or ValueError if ``timeout`` is a function whose result is invalid."""
         if callable(timeout):

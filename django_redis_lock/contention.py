@@ -123,7 +123,7 @@ class Conflict:
 
     def response(
         self,
-        request: Any,
+        request: object,
         status: int = 409,
         template: str = TEMPLATE,
         json: bool = False,
@@ -218,7 +218,7 @@ def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
 
 
 def service_unavailable(
-    request: Any, name: str, error: Exception, retry_after: float | None, json: bool
+    request: object, name: str, error: Exception, retry_after: float | None, json: bool
 ) -> HttpResponse:
     """The same of a view. Django logs the response, but not the error."""
     words = "A view was not run, because the lock %(lock)s could not be requested: %(error)s"
@@ -228,7 +228,7 @@ def service_unavailable(
     return conflict.response(request, 503, json=json, detail=detail)
 
 
-def of_this_moment(answer: Any) -> Any:
+def of_this_moment(answer: object) -> Any:
     """``answer``, noted as one that says nothing about the page, for a cache of pages around it."""
     if isinstance(answer, HttpResponseBase):
         answer.is_of_this_moment = True  # type: ignore[attr-defined]
@@ -248,16 +248,16 @@ if TYPE_CHECKING:
         """For type checkers: nothing is returned. (``NoReturn`` fits each overload.)"""
 
 
-def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Skipped:
+def skip(conflict: Conflict, *args: object, **kwargs: object) -> Skipped:
     """Do nothing: a function and a task return None, a command exits with 0 and prints nothing, a
     view returns 204."""
-    response: Any = None
+    response: object = None
     if request_of(args, kwargs) is not None:
         response = HttpResponse(status=204, headers={"Cache-Control": "no-store"})
     return cast("Skipped", response)
 
 
-def raise_error(conflict: Conflict, *args: Any, **kwargs: Any) -> Raised:
+def raise_error(conflict: Conflict, *args: object, **kwargs: object) -> Raised:
     """Raise ``LockNotAcquired`` also from a view or a command, for a middleware or a caller that
     handles it."""
     raise conflict.error()
@@ -271,7 +271,7 @@ def respond(template: str = TEMPLATE, *, status: int = 409) -> Callable[..., Htt
         status: of the response.
     """
 
-    def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
+    def answer(conflict: Conflict, *args: object, **kwargs: object) -> HttpResponse:
         return conflict.response(_request(args, kwargs), status, template)
 
     answer.status_of_response = status  # type: ignore[attr-defined]  # Hooks refuse it.
@@ -279,7 +279,7 @@ def respond(template: str = TEMPLATE, *, status: int = 409) -> Callable[..., Htt
 
 
 def redirect_to(
-    to: Any, *arguments: Any, message: str = "", **keywords: Any
+    to: Any, *arguments: object, message: str = "", **keywords: object
 ) -> Callable[..., HttpResponse]:
     """Redirect the browser, for instance back to the list with the button.
 
@@ -290,7 +290,7 @@ def redirect_to(
             says that it was not shown.
     """
 
-    def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
+    def answer(conflict: Conflict, *args: object, **kwargs: object) -> HttpResponse:
         request = _request(args, kwargs)
         if message:
             try:
@@ -307,7 +307,7 @@ def redirect_to(
     return answer
 
 
-def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Raised:
+def retry_task(conflict: Conflict, *args: object, **kwargs: object) -> Raised:
     """Let Celery retry the task when the lock may be free. Each retry counts towards
     ``max_retries``. In eager mode, where Celery would retry at once, LockNotAcquired is raised."""
     task: Any = args[0] if args else None
@@ -320,7 +320,7 @@ def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Raised:
     raise task.retry(countdown=conflict.retry_after, exc=conflict.error())
 
 
-def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _request(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     request = request_of(args, kwargs)
     if request is None:
         raise TypeError("this function works only for views: the call has no request argument")

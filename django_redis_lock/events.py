@@ -45,7 +45,7 @@ class Subject(NamedTuple):
     cache: Any = None
 
     @classmethod
-    def of(cls, name: str, group: str, label: str, server: Any, cache: Any) -> Subject:
+    def of(cls, name: str, group: str, label: str, server: object, cache: object) -> Subject:
         """With an empty ``group``, the group is derived from the name."""
         site = str(getattr(cache, "key_prefix", ""))
         return cls(name, group or group_of(name), label, server, site, cache)
@@ -248,11 +248,11 @@ def subscribe_later(start: Callable[[], Listener]) -> None:
     """Call ``start`` at the first event or read; it subscribes a listener and returns that."""
     global count_read
 
-    def first(event: Any) -> None:
+    def first(event: object) -> None:
         unsubscribe(first)
         start()(event)
 
-    def first_read(*read: Any) -> None:
+    def first_read(*read: object) -> None:
         global count_read
         count_read = None
         start()
@@ -272,7 +272,7 @@ def unsubscribe(listener: Listener) -> None:
     _logged_at.pop(listener, None)
 
 
-def emit(event: Any) -> None:
+def emit(event: object) -> None:
     """Call all listeners with ``event``; from the keeper's thread, later in another thread. Raises
     nothing."""
     if this_thread.is_keeper:
@@ -285,7 +285,7 @@ def emit(event: Any) -> None:
             log_failure(listener, event)
 
 
-def log_failure(listener: Listener, event: Any) -> None:
+def log_failure(listener: Listener, event: object) -> None:
     """Log that ``listener`` raised, at most once a minute."""
     if may_log(listener, _logged_at):
         logger.exception(
@@ -293,7 +293,7 @@ def log_failure(listener: Listener, event: Any) -> None:
         )
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 #: Visitors may choose names and keys: longer names and keys, in bytes or characters, are not kept.
 MAX_CACHED_LENGTH = 256
@@ -306,7 +306,7 @@ def remembered(function: F) -> F:
     cached = lru_cache(maxsize=MAX_CACHED)(function)
 
     @wraps(function)
-    def call(text: Any, *args: Any) -> Any:
+    def call(text: Any, *args: object) -> Any:
         return cached(text, *args) if len(text) <= MAX_CACHED_LENGTH else function(text, *args)
 
     call.cache_info = cached.cache_info  # type: ignore[attr-defined]
@@ -330,7 +330,7 @@ def as_group(text: str) -> str:
     return text[:MAX_GROUP_CHARACTERS]
 
 
-def check_group(value: Any) -> str:
+def check_group(value: object) -> str:
     """``value`` as a group; empty for None.
 
     Raises:

@@ -51,7 +51,7 @@ def part(name: str) -> Any:
     return _imported(path, needed_for)
 
 
-def _imported(path: str, needed_for: str) -> Any:
+def _imported(path: str, needed_for: str) -> object:
     wanted = f"{PACKAGE}.{path}"
     try:
         return import_module(wanted)

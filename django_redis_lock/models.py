@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any
 
 from django.db import models
 from django.utils.functional import lazystr
@@ -38,7 +37,7 @@ class HeldLock(models.Model):
 
     objects = NoRows()
 
-    def __init__(self, *args: Any, name: str = "", **kwargs: Any) -> None:
+    def __init__(self, *args: object, name: str = "", **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.name = name
 

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 #: Signals that are passed on to the program.
 PASSED_ON = (
@@ -278,7 +278,7 @@ def _become_subreaper() -> bool:
     try:
         import ctypes  # noqa: PLC0415  # It is not everywhere.
 
-        prctl: Any = ctypes.CDLL(None).prctl
+        prctl = ctypes.CDLL(None).prctl
         return bool(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (ImportError, OSError, AttributeError):
         return False

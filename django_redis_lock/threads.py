@@ -56,12 +56,12 @@ else:
 
 # -- forks ---------------------------------------------------------------------------------------
 
-F = TypeVar("F", bound=Callable[[], Any])
+F = TypeVar("F", bound=Callable[[], object])
 M = TypeVar("M")
 T = TypeVar("T")
 
 _mutexes: WeakSet[Any] = WeakSet()
-_resets: list[Callable[[], Any]] = []
+_resets: list[Callable[[], object]] = []
 
 
 def free_after_fork(mutex: M) -> M:
@@ -144,7 +144,7 @@ class ThreadEvent:
 
     def __init__(self) -> None:
         self._is_set = False
-        self._waiters: set[Any] = set()  # Its single operations are atomic.
+        self._waiters: set[threading.Lock] = set()  # Its single operations are atomic.
 
     def set(self) -> None:
         self._is_set = True

@@ -6,9 +6,8 @@ the same on a server in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from django.apps import apps
@@ -29,22 +28,22 @@ from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
-from .lock_factory import BackendCannotLock as BackendCannotLock
-from .lock_factory import LockCache
+from .lock_factory import LockCache, plain
 from .lock_factory import NamedKey as NamedKey
 from .lock_factory import NotAcquired as NotAcquired
 from .lock_factory import check_using as check_using
 from .lock_factory import lock_cache as lock_cache
 from .lock_factory import lock_caches as lock_caches
-from .lock_factory import reset_all as reset_all
 from .methods import AsyncMethods, KeyGuard, WithoutLocks
 from .reading import MISSING as MISSING
 from .reading import failing_as_django_redis, originals
 
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
+    from ..ops.inventory import reset_all as reset_all
     from ..transport import guarded_connection, pool
     from .on_commit import FunctionOnCommit as FunctionOnCommit
+    from .plain import BackendCannotLock as BackendCannotLock
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
     from .typed import GetOrSetArguments as GetOrSetArguments
@@ -54,26 +53,26 @@ else:
     pool = OnUse("transport.pool")
 
 NO_LOCATION = 'the cache has no LOCATION: give it the address of Redis, "LOCATION": "redis://127.0.0.1:6379/1"'
-_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Method = TypeVar("_Method", bound=Callable[..., object])
 
 #: Decorates methods that raise no outages if IGNORE_EXCEPTIONS is set.
 _ignoring_outages: Callable[[_Method], _Method] = omit_exception
 
 
-def _returning(value: Any) -> Callable[[_Method], _Method]:
+def _returning(value: object) -> Callable[[_Method], _Method]:
     """The same, where a method then returns ``value``."""
     ignoring: Callable[[_Method], _Method] = omit_exception(return_value=value)
     return ignoring
 
 
-def _encoded(encode: Callable[..., Any], value: Any, **options: Any) -> Any:
+def _encoded(encode: Callable[..., object], value: object, **options: object) -> object:
     """What ``encode`` makes of ``value``. A subclass of int may have another ``str()``."""
     encoded = encode(value, **options)
     return int(encoded) if isinstance(encoded, int) else encoded
 
 
 @register("redis_lock")
-def check_installed(**kwargs: Any) -> list[CheckMessage]:
+def check_installed(**kwargs: object) -> list[CheckMessage]:
     """All other checks are registered by the app, which may be missing."""
     return [] if apps.is_installed(PACKAGE) else [part("checks").not_installed()]
 
@@ -84,8 +83,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     _client: Any
     _client_cls: Any
     _server: Any
-    _params: dict[str, Any]
-    _methods: ClassVar[dict[str, tuple[Any, Any]]] = {}
+    _params: dict[str, object]
+    _methods: ClassVar[dict[str, tuple[object, object]]] = {}
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)
@@ -115,16 +114,16 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def set(
         self,
         key: str,
-        value: Any,
+        value: object,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        client: Any = None,
+        client: object = None,
         nx: bool = False,
         xx: bool = False,
     ) -> Any:
         return self._set((key, value, timeout, version), client, nx=nx, xx=xx)
 
-    def _set(self, values: tuple[Any, ...], client: Any, **how: bool) -> Any:
+    def _set(self, values: tuple[object, ...], client: object, **how: bool) -> object:
         try:
             return self.client.set(*values, **how, **self._by(client))
         except ConnectionInterrupted:
@@ -138,27 +137,29 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def add(
         self,
         key: str,
-        value: Any,
+        value: object,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        client: Any = None,
+        client: object = None,
     ) -> Any:
         return self._set((key, value, timeout, version), client, nx=True)
 
     def set_many(
         self,
-        data: dict[str, Any],
+        data: Mapping[str, object],
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        client: Any = None,
-        **options: Any,
-    ) -> list[Any]:
+        client: object = None,
+        **options: object,
+    ) -> list[str]:
         """As in Django, returns the keys that could not be set."""
         done = self._set_many(data, timeout, version, client=client, **options)
         return [] if done else list(data)
 
     @_ignoring_outages
-    def _set_many(self, data: dict[str, Any], *args: Any, client: Any, **options: Any) -> bool:
+    def _set_many(
+        self, data: Mapping[str, object], *args: object, client: object, **options: object
+    ) -> bool:
         if data:
             self.client.set_many(data, *args, **self._by(client), **options)
         return True
@@ -205,33 +206,37 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         return version + delta
 
     @_returning(CONNECTION_INTERRUPTED)
-    def _get(self, key: str, default: Any, version: int | None, client: Any) -> Any:
+    def _get(self, key: str, default: object, version: int | None, client: object) -> object:
         return self.client.get(key, default, version, client or self._direct())
 
     @_returning({})
-    def get_many(self, keys: Any, version: int | None = None, client: Any = None) -> Any:
+    def get_many(
+        self, keys: Iterable[str], version: int | None = None, client: object = None
+    ) -> Any:
         return self.client.get_many(keys, version, client or self._direct())
 
     @_ignoring_outages
-    def has_key(self, key: str, version: int | None = None, client: Any = None) -> Any:
+    def has_key(self, key: str, version: int | None = None, client: object = None) -> Any:
         return self.client.has_key(key, version, client or self._direct())
 
     @_ignoring_outages
-    def ttl(self, key: str, version: int | None = None, client: Any = None) -> Any:
+    def ttl(self, key: str, version: int | None = None, client: object = None) -> Any:
         return self.client.ttl(key, version, client or self._direct())
 
     @_ignoring_outages
-    def pttl(self, key: str, version: int | None = None, client: Any = None) -> Any:
+    def pttl(self, key: str, version: int | None = None, client: object = None) -> Any:
         return self.client.pttl(key, version, client or self._direct())
 
     @_ignoring_outages
     def delete(
-        self, key: str, version: int | None = None, prefix: str | None = None, client: Any = None
+        self, key: str, version: int | None = None, prefix: str | None = None, client: object = None
     ) -> Any:
         return bool(self.client.delete(key, version, prefix, **self._by(client)))
 
     @_ignoring_outages
-    def delete_many(self, keys: Any, version: int | None = None, client: Any = None) -> Any:
+    def delete_many(
+        self, keys: Iterable[str], version: int | None = None, client: object = None
+    ) -> Any:
         return self.client.delete_many(keys, version, **self._by(client))
 
     @_ignoring_outages
@@ -240,14 +245,16 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         key: str,
         delta: int = 1,
         version: int | None = None,
-        client: Any = None,
+        client: object = None,
         ignore_key_check: bool = False,
     ) -> Any:
         by = self._by(client)
         return self.client.incr(key, delta, version, ignore_key_check=ignore_key_check, **by)
 
     @_ignoring_outages
-    def decr(self, key: str, delta: int = 1, version: int | None = None, client: Any = None) -> Any:
+    def decr(
+        self, key: str, delta: int = 1, version: int | None = None, client: object = None
+    ) -> Any:
         return self.client.decr(key, delta, version, **self._by(client))
 
     @_ignoring_outages
@@ -256,27 +263,31 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         key: str,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        client: Any = None,
+        client: object = None,
     ) -> Any:
         return self.client.touch(key, timeout, version, **self._by(client))
 
     @_ignoring_outages
-    def expire(self, key: str, timeout: Any, version: int | None = None, client: Any = None) -> Any:
+    def expire(
+        self, key: str, timeout: object, version: int | None = None, client: object = None
+    ) -> Any:
         return self.client.expire(key, timeout, version, **self._by(client))
 
     @_ignoring_outages
     def pexpire(
-        self, key: str, timeout: Any, version: int | None = None, client: Any = None
+        self, key: str, timeout: object, version: int | None = None, client: object = None
     ) -> Any:
         return self.client.pexpire(key, timeout, version, **self._by(client))
 
     @_ignoring_outages
-    def expire_at(self, key: str, when: Any, version: int | None = None, client: Any = None) -> Any:
+    def expire_at(
+        self, key: str, when: object, version: int | None = None, client: object = None
+    ) -> Any:
         return self.client.expire_at(key, when, version, **self._by(client))
 
     @_ignoring_outages
     def pexpire_at(
-        self, key: str, when: Any, version: int | None = None, client: Any = None
+        self, key: str, when: object, version: int | None = None, client: object = None
     ) -> Any:
         return self.client.pexpire_at(key, when, version, **self._by(client))
 
@@ -298,7 +309,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             part("inventory").empty(redis)
 
     @_ignoring_outages
-    def keys(self, search: str, version: int | None = None, client: Any = None) -> Any:
+    def keys(self, search: str, version: int | None = None, client: object = None) -> Any:
         """As in django-redis, without the keys of locks."""
         return self.client.keys(search, version=version, **self._without_locks(client))
 
@@ -307,14 +318,14 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         self,
         search: str,
         itersize: int | None = None,
-        client: Any = None,
+        client: object = None,
         version: int | None = None,
     ) -> Any:
         """As in django-redis, without the keys of locks."""
         by = self._without_locks(client)
         return self.client.iter_keys(search, itersize=itersize, version=version, **by)
 
-    def _without_locks(self, client: Any) -> dict[str, Any]:
+    def _without_locks(self, client: object) -> dict[str, object]:
         self._check_client(client)
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
@@ -322,7 +333,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         with failing_as_django_redis(redis):
             return {"client": WithoutLocks(redis, self._guard.hidden())}
 
-    def _by(self, client: Any) -> dict[str, Any]:
+    def _by(self, client: object) -> dict[str, object]:
         """The argument that makes a method of django-redis's client end flights."""
         if client is None:
             if (own := self._direct()) is not None:
@@ -353,11 +364,11 @@ def value_cache(alias: str) -> RedisCache:
         ImproperlyConfigured: CACHES has no such alias, or its BACKEND cannot be imported.
     """
     try:
-        cache: Any = djangos[alias]
+        cache: object = djangos[alias]
     except InvalidCacheBackendError:
         cache = lock_cache(alias)  # Says what is wrong.
     if not (isinstance(cache, LockCache) and cache.computes_once):
-        cache = import_module(".plain", __package__).PlainCache(alias, cache)
+        cache = plain.PlainCache(alias, cache)
     return cast(RedisCache, cache)
 
 
@@ -385,6 +396,8 @@ __getattr__ = on_first_use(
     __name__,
     {
         "contrib.locmem": "LocMemCache",
+        "cache.plain": "BackendCannotLock",
+        "ops.inventory": "reset_all",
         "cache.typed": "AsyncLockArguments CurrentLock GetOrSetArguments LockArguments",
     },
 )

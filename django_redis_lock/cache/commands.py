@@ -17,9 +17,10 @@ from django.conf import settings
 from redis import Redis
 from redis.exceptions import DataError, NoScriptError
 
-from ..protocol import Call, Script
+from ..protocol import Call, Reply, Script
 from ..protocol.keys import flight_key
 from ..singleflight import DELETE, END_SEEN, EXPIRE_AT, WRITE, own_flights
+from ..steps import Step
 from ..transport import exchange, is_cluster, pack, pack_words, run, run_all
 
 #: A write of one value, or of several.
@@ -100,7 +101,11 @@ class Seen(dict[bytes, "tuple[bytes, Write]"]):
     """The flights that some writes have to end: by key, with the token and the write."""
 
     def __init__(
-        self, writes: Sequence[Write], replies: Sequence[Any], tokens: Any, own: Mapping[bytes, Any]
+        self,
+        writes: Sequence[Write],
+        replies: list[Reply],
+        tokens: Reply,
+        own: Mapping[bytes, bytes],
     ) -> None:
         tokens = iter(tokens if type(tokens) is list else [tokens])
         for write, reply in zip(writes, replies, strict=True):
@@ -112,7 +117,7 @@ class Seen(dict[bytes, "tuple[bytes, Write]"]):
     def end(self) -> list[Call]:
         return [Call(END_SEEN, (flight_key(key),), (token,)) for key, (token, _) in self.items()]
 
-    def again(self, ended: Sequence[Any]) -> list[Call]:
+    def again(self, ended: list[Reply]) -> list[Call]:
         """The writes whose flights have ``ended`` by themselves: the leader may have stored a value
         just before."""
         pairs = zip(self.items(), ended, strict=True)
@@ -132,7 +137,7 @@ class Commands(ABC):
         return getattr(self.client, name)
 
     def set(
-        self, name: str, value: Any, nx: bool = False, px: int | None = None, xx: bool = False
+        self, name: str, value: object, nx: bool = False, px: int | None = None, xx: bool = False
     ) -> Any:
         if nx and xx:
             raise DataError("nx and xx are mutually exclusive")
@@ -141,52 +146,52 @@ class Commands(ABC):
         mode = b"NX" if nx else b"XX" if xx else b""
         return self._write(Set(key, value, px, mode), own_flights((key,)))
 
-    def delete(self, *names: str) -> Any:
+    def delete(self, *names: str) -> Step[Reply]:
         keys = tuple(map(self._key, names))
         return self._write(Delete(keys), own_flights(keys, "deleted"))
 
-    def expire(self, name: str, time: int | timedelta) -> Any:
+    def expire(self, name: str, time: int | timedelta) -> Step[Reply]:
         if _is_over(time):
             return bool(self.delete(name))
         return self._keep("expire", name, time)
 
-    def pexpire(self, name: str, time: int | timedelta) -> Any:
+    def pexpire(self, name: str, time: int | timedelta) -> Step[Reply]:
         return self.delete(name) if _is_over(time) else self._keep("pexpire", name, time)
 
-    def persist(self, name: str) -> Any:
+    def persist(self, name: str) -> Step[Reply]:
         return self._keep("persist", name)
 
-    def expireat(self, name: str, when: int | datetime) -> Any:
+    def expireat(self, name: str, when: int | datetime) -> bool:
         moment = when.timestamp() if isinstance(when, datetime) else when
         return self._expire_at(name, "EXPIREAT", int(moment))
 
-    def pexpireat(self, name: str, when: int | datetime) -> Any:
+    def pexpireat(self, name: str, when: int | datetime) -> bool:
         moment = when.timestamp() * 1000 if isinstance(when, datetime) else when
         return self._expire_at(name, "PEXPIREAT", int(moment))
 
-    def _expire_at(self, name: str, command: str, moment: int) -> Any:
+    def _expire_at(self, name: str, command: str, moment: int) -> bool:
         key = self._key(name)
         args: tuple[bytes | str | int, ...] = (command, moment, *own_flights((key,)).values())
         return bool(self._run(Call(EXPIRE_AT, (key, flight_key(key)), args)))
 
-    def _counting(self, script: str, name: str, args: tuple[Any, ...]) -> Call:
+    def _counting(self, script: str, name: str, args: tuple[object, ...]) -> Call:
         key, parts = self._key(name), map(self._key, args)
         own = own_flights((key,)).values()
         return Call(_counter(script, len(args)), (key, flight_key(key)), (*parts, *own))
 
     @abstractmethod
-    def _keep(self, command: str, name: str, *time: Any) -> Any:
+    def _keep(self, command: str, name: str, *time: object) -> Step[Reply]:
         """Send a ``command`` that changes how long a value is kept."""
 
     @abstractmethod
-    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Step[Reply]:
         """Send ``write``; it ends no flight that is the caller's ``own``."""
 
     @abstractmethod
-    def _run(self, call: Call) -> Any: ...
+    def _run(self, call: Call) -> Step[Reply]: ...
 
 
-def encoding(encoder: Any) -> Callable[[Any], bytes]:
+def encoding(encoder: Any) -> Callable[[object], bytes]:
     """redis-py's ``encoder``, which costs more than to encode a text."""
     if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
         return encoder.encode  # type: ignore[no-any-return]  # redis-py
@@ -202,7 +207,7 @@ def _counter(script: str, args: int) -> Script:
     )
 
 
-def _is_over(time: Any) -> bool:
+def _is_over(time: object) -> bool:
     """Whether a value that is to be kept for ``time`` ends at once; False for no number."""
     length = time.total_seconds() if isinstance(time, timedelta) else time
     return isinstance(length, (int, float)) and length <= 0
@@ -216,22 +221,22 @@ class OwnConnections(Commands):
     flight that the look has seen is ended by a second trip, before the write returns.
     """
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> Reply:
         return self._send("GET", name)
 
-    def mget(self, *names: str) -> Any:
+    def mget(self, *names: str) -> Reply:
         return self._send("MGET", *names)
 
-    def exists(self, name: str) -> Any:
+    def exists(self, name: str) -> Reply:
         return self._send("EXISTS", name)
 
-    def ttl(self, name: str) -> Any:
+    def ttl(self, name: str) -> Reply:
         return self._send("TTL", name)
 
-    def pttl(self, name: str) -> Any:
+    def pttl(self, name: str) -> Reply:
         return self._send("PTTL", name)
 
-    def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
+    def eval(self, script: str, numkeys: int, name: str, *args: object) -> Reply:
         """django-redis increments by a script, which returns nothing if there is no number."""
         call = self._counting(script, name, args)
         try:
@@ -239,20 +244,20 @@ class OwnConnections(Commands):
         except NoScriptError:
             return exchange(self.client, pack(call, known=False), again=False)
 
-    def pipeline(self, *args: Any, **kwargs: Any) -> Batch:
+    def pipeline(self, *args: object, **kwargs: object) -> Batch:
         return Batch(self.client)
 
-    def _send(self, command: str, *parts: Any) -> Any:
+    def _send(self, command: str, *parts: object) -> Reply:
         return exchange(self.client, pack_words(command.encode(), *map(self._key, parts)))
 
-    def _keep(self, command: str, name: str, *time: Any) -> Any:
+    def _keep(self, command: str, name: str, *time: object) -> Step[Reply]:
         own_flights((self._key(name),))
         return bool(self._send(command.upper(), name, *map(partial(_length, command), time)))
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: Call) -> Reply:
         return run(self.client, call).value
 
-    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Step[Reply]:
         command, again = write.packed() + look_at_flights(write.keys), write.may_run_twice
         reply, tokens = exchange(self.client, command, 2, again=again)
         if tokens and (type(tokens) is not list or any(tokens)):
@@ -264,7 +269,7 @@ class OwnConnections(Commands):
             run_all(self.client, again)
 
 
-def _length(command: str, time: Any) -> Any:
+def _length(command: str, time: object) -> object:
     """A ``time`` as redis-py sends it with ``command``."""
     if isinstance(time, timedelta):
         return int(time.total_seconds() * (1000 if command == "pexpire" else 1))
@@ -275,7 +280,7 @@ class Batch(OwnConnections):
     """Writes that are sent together: in one transaction, or in one trip to each node of a
     cluster."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: object) -> None:
         super().__init__(client)
         self.writes: list[Write] = []
         self.own: dict[bytes, bytes] = {}
@@ -284,7 +289,7 @@ class Batch(OwnConnections):
         self.writes.append(write)
         self.own.update(own)
 
-    def execute(self) -> list[Any]:
+    def execute(self) -> list[Reply]:
         writes, self.writes = self.writes, []
         if not writes:
             return []
@@ -295,7 +300,7 @@ class Batch(OwnConnections):
         return replies
 
 
-def outcomes(replies: list[Any]) -> tuple[list[Any], Any]:
+def outcomes(replies: list[Reply]) -> tuple[list[Reply], Reply]:
     """Those of the writes ``in_transaction``, and what the look at the flights has returned."""
     *done, tokens = replies[-1]
     for reply in (*done, tokens):
@@ -331,13 +336,13 @@ def own_connections(client: Any) -> OwnConnections | None:
     return OwnConnections(redis) if plain else None
 
 
-def takes_client(method: Callable[..., Any]) -> bool:
+def takes_client(method: Callable[..., object]) -> bool:
     """Whether ``method`` takes what stands for a redis-py client."""
     return _takes_client(getattr(method, "__func__", method))
 
 
 @lru_cache(maxsize=64)
-def _takes_client(method: Callable[..., Any]) -> bool:
+def _takes_client(method: Callable[..., object]) -> bool:
     # Each request in an event loop has another cache, and to look into a signature takes long.
     parameters = signature(method).parameters
     return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

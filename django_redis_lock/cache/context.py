@@ -63,9 +63,9 @@ def named_later(
 def _named_later(kind: type[AsyncLock]) -> type[AsyncLock]:
     """``kind``, whose methods first see to the lock's key."""
 
-    def named(method: Callable[..., Any]) -> Callable[..., Any]:
+    def named(method: Callable[..., object]) -> Callable[..., object]:
         @wraps(method)
-        def call(self: Any, *args: Any, **options: Any) -> Any:
+        def call(self: object, *args: object, **options: object) -> Any:
             return after(self, method(self, *args, **options))
 
         return call
@@ -95,7 +95,7 @@ async def _named(lock: Any) -> None:
 # -- the background --------------------------------------------------------------------------------
 
 #: When refreshes were last refused, by what makes their keys.
-_refused_at: dict[Any, float] = {}
+_refused_at: dict[object, float] = {}
 
 
 class OtherContext(Overtaken):
@@ -113,14 +113,16 @@ class Refresh:
 
     def __init__(self, cache: GetOrSet, key: str, version: int | None, made: bytes) -> None:
         self._cache, self._key, self._version, self._made = cache, key, version, made
-        maker: Any = getattr(key, "maker", cache.key_func)
+        maker: object = getattr(key, "maker", cache.key_func)
         self._checks = isinstance(key, NamedKey) or not cache._has_plain_keys
         self._make_context = cache.conf.BACKGROUND_CONTEXT
         self._context: Any = nullcontext()
         self._entered = ExitStack()
         self._kind = id(maker), self._make_context
 
-    def value(self, runner: Runner, producer: Producer, old: Any, wait: float | None) -> Steps[Any]:
+    def value(
+        self, runner: Runner, producer: Producer, old: object, wait: float | None
+    ) -> Steps[object]:
         """The ``old`` value, or the new one if there is one within ``wait`` seconds. With None the
         caller computes it, and if another refresh was refused less than a minute ago."""
         if wait is not None:
@@ -140,7 +142,7 @@ class Refresh:
             if not hasattr(type(self._context), "__enter__"):
                 wrong = f"BACKGROUND_CONTEXT must return a context manager, not {self._context!r}"
                 raise TypeError(wrong)
-        compute: Any = producer.compute
+        compute = producer.compute
         if isinstance(runner, ThreadRunner):
             runner.carried, compute = self._carried, self._in_thread(compute)
         elif isinstance(compute, DeferredCall):
@@ -156,8 +158,8 @@ class Refresh:
 
         return run
 
-    def _in_thread(self, compute: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
+    def _in_thread(self, compute: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
             # Until the value is encoded: that may query the database.
             self._entered.enter_context(self._context)
             self._check()
@@ -165,8 +167,8 @@ class Refresh:
 
         return run
 
-    def _in_djangos_thread(self, compute: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
+    def _in_djangos_thread(self, compute: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
             with self._context:
                 self._check()
                 value = compute()
@@ -174,8 +176,8 @@ class Refresh:
 
         return run
 
-    def _in_loop(self, compute: Callable[[], Any]) -> Callable[[], Any]:
-        async def run() -> Any:
+    def _in_loop(self, compute: Callable[[], object]) -> Callable[[], object]:
+        async def run() -> object:
             await sync_to_async(self._check)()
             value = compute()
             while inspect.isawaitable(value):

@@ -29,7 +29,7 @@ from ..singleflight import (
     ThreadRunner,
 )
 from ..steps import Steps
-from .lock_factory import on_first_use
+from .lock_factory import context
 from .reading import MISSING, CacheReader, FirstRead
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ class GetOrSet(CacheReader):
     """The part of ``RedisCache`` and ``LocMemCache`` that computes missing values."""
 
     #: The options of a call that has none, and the settings that they are made of.
-    _usual_options: tuple[Mapping[str, Any], GetOrSetOptions] | None = None
+    _usual_options: tuple[Mapping[str, object], GetOrSetOptions] | None = None
 
     def get_or_set(
         self,
         key: str,
-        default: Any,
+        default: object,
         timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
@@ -115,7 +115,7 @@ class GetOrSet(CacheReader):
     async def aget_or_set(
         self,
         key: str,
-        default: Any,
+        default: object,
         timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
@@ -129,7 +129,7 @@ class GetOrSet(CacheReader):
     def compute(
         self,
         key: str,
-        default: Any,
+        default: object,
         timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
@@ -144,7 +144,7 @@ class GetOrSet(CacheReader):
     async def acompute(
         self,
         key: str,
-        default: Any,
+        default: object,
         timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
@@ -156,11 +156,11 @@ class GetOrSet(CacheReader):
     def get_or_set_many(
         self,
         keys: Iterable[str],
-        default_many: Callable[[list[str]], Mapping[str, Any]],
+        default_many: Callable[[list[str]], Mapping[str, object]],
         timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetManyArguments],
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The values of ``keys``; one call of ``default_many`` computes the missing ones.
 
         ``default_many`` gets the list of the keys that no other caller is computing, and returns a
@@ -172,7 +172,7 @@ class GetOrSet(CacheReader):
         first key.
         """
         runner, what = self._thread_runner(), (keys, default_many, timeout, version)
-        values: dict[str, Any] = runner.do(self._values(runner, *what, options, read=True))
+        values: dict[str, object] = runner.do(self._values(runner, *what, options, read=True))
         return values
 
     async def aget_or_set_many(
@@ -182,10 +182,10 @@ class GetOrSet(CacheReader):
         timeout: Timeout = SETTING,
         version: int | None = None,
         **options: Unpack[GetOrSetManyArguments],
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """``get_or_set_many`` for asyncio."""
         runner, what = self._async_runner(), (keys, awaitable(default_many), timeout, version)
-        values: dict[str, Any] = await runner.do(self._values(runner, *what, options))
+        values: dict[str, object] = await runner.do(self._values(runner, *what, options))
         return values
 
     # -- the steps -----------------------------------------------------------------------------
@@ -194,11 +194,11 @@ class GetOrSet(CacheReader):
         self,
         runner: Runner,
         key: str,
-        default: Any,
+        default: object,
         timeout: Timeout,
         version: int | None,
         options: GetOrSetArguments,
-    ) -> Steps[Any]:
+    ) -> Steps[object]:
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
         [nkey] = yield from self._keys(runner, [key], version)
         producer = self._producer(key, default, timeout, chosen)
@@ -209,12 +209,12 @@ class GetOrSet(CacheReader):
         self,
         runner: Runner,
         key: str,
-        default: Any,
+        default: object,
         timeout: Timeout,
         version: int | None,
         options: GetOrSetArguments,
         read: FirstRead | None,
-    ) -> Steps[Any]:
+    ) -> Steps[object]:
         """The steps of ``get_or_set``, after a ``read`` that returned no value, or without one."""
         began = time.monotonic()
         chosen = self._options(timeout, options)
@@ -231,7 +231,7 @@ class GetOrSet(CacheReader):
         producer = self._producer(key, default, timeout, chosen)
         if read.is_stale:
             self._record_read(key, chosen.group, "stale", read.began, read.seconds)
-            refresh = on_first_use("Refresh")(self, key, version, nkey)
+            refresh = context.Refresh(self, key, version, nkey)
             return (yield from refresh.value(runner, producer, read.value, chosen.refresh_wait))
         flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
         flight.unseen = read.unseen
@@ -261,12 +261,12 @@ class GetOrSet(CacheReader):
         self,
         runner: Runner,
         keys: Iterable[str],
-        default_many: Callable[[list[str]], Any],
+        default_many: Callable[[list[str]], object],
         timeout: Timeout,
         version: int | None,
         options: GetOrSetManyArguments,
         read: bool = False,
-    ) -> Steps[dict[str, Any]]:
+    ) -> Steps[dict[str, object]]:
         """The steps of ``get_or_set_many``; ``read`` all values first, with one command."""
         for name in ("stale", "background", "soft_timeout"):
             if name in options:
@@ -347,7 +347,7 @@ class GetOrSet(CacheReader):
             events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
     def _producer(
-        self, key: str, default: Any, timeout: Timeout, chosen: GetOrSetOptions
+        self, key: str, default: object, timeout: Timeout, chosen: GetOrSetOptions
     ) -> Producer:
         return Producer(
             default if callable(default) else lambda: default,
@@ -361,7 +361,7 @@ class GetOrSet(CacheReader):
             self,
         )
 
-    def _encoded(self, value: Any) -> bytes | int:
+    def _encoded(self, value: object) -> bytes | int:
         """``value`` as the server stores it. Serializers and compressors may return any buffer."""
         if self._is_herd:
             raise ImproperlyConfigured(
@@ -375,7 +375,7 @@ class GetOrSet(CacheReader):
     def _is_herd(self) -> bool:
         return isinstance(self.client, HerdClient)
 
-    def _timeout(self, timeout: Any) -> Any:
+    def _timeout(self, timeout: Timeout) -> Timeout:
         left_out = timeout is SETTING or timeout is DEFAULT_TIMEOUT
         return self.default_timeout if left_out else timeout
 
@@ -400,12 +400,12 @@ class GetOrSet(CacheReader):
         return singleflight.AsyncRunner(client, waiting_thread())
 
 
-def waiting_thread() -> Any:
+def waiting_thread() -> object:
     """What stands for the thread that waits for the running task in ``async_to_sync``."""
     return getattr(AsyncToSync.executors, "current", None)
 
 
-def awaitable(function: Any) -> Any:
+def awaitable(function: object) -> Any:
     if type(function) is type and function.__module__ == "builtins":
         return function  # Such as ``list``, which waits for nothing.
     if not callable(function) or any(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
@@ -18,7 +17,7 @@ from django_redis.client import DefaultClient, HerdClient, ShardClient
 from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
-from ..extension import part
+from ..extension import OnUse, part
 from ..protocol.validation import check_name_in_cache, check_names, check_policy, longest_hold
 
 if TYPE_CHECKING:
@@ -30,36 +29,17 @@ if TYPE_CHECKING:
 
     AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
+#: Few sites need these.
+context, plain = OnUse("cache.context"), OnUse("cache.plain")
+
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
 #: The same without Redis: its locks exclude the threads and tasks of one process.
 LOCAL_BACKEND = "django_redis_lock.cache.LocMemCache"
-
-
-class BackendCannotLock(ImproperlyConfigured):
-    """A cache has another BACKEND, which cannot lock."""
-
-    def __init__(self, alias: str) -> None:
-        write = (
-            f'In CACHES[{alias!r}] write "BACKEND": "{BACKEND}", or, for development and tests '
-            f'without Redis, "BACKEND": "{LOCAL_BACKEND}"'
-        )
-        if able := next(lock_caches(), None):
-            write += f'; or name the cache that can: using="{able}", or, for all uses of locked(), '
-            write += f'DJANGO_REDIS_LOCK = {{"USING": "{able}"}}'
-        backend = settings.CACHES[alias].get("BACKEND")
-        super().__init__(f"the cache {alias!r} cannot lock: its BACKEND is {backend!r}. {write}")
-
-
 URL_HINT = (
     "it begins with redis://, rediss:// or unix://, and special characters in a password are "
     "percent-encoded"
 )
-
-
-def on_first_use(name: str) -> Any:
-    """What ``context`` has under ``name``: few sites need it."""
-    return getattr(import_module(".context", __package__), name)
 
 
 class NamedKey(str):
@@ -70,7 +50,7 @@ class NamedKey(str):
     make: Callable[[], str]
 
     @classmethod
-    def of(cls, maker: Callable[..., str], *args: Any) -> NamedKey:
+    def of(cls, maker: Callable[..., str], *args: object) -> NamedKey:
         make = partial(maker, *args)
         key = cls(make())
         key.maker, key.make = maker, make
@@ -129,7 +109,7 @@ class LockCache(BaseCache):
         client = self.client
         return isinstance(client, DefaultClient) and not isinstance(client, ShardClient)
 
-    def _check_client(self, client: Any) -> None:
+    def _check_client(self, client: object) -> None:
         """Raises ValueError if the caller has given a ``client``, which this cache cannot use."""
 
     def lock(
@@ -140,7 +120,7 @@ class LockCache(BaseCache):
         sleep: float = 0.1,
         blocking: bool = True,
         blocking_timeout: float | None = None,
-        client: Any = None,
+        client: object = None,
         thread_local: bool = True,
         **options: Unpack[LockArguments],
     ) -> Lock:
@@ -174,7 +154,7 @@ class LockCache(BaseCache):
         version: int | None = None,
         timeout: float | None = SETTING,
         *,
-        client: Any = None,
+        client: object = None,
         **options: Unpack[AsyncLockArguments],
     ) -> AsyncLock:
         """``lock`` for asyncio: ``async with cache.alock("import"):``.
@@ -196,15 +176,15 @@ class LockCache(BaseCache):
         if self._has_plain_keys:
             lock: AsyncLock = make(name_of)
             return lock
-        later: AsyncLock = on_first_use("named_later")(make, name_of)
+        later: AsyncLock = context.named_later(make, name_of)
         return later
 
     def _make(
         self,
         key: str | Collection[str],
         timeout: float | None,
-        client: Any,
-        options: dict[str, Any],
+        client: object,
+        options: dict[str, object],
         name_of: Callable[[str], str],
         *,
         asynchronous: bool,
@@ -244,10 +224,10 @@ class LockCache(BaseCache):
         self,
         keys: Collection[str],
         timeout: float | None,
-        client: Any,
+        client: object,
         options: dict[str, Any],
         name_of: Callable[[str], str],
-    ) -> Any:
+    ) -> object:
         names = {name_of(check_name_in_cache(key)): key for key in check_names(keys)}
         name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"
         kind = getattr(part("several_names"), name)
@@ -256,7 +236,7 @@ class LockCache(BaseCache):
             self._configured(member, names[member.name])
         return self._configured(lock, ", ".join(names[name] for name in lock.name))
 
-    def _choose_policy(self, options: dict[str, Any]) -> None:
+    def _choose_policy(self, options: dict[str, object]) -> None:
         given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
         check_policy(given, critical)
         policy = "raise" if critical else given or self.conf.ON_REDIS_DOWN
@@ -300,7 +280,7 @@ class LockCache(BaseCache):
     def locked_get_or_set(
         self,
         key: str,
-        value_creator: Callable[[], Any],
+        value_creator: Callable[[], object],
         version: int | None = None,
         expire: float | None = None,
         id: str | bytes | None = None,
@@ -317,7 +297,7 @@ class LockCache(BaseCache):
             id: the token of that lock.
         """
 
-        def create() -> Any:
+        def create() -> object:
             if lock_key is None:
                 return value_creator()
             lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
@@ -377,7 +357,7 @@ def lock_cache(alias: str) -> LockCache:
     if isinstance(cache, LockCache):
         return cache
     if alias in settings.CACHES:
-        raise BackendCannotLock(alias)
+        raise plain.BackendCannotLock(alias)
     known = ", ".join(map(repr, lock_caches())) or "none"
     raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")
 
@@ -387,20 +367,3 @@ def lock_cache(alias: str) -> LockCache:
 #: Raised when a lock object acquires a lock that it already holds without a timeout, and when a
 #: lock that is not held is released or extended.
 AlreadyAcquired = NotAcquired = LockError
-
-
-def reset_all(redis_client: Any, prefix: bytes = b"") -> int:
-    """Release all locks of a database; ``on_lost`` of their holders is called. Does not touch
-    locks of other libraries or other keys.
-
-    Args:
-        redis_client: a redis-py client.
-        prefix: only locks whose keys begin so.
-
-    Returns:
-        the number of locks released.
-
-    Raises:
-        redis.exceptions.RedisError: a request failed. Some locks may be released.
-    """
-    return int(part("inventory").release_all(redis_client, prefix)[0])

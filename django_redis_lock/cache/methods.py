@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 else:
     TypedValues = GetOrSet
 
-_Patterns = tuple[Callable[[str], Any], Callable[[str], Any]]
+_Patterns = tuple[Callable[[str], object], Callable[[str], object]]
 #: The most held locks that ``keys()`` leaves out where their keys do not show what they are.
 MAX_HIDDEN = 10_000
 
@@ -52,10 +52,10 @@ class KeyGuard:
 
     def __init__(self, cache: RedisCache) -> None:
         self._cache = cache
-        self._settings: Any = None
+        self._settings: object = None
         self._by_prefix: dict[tuple[str, str], _Patterns] = {}
 
-    def make_key(self, key: Any, version: Any = None, prefix: Any = None) -> str:
+    def make_key(self, key: Any, version: object = None, prefix: object = None) -> str:
         """As django-redis's. Raises ValueError if a lock may have this key."""
         if self._settings is not given():
             self._read_settings()
@@ -74,7 +74,7 @@ class KeyGuard:
                 raise _refusal(key, made)
         return made
 
-    def unchecked(self, key: Any, version: Any = None, prefix: Any = None) -> str:
+    def unchecked(self, key: object, version: object = None, prefix: object = None) -> str:
         client = self._cache.client
         made: str = type(client).make_key(client, key, version=version, prefix=prefix)
         return made
@@ -125,7 +125,7 @@ class KeyGuard:
             return len({server_of(client).database for client in clients}) == 1
         return False
 
-    def _look_closely(self, key: Any, made: str, version: Any, prefix: Any) -> None:
+    def _look_closely(self, key: object, made: str, version: object, prefix: object) -> None:
         """Of a key function of the project's own: whether it makes the same of a lock's name."""
         cache, lock_prefix, text = self._cache, _protected(self._cache.conf), str(key)
         if not lock_prefix:
@@ -163,12 +163,12 @@ def _protected(conf: Conf) -> str:
     return ""
 
 
-def _pattern(key_prefix: Any, version: Any, lock_prefix: str) -> str:
+def _pattern(key_prefix: object, version: object, lock_prefix: str) -> str:
     start, own = re.escape(f"{key_prefix}:"), re.escape(str(version))
     return f"{start}(?:[^:]*|{own}):{re.escape(lock_prefix)}"
 
 
-def _refusal(key: Any, made: str) -> ValueError:
+def _refusal(key: object, made: str) -> ValueError:
     return ValueError(
         f"{key!r} is no name for a cache value: its key in Redis, {str(made)!r}, can be that of a "
         "lock. Choose another key, or a LOCK_PREFIX with which no key of the cache begins"
@@ -182,13 +182,13 @@ class WithoutLocks:
         self._client = client
         self._is_hidden = is_hidden
 
-    def _is_shown(self, key: Any) -> bool:
+    def _is_shown(self, key: object) -> bool:
         return not self._is_hidden(as_bytes(key))
 
-    def keys(self, pattern: Any) -> list[Any]:
+    def keys(self, pattern: object) -> list[object]:
         return list(filter(self._is_shown, self._client.keys(pattern)))
 
-    def scan_iter(self, **options: Any) -> Iterator[Any]:
+    def scan_iter(self, **options: object) -> Iterator[object]:
         return filter(self._is_shown, self._client.scan_iter(**options))
 
 
@@ -203,7 +203,7 @@ class Writes(TypedValues):
     _ignore_exceptions: bool
     _log_ignored_exceptions: bool
     logger: Any
-    _guard: Any
+    _guard: KeyGuard
 
     def mark_stale(self, key: str, version: int | None = None, *, stale: float = SETTING) -> bool:
         """Let the value of ``key`` be stale from now on: the next ``get_or_set`` computes it again,
@@ -301,7 +301,7 @@ def _awaiting(name: str) -> Any:
     """Django's asynchronous twin of the method ``name``."""
 
     @wraps(getattr(BaseCache, f"a{name}"))
-    async def method(self: AsyncMethods, *args: Any, **kwargs: Any) -> Any:
+    async def method(self: AsyncMethods, *args: object, **kwargs: object) -> Any:
         return await self._await(name, *args, **kwargs)
 
     return method
@@ -312,7 +312,7 @@ class AsyncMethods(Writes):
     project's own, in ``async_to_sync``, and where the method for threads was replaced, they call
     that in Django's thread for synchronous code, as Django's do."""
 
-    async def _await(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    async def _await(self, name: str, *args: object, **kwargs: object) -> object:
         method, client = getattr(self, name), self._client_for(name)
         if client is None:
             return await sync_to_async(method)(*args, **kwargs)
@@ -320,7 +320,7 @@ class AsyncMethods(Writes):
 
         return await call(self, client, name, *args, **kwargs)
 
-    def _client_for(self, method: str) -> Any:
+    def _client_for(self, method: str) -> object:
         """None if ``method`` is to run in Django's thread."""
         one_server = type(self.client) is DefaultClient and self._breaker is not None
         one_server = one_server and self._has_plain_keys

@@ -25,12 +25,12 @@ class ObservedRead:
         error: why it failed; IGNORE_EXCEPTIONS may hide that.
     """
 
-    def __init__(self, read: Callable[[Any], Any]) -> None:
+    def __init__(self, read: Callable[[object], object]) -> None:
         self._read = read
         self.stored: Any = None
         self.error: Exception | None = None
 
-    def get(self, *keys: Any) -> Any:
+    def get(self, *keys: object) -> object:
         try:
             self.stored = self._read(*keys)
         except (RedisError, OSError) as error:
@@ -42,8 +42,8 @@ class ObservedRead:
 
 
 def observed(
-    method: Callable[[ObservedRead], Any], read: Callable[..., Any], missing: Any = None
-) -> tuple[Any, Any]:
+    method: Callable[[ObservedRead], object], read: Callable[..., object], missing: object = None
+) -> tuple[object, object]:
     """Call ``method``, which calls ``read``; returns the results of both, ``missing`` if the method
     has failed as the read did."""
     client, value = ObservedRead(read), missing
@@ -58,8 +58,8 @@ def observed(
 
 
 def get(
-    cache: CacheReader, key: str, version: int | None, missing: Any, read: Callable[..., Any]
-) -> tuple[Any, Any]:
+    cache: CacheReader, key: str, version: int | None, missing: object, read: Callable[..., object]
+) -> tuple[object, object]:
     """Call the cache's ``get``, which calls ``read``; returns the results of both, ``missing`` if
     there is no value."""
     method: Any = cache.get
@@ -69,11 +69,11 @@ def get(
 def get_in_steps(
     cache: CacheReader,
     runner: Runner,
-    steps: Steps[Any],
+    steps: Steps[object],
     key: str,
     version: int | None,
-    missing: Any,
-) -> Steps[tuple[Any, Any]]:
+    missing: object,
+) -> Steps[tuple[object, object]]:
     """As ``get``. In an event loop the method must not wait: it is called afterwards."""
     if isinstance(runner, ThreadRunner):
         return get(cache, key, version, missing, lambda _: drive(steps))

@@ -22,7 +22,7 @@ class OnCommit:
     def __init__(self, cache: Any, using: str | None, robust: bool) -> None:
         self._cache, self._using, self._robust = cache, using, robust
 
-    def call(self, function: Callable[[], Any]) -> None:
+    def call(self, function: Callable[[], object]) -> None:
         """Have ``function`` called after the commit, in the same thread."""
         transaction.on_commit(function, using=self._using, robust=self._robust)
 
@@ -72,7 +72,7 @@ class OnCommit:
         await sync_to_async(self.mark_stale_many)(keys, version, stale=stale)
 
     def _made(self, keys: Iterable[str], version: int | None) -> list[str]:
-        client: Any = self._cache.client
+        client = self._cache.client
         return [CacheKey(client.make_key(key, version=version)) for key in keys]
 
 
@@ -90,7 +90,7 @@ class FunctionOnCommit(Generic[P]):
         self,
         function: Any,
         of_cache: OnCommit,
-        key_of: Callable[[Any, Any], str],
+        key_of: Callable[[object, object], str],
         version: int | None,
         stale: float,
     ) -> None:
@@ -109,15 +109,15 @@ class FunctionOnCommit(Generic[P]):
         """Compute and store the result for these arguments, from what is committed."""
         return self._call(self._refresh, args, kwargs)
 
-    def _call(self, method: Callable[..., None], args: Any, kwargs: Any) -> Any:
+    def _call(self, method: Callable[..., None], args: object, kwargs: object) -> Any:
         if iscoroutinefunction(self._function):
             return sync_to_async(method)(args, kwargs)
         return method(args, kwargs)
 
-    def _invalidate(self, args: Any, kwargs: Any) -> None:
+    def _invalidate(self, args: object, kwargs: object) -> None:
         self._of_cache.delete(self._key_of(args, kwargs), self._version)
 
-    def _mark_stale(self, args: Any, kwargs: Any) -> None:
+    def _mark_stale(self, args: object, kwargs: object) -> None:
         self._of_cache.mark_stale(self._key_of(args, kwargs), self._version, stale=self._stale)
 
     def _refresh(self, args: Any, kwargs: Any) -> None:

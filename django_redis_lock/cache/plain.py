@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
+from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import SETTING, Conf, GetOrSetOptions, Timeout
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger
-from .lock_factory import BACKEND, LockCache, lock_cache
+from .lock_factory import BACKEND, LOCAL_BACKEND, LockCache, lock_cache, lock_caches
 from .on_commit import OnCommit
 from .reading import MISSING
 
@@ -22,7 +23,23 @@ R = TypeVar("R")
 
 logger = get_logger("django_redis_lock.flights")
 
-#: What raises BackendCannotLock.
+
+class BackendCannotLock(ImproperlyConfigured):
+    """A cache has another BACKEND, which cannot lock."""
+
+    def __init__(self, alias: str) -> None:
+        write = (
+            f'In CACHES[{alias!r}] write "BACKEND": "{BACKEND}", or, for development and tests '
+            f'without Redis, "BACKEND": "{LOCAL_BACKEND}"'
+        )
+        if able := next(lock_caches(), None):
+            write += f'; or name the cache that can: using="{able}", or, for all uses of locked(), '
+            write += f'DJANGO_REDIS_LOCK = {{"USING": "{able}"}}'
+        backend = settings.CACHES[alias].get("BACKEND")
+        super().__init__(f"the cache {alias!r} cannot lock: its BACKEND is {backend!r}. {write}")
+
+
+#: What raises it.
 _OF_LOCKS = frozenset(
     ("lock", "alock", "command_lock", "held_locks", "locked_get_or_set", "reset_all")
 )
@@ -35,20 +52,20 @@ class Do(NamedTuple):
 
     cache: BaseCache
 
-    def method(self, name: str, *args: object) -> Any:
+    def method(self, name: str, *args: object) -> object:
         return getattr(self.cache, name)(*args)
 
-    def call(self, function: Callable[..., object], *args: object) -> Any:
+    def call(self, function: Callable[..., object], *args: object) -> object:
         return function(*args)
 
 
 class AsyncDo(Do):
     """The same for tasks, which await it."""
 
-    def method(self, name: str, *args: object) -> Any:
+    def method(self, name: str, *args: object) -> object:
         return getattr(self.cache, f"a{name}")(*args)
 
-    async def call(self, function: Callable[..., object], *args: object) -> Any:
+    async def call(self, function: Callable[..., object], *args: object) -> object:
         is_async = iscoroutinefunction(function)
         value = function(*args) if is_async else sync_to_async(function)(*args)
         while inspect.isawaitable(value):
@@ -99,7 +116,7 @@ class PlainCache:
         timeout: Timeout = SETTING,
         version: int | None = None,
         **options: object,
-    ) -> Steps[Any]:
+    ) -> Steps[object]:
         self._check(timeout, options)
         value = yield do.method("get", key, MISSING, version)
         if value is MISSING:
@@ -114,7 +131,7 @@ class PlainCache:
         timeout: Timeout = SETTING,
         version: int | None = None,
         **options: object,
-    ) -> Steps[Any]:
+    ) -> Steps[object]:
         self._check(timeout, options)
         value = (yield do.call(default)) if callable(default) else default
         yield do.method("set", key, value, _lifetime(timeout, value), version)
@@ -128,7 +145,7 @@ class PlainCache:
         timeout: Timeout = SETTING,
         version: int | None = None,
         **options: object,
-    ) -> Steps[dict[str, Any]]:
+    ) -> Steps[dict[str, object]]:
         self._check(timeout, options)
         names = list(dict.fromkeys(keys))
         values = yield do.method("get_many", names, version)

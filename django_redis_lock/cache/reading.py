@@ -57,7 +57,7 @@ FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
 
 @contextmanager
-def failing_as_django_redis(redis: Any) -> Iterator[None]:
+def failing_as_django_redis(redis: object) -> Iterator[None]:
     """An error of ``redis`` becomes the one that django-redis raises."""
     try:
         yield
@@ -82,7 +82,7 @@ def cold_read(server: Server) -> Iterator[None]:
             mutex.release()
 
 
-def _missing_unless_outage(error: ConnectionInterrupted) -> Any:
+def _missing_unless_outage(error: ConnectionInterrupted) -> object:
     """MISSING if ``error`` is no outage. Else raises it."""
     cause = error.__cause__
     if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
@@ -101,7 +101,7 @@ class FirstRead(NamedTuple):
         outage: why Redis is unavailable.
     """
 
-    value: Any
+    value: object
     began: float
     seconds: float = 0.0
     is_stale: bool = False
@@ -120,13 +120,13 @@ class ReadPath(NamedTuple):
         is_direct: whether nothing else has to see the read.
     """
 
-    chosen_for: tuple[Any, ...]
-    read: Callable[[str, int | None, Any], Any]
+    chosen_for: tuple[object, ...]
+    read: Callable[[str, int | None, object], object]
     own: OwnConnections | None
     is_direct: bool
 
 
-def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
+def originals(backend: object, *methods: str) -> dict[str, tuple[object, object]]:
     """The functions that are these ``methods``, and the code of each."""
     functions = {name: getattr(backend, name) for name in methods}
     return {name: (function, function.__code__) for name, function in functions.items()}
@@ -136,8 +136,8 @@ class CacheReader(LockCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that reads."""
 
     #: The methods that tools replace to observe reads; see ``originals``.
-    _methods: ClassVar[dict[str, tuple[Any, Any]]]
-    get: Any
+    _methods: ClassVar[dict[str, tuple[Any, object]]]
+    get: Callable[..., object]
     _path: ReadPath | None = None
     #: How many reads before this one have returned no value.
     _misses_in_a_row = 0
@@ -160,24 +160,24 @@ class CacheReader(LockCache):
     def _is_in_flight(self, key: str, version: int | None) -> bool:
         return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight
 
-    def _get_by_tool(self, key: str, version: int | None) -> Any:
+    def _get_by_tool(self, key: str, version: int | None) -> object:
         own = self._direct()
         redis = self.client.get_client(write=False) if own is None else own
         with failing_as_django_redis(redis):
             return _observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -1))[1]
 
-    def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
+    def _client_get_many(self, names: list[str], version: int | None) -> dict[str, object]:
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
         redis = self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
         with failing_as_django_redis(redis):
-            values: dict[str, Any] = _observed.observed(
+            values: dict[str, object] = _observed.observed(
                 lambda client: get_many(names, version, client=client),
                 lambda *nkeys: (mget(*nkeys), -1),
             )[1]
             return values
 
-    def _read_or_join(self, key: str, version: int | None) -> Any:
+    def _read_or_join(self, key: str, version: int | None) -> object:
         """The value; MISSING also if the query for the leader reads it, too: that is repeated.
         Raises ConnectionInterrupted."""
         path = self._read_path()
@@ -198,7 +198,7 @@ class CacheReader(LockCache):
             path = self._path = self._chosen_path(chosen_for)
         return path
 
-    def _chosen_path(self, chosen_for: tuple[Any, ...]) -> ReadPath:
+    def _chosen_path(self, chosen_for: tuple[object, ...]) -> ReadPath:
         own = self._direct()
         if self._is_replaced("get"):
             read = self._read_by_tool
@@ -208,7 +208,7 @@ class CacheReader(LockCache):
             read = self._read_by_client
         return ReadPath(chosen_for, read, own, read == self._read_directly)
 
-    def _read_directly(self, key: str, version: int | None, server: Any) -> Any:
+    def _read_directly(self, key: str, version: int | None, server: Any) -> object:
         """As django-redis's ``get``."""
         own, client = self._own, self.client
         assert own is not None
@@ -221,7 +221,7 @@ class CacheReader(LockCache):
             raise ConnectionInterrupted(connection=own) from error
         return MISSING if stored is None else client.decode(stored)
 
-    def _read_by_client(self, key: str, version: int | None, server: Any) -> Any:
+    def _read_by_client(self, key: str, version: int | None, server: object) -> object:
         get, own = self.client.get, self._direct()
         try:
             if own is not None:
@@ -230,7 +230,7 @@ class CacheReader(LockCache):
         except ConnectionInterrupted as error:
             return _missing_unless_outage(error)
 
-    def _read_by_tool(self, key: str, version: int | None, server: Any) -> Any:
+    def _read_by_tool(self, key: str, version: int | None, server: object) -> object:
         try:
             if self._direct() is not None:
                 return self._get_by_tool(key, version)
@@ -256,7 +256,7 @@ class CacheReader(LockCache):
         server = server_of(self._lock_client())
         return None if server.is_topology else server.breaker
 
-    def _with_breaker(self, read: Callable[..., T], *args: Any) -> T:
+    def _with_breaker(self, read: Callable[..., T], *args: object) -> T:
         """What ``read`` returns, which reads on the connections of django-redis's client."""
         breaker = self._breaker
         if breaker is None:
@@ -283,7 +283,7 @@ class CacheReader(LockCache):
 
     def _read_many(
         self, names: list[str], version: int | None
-    ) -> tuple[dict[str, Any], BaseException | None]:
+    ) -> tuple[dict[str, object], BaseException | None]:
         """The stored values, and the error if Redis is down."""
         # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
         try:
@@ -331,7 +331,7 @@ class CacheReader(LockCache):
         """Read a value that may be stale, or in a task; see ``_reads_first``."""
         began, stale = time.monotonic(), int(chosen.stale * 1000)
         stored: Any = None
-        value: Any = MISSING
+        value: object = MISSING
         outage: BaseException | None = None
         replaced = self._is_replaced("get")
         probably_there = self._misses_in_a_row < EXPECTED_AFTER_MISSES
@@ -357,7 +357,7 @@ class CacheReader(LockCache):
         is_stale = stored is not None and 0 <= int(stored[1]) <= stale
         return FirstRead(value, began, seconds, is_stale, stored is None, outage)
 
-    def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps[Any]:
+    def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps[object]:
         """The stored value with its remaining lifetime; None if there is none, or if this read is
         not ``needed`` because the query for the leader returns the value."""
         server = runner.server
@@ -369,7 +369,7 @@ class CacheReader(LockCache):
         with cold_read(server):
             return (yield runner.read(nkey))
 
-    def _decode(self, stored: Any) -> Any:
+    def _decode(self, stored: object) -> object:
         """The value that is ``stored``. Raises Undecodable if it cannot be decoded: a class was
         renamed, or it is from another serializer or compressor."""
         try:
@@ -382,7 +382,7 @@ class CacheReader(LockCache):
                     raise Undecodable(f"{type(error).__name__}: {error}") from error
             raise  # An exception of a signal handler, such as a time limit.
 
-    def _decoded(self, key: str, group: str | None, stored: Any) -> Any:
+    def _decoded(self, key: str, group: str | None, stored: object) -> object:
         """As ``_decode``, and logs a failure."""
         try:
             return self._decode(stored)

@@ -10,8 +10,9 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django_redis.util import CacheKey
 from redis.exceptions import NoScriptError, ResponseError
 
-from ..protocol import Call
+from ..protocol import Call, Reply
 from ..singleflight import own_flights
+from ..steps import Step
 from ..transport import is_observed, pack, pack_words
 from ..transport.aio_client import aexchange, arun, arun_all
 from .commands import (
@@ -34,7 +35,7 @@ class TaskCommands(OwnConnections):
     """The same for the ``redis.asyncio`` client of a loop, on the connection that its tasks share.
     While a tool observes the client, that sends all."""
 
-    async def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
+    async def eval(self, script: str, numkeys: int, name: str, *args: object) -> Reply:
         call = self._counting(script, name, args)
         if is_observed(self.client):
             return await self.client.eval(call.script.source, 2, *call.keys, *call.args)
@@ -43,27 +44,27 @@ class TaskCommands(OwnConnections):
         except NoScriptError:
             return await aexchange(self.client, pack(call, known=False), again=False)
 
-    def batch(self) -> Any:
+    def batch(self) -> Batch | FlightEnding:
         """What collects writes that are then sent together."""
         return FlightEnding(self.client.pipeline()) if is_observed(self.client) else Batch(self)
 
-    async def send(self, batch: Any) -> None:
+    async def send(self, batch: Batch | FlightEnding) -> None:
         if not isinstance(batch, Batch):
             await batch.execute()
         elif batch.writes:
             replies = await aexchange(self.client, *in_transaction(batch.writes))
             await self._end(Seen(batch.writes, *outcomes(replies), batch.own))
 
-    async def _send(self, command: str, *parts: Any) -> Any:
+    async def _send(self, command: str, *parts: object) -> Reply:
         if is_observed(self.client):
             return await getattr(self.client, command.lower())(*parts)
         return await aexchange(self.client, pack_words(command.encode(), *map(self._key, parts)))
 
-    def _keep(self, command: str, name: str, *time: Any) -> Any:
+    def _keep(self, command: str, name: str, *time: object) -> Step[Reply]:
         own_flights((self._key(name),))
         return self._send(command.upper(), name, *time)
 
-    async def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Any:
+    async def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Reply:
         if is_observed(self.client):
             return await self._run(write.call(own))
         command, again = write.packed() + look_at_flights(write.keys), write.may_run_twice
@@ -76,7 +77,7 @@ class TaskCommands(OwnConnections):
         if seen and (again := seen.again(await arun_all(self.client, seen.end()))):
             await arun_all(self.client, again)
 
-    async def _run(self, call: Call) -> Any:
+    async def _run(self, call: Call) -> Reply:
         if not is_observed(self.client):
             return (await arun(self.client, call)).value
         parts = (len(call.keys), *call.keys, *call.args)
@@ -96,30 +97,36 @@ _Version = int | None
 
 
 async def get(
-    cache: AsyncMethods, commands: Any, key: str, default: Any = None, version: _Version = None
+    cache: AsyncMethods,
+    commands: TaskCommands,
+    key: str,
+    default: object = None,
+    version: _Version = None,
 ) -> Any:
     stored = await commands.get(cache.client.make_key(key, version=version))
     return default if stored is None else cache.client.decode(stored)
 
 
 async def get_many(
-    cache: AsyncMethods, commands: Any, keys: Iterable[str], version: _Version = None
-) -> dict[str, Any]:
+    cache: AsyncMethods, commands: TaskCommands, keys: Iterable[str], version: _Version = None
+) -> dict[str, object]:
     names = {cache.client.make_key(key, version=version): key for key in keys}
     values = await commands.mget(*names) if names else ()
     pairs = zip(names.values(), values, strict=True)
     return {key: cache.client.decode(value) for key, value in pairs if value is not None}
 
 
-async def has_key(cache: AsyncMethods, commands: Any, key: str, version: _Version = None) -> bool:
+async def has_key(
+    cache: AsyncMethods, commands: TaskCommands, key: str, version: _Version = None
+) -> bool:
     return bool(await commands.exists(cache.client.make_key(key, version=version)) == 1)
 
 
 async def set(
     cache: AsyncMethods,
-    commands: Any,
+    commands: TaskCommands,
     key: str,
-    value: Any,
+    value: object,
     timeout: float | None = DEFAULT_TIMEOUT,
     version: _Version = None,
     *,
@@ -137,9 +144,9 @@ async def set(
 
 async def add(
     cache: AsyncMethods,
-    commands: Any,
+    commands: TaskCommands,
     key: str,
-    value: Any,
+    value: object,
     timeout: float | None = DEFAULT_TIMEOUT,
     version: _Version = None,
 ) -> bool:
@@ -148,8 +155,8 @@ async def add(
 
 async def set_many(
     cache: AsyncMethods,
-    commands: Any,
-    data: Mapping[str, Any],
+    commands: TaskCommands,
+    data: Mapping[str, object],
     timeout: float | None = DEFAULT_TIMEOUT,
     version: _Version = None,
 ) -> list[str]:
@@ -167,7 +174,7 @@ async def set_many(
 
 async def touch(
     cache: AsyncMethods,
-    commands: Any,
+    commands: TaskCommands,
     key: str,
     timeout: float | None = DEFAULT_TIMEOUT,
     version: _Version = None,
@@ -178,14 +185,18 @@ async def touch(
 
 
 async def delete(
-    cache: AsyncMethods, commands: Any, key: str, version: _Version = None, prefix: Any = None
+    cache: AsyncMethods,
+    commands: TaskCommands,
+    key: str,
+    version: _Version = None,
+    prefix: object = None,
 ) -> bool:
     nkey = cache.client.make_key(key, version=version, prefix=prefix)
     return bool(await commands.delete(nkey))
 
 
 async def delete_many(
-    cache: AsyncMethods, commands: Any, keys: Iterable[str], version: _Version = None
+    cache: AsyncMethods, commands: TaskCommands, keys: Iterable[str], version: _Version = None
 ) -> Any:
     nkeys = [cache.client.make_key(key, version=version) for key in keys]
     return await commands.delete(*nkeys) if nkeys else 0
@@ -193,7 +204,7 @@ async def delete_many(
 
 async def incr(
     cache: AsyncMethods,
-    commands: Any,
+    commands: TaskCommands,
     key: str,
     delta: int = 1,
     version: _Version = None,
@@ -214,13 +225,13 @@ async def incr(
 
 
 async def decr(
-    cache: AsyncMethods, commands: Any, key: str, delta: int = 1, version: _Version = None
+    cache: AsyncMethods, commands: TaskCommands, key: str, delta: int = 1, version: _Version = None
 ) -> Any:
     return await incr(cache, commands, key, -delta, version)
 
 
 async def incr_version(
-    cache: AsyncMethods, commands: Any, key: str, delta: int = 1, version: _Version = None
+    cache: AsyncMethods, commands: TaskCommands, key: str, delta: int = 1, version: _Version = None
 ) -> int:
     before = cache.version if version is None else version
     value = await get(cache, commands, key, MISSING, before)
@@ -234,7 +245,7 @@ async def incr_version(
     return int(before + delta)
 
 
-def _milliseconds(cache: AsyncMethods, timeout: Any) -> int | None:
+def _milliseconds(cache: AsyncMethods, timeout: float | None) -> int | None:
     timeout = cache.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
     return None if timeout is None else int(timeout * 1000)
 
@@ -243,7 +254,9 @@ _METHODS = (get, get_many, has_key, set, add, set_many, touch, delete, delete_ma
 METHODS = {method.__name__: method for method in (*_METHODS, incr, decr, incr_version)}
 
 
-async def call(cache: AsyncMethods, client: Any, name: str, *args: Any, **options: Any) -> Any:
+async def call(
+    cache: AsyncMethods, client: object, name: str, *args: Any, **options: Any
+) -> object:
     """The method ``name`` of ``cache`` by the loop's ``client``."""
     try:
         return await METHODS[name](cache, TaskCommands(client), *args, **options)

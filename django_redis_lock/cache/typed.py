@@ -45,7 +45,7 @@ class LockArguments(TypedDict, total=False):
     renew: bool
     max_hold: float | None
     min_hold: float
-    on_lost: Callable[[], Any] | None
+    on_lost: Callable[[], object] | None
     label: str | None
     group: str | None
     warn_after: float | None
@@ -112,7 +112,7 @@ class TypedValues(GetOrSet):
         version: int | None = ...,
         **options: Unpack[GetOrSetArguments],
     ) -> T: ...
-    def get_or_set(self, *args: Any, **options: Any) -> Any: ...
+    def get_or_set(self, *args: object, **options: object) -> Any: ...
 
     @overload
     async def aget_or_set(
@@ -141,7 +141,7 @@ class TypedValues(GetOrSet):
         version: int | None = ...,
         **options: Unpack[GetOrSetArguments],
     ) -> T: ...
-    async def aget_or_set(self, *args: Any, **options: Any) -> Any: ...
+    async def aget_or_set(self, *args: object, **options: object) -> Any: ...
 
     @overload
     def compute(
@@ -161,7 +161,7 @@ class TypedValues(GetOrSet):
         version: int | None = ...,
         **options: Unpack[GetOrSetArguments],
     ) -> T: ...
-    def compute(self, *args: Any, **options: Any) -> Any: ...
+    def compute(self, *args: object, **options: object) -> Any: ...
 
     @overload
     async def acompute(
@@ -190,7 +190,7 @@ class TypedValues(GetOrSet):
         version: int | None = ...,
         **options: Unpack[GetOrSetArguments],
     ) -> T: ...
-    async def acompute(self, *args: Any, **options: Any) -> Any: ...
+    async def acompute(self, *args: object, **options: object) -> Any: ...
 
     def get_or_set_many(
         self,
@@ -220,4 +220,4 @@ class TypedValues(GetOrSet):
         version: int | None = ...,
         **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, T]: ...
-    async def aget_or_set_many(self, *args: Any, **options: Any) -> Any: ...
+    async def aget_or_set_many(self, *args: object, **options: object) -> Any: ...

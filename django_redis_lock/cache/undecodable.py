@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pickle import PickleError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import events
 from ..protocol import printable
@@ -55,10 +55,10 @@ def check(
 
 def read_others(
     cache: CacheReader, names: list[str], version: int | None
-) -> tuple[dict[str, Any], bool]:
+) -> tuple[dict[str, object], bool]:
     """The values of ``names`` that can be decoded, and whether there are others."""
     redis = cache.client.get_client(write=False)
-    values, failed = dict[str, Any](), False
+    values, failed = dict[str, object](), False
     mget = getattr(redis, "mget_nonatomic", redis.mget)
     stored_values = mget([cache.client.make_key(name, version=version) for name in names])
     for name, stored in zip(names, stored_values, strict=True):

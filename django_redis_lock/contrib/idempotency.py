@@ -46,7 +46,8 @@ from ..threads import get_logger
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-    from ..cache import RedisCache
+    from ..cache import CurrentLock, RedisCache
+    from ..decorators.key_template import Args, Kwargs
 
 __all__ = ["Idempotency", "field", "header", "idempotent"]
 
@@ -191,7 +192,7 @@ class _Rules(NamedTuple):
     headers: tuple[str, ...]
     max_body: int
 
-    def scope_of(self, request: HttpRequest, args: Any, kwargs: Any) -> str:
+    def scope_of(self, request: HttpRequest, args: Args, kwargs: Kwargs) -> str:
         if callable(self.scope):
             return str(self.scope(*args, **kwargs))
         if self.scope is not None:
@@ -284,7 +285,7 @@ class _View:
 
         return functools.wraps(function)(acall if iscoroutinefunction(function) else call)
 
-    def _choose(self, asynchronous: bool, args: Any, kwargs: Any) -> Steps[object]:
+    def _choose(self, asynchronous: bool, args: Args, kwargs: Kwargs) -> Steps[object]:
         make = sync_to_async(self._visit) if asynchronous else self._visit
         visit = yield make(args, kwargs)
         if isinstance(visit, HttpResponse):
@@ -298,7 +299,7 @@ class _View:
                 raise
             return service_unavailable(visit.request, visit.name, error, None, json=True)
 
-    def _visit(self, args: Any, kwargs: Any) -> _Visit | HttpResponse | None:
+    def _visit(self, args: Args, kwargs: Kwargs) -> _Visit | HttpResponse | None:
         """The visit; or the answer to a request whose key cannot be used; None: no protection."""
         request, rules = request_of(args, kwargs), self.rules
         if request is None:
@@ -316,7 +317,7 @@ class _View:
         vars(_of_django(request)).setdefault(_VISITS, {})[self] = visit
         return visit
 
-    def _noted(self, args: Any, kwargs: Any) -> _Visit:
+    def _noted(self, args: Args, kwargs: Kwargs) -> _Visit:
         visit: _Visit = vars(_of_django(request_of(args, kwargs)))[_VISITS][self]
         return visit
 
@@ -332,7 +333,7 @@ class _View:
             answer = None  # The lock could be requested, so this passes: the client tries again.
         return answer or conflict.response(visit.request, 409, json=True)
 
-    def _steps(self, asynchronous: bool, args: Any, kwargs: Any) -> Steps[object]:
+    def _steps(self, asynchronous: bool, args: Args, kwargs: Kwargs) -> Steps[object]:
         """Run the view, under the lock."""
         visit, rules = self._noted(args, kwargs), self.rules
         cache = visit.cache
@@ -349,14 +350,14 @@ class _View:
         response = self._rendered(response, args, kwargs)
         if rules.storable(response):
             record.update(rules.stored(response))
-            keep = functools.partial(_keep, cache, visit.name, record, rules.ttl)
+            keep = functools.partial(_keep, current_lock(), cache, visit.name, record, rules.ttl)
             if asynchronous:  # Django has no transactions for it.
                 yield sync_to_async(keep)()
             else:
                 after_commit(keep)
         return response
 
-    def _rendered(self, response: Any, args: Any, kwargs: Any) -> object:
+    def _rendered(self, response: Any, args: Args, kwargs: Kwargs) -> object:
         if getattr(response, "is_rendered", True):
             return response
         view: Any = view_of(self.function, args)
@@ -365,10 +366,15 @@ class _View:
         return response.render()
 
 
-def _keep(cache: RedisCache, name: str, record: dict[str, object], ttl: float) -> None:
-    """The work is done, and its client gets the response: a failure here is not the client's."""
+def _keep(
+    lock: CurrentLock, cache: RedisCache, name: str, record: dict[str, Any], ttl: float
+) -> None:
+    """The work is done, and its client gets the response: a failure here is not the client's. Who
+    has lost the lock does not replace what another attempt has stored since."""
     try:
-        cache.set(name, record, ttl)
+        stored: Any = cache.get(name) if lock.lost else None
+        if stored is None or stored["attempt"] == record["attempt"]:
+            cache.set(name, record, ttl)
     except _FAILED:
         logger.exception(
             "The response for %(record)s was not kept: a repeat of the request runs again",

@@ -15,7 +15,7 @@ from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
 from ..extension import part
 from ..protocol.validation import check_seconds
-from .key_template import bound_method, made_for_task, namer
+from .key_template import Args, Kwargs, bound_method, made_for_task, namer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-V = TypeVar("V", bound=Callable[..., Any])
+V = TypeVar("V", bound=Callable[..., object])
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -64,14 +64,14 @@ def cached(
     **options: Unpack[GetOrSetArguments],
 ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]: ...
 def cached(
-    target: Any = None,
+    target: object = None,
     /,
-    *others: Any,
-    key: Any = None,
+    *others: object,
+    key: object = None,
     timeout: Timeout = SETTING,
     version: int | None = None,
     using: str = "default",
-    **options: Any,
+    **options: object,
 ) -> Any:
     """Cache the results of a function. One caller computes a missing result, the others wait.
 
@@ -111,13 +111,15 @@ def cached(
         raise ValueError("key must not be empty")
     given = {"timeout": timeout, "version": version, **GetOrSetOptions.check(**options)}
 
-    def decorate(function: Any) -> Any:
+    def decorate(function: object) -> object:
         return _cached_function(function, key, using, given)
 
     return decorate(target) if callable(target) else decorate
 
 
-def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any]) -> Any:
+def _cached_function(
+    function: Any, key: str | Callable[..., str] | None, using: str, options: dict[str, object]
+) -> object:
     if isinstance(function, type) or not hasattr(function, "__qualname__"):
         raise TypeError(f"cached() decorates functions, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -140,17 +142,17 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
     options, version = {**options, "group": group}, options["version"]
     stale = options.get("stale", SETTING)
 
-    def key_of(args: Any, kwargs: Any) -> str:
+    def key_of(args: Args, kwargs: Kwargs) -> str:
         if not callable(name):
             return name
         return NamedKey.of(name, args, kwargs) if callable(key) else name(args, kwargs)
 
-    def method(name: str, computes: bool, **options: Any) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def method(name: str, computes: bool, **options: object) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
             compute = (functools.partial(function, *args, **kwargs),) if computes else ()
             return getattr(value_cache(using), name)(key_of(args, kwargs), *compute, **options)
 
-        async def acall(*args: Any, **kwargs: Any) -> Any:
+        async def acall(*args: object, **kwargs: object) -> object:
             compute = (functools.partial(function, *args, **kwargs),) if computes else ()
             made = await made_for_task(key_of, args, kwargs, by_function=callable(key))
             return await getattr(value_cache(using), f"a{name}")(made, *compute, **options)
@@ -159,8 +161,8 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
 
     cache_alias = using
 
-    def on_commit(using: str | None = None, *, robust: bool = False) -> Any:
-        cache: Any = value_cache(cache_alias)
+    def on_commit(using: str | None = None, *, robust: bool = False) -> FunctionOnCommit[...]:
+        cache = value_cache(cache_alias)
         of_cache = cache.on_commit(using, robust=robust)
         return of_cache.of_function(wrapped, key_of, version=version, stale=stale)
 
@@ -173,7 +175,7 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
     return wrapped
 
 
-def _describe(wrapped: Any, function: Any) -> str:
+def _describe(wrapped: object, function: Callable[..., object]) -> str:
     """Name the methods as ``help()`` shows them; returns the description of the function."""
     lines = []
     for name in ("refresh", "invalidate", "mark_stale", "on_commit"):
@@ -215,7 +217,7 @@ def cached_page(
     """
     if not callable(timeout):
         check_seconds("timeout", timeout, zero=True, none="that of the response")
-    given: Any = GetOrSetOptions.check(**options)
+    given: object = GetOrSetOptions.check(**options)
 
     def decorate(view: V) -> V:
         if hasattr(view, "META"):
@@ -232,7 +234,7 @@ def cached_page(
 
 
 def _cached_view(
-    view: Any, timeout: Any, cache: str | None, key_prefix: str | None, options: Any
+    view: Any, timeout: object, cache: str | None, key_prefix: str | None, options: Any
 ) -> Any:
     dotted = f"{view.__module__}.{view.__qualname__}" if hasattr(view, "__qualname__") else ""
     options = {**options, "group": options.get("group") or as_group(dotted) or None}
@@ -244,7 +246,7 @@ def _cached_view(
         isinstance(instance, View) and instance.view_is_async
     )
 
-    def call(request: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(request: object, *args: object, **kwargs: object) -> Any:
         if not hasattr(request, "META"):
             raise TypeError(
                 f"cached_page() needs a request as the first argument of {dotted}, not "
@@ -254,7 +256,7 @@ def _cached_view(
             request, lambda request: view(request, *args, **kwargs), asynchronous=asynchronous
         )
 
-    async def acall(request: Any, *args: Any, **kwargs: Any) -> Any:
+    async def acall(request: object, *args: object, **kwargs: object) -> object:
         return await call(request, *args, **kwargs)
 
     return functools.update_wrapper(acall if asynchronous else call, view)

@@ -11,10 +11,11 @@ import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sized
 from types import MethodType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
+from django.db.models import Model
 from django.utils.functional import Promise
 
 from ..threads import get_logger
@@ -26,7 +27,10 @@ logger = get_logger("django_redis_lock.locked")
 #: The longest name; the end of a longer one is replaced by a hash.
 MAX_NAME_CHARACTERS = 200
 
-Namer = Callable[[tuple[Any, ...], dict[str, Any]], str]
+#: The arguments of a call.
+Args: TypeAlias = tuple[object, ...]
+Kwargs: TypeAlias = dict[str, object]
+Namer = Callable[[Args, Kwargs], str]
 #: A name of a lock, or several.
 Names = str | tuple[str, ...]
 
@@ -55,7 +59,7 @@ class Field(NamedTuple):
     conversion: str | None
     spec: str
 
-    def text(self, values: dict[str, Any]) -> tuple[str, Any]:
+    def text(self, values: dict[str, object]) -> tuple[str, object]:
         """The text of the value, and the value; with a conversion or a format, the text twice."""
         if self.name in values:
             value = values[self.name]
@@ -74,7 +78,7 @@ class Field(NamedTuple):
             )
         return text, text if formats else value
 
-    def _reliable(self, value: Any) -> Any:
+    def _reliable(self, value: object) -> object:
         """``value``, with the items of a dict in one order. Raises ValueError if its text may
         differ between processes, as that of a set, or be cut short, as a queryset's."""
         kind = value.__class__  # Of a lazy object, what it stands for.
@@ -149,13 +153,13 @@ class Template:
                 if name is not None:
                     yield name
 
-    def fill(self, values: dict[str, Any]) -> str:
+    def fill(self, values: dict[str, object]) -> str:
         filled = [self._fill(*field.text(values)) for field in self._fields]
         return self._literals[0] + "".join(
             text + literal for text, literal in zip(filled, self._literals[1:], strict=True)
         )
 
-    def _fill(self, text: str, value: Any) -> str:
+    def _fill(self, text: str, value: object) -> str:
         tag = "" if not self._typed or isinstance(value, str) else _tag(value)
         if len(self._fields) > 1:
             text = self._escape(text)
@@ -173,9 +177,12 @@ class Template:
 _LIKE_A_TAG = re.compile(r"\A%(?=(25)*\()")
 
 
-def _tag(value: Any) -> str:
+def _tag(value: object) -> str:
     """The type of ``value``, the same for types that can stand for each other, such as ``int`` and
-    the members of ``IntegerChoices``."""
+    the members of ``IntegerChoices``. Of an object in the database also its primary key: others may
+    have its text."""
+    if isinstance(value, Model) and value.pk is not None:
+        return f"%({value._meta.label_lower} {value.pk})"
     for name, kind in _TAGS.items():
         if isinstance(value, kind):
             return f"%({name})"
@@ -188,7 +195,7 @@ def _percent(character: str) -> str:
 
 def namer(
     key: str | Callable[..., str] | None,
-    function: Callable[..., Any],
+    function: Callable[..., object],
     dotted: str,
     *,
     typed: bool = False,
@@ -225,7 +232,7 @@ def namer(
 
     of_users = [field for field in fields if _OF_A_USER.search(field)]
 
-    def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def name_of(args: Args, kwargs: Kwargs) -> str:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -252,12 +259,12 @@ def namer(
 _OF_A_USER = re.compile(r"\brequest\.user\.(pk|id)$")
 
 
-def _is_anonymous(field: str, values: dict[str, Any]) -> bool:
+def _is_anonymous(field: str, values: dict[str, object]) -> bool:
     return _formatter.get_field(field, (), values)[0] is None
 
 
 @functools.cache
-def _warn_of_anonymous(key: Any, dotted: str) -> None:
+def _warn_of_anonymous(key: object, dotted: str) -> None:
     """Log it once for each use of a decorator."""
     logger.warning(
         "The key %r of %s is the same for all visitors who are not logged in: put the decorator "
@@ -267,7 +274,7 @@ def _warn_of_anonymous(key: Any, dotted: str) -> None:
 
 
 async def made_for_task(
-    make: Callable[[Any, Any], T], args: Any, kwargs: Any, *, by_function: bool
+    make: Callable[[Any, Any], T], args: object, kwargs: object, *, by_function: bool
 ) -> T:
     """The name that ``make`` makes from the arguments of a call; in Django's thread if a function
     of the user makes it, or a field needs the database (a ``request.user``)."""
@@ -279,7 +286,7 @@ async def made_for_task(
     return await sync_to_async(make)(args, kwargs)
 
 
-def bound_method(function: Any) -> MethodType | None:
+def bound_method(function: object) -> MethodType | None:
     """The bound method, with the signature of the call, that Django's ``method_decorator`` has made
     into ``function``."""
     while function is not None:
@@ -299,8 +306,8 @@ def short(name: str) -> str:
 
 
 def names_of(
-    key: Any, function: Callable[..., Any], dotted: str
-) -> Names | Callable[[tuple[Any, ...], dict[str, Any]], Names]:
+    key: Any, function: Callable[..., object], dotted: str
+) -> Names | Callable[[Args, Kwargs], Names]:
     """As ``namer``, for several names, too."""
     if isinstance(key, tuple):
         names = [namer(each, function, dotted) for each in key]
@@ -313,14 +320,14 @@ def names_of(
     return namer(key, function, dotted)
 
 
-def names_from(returned: Any, dotted: str) -> Names:
+def names_from(returned: object, dotted: str) -> Names:
     """What a callable has returned, as a name or several."""
     if isinstance(returned, (list, tuple)):
         return tuple(_usable(name, dotted) for name in returned)
     return _usable(returned, dotted, "a non-empty str, or a list of them")
 
 
-def _usable(name: Any, dotted: str, wanted: str = "a non-empty str") -> str:
+def _usable(name: object, dotted: str, wanted: str = "a non-empty str") -> str:
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"the key of {dotted} must give {wanted}, not {name!r}")
     try:

@@ -23,7 +23,7 @@ from ..protocol.validation import (
 
 mistakes = OnUse("protocol.mistakes")
 
-OnLost = Callable[[], Any] | None
+OnLost = Callable[[], object] | None
 
 #: Stands for ``default`` left out; None would be a value.
 MISSING: Any = Default("<nothing>")
@@ -52,7 +52,7 @@ class LockOptions(TypedDict, total=False):
     min_hold: float
     max_hold: float | None
     release: Literal["transaction", "now"]
-    on_lost: Callable[[], Any] | Literal["terminate"] | None
+    on_lost: Callable[[], object] | Literal["terminate"] | None
     cancel_on_lost: bool
     status_code: int
     retry_after: float | None
@@ -85,7 +85,7 @@ class Options:
     max_hold: float | None = None
     release: str = "transaction"
     on_conflict: OnConflict | None = None
-    on_lost: Callable[[], Any] | str | None = None
+    on_lost: Callable[[], object] | str | None = None
     cancel_on_lost: bool = False
     default: Any = MISSING
     status_code: int = 409
@@ -189,7 +189,7 @@ class Options:
         check_holds(self.min_hold, self.max_hold)
 
     @cached_property
-    def of_lock(self) -> dict[str, Any]:
+    def of_lock(self) -> dict[str, object]:
         """What a lock is made with. Of each call: its ``on_lost``, ``label`` and ``group``."""
         options = {name: getattr(self, name) for name in _OF_LOCKS if name != "timeout"}
         # Each call has its own lock object, which all threads of the call may use.
@@ -202,7 +202,7 @@ class Options:
             options["renew"] = self.timeout is not None
         return options
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """The options that differ from their defaults, without ``key`` and ``using``."""
         left = [f for f in fields(self) if f.name not in ("key", "using")]
         return {f.name: getattr(self, f.name) for f in left if getattr(self, f.name) != f.default}
@@ -214,6 +214,6 @@ class Options:
                 raise TypeError(f"{name} means nothing for {kind}")
 
 
-def _check_code(what: str, value: Any, lowest: int, highest: int) -> None:
+def _check_code(what: str, value: object, lowest: int, highest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
         raise ValueError(f"{what} must be a whole number from {lowest} to {highest}, not {value!r}")

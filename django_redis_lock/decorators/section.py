@@ -79,7 +79,7 @@ def current_lock() -> CurrentLock:
     entered = _entered.get()
     if not entered:
         raise LockError("current_lock() works inside what locked() decorates: no lock is held here")
-    lock: Any = entered[-1].lock
+    lock: object = entered[-1].lock
     return cast("CurrentLock", lock)
 
 
@@ -222,10 +222,10 @@ class Section:
 
     # -- the steps ---------------------------------------------------------------------------
 
-    def _call(self, method: str, **options: Any) -> Any:
+    def _call(self, method: str, **options: object) -> object:
         return getattr(self.lock, method)(**options)
 
-    def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
+    def _in_callers_thread(self, function: Callable[[], object]) -> object:
         """Call ``function`` in the thread of the synchronous caller, who may have a transaction
         open; None if there is no such caller."""
         return _for_sync_caller(function) if self._asynchronous else function()
@@ -275,7 +275,7 @@ class Section:
             on_wait((yield from self._conflict()))
         return (yield from self._try(retry))
 
-    def _try(self, retry: RetryUntil, **options: Any) -> Steps[bool]:
+    def _try(self, retry: RetryUntil, **options: object) -> Steps[bool]:
         while True:
             left = retry.left()
             if "blocking" not in options:
@@ -334,7 +334,7 @@ class Section:
         return replace(conflict, first_name=self.names[0])
 
 
-async def _for_sync_caller(function: Callable[[], Any]) -> Any:
+async def _for_sync_caller(function: Callable[[], object]) -> object:
     """Call it in the thread that waits for this task in ``async_to_sync``, if there is one."""
     waits = getattr(AsyncToSync.executors, "current", None) is not None
     if waits or asyncio.get_running_loop() in getattr(AsyncToSync, "loop_thread_executors", ()):
@@ -354,7 +354,7 @@ def _is_held_here(lock: BaseLock) -> bool:
     return lock.local.token is not None and not (hold is not None and hold.from_parent_process)
 
 
-def _release(lock: Any, name: str, release: Callable[[], Any]) -> Steps[None]:
+def _release(lock: Any, name: str, release: Callable[[], object]) -> Steps[None]:
     if not _is_held_here(lock):
         return
     before = lock._state()

@@ -153,11 +153,11 @@ class TransactionWatch:
         vars(connection).update(overlays)
         vars(connection)[_WATCH] = (self, overlays)
 
-    def _overlay(self, connection: BaseDatabaseWrapper, name: str) -> Callable[..., Any]:
+    def _overlay(self, connection: BaseDatabaseWrapper, name: str) -> Callable[..., object]:
         method = getattr(connection, name)
 
         @functools.wraps(method)
-        def overlay(*args: Any, **kwargs: Any) -> Any:
+        def overlay(*args: object, **kwargs: object) -> object:
             within = self._within
             try:
                 self._within = True

@@ -18,7 +18,7 @@ from django.urls import get_urlconf
 from django.views import View
 
 from ..middleware import request_of
-from .key_template import bound_method
+from .key_template import Args, Kwargs, bound_method
 from .options import EXIT_CODES, MISSING, Options
 
 #: Methods that Django and Django REST framework call with a request, and whose result they take for
@@ -51,7 +51,7 @@ _RUN_LATER = (ContextDecorator, AsyncContextDecorator, Thread, Future)
 _OF_TASKS = ("delay", "apply_async", "enqueue", "send", "defer", "schedule")
 
 
-def refuse_hook(options: Options, function: Any, dotted: str) -> None:
+def refuse_hook(options: Options, function: Callable[..., object], dotted: str) -> None:
     """
     Raises:
         TypeError: ``function`` is a known hook, and the options do not say what it returns if the
@@ -72,7 +72,7 @@ def refuse_hook(options: Options, function: Any, dotted: str) -> None:
         )
 
 
-def refuse_object(target: Any) -> None:
+def refuse_object(target: object) -> None:
     """
     Raises:
         TypeError: ``target`` is what another decorator made of a function, so a lock around it
@@ -96,7 +96,7 @@ def refuse_object(target: Any) -> None:
         )
 
 
-def complete(result: Any, dotted: str) -> Any:
+def complete(result: object, dotted: str) -> object:
     """``result``. Raises TypeError if some of what the function ``dotted`` has returned has yet to
     run, when its lock is released."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -116,13 +116,13 @@ def complete(result: Any, dotted: str) -> Any:
     raise TypeError(f"{returned}: {instead}")
 
 
-def _is_over(result: Any) -> bool:
+def _is_over(result: object) -> bool:
     if isinstance(result, Thread):
         return result.ident is not None and not result.is_alive()
     return bool(hasattr(result, "done") and result.done())
 
 
-def is_view(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_view(function: object, args: Args, kwargs: Kwargs) -> bool:
     """Whether the caller of ``function`` with these arguments, among them a request, sends on a
     response: it is the handler of a class of views, an action of the admin, or what the request's
     URL leads to. Without a URL, as in a test: a function that takes the request first."""
@@ -156,34 +156,34 @@ def is_view(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     return view is not None and (made.__module__, made.__name__) == (plain.__module__, name)
 
 
-def view_of(function: Any, args: tuple[Any, ...]) -> View | None:
+def view_of(function: object, args: Args) -> View | None:
     """The instance of a class of views of which ``function``, called with ``args``, is a method."""
     method = bound_method(function)
     first = next(iter(args), None) if method is None else method.__self__
     return first if isinstance(first, View) else None
 
 
-def is_api_view(kind: Any) -> bool:
+def is_api_view(kind: object) -> bool:
     """Whether ``kind`` is a view class of Django REST framework."""
     module = sys.modules.get("rest_framework.views")
     return module is not None and isinstance(kind, type) and issubclass(kind, module.APIView)
 
 
-def is_dispatch(function: Any) -> bool:
+def is_dispatch(function: object) -> bool:
     method = bound_method(function)
     if method is not None:
         return method.__name__ == "dispatch" and isinstance(method.__self__, View)
     return getattr(function, "__name__", "") == "dispatch" and inspect.isfunction(function)
 
 
-def _is_handler(view: Any, name: str) -> bool:
+def _is_handler(view: View, name: str) -> bool:
     handlers = {"dispatch", getattr(view, "action", None), *view.http_method_names}
     if is_api_view(type(view)):
         handlers |= _OF_REST
     return name in handlers or name in (getattr(view, "action_map", None) or {}).values()
 
 
-def _is_action(model_admin: Any, function: Any, request: Any) -> bool:
+def _is_action(model_admin: Any, function: object, request: Any) -> bool:
     """Whether the user of the admin has chosen this action. It may be registered by another name,
     and a page with two menus sends the choice of both."""
     chosen = request.POST.getlist("action")
@@ -192,22 +192,22 @@ def _is_action(model_admin: Any, function: Any, request: Any) -> bool:
     return any(each is function for call in called for each in _unwrapped(call))
 
 
-def _takes_request(function: Callable[..., Any]) -> bool:
+def _takes_request(function: Callable[..., object]) -> bool:
     """Whether this is a method with a request as its first argument."""
     names = _first_arguments(function)
     return "request" in (names[:1] if bound_method(function) else names[1:])
 
 
-def _first_arguments(function: Callable[..., Any]) -> list[str]:
+def _first_arguments(function: Callable[..., object]) -> list[str]:
     try:
         return [*inspect.signature(bound_method(function) or function).parameters][:2]
     except (TypeError, ValueError):  # Of a function in C they may be unknown.
         return []
 
 
-def _unwrapped(callback: Any) -> Iterator[Any]:
+def _unwrapped(callback: object) -> Iterator[object]:
     """``callback`` and what it calls, as far as decorators say so."""
-    seen: list[Any] = []
+    seen: list[object] = []
     left = [callback]
     while left and len(seen) < 100:
         each = left.pop()
@@ -224,7 +224,7 @@ def _unwrapped(callback: Any) -> Iterator[Any]:
             left += _operations(each)
 
 
-def _operations(view: Any) -> Iterator[Any]:
+def _operations(view: object) -> Iterator[object]:
     """The functions of a path of Django Ninja, whose view refers to them in its closure."""
     for cell in getattr(view, "__closure__", None) or ():
         for operation in getattr(cell.cell_contents, "operations", ()):

@@ -32,7 +32,7 @@ from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
 from ..transport.refusals import is_unusable
-from .key_template import bound_method, made_for_task, names_of
+from .key_template import Args, Kwargs, bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import EXIT_CODES, MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
@@ -53,7 +53,11 @@ class LockedFunction:
     """
 
     def __init__(
-        self, options: Options, function: Callable[..., Any], dotted: str, is_handler: bool = False
+        self,
+        options: Options,
+        function: Callable[..., object],
+        dotted: str,
+        is_handler: bool = False,
     ) -> None:
         if any(map(_is_generator, (function, type(function).__call__))):
             raise TypeError(
@@ -94,21 +98,21 @@ class LockedFunction:
             _declared.add(self)
         return wrapper
 
-    def _wrapper(self) -> Callable[..., Any]:
+    def _wrapper(self) -> Callable[..., object]:
         function = self.function
         if _is_async(function):
 
-            async def acall(*args: Any, **kwargs: Any) -> Any:
+            async def acall(*args: object, **kwargs: object) -> object:
                 return await self.arun(args, kwargs)
 
             return acall
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return self.run(args, kwargs)
 
         if is_dispatch(function):
 
-            def dispatch(*args: Any, **kwargs: Any) -> Any:
+            def dispatch(*args: object, **kwargs: object) -> object:
                 # Django awaits the result if the view's methods are coroutine functions.
                 view = view_of(function, args)
                 if view is not None and view.view_is_async:
@@ -120,7 +124,7 @@ class LockedFunction:
 
     # -- threads -----------------------------------------------------------------------------
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, args: Args, kwargs: Kwargs) -> object:
         section = Section(self.options, self.name_of(args, kwargs), self.target, self.group)
         if not (args and isinstance(args[0], BaseCommand)):
             if self.options.on_lost == "terminate":
@@ -135,7 +139,7 @@ class LockedFunction:
         with release_on_sigterm():
             return self._run(section, args, kwargs)
 
-    def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, section: Section, args: Args, kwargs: Kwargs) -> object:
         entered = None
         try:
             entered = self._entered(section, args, kwargs)
@@ -156,7 +160,7 @@ class LockedFunction:
             return of_this_moment(self._answer(section.conflict(), args, kwargs))
         return complete(result, self.target)
 
-    def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _entered(self, section: Section, args: Args, kwargs: Kwargs) -> bool:
         if not (args and isinstance(args[0], BaseCommand)):
             with _request_noted(args, kwargs):
                 return bool(section.enter())
@@ -164,31 +168,29 @@ class LockedFunction:
         with nullcontext() if waits_on else outages_not_logged():
             return bool(section.enter(_print_waiting(args[0], kwargs)))
 
-    def _end_command(self, name: str, error: Exception, args: tuple[Any, ...]) -> None:
+    def _end_command(self, name: str, error: Exception, args: Args) -> None:
         """The lock could not be requested."""
         refused = isinstance(error, LockError) and not is_outage(error)
         if args and isinstance(args[0], BaseCommand) and not refused:
             raise unavailable(name, error, self.options.unavailable_exit_code) from error
 
-    def _request_to_answer(
-        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _request_to_answer(self, error: Exception, args: Args, kwargs: Kwargs) -> object:
         """The request of a view that answers 503 because of ``error``, or None. With a default or
         its own ``on_conflict``, the error is raised."""
         chosen = self.options.on_conflict is not None or self.options.default is not MISSING
         return None if chosen or not is_unusable(error) else self._request_of_view(args, kwargs)
 
-    def _request_of_view(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _request_of_view(self, args: Args, kwargs: Kwargs) -> object:
         """The request, if this is a call of a view."""
         request = request_of(args, kwargs)
         if request is None or self._is_handler or is_view(self.function, args, kwargs):
             return request
         return None
 
-    def _unavailable(self, request: Any, name: str, error: Exception) -> Any:
+    def _unavailable(self, request: object, name: str, error: Exception) -> object:
         return service_unavailable(request, name, error, self.options.retry_after, self.json)
 
-    def _answer(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _answer(self, conflict: Conflict, args: Args, kwargs: Kwargs) -> Any:
         options = self.options
         if options.on_conflict is skip and self._request_of_view(args, kwargs) is None:
             return None
@@ -209,7 +211,7 @@ class LockedFunction:
 
     # -- tasks -------------------------------------------------------------------------------
 
-    async def arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def arun(self, args: Args, kwargs: Kwargs) -> object:
         by_function = callable(self.options.key)
         name = await made_for_task(self.name_of, args, kwargs, by_function=by_function)
         section = Section(self.options, name, self.target, self.group, asynchronous=True)
@@ -235,9 +237,7 @@ class LockedFunction:
         await section.leave()
         return complete(result, self.target)
 
-    async def _aanswer(
-        self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def _aanswer(self, conflict: Conflict, args: Args, kwargs: Kwargs) -> object:
         if iscoroutinefunction(self.options.on_conflict):
             return await self._answer(conflict, args, kwargs)
         # A template, or the project's on_conflict, may query the database.
@@ -256,35 +256,33 @@ def declarations() -> list[LockedFunction]:
     return sorted(_declared, key=lambda lock: (lock.target, lock.name))
 
 
-def _request_noted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
+def _request_noted(args: Args, kwargs: Kwargs) -> AbstractContextManager[None]:
     """Locks are acquired for the request in the arguments of a view."""
     request = request_of(args, kwargs)
     return nullcontext() if request is None else doing(RequestActivity(request))
 
 
-def _is_async(function: Any) -> bool:
+def _is_async(function: object) -> bool:
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
-def _is_generator(function: Any) -> bool:
+def _is_generator(function: object) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
-def _takes_arguments(function: Any) -> bool:
+def _takes_arguments(function: Callable[..., object]) -> bool:
     try:
         return bool(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # Of a function in C it may be unknown.
         return True
 
 
-def _is_djangos_dummy(function: Any) -> bool:
+def _is_djangos_dummy(function: object) -> bool:
     """Whether ``method_decorator`` only tries out what the decorator does to a function."""
     return getattr(function, "__module__", "") == "django.utils.decorators"
 
 
-def _print_waiting(
-    command: BaseCommand, kwargs: dict[str, Any]
-) -> Callable[[Conflict], None] | None:
+def _print_waiting(command: BaseCommand, kwargs: Kwargs) -> Callable[[Conflict], None] | None:
     if not kwargs.get("verbosity", 1):
         return None
 
@@ -355,7 +353,7 @@ def _refuse_command_options(options: Options, kind: str) -> None:
         raise TypeError(f'on_lost="terminate" means nothing for {kind}: {ONLY_COMMANDS}')
 
 
-def _dotted(options: Options, target: Any) -> str:
+def _dotted(options: Options, target: object) -> str:
     method = bound_method(target)
     if method is not None:  # From method_decorator; may be inherited from Django's View.
         kind = type(method.__self__)
@@ -370,13 +368,13 @@ def _dotted(options: Options, target: Any) -> str:
 # -- tasks ----------------------------------------------------------------------------------
 
 
-def is_django_task(target: Any) -> bool:
+def is_django_task(target: object) -> bool:
     """Whether ``target`` is a task made by Django's ``@task`` (or its backport, django-tasks)."""
     modules = (sys.modules.get("django.tasks.base"), sys.modules.get("django_tasks.base"))
     return any(module is not None and isinstance(target, module.Task) for module in modules)
 
 
-def celery_task(target: Any) -> Any:
+def celery_task(target: object) -> Any:
     """``target`` if it is a Celery task, else None."""
     if type(target).__module__ == "celery.local" and type(target).__name__ == "Proxy":
         raise TypeError(
@@ -395,13 +393,13 @@ def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
     authenticated, and a request that is not permitted takes no lock."""
     initial = target.initial
 
-    def handle(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def handle(self: Any, request: object, *args: object, **kwargs: object) -> object:
         return self._unwrapped[handle](request, *args, **kwargs)
 
     wrapped = wrap(handle)
 
     @functools.wraps(initial)
-    def then(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    def then(self: Any, request: Any, *args: object, **kwargs: object) -> None:
         initial(self, request, *args, **kwargs)
         method = request.method.lower()
         if method in self.http_method_names and method != "options" and hasattr(self, method):

@@ -266,7 +266,7 @@ def unwinding(*signals: signal.Signals) -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    before: dict[signal.Signals, Any] = {}
+    before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
     try:
         for wanted in signals or (signal.SIGTERM,):
             before[wanted] = signal.signal(wanted, leave)

@@ -111,7 +111,7 @@ def _load(name: str) -> BaseCommand:
 
 @contextmanager
 def _environment(changes: dict[str, str]) -> Iterator[None]:
-    before: dict[str, Any] = {name: os.environ.get(name) for name in changes}
+    before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
         yield

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -55,7 +55,7 @@ def doing(what: object) -> Iterator[None]:
         activity.set(before)
 
 
-def request_of(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def request_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     """The request in the arguments of a view, or of a method of one; None if there is none."""
     for argument in (*args[:2], *kwargs.values()):
         if isinstance(argument, HttpRequest):
@@ -107,7 +107,7 @@ def _user_of(request: HttpRequest) -> str:
 
 
 @sync_and_async_middleware
-def note_request(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], object]:
+def note_request(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
     """A middleware: the description of a lock's holder says for which request it was acquired.
     Views with ``locked()`` do not need it."""
     if iscoroutinefunction(get_response):
@@ -161,7 +161,7 @@ def _celery_ends(task_id: str, **kwargs: object) -> None:
     _end(task_id)
 
 
-def _django_begins(task_result: Any, **kwargs: Any) -> None:
+def _django_begins(task_result: Any, **kwargs: object) -> None:
     _begin(task_result.task.module_path, task_result.id)
 
 

@@ -29,7 +29,7 @@ from .in_process import (
 )
 from .leader import Leader, Producer, Undecodable
 from .runners import Runner
-from .scripts import NOTHING, Before, Failed, Follows, Found, Leads, Reply
+from .scripts import NOTHING, Before, Failed, Follows, Found, Leads, State
 
 logger = get_logger("django_redis_lock.flights")
 
@@ -57,13 +57,13 @@ class Round:
 
     def __init__(self) -> None:
         self.led: dict[bytes, Before] = {}
-        self.present: dict[bytes, Any] = {}
+        self.present: dict[bytes, object] = {}
         self.overtaken: dict[bytes, bytes] = {}
         self.streams: dict[bytes, bytes] = {}
         self.ends_at = math.inf
         self.failed: ComputationFailed | None = None
 
-    def add(self, key: bytes, reply: Reply, overtakes: bool) -> None:
+    def add(self, key: bytes, reply: State, overtakes: bool) -> None:
         match reply:
             case Leads(before):
                 self.led[key] = before
@@ -111,7 +111,7 @@ class MultiFlight:
         #: The SHA-1 of values that cannot be decoded, by key: they count as missing.
         self._undecodable: dict[bytes, str] = {}
         #: The values so far: they count also if a request fails later.
-        self.values: dict[bytes, Any] = {}
+        self.values: dict[bytes, object] = {}
 
     def leader(self, keys: list[bytes]) -> Leader:
         shared = self._shared if isinstance(self._shared, InProcessFlight) else None
@@ -182,7 +182,7 @@ class MultiFlight:
             replies.ends_at = min(replies.ends_at, time.monotonic() + FOLLOWER_CHECK_SECONDS)
         return replies
 
-    def _compute(self, leader: Leader) -> Steps[dict[bytes, Any]]:
+    def _compute(self, leader: Leader) -> Steps[dict[bytes, object]]:
         """Compute the values, store them, and hand that of a single key to the callers of this
         process that wait for it.
 
@@ -234,7 +234,7 @@ class MultiFlight:
 
     def compute_anyway(
         self, keys: list[bytes], *, replace: bool = False
-    ) -> Steps[dict[bytes, Any]]:
+    ) -> Steps[dict[bytes, object]]:
         """The values, computed by this caller even if others are computing them. The first result
         is stored: if each caller that has waited long enough replaced the one before, no result
         might ever be. With ``replace`` the results of earlier leaders are not stored. A write wins
@@ -265,7 +265,7 @@ class SingleFlight(MultiFlight):
         super().__init__(runner, flight_timeout, producer)
         self._key = key
 
-    def get_value(self, deadline: float, outage: BaseException | None = None) -> Steps[Any]:
+    def get_value(self, deadline: float, outage: BaseException | None = None) -> Steps[object]:
         """The value, computed by this caller or by another; or ``TOO_LATE``.
 
         Args:
@@ -308,7 +308,7 @@ class SingleFlight(MultiFlight):
             if shared.outage is not None and not outage:
                 raise CoordinationError from shared.outage
 
-    def compute_value(self, outage: BaseException | None = None) -> Steps[Any]:
+    def compute_value(self, outage: BaseException | None = None) -> Steps[object]:
         """As ``compute_anyway``. ``outage``: as for ``get_value``."""
         self._shared = SharedValue()
         if outage:
@@ -322,7 +322,7 @@ class SingleFlight(MultiFlight):
         shared.requests += 1
         return values[self._key]
 
-    def _final_read(self) -> Steps[Any]:
+    def _final_read(self) -> Steps[object]:
         """The value, or TOO_LATE. The caller we waited for may have read a value in Redis."""
         try:
             stored = yield self._runner.read(self._key)

@@ -8,12 +8,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..clock import time
 from ..exceptions import LockError
 from ..keeper import Job, keeper
-from ..protocol import Call, Owner, encodable, fingerprint, hostname, milliseconds, new_token
+from ..protocol import Call, Owner, Reply, encodable, fingerprint, hostname, milliseconds, new_token
 from ..protocol.keys import FLIGHTS, flight_key, flight_leader
 from ..threads import Mutex, after_fork
 from ..transport import Server
@@ -30,7 +30,7 @@ class SharedValue:
     """What a caller has to tell the others that want the same value."""
 
     requests = 0  #: How many it has sent.
-    encoded: Any = None  #: The value as Redis stores it; None: query Redis again.
+    encoded: object = None  #: The value as Redis stores it; None: query Redis again.
     trace = ""  #: Of the computation; see ``events.trace_parent``.
     computed = False  #: Whether the value was computed, not only read.
     outage: Exception | None = None  #: Why a request failed.
@@ -49,8 +49,9 @@ class InProcessFlight(SharedValue):
         self.caller_ref = weakref.ref(self if caller is None else caller)
 
 
+Function = Callable[..., object]
 #: A key of one database, and what stands for its callers: the ``group`` of their runners.
-FlightKey = tuple[Server, bytes, Any]
+FlightKey = tuple[Server, bytes, object]
 
 #: The flights of this process. A single operation of a dict is atomic, so it needs no mutex.
 in_flight: dict[FlightKey, InProcessFlight] = {}
@@ -107,20 +108,20 @@ class DeferredCall:
         defer: turns a function into an awaitable one that runs in that thread.
     """
 
-    def __init__(self, function: Callable[..., Any], defer: Callable[..., Any]) -> None:
+    def __init__(self, function: Function, defer: Callable[[Function], Function]) -> None:
         self._function = function
         self._defer = defer
         self._mutex = Mutex()
         self._begun = self._overtaken = False
 
-    def replaced(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> DeferredCall:
+    def replaced(self, wrap: Callable[[Function], Function]) -> DeferredCall:
         """Another one, of what ``wrap`` makes of the function."""
         return DeferredCall(wrap(self._function), self._defer)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
         return self._defer(self._begin)(*args)
 
-    def _begin(self, *args: Any) -> Any:
+    def _begin(self, *args: object) -> object:
         with self._mutex:
             if self._overtaken:
                 self._overtaken = False
@@ -143,7 +144,7 @@ _deferred: weakref.WeakValueDictionary[bytes, DeferredCall] = weakref.WeakValueD
 after_fork(_deferred.clear)
 
 
-def token_for(compute: Callable[..., Any]) -> bytes:
+def token_for(compute: Function) -> bytes:
     """A token for the flight of a value that ``compute`` returns."""
     token = new_token()
     if isinstance(compute, DeferredCall):
@@ -259,7 +260,7 @@ class FlightRenewal(Job):
         known = {name: encodable(text) for name, text in described.items() if text}
         return (f"{(now - self._began) * 1000:.0f}", *owner.fields(), *chain(*known.items()))
 
-    def answered(self, value: Any, sent_at: float) -> None:
+    def answered(self, value: Reply, sent_at: float) -> None:
         self._named = True
         self.due = sent_at + self.deadline_scale / 3
         if not value:  # A write has ended the flight. STORE will tell the leader.

@@ -16,7 +16,7 @@ from .. import events
 from ..clock import time
 from ..events import Computed, Computing, Stored, Subject
 from ..keeper import DeferredRelease, keeper
-from ..protocol import Call, as_bytes, milliseconds, printable
+from ..protocol import Call, Reply, as_bytes, milliseconds, printable
 from ..protocol.keys import flight_key, flight_keys
 from ..steps import Steps
 from ..threads import get_logger, may_log, this_process
@@ -31,7 +31,7 @@ from .in_process import (
     token_for,
 )
 from .runners import Computation, ProducerFailed, Runner
-from .scripts import END_FLIGHT, NOTHING, STORE, TAKE_FLIGHT, TAKE_OVER, Before, Leads, Reply, parse
+from .scripts import END_FLIGHT, NOTHING, STORE, TAKE_FLIGHT, TAKE_OVER, Before, Leads, State, parse
 
 logger = get_logger("django_redis_lock.flights")
 outage_logger = get_logger("django_redis_lock.outage")
@@ -63,20 +63,20 @@ class Producer(NamedTuple):
         name, group, cache: see ``events.Subject``.
     """
 
-    compute: Callable[..., Any]
-    encode: Callable[[Any], bytes | int]
-    decode: Callable[[Any], Any]
-    lifetime: Callable[[Any], int]
+    compute: Callable[..., object]
+    encode: Callable[[object], bytes | int]
+    decode: Callable[[object], object]
+    lifetime: Callable[[object], int]
     stale: int = 0
     error_ttl: int = 0
     name: str = ""
     group: str = ""
-    cache: Any = None
+    cache: object = None
 
     def subject(self, server: Server) -> Subject:
         return Subject.of(self.name, self.group, "", server, self.cache)
 
-    def emit(self, server: Server, kind: Callable[..., Any], *details: Any) -> None:
+    def emit(self, server: Server, kind: Callable[..., object], *details: object) -> None:
         """Emit an event of this ``kind`` about the value."""
         if events.listeners:
             events.emit(kind(self.subject(server), *details))
@@ -149,7 +149,7 @@ class Leader:
         followed: Mapping[bytes, bytes] = _NONE,
         undecodable: Mapping[bytes, str] = _NONE,
         unseen: bool = False,
-    ) -> Steps[list[Reply]]:
+    ) -> Steps[list[State]]:
         """Who leads the flight of each key, or its value.
 
         Args:
@@ -230,12 +230,12 @@ class Leader:
             for key, reply in zip(keys, replies, strict=True)
         }
 
-    def _run(self, *calls: Call) -> Steps[list[Any]]:
+    def _run(self, *calls: Call) -> Steps[list[Reply]]:
         """The replies to ``calls``. A caller that is interrupted (by cancellation, Ctrl-C or a time
         limit) cannot know whether it leads, so it ends its flights."""
         self.sent_at = time.monotonic()
         try:
-            replies: list[Any] = yield self._runner.run(*calls)
+            replies: list[Reply] = yield self._runner.run(*calls)
             return replies
         except (RedisError, OSError, GeneratorExit):
             raise
@@ -258,7 +258,7 @@ class Leader:
         self.keys, self._before = list(before), before
         self.renewals = [FlightRenewal(self, key) for key in self.keys]
 
-    def lead(self) -> Steps[dict[bytes, Any]]:
+    def lead(self) -> Steps[dict[bytes, object]]:
         """Compute the values, while the keeper renews the flights; if that fails, they end. Sets
         ``encoded``, for ``store``.
 
@@ -287,7 +287,7 @@ class Leader:
             for renewal in self.renewals:
                 keeping.discard(renewal)
 
-    def resume(self, runner: Runner, compute: Callable[[], Any]) -> Steps[None]:
+    def resume(self, runner: Runner, compute: Callable[[], object]) -> Steps[None]:
         """As ``lead`` and ``store``, after the computation was postponed."""
         self._runner, self.producer = runner, self.producer._replace(compute=compute)
         yield from self.lead()
@@ -299,7 +299,7 @@ class Leader:
         if self._shared is not None:
             self._runner.call_soon(leave, self._shared)
 
-    def compute(self, outage: BaseException | None = None) -> Steps[dict[bytes, Any]]:
+    def compute(self, outage: BaseException | None = None) -> Steps[dict[bytes, object]]:
         """The values by key.
 
         Args:
@@ -333,7 +333,7 @@ class Leader:
                     seconds = time.monotonic() - began
                     events.emit(Computed(subject, seconds, error, count, outage is not None))
 
-    def _by_key(self, values: Any, names: Mapping[bytes, str]) -> dict[bytes, Any]:
+    def _by_key(self, values: object, names: Mapping[bytes, str]) -> dict[bytes, object]:
         if not isinstance(values, Mapping):
             wrong = f"default_many must return a dict by key, not {values!r}"
             raise ProducerFailed(TypeError(wrong))
@@ -342,7 +342,7 @@ class Leader:
         except BaseException as error:  # It may compute its values only now.
             raise ProducerFailed(error) from error
 
-    def encode(self, values: Mapping[bytes, Any]) -> dict[bytes, Encoded]:
+    def encode(self, values: Mapping[bytes, object]) -> dict[bytes, Encoded]:
         """The values as Redis stores them; without one of these none can be stored."""
         encode, lifetime = self.producer.encode, self.producer.lifetime
         try:

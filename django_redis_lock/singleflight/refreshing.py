@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from redis.exceptions import RedisError
 
 from ..clock import time
@@ -22,7 +20,7 @@ logger = get_logger("django_redis_lock.flights")
 class Refreshing(SingleFlight):
     """Computes the stale value at ``key`` again."""
 
-    def refresh(self, old: Any, wait: float | None) -> Steps[Any]:
+    def refresh(self, old: object, wait: float | None) -> Steps[object]:
         """Compute a stale value again; if another caller is doing so, return the old one.
 
         Args:
@@ -62,7 +60,7 @@ class Refreshing(SingleFlight):
             yield self._runner.wait_for_event(ended, time.monotonic() + wait)
         return results[0] if results and wait else old
 
-    def _refresh_or_return_old(self, leader: Leader, old: Any) -> Steps[Any]:
+    def _refresh_or_return_old(self, leader: Leader, old: object) -> Steps[object]:
         try:
             return (yield from self._compute(leader))[self._key]
         except Overtaken:

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..clock import time
 from ..keeper import Job, keeper
-from ..protocol import Call, as_bytes
+from ..protocol import Call, Reply, as_bytes
 from ..steps import Steps
 from ..threads import InCaller, ThreadEvent, ThreadPool, Work, this_process
 from ..transport import (
@@ -76,10 +76,10 @@ class Computation(NamedTuple):
     """A step, of threads and of tasks: the call of ``function``, whose result is awaited if it is
     awaitable. It raises ProducerFailed if that raises."""
 
-    function: Callable[[], Any]
+    function: Callable[[], object]
 
 
-def _refuse(coroutine: CoroutineType[Any, Any, Any]) -> NoReturn:
+def _refuse(coroutine: CoroutineType[object, object, object]) -> NoReturn:
     coroutine.close()
     raise TypeError(
         "a thread cannot await the coroutine that computes the value: use aget_or_set(), "
@@ -99,7 +99,7 @@ class ThreadRunner:
     new_event = ThreadEvent
     #: Stands for the callers that wait for each other in memory, such as the tasks of an event
     #: loop; None for threads.
-    group: Any = None
+    group: object = None
     #: Whether a thread waits for the caller: it is the caller, or has asyncio run it.
     in_thread = True
 
@@ -142,13 +142,13 @@ class ThreadRunner:
             steps.close()  # A traceback may keep what was interrupted between two steps.
         raise error
 
-    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+    def call_soon(self, function: Callable[..., object], *args: object) -> None:
         """Call ``function`` where the callers run. The keeper uses this."""
         function(*args)
 
     # -- the steps ---------------------------------------------------------------------------
 
-    def run(self, *calls: Call, done: bool = False) -> Any:
+    def run(self, *calls: Call, done: bool = False) -> list[Reply]:
         """Run scripts, in one round trip; returns their replies.
 
         Args:
@@ -158,13 +158,13 @@ class ThreadRunner:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return run_all(self._client, calls)
 
-    def exchange(self, command: bytes, replies: int) -> Any:
+    def exchange(self, command: bytes, replies: int) -> Reply:
         """So many ``replies`` to ``command``, which may run twice."""
         if this_process() is not self._process:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return exchange_with(self.server, command, replies)
 
-    def read(self, key: bytes) -> Any:
+    def read(self, key: bytes) -> Reply:
         """The value at ``key`` and its PTTL, None if there is none: by the client if a tool
         observes that."""
         call = Call(READ, (key,), ())
@@ -176,14 +176,14 @@ class ThreadRunner:
                     return read_value(self._client, key, lifetime=True)
         return self.run(call)[0]
 
-    def wait_for_event(self, event: Any, until: float) -> Any:
+    def wait_for_event(self, event: Any, until: float) -> bool:
         """Wait for an event of this process, or until a monotonic time; returns whether it came."""
-        return event.wait(max(0.0, until - time.monotonic()))
+        return bool(event.wait(max(0.0, until - time.monotonic())))
 
-    def pause(self, seconds: float) -> Any:
-        return time.sleep(seconds)
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
-    def run_in_background(self, steps: Steps[Any], renewal: Job) -> Any:
+    def run_in_background(self, steps: Steps[object], renewal: Job) -> bool:
         """Execute ``steps`` in the background; returns whether the queue had room. Until they
         begin, the keeper does ``renewal``; they end it."""
         keeper().add(renewal)
@@ -195,7 +195,7 @@ class ThreadRunner:
                 keeper().discard(renewal)
         return accepted
 
-    def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:
+    def wait_for_leader(self, streams: Sequence[bytes], until: float) -> str:
         """Wait until one of the flights with these streams has ended, or until a monotonic time;
         returns the trace of its computation, if that is known."""
         streams, reply = self.server.in_one_call(streams), None
@@ -232,11 +232,11 @@ Runner: TypeAlias = "ThreadRunner | AsyncRunner"
 SENT_AGAIN = (ResponseError, RedisConnectionError)
 
 
-def arguments_of(call: Call) -> tuple[Any, ...]:
+def arguments_of(call: Call) -> tuple[object, ...]:
     return call.script.sha, len(call.keys), *call.keys, *call.args
 
 
-def trace_in(reply: Any) -> str:
+def trace_in(reply: Reply) -> str:
     """The trace of a computation in the reply to ``reading``, empty if it is not there."""
     streams = reply.values() if isinstance(reply, dict) else (of for _, of in reply or ())
     for entries in streams:

@@ -8,11 +8,10 @@ seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..clock import time
-from ..protocol import as_bytes, script, shared
+from ..protocol import Reply, as_bytes, script, shared
 
 # let_go(flight, first): a write ends the computation, if one is under way, and its followers look
 # again at once. Their stream's name begins as the flight's does. A user who may write but not do
@@ -351,7 +350,7 @@ class Leads(NamedTuple):
 class Found(NamedTuple):
     """There is a value, as Redis stores it."""
 
-    value: Any
+    value: object
 
 
 class Failed(NamedTuple):
@@ -372,10 +371,11 @@ class Follows(NamedTuple):
     ends_at: float
 
 
-Reply: TypeAlias = Leads | Found | Failed | Follows
+#: That of a value, as TAKE_FLIGHT replies.
+State: TypeAlias = Leads | Found | Failed | Follows
 
 
-def parse(reply: Sequence[Any]) -> Reply:
+def parse(reply: Reply) -> State:
     """A ``reply`` of TAKE_FLIGHT."""
     match [int(reply[0]), *reply[1:]]:
         case [1, *before]:

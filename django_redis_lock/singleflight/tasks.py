@@ -13,10 +13,11 @@ from redis.exceptions import RedisError
 
 from ..clock import time
 from ..keeper import Job
-from ..protocol import Call
+from ..protocol import Call, Reply
 from ..steps import Steps
 from ..transport import in_background, is_observed, is_outage, server_of
-from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all, cancellable
+from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all
+from ..transport.aio_connection import cancellable
 from .runners import (
     SENT_AGAIN,
     Computation,
@@ -46,7 +47,7 @@ class AsyncRunner:
 
     new_event = asyncio.Event
 
-    def __init__(self, client: Any, thread: Any = None) -> None:
+    def __init__(self, client: Any, thread: object = None) -> None:
         self._client = client
         self.server = server_of(client)
         self.in_thread = thread is not None
@@ -85,21 +86,21 @@ class AsyncRunner:
                 under_computation.reset(before)
         raise error
 
-    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+    def call_soon(self, function: Callable[..., object], *args: object) -> None:
         with suppress(RuntimeError):  # The loop has ended.
             self._loop.call_soon_threadsafe(function, *args)
 
     # -- the steps, as those of ``ThreadRunner`` ---------------------------------------------
 
-    async def run(self, *calls: Call, done: bool = False) -> Any:
+    async def run(self, *calls: Call, done: bool = False) -> list[Reply]:
         if done:
             return await asyncio.shield(in_background(arun_all(self._client, calls)))
         return await arun_all(self._client, calls)
 
-    async def exchange(self, command: bytes, replies: int) -> Any:
+    async def exchange(self, command: bytes, replies: int) -> Reply:
         return await aexchange(self._client, command, replies)
 
-    async def read(self, key: bytes) -> Any:
+    async def read(self, key: bytes) -> Reply:
         call = Call(READ, (key,), ())
         if not self.server.breaker.failing:
             with suppress(*SENT_AGAIN):
@@ -109,19 +110,19 @@ class AsyncRunner:
                     return await aread_value(self._client, key)
         return (await self.run(call))[0]
 
-    async def wait_for_event(self, event: Any, until: float) -> Any:
-        return await _within(event.wait(), until)
+    async def wait_for_event(self, event: Any, until: float) -> bool:
+        return bool(await _within(event.wait(), until))
 
-    async def pause(self, seconds: float) -> Any:
+    async def pause(self, seconds: float) -> None:
         await time.asleep(seconds)
 
-    async def run_in_background(self, steps: Steps[Any], renewal: Job) -> Any:
+    async def run_in_background(self, steps: Steps[object], renewal: Job) -> bool:
         refresh = in_background(self.do(steps))
         if refreshes_in_caller():
             await refresh
         return True
 
-    async def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:
+    async def wait_for_leader(self, streams: Sequence[bytes], until: float) -> str:
         streams, reply = self.server.in_one_call(streams), None
         try:
             connection = await aconnect(self._client, streams, timeout=5.0)
@@ -137,7 +138,7 @@ class AsyncRunner:
         return trace_in(reply)
 
 
-async def _within(work: Awaitable[Any], until: float) -> Any:
+async def _within(work: Awaitable[R], until: float) -> R | None:
     """The result of ``work``; None if it is not done by ``until`` (monotonic seconds)."""
     task = asyncio.ensure_future(work)
     try:

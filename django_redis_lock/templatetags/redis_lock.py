@@ -48,7 +48,7 @@ class CachedNode(Node):
         alias = options.pop("using", None) or _default_alias()
         if alias not in caches.settings:
             raise TemplateSyntaxError(f"cached: there is no cache {alias!r}")
-        cache: Any = value_cache(alias)
+        cache = value_cache(alias)
         timeout = _seconds("timeout", self.timeout.resolve(context))
         options = {name: _seconds(name, value) for name, value in options.items()}
         # Never in another thread: the context is this one's, and goes on with the page.
@@ -61,7 +61,7 @@ class CachedNode(Node):
             rendered.append(text)
             return None if has_token else text
 
-        def lifetime(fragment: str | None) -> Any:
+        def lifetime(fragment: str | None) -> float | None:
             return NOT_CACHEABLE_SECONDS if fragment is None else timeout
 
         fragment = cache.get_or_set(key, compute, lifetime, **options)

@@ -95,7 +95,7 @@ if hasattr(socket, "TCP_USER_TIMEOUT"):
 class Address(NamedTuple):
     """Where connections lead, with the arguments of redis-py's pools."""
 
-    connection_class: type[Any]
+    connection_class: type
     connection_kwargs: Settings
 
 

@@ -29,6 +29,7 @@ from .address import TWINS, common_settings, may_have_run, note_sent, probe_seco
 from .aio_connection import (
     READ_FIRST_SECONDS,
     AsyncRawConnection,
+    cancellable,
     connect_to,
     in_background,
     wait_awake,
@@ -61,6 +62,8 @@ class _OfLoop:
         self.clients: dict[Server, Any] = {}
         #: Those that its tasks share.
         self.connections: dict[Server, AsyncRawConnection] = {}
+        #: Others, on which something large was on its way.
+        self.others: dict[Server, AsyncRawConnection] = {}
         self.connecting: dict[Server, asyncio.Future[AsyncRawConnection]] = {}
         self.closing = self._close_with_the_loop()
         with suppress(StopIteration):  # It begins without waiting for anything.
@@ -73,15 +76,16 @@ class _OfLoop:
             yield
         finally:
             loops.pop(asyncio.get_running_loop(), None)
-            for connection in self.connections.values():
+            for connection in (*self.connections.values(), *self.others.values()):
                 connection.disconnect()
             for client in self.clients.values():
                 await client.connection_pool.disconnect()
 
     def forget_retired(self) -> None:
         """Close what leads to servers that have left their cluster or service."""
-        for old in [each for each in self.connections if each.retired]:
-            self.connections.pop(old).retire()
+        for connections in (self.connections, self.others):
+            for old in [each for each in connections if each.retired]:
+                connections.pop(old).retire()
         for old in [each for each in self.clients if each.retired]:
             closing = self.clients.pop(old).connection_pool.disconnect(inuse_connections=False)
             in_background(closing)
@@ -151,8 +155,13 @@ def connection_to(node: Server) -> AsyncRawConnection | None:
     """The connection to ``node`` that the tasks of the running loop share, if there is one."""
     of_loop = loops.get(asyncio.get_running_loop())
     known = None if of_loop is None else of_loop.connections.get(node)
-    usable = known is not None and known.generation == node.generation and known.takes_calls()
-    return known if usable else None
+    if of_loop is None or known is None or known.generation != node.generation:
+        return None
+    other = of_loop.others.get(node)
+    if known.in_transfer and other is not None and other.generation == node.generation:
+        of_loop.connections[node], of_loop.others[node] = other, known
+        known = other
+    return known if known.takes_calls() else None
 
 
 def has_idle_connection(node: Server) -> bool:
@@ -204,8 +213,13 @@ async def _connect(client: Client, node: Server, patience: float | None) -> Asyn
         connection.generation = generation
     finally:
         del of_loop.connecting[node]
-    if (before := of_loop.connections.get(node)) is not None:
-        before.retire()
+    for before in (of_loop.connections.get(node), of_loop.others.pop(node, None)):
+        if before is None:
+            continue
+        if before.in_transfer and before.generation == generation and node not in of_loop.others:
+            of_loop.others[node] = before  # It takes calls again later.
+        else:
+            before.retire()
     of_loop.forget_retired()
     of_loop.connections[node] = connection
     return connection
@@ -307,22 +321,6 @@ async def _execute(client: Any, *args: str | bytes, **options: Any) -> Any:
 
 
 # -- running ---------------------------------------------------------------------------------------
-
-
-async def cancellable(work: Awaitable[T]) -> T:
-    """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
-    with which redis-py connects and sends, forgets a cancellation that comes just when it is
-    done."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # Looked at, so that asyncio does not report it.
-        raise
-    return task.result()
 
 
 async def arun(client: Client, call: Call, *, patience: float | None = None) -> Answer:

@@ -47,6 +47,9 @@ PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.
 READ_FIRST_SECONDS = 0.01
 
+#: Until a request or a reply of so many bytes is complete, calls go to another connection.
+LARGE = 65_536
+
 #: Into how many parts the time to wait is divided. A standstill of the loop counts as one part.
 WAIT_PARTS = 10
 
@@ -82,6 +85,22 @@ async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> No
     for _ in range(WAIT_PARTS):
         if pending:
             _, pending = await asyncio.wait(pending, timeout=seconds / WAIT_PARTS)
+
+
+async def cancellable(work: Awaitable[T]) -> T:
+    """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
+    with which redis-py connects and sends, forgets a cancellation that comes just when it is
+    done."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # Looked at, so that asyncio does not report it.
+        raise
+    return task.result()
 
 
 #: Tasks that nothing else refers to.
@@ -147,10 +166,11 @@ class AsyncRawConnection(ABC):
         self._answered_at = time.monotonic()
         self._retired = False
         self._in_doubt = False
+        self.in_transfer = False  #: Whether something large is on its way.
 
     def takes_calls(self) -> bool:
-        """Whether it is open, and its server has just answered."""
-        if self.is_closed() or self._in_doubt:
+        """Whether it is open, its server has just answered, and nothing large is on its way."""
+        if self.is_closed() or self._in_doubt or self.in_transfer:
             return False
         since = self._calls[0].sent_at if self._calls else self._answered_at
         return time.monotonic() - since < TRUSTED_SECONDS
@@ -257,9 +277,11 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         super().__init__(connection, timeout)
         self._parser = reader_for(connection)
         self._unsent: list[bytes] = []
+        self._unread = 0  # Bytes of the next reply.
         self._writer = connection._writer  # Kept, as its end would close the transport.
         self._transport = self._writer.transport
         self._transport.set_protocol(self)
+        self._transport.set_write_buffer_limits(LARGE)
         connection._writer = connection._reader = None  # It would close them at its end.
 
     def is_closed(self) -> bool:
@@ -287,11 +309,20 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed(data)
+            self._unread += len(data)
             while (reply := self._parser.gets()) is not INCOMPLETE:
+                self._unread = 0
                 self._on_reply(reply)
+            self.in_transfer = self._unread >= LARGE
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
             self.disconnect()
+
+    def pause_writing(self) -> None:
+        self.in_transfer = True
+
+    def resume_writing(self) -> None:
+        self.in_transfer = False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(error)

@@ -165,7 +165,7 @@ class AsyncGuardedConnection(_ReplyCounter):
         await super().connect_check_health(*args, **kwargs)
         self._is_ready = True
 
-    async def _connect(self) -> Any:
+    async def _connect(self) -> object:
         self._begin()
         return await super()._connect()
 

@@ -80,7 +80,10 @@ HINTS = (
         "the server takes connections from its own host only: give it a password, or bind and "
         "protected-mode no",
     ),
-    (r"unknown command", "this service has no such command; locks need scripts"),
+    (
+        r"unknown command|unsupported command",
+        "this service has no such command; locks need scripts, and blocking pops to wait",
+    ),
 )
 
 _RUN = re.compile(r"permissions to run the '([^']+)'")

@@ -16,7 +16,7 @@ from .server import Server, disconnect_idle
 
 _servers: weakref.WeakValueDictionary[Database, Server] = weakref.WeakValueDictionary()
 _by_pool: weakref.WeakKeyDictionary[Pool, Server] = weakref.WeakKeyDictionary()
-_encoders: weakref.WeakKeyDictionary[object, Encoder] = weakref.WeakKeyDictionary()
+_encoders: weakref.WeakKeyDictionary[object, Any] = weakref.WeakKeyDictionary()
 #: Makes what takes the place of a server, while something does.
 _make_stand_in: Callable[[Database], Server | None] | None = None
 _registry = free_after_fork(Mutex())
@@ -31,13 +31,9 @@ class Pool(Protocol):
     """One of redis-py's pools, for threads or for tasks; or an ``Address``."""
 
     @property
-    def connection_class(self) -> type[Any]: ...
+    def connection_class(self) -> type: ...
     @property
     def connection_kwargs(self) -> Settings: ...
-
-
-class Encoder(Protocol):
-    def encode(self, value: str | bytes) -> bytes: ...
 
 
 class Client(Protocol):
@@ -45,7 +41,7 @@ class Client(Protocol):
 
     @property
     def connection_pool(self) -> Pool: ...  # Not a cluster's: it has one for each of its nodes.
-    def get_encoder(self) -> Encoder: ...
+    def get_encoder(self) -> Any: ...
 
 
 def server_of(client: Client) -> Server:
@@ -91,7 +87,8 @@ def encoded(client: Client, text: str | bytes) -> bytes:
     encoder = _encoders.get(pool)
     if encoder is None:
         encoder = _encoders[pool] = client.get_encoder()
-    return encoder.encode(text)
+    data: bytes = encoder.encode(text)
+    return data
 
 
 def renew_pool(pool: Pool) -> None:

@@ -338,10 +338,16 @@ def check_requests(events: Iterable[Event]) -> Iterator[str]:
                 for run in (run for run in begins if run.at > answer.at):
                     ids = f"{answer.values['id']} and ran again as {run.values['id']}"
                     yield f"I2: {request} was answered by {ids}"
+        replays = [event for event in mine if event.kind == "replayed"]
         ends = {event.values["id"]: event.at for event in ran}
-        for replay in mine:
-            if replay.kind == "replayed" and replay.at < ends.get(replay.values["id"], math.inf):
+        for replay in replays:
+            if replay.at < ends.get(replay.values["id"], math.inf):
                 yield f"I3: {request} was answered by {replay.values['id']}, which had not run"
+        first = next((e for e in mine if e.kind == "answered" and e.values["kept"]), None)
+        for replay in replays if first is not None else ():
+            if replay.values["asked"] > first.at and replay.values["id"] != first.values["id"]:
+                ids = f"{first.values['id']} and later by {replay.values['id']}"
+                yield f"I4: {request} was answered by {ids}"
 
 
 def check_queue(events: Iterable[Event]) -> Iterator[str]:

@@ -82,8 +82,8 @@ def answered(run: str, at: float, *, kept: bool = True, kind: str = "answered") 
     return event(kind, at, request="r", id=run, asked=0.0, kept=kept)
 
 
-def replayed(run: str, at: float) -> Event:
-    return answered(run, at, kind="replayed")
+def replayed(run: str, at: float, asked: float = 0.0) -> Event:
+    return event("replayed", at, request="r", id=run, asked=asked)
 
 
 def message(run: str, sent: float, popped: float, asked: float | None = None) -> list[Event]:
@@ -194,6 +194,11 @@ def skipped(run: str, asked: float, started: float | None, queue: str = "start x
             id="answered for another user",
         ),
         pytest.param(
+            [ran("a", 0, 1), ran("b", 2, 3), answered("b", 4), replayed("a", 6, asked=5)],
+            "I4: r was answered by b and later by a",
+            id="two answers",
+        ),
+        pytest.param(
             [*message("a", 0, 2), *message("b", 1, 3)],
             "U1: start x was queued as a and as b",
             id="queued twice",
@@ -244,6 +249,8 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
         [ran("a", 0, 2, held=False), ran("b", 1, 3)],
         [begins("a", 0), answered("a", 2, kept=False), begins("b", 3)],
         [begins("a", 3), answered("b", 2, kind="refused")],
+        [ran("a", 0, 1), ran("b", 2, 3), answered("b", 4), replayed("a", 6, asked=3)],
+        [ran("a", 0, 1), answered("b", 4, kept=False), replayed("a", 6, asked=5)],
         [*message("a", 0, 2), *message("b", 2, 3)],
         # Its name had ended, or was about to: it had waited to be sent.
         [*message("a", 0, 20), *message("b", QUEUED, 6)],

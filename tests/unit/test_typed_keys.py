@@ -111,3 +111,16 @@ def test_attributes_and_items() -> None:
     values = [SimpleNamespace(pk=pk, tags=[tag]) for pk, tag in [(1, 1), ("1", 1), (1, "1")]]
     made = [template.fill({"q": value}) for value in values]
     assert made == ["%(int)1/%(int)1", "1/%(int)1", "%(int)1/1"]
+
+
+def test_objects_of_the_database_differ_though_their_texts_do_not() -> None:
+    """Two people of one name, an account and a group; also behind a lazy object, as a request has
+    its user. The text stays in the key, so a renamed object has another value."""
+    objects = [User(pk=1, username="sam"), User(pk=2, username="sam"), Group(pk=1, name="sam")]
+    lazy = [SimpleLazyObject(lambda each=each: each) for each in objects]  # type: ignore[misc]
+    for template in ("search-{q}", "search-{q}-{other}"):
+        made = [name(each, template) for each in objects]
+        assert len({*made, name("sam", template)}) == 4
+        assert [name(each, template) for each in lazy] == made
+    assert name(objects[0]) == "search-%(auth.user 1)sam"
+    assert name(objects[0], "search-{q!s}") == name(objects[0], typed=False) == "search-sam"

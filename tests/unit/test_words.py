@@ -53,7 +53,7 @@ PRIVATE_ALLOWED: dict[str, str] = {
     "contrib/locmem/memory/commands.py": "at found given kept words",
     "contrib/locmem/memory/lua.py": "at found kept",
     "contrib/locmem/memory/lua_library.py": "at found",
-    "contrib/pages/visit.py": "about at found words",
+    "contrib/pages/visit.py": "at found words",
     "contrib/redlock/__init__.py": "ask came place",
     "contrib/redlock/base.py": "asked given place",
     "contrib/redlock/votes.py": "place words",

@@ -37,7 +37,7 @@ ASK_AGAIN_SECONDS = 0.6
 MAX_DELAY_SECONDS = 0.2
 
 #: A line of the panel, as its template has it; durations are in milliseconds.
-Row = dict[str, Any]
+Row = dict[str, object]
 
 _panel: ContextVar[LocksPanel | None] = ContextVar("panel", default=None)
 

@@ -116,7 +116,7 @@ class Attempt:
                 return False
             hold.on_end = self._file.release
         local.hold, local.token, local.renewal = hold, hold.token, None
-        self._tell(error)
+        self._tell(_without_frames(error))
         return True
 
     def _take_in_addition(self, file: LocalLock) -> Steps[bool | None]:
@@ -160,6 +160,16 @@ class Attempt:
                 f"Redis is down; the lock %(lock)s {how} (%(error)s)",
                 {"lock": printable(lock.keys.lock), "error": error},
             )
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """``error`` for listeners and log handlers, which may keep it: its frames and those of its
+    causes would keep the lock, which then is not released when its thread has ended."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def holders(lock: LockOperations, in_redis: Query[list[HolderInfo]]) -> Query[list[HolderInfo]]:

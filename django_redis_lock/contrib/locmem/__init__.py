@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 from django_redis.client import DefaultClient
@@ -17,9 +17,6 @@ from ...protocol.validation import check_name_in_cache
 from .memory import Database as Database
 from .memory import client_of as client_of
 from .memory import databases as databases
-
-if TYPE_CHECKING:
-    from ...transport import Client
 
 logger = logging.getLogger("django_redis_lock.lock")
 
@@ -32,12 +29,12 @@ _noted_in = 0
 class MemoryClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
     """django-redis's client of a server in memory, one for each LOCATION. Values are pickled."""
 
-    def __init__(self, location: str, params: dict[str, object], backend: object) -> None:
+    def __init__(self, location: str, params: dict[str, Any], backend: object) -> None:
         # Its other options are about a server elsewhere, and Django's may have another factory.
         options = {"CONNECTION_FACTORY": "django_redis.pool.ConnectionFactory"}
         super().__init__([location], {**params, "OPTIONS": options}, backend)
 
-    def connect(self, index: int = 0) -> Any:
+    def connect(self, index: int = 0) -> object:
         database = databases.setdefault(self._server[index], Database("this process's memory"))
         database.max_values = self._backend._max_entries
         database.cull_frequency = self._backend._cull_frequency
@@ -77,7 +74,7 @@ class LocMemCache(RedisCache):
 
     in_memory = True
 
-    def __init__(self, location: str, params: dict[str, object]) -> None:
+    def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)
         self._client_cls = MemoryClient
 
@@ -85,7 +82,7 @@ class LocMemCache(RedisCache):
         _note_workers(self._server[0] if isinstance(self._server, list) else self._server)
         return super()._make(*args, **options)
 
-    def _check_client(self, client: Client) -> None:
+    def _check_client(self, client: object) -> None:
         if client is not None:
             raise ValueError("client needs Redis: leave it out, this cache's locks are in memory")
 

@@ -51,7 +51,7 @@ class CachedPageMiddleware(CacheMiddleware):
         **kwargs: object,
     ) -> None:
         super().__init__(get_response, cache_timeout, page_timeout, **kwargs)
-        self.page_timeout: object = page_timeout
+        self.page_timeout: Any = page_timeout
         self.options: GetOrSetArguments = options or {}
         self.header_options: object = {
             **{name: value for name, value in self.options.items() if name not in _OF_PAGES},

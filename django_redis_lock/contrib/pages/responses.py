@@ -10,7 +10,8 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.cache import get_conditional_response
 from django.utils.http import parse_http_date_safe
 
@@ -36,6 +37,8 @@ _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
 #: Request Timeout, Too Early, Too Many Requests; and all from 500 on, with ``Retry-After``, or
 #: because a lock was taken.
 _TEMPORARY = {408, 425, 429}
+#: What Django answers with 4xx when a view raises it.
+REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 #: Not Found, Gone: the only errors of a client that do not depend on which client it is.
 _ABOUT_THE_PAGE = {404, 410}
 
@@ -62,11 +65,17 @@ def is_refusal(response: object) -> bool:
     return 400 <= status < 500 and status not in _ABOUT_THE_PAGE
 
 
+def is_answer(response: object) -> bool:
+    """Whether it has no error, and is not about the conditions of its request."""
+    status = getattr(response, "status_code", 200)
+    return status < 400 and status not in _ANSWERS_TO_CONDITIONS
+
+
 def raise_unless_about_the_page(response: object, mine: bool = True, first: bool = False) -> None:
     """
     Args:
         mine: whether the client of the request gets this response.
-        first: whether it is a refusal, and no other client was refused just before.
+        first: whether it is about one client, and no other client got no page just before.
 
     Raises:
         PageFailed, NotThePage: the status depends on the moment, or on the request.
@@ -93,7 +102,7 @@ class Conditions:
         self.token_used = False
         self._request = getattr(request, "_request", request)
         self._names = names
-        self._taken: dict[str, Any] | None = None
+        self._taken: dict[str, object] | None = None
         self._flag: object = None
 
     def __contains__(self, name: str) -> bool:
@@ -120,7 +129,7 @@ class Conditions:
         self._taken = None
 
 
-def conditional(request: Any, response: object) -> object:
+def conditional(request: HttpRequest, response: object) -> object:
     """``response``, or what Django answers instead to the conditions of ``request``: that its
     client has this page."""
     if not isinstance(response, HttpResponseBase) or response.status_code != 200:
@@ -201,7 +210,7 @@ class Rendering:
         self,
         response: Any,
         conditions: Conditions,
-        rendered: Callable[[Any, OpenFlight], object],
+        rendered: Callable[[HttpResponseBase, OpenFlight], object],
         failed: Callable[[BaseException, OpenFlight], object],
     ) -> None:
         self.postponed = OpenFlight()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.utils import cache as django_cache
 from django.utils.cache import get_max_age, patch_vary_headers
@@ -30,6 +29,7 @@ from ...singleflight import Postponed, computing, innermost_flight
 from ...steps import Steps, adrive, drive
 from ...threads import get_logger
 from .responses import (
+    REFUSALS,
     Conditions,
     NotThePage,
     OpenFlight,
@@ -40,6 +40,7 @@ from .responses import (
     conditional,
     copied,
     finalized,
+    is_answer,
     is_refusal,
     is_unrendered,
     raise_unless_about_the_page,
@@ -66,8 +67,6 @@ _KEYS: Any = django_cache
 FLIGHT_TOKEN = script("return redis.call('GET', KEYS[1])")
 _NOTHING: Any = object()
 _FAILED = (ConnectionInterrupted, RedisError, OSError)
-#: What Django answers with 4xx when a view raises it.
-_REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 #: By caller, cache alias and key: flights that are open until a response is rendered. Their callers
 #: must not wait for them.
 _open: weakref.WeakValueDictionary[tuple[object, str, str], OpenFlight]
@@ -90,7 +89,7 @@ class Visit:
         self.request: Any = request
         self.view = view
         self.asynchronous = asynchronous
-        self.cache: Any = value_cache(middleware.cache_alias)
+        self.cache = value_cache(middleware.cache_alias)
         self.caller = self._here()
         self.timeout = 0.0
         #: The flight that this caller leads: the key in Redis, and the token; and what the view has
@@ -228,9 +227,8 @@ class Visit:
             request._cached_pages = self.scopes  # The request's own have ended with its response.
         self.flight, self.own = innermost_flight() if key else None, OwnWrites()
         generation = yield from self._generation()
-        [at] = yield from self.cache._keys(
-            self._runner(), [GENERATION.format(self.middleware.key_prefix)], None
-        )
+        names = [GENERATION.format(self.middleware.key_prefix)]
+        [at] = yield from self.cache._keys(self._runner(), names, None)
         conditions = Conditions(request) if key else Conditions(request, ())
         ranged = "HTTP_RANGE" in conditions
         conditions.take_out()
@@ -240,9 +238,8 @@ class Visit:
             if not mine and is_unrendered(response):
                 response = finalized(request, response)
                 response = yield from self._render_as_before(key, response)
-        except _REFUSALS as refusal:
-            is_gone = isinstance(refusal, Http404)
-            if key and not is_gone and (yield from self._is_first(key)):
+        except REFUSALS as refusal:
+            if key and not isinstance(refusal, Http404) and (yield from self._is_first(key)):
                 raise (NotThePage(refusal) if mine else refusal) from None
             self.computed = refusal if mine else self.computed
             return None
@@ -251,15 +248,14 @@ class Visit:
         unrendered = is_unrendered(response)
         page = None if unrendered else self._storable(request, response, conditions)
         if key:
-            first = is_refusal(response) and (yield from self._is_first(key))
+            first = not (page or unrendered) and (yield from self._is_first(key, response))
             raise_unless_about_the_page(response, mine, first)
         if unrendered:
             self.computed = response
-            about = (key, request, conditions, generation)
             rendering = Rendering(
                 response,
                 conditions,
-                partial(self._rendered, *about),
+                partial(self._rendered, key, request, conditions, generation),
                 partial(self._rendering_failed, key),
             )
             if not key:
@@ -274,10 +270,14 @@ class Visit:
             self.computed = conditional(request, response) if key else response
         return value
 
-    def _is_first(self, key: str) -> Steps[bool]:
-        """Whether this is the first refusal in seconds: it may be about one client."""
+    def _is_first(self, key: str, response: object = None) -> Steps[bool]:
+        """Whether it is the first of late that gives one client no page, or none for an old one."""
+        refused = response is None or is_refusal(response)
+        if not refused and is_answer(response):
+            refused = isinstance((yield from self._read(key)), HttpResponseBase)
         with suppress(*_FAILED):
-            return bool((yield self._do("add", f"{key}.refused", True, NOT_CACHEABLE_SECONDS)))
+            expires = NOT_CACHEABLE_SECONDS
+            return refused and bool((yield self._do("add", f"{key}.refused", True, expires)))
         return False
 
     def _respond(self, request: HttpRequest) -> Steps[Any]:
@@ -313,7 +313,7 @@ class Visit:
             return conditional(request, response)
         try:
             if key:
-                first = is_refusal(response) and drive(self._is_first(key))
+                first = page is None and drive(self._is_first(key, response))
                 raise_unless_about_the_page(response, first=first)
             value = drive(self._store(key, page, response, generation))
         except (PageFailed, NotThePage) as failed:
@@ -325,7 +325,7 @@ class Visit:
     def _rendering_failed(self, key: str, error: BaseException, postponed: OpenFlight) -> Any:
         """The old page, if there is one."""
         self.asynchronous, leader = False, postponed.leader
-        if isinstance(error, _REFUSALS):
+        if isinstance(error, REFUSALS):
             return self._resume(postponed, None)
         self._resume(postponed, error)
         if leader is not None and isinstance(error, Exception):

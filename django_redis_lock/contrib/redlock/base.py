@@ -247,7 +247,7 @@ class Quorum(LockOperations):
 
     def _wait_at(self, place: int, request: AcquireRequest) -> object:
         """Wait for one server's part of the lock; the grant, or None at the deadline."""
-        waiter: Any = TaskWaiter if self.asynchronous else ThreadWaiter
+        waiter = TaskWaiter if self.asynchronous else ThreadWaiter
         return waiter(self.redis[place], request).wait()
 
     def _sleep(self, seconds: float) -> object:

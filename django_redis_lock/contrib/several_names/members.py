@@ -40,7 +40,7 @@ class MultiHold:
 
     def __init__(
         self,
-        holds: Sequence[Any],
+        holds: Sequence[Hold],
         server: Server,
         grant_timeout: float,
         on_lost: Callable[[], object] | None,

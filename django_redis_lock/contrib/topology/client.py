@@ -35,7 +35,7 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
     ``RedisCluster``.
     """
 
-    def __init__(self, server: str | list[str], params: dict[str, object], backend: object) -> None:
+    def __init__(self, server: str | list[str], params: dict[str, Any], backend: object) -> None:
         super().__init__(server, params, backend)
         self._server: object = [self._server]  # All nodes are one.
         self._clients = [None]

@@ -86,7 +86,7 @@ def unique_task(
     *,
     timeout: float,
     until: Literal["start", "done"] = "start",
-    on_duplicate: Literal["skip", "raise"] | Callable[..., Any] = "skip",
+    on_duplicate: Literal["skip", "raise"] | Callable[..., object] = "skip",
     using: str | None = None,
     on_redis_down: Literal["raise", "local", "run"] | None = None,
 ) -> Callable[[V], V]:
@@ -132,7 +132,7 @@ def unique_task(
         raise TypeError(f"using must be a cache alias, not {using!r}")
     rules = partial(Unique, key, timeout, until, on_duplicate, using, on_redis_down)
 
-    def decorate(target: Any) -> Any:
+    def decorate(target: object) -> Any:
         if is_django_task(target):
             return django.unique(rules, target)
         # A proxy: of a shared task, or of one that is made when it is used.
@@ -158,10 +158,10 @@ class Unique:
     key: Any
     timeout: float
     until: str
-    on_duplicate: Any
+    on_duplicate: Literal["skip", "raise"] | Callable[..., object]
     using: str | None
     on_redis_down: str | None
-    function: Callable[..., Any]
+    function: Callable[..., object]
     title: str
 
     def __post_init__(self) -> None:
@@ -211,7 +211,9 @@ class Message:
 
     named = passed_on = False
 
-    def __init__(self, unique: Unique, name: str, token: str, label: str, **options: Any) -> None:
+    def __init__(
+        self, unique: Unique, name: str, token: str, label: str, **options: object
+    ) -> None:
         self.unique, self.name = unique, name
         options.update(id=token, label=label, group=unique.group, blocking=False)
         self.lock = unique.cache.lock(f"{PREFIX}{name}", on_redis_down="raise", **options)
@@ -236,7 +238,7 @@ class Message:
                 raise TaskNotQueued(f"{text}taken: {explained(error)}", self.name) from error
         return None
 
-    def publish(self, send: Callable[[], Any]) -> Any:
+    def publish(self, send: Callable[[], object]) -> Any:
         """The result of ``send``; if that fails, the name is free."""
         try:
             result = send()

@@ -17,7 +17,7 @@ from . import Duplicate, Message, Unique
 HEADER = "unique_task"
 
 
-def unique(rules: Callable[..., Unique], target: Any) -> Any:
+def unique(rules: Callable[..., Unique], target: object) -> Any:
     if type(target).__name__ == "Proxy":
         _of_each_app(rules, target)
     else:
@@ -25,13 +25,13 @@ def unique(rules: Callable[..., Unique], target: Any) -> Any:
     return target
 
 
-def _of_each_app(rules: Callable[..., Unique], shared: Any) -> None:
+def _of_each_app(rules: Callable[..., Unique], shared: object) -> None:
     """Each app makes its copy of a shared task at the end of its set-up."""
     makes = getclosurevars(Proxy._Proxy__local.__get__(shared)).nonlocals
     function = makes["fun"]
     rules(function, function.__qualname__)  # Raises if the template does not fit.
 
-    def decorate(sender: Any, **_: Any) -> None:
+    def decorate(sender: Any, **_: object) -> None:
         name = makes["name"] or sender.gen_task_name(function.__name__, function.__module__)
         _decorate(rules, sender.tasks[name])
 
@@ -54,7 +54,7 @@ def _decorate(rules: Callable[..., Unique], task: Any) -> None:
         return _apply_async(task, **dict(zip(names, args, strict=False)), **options)
 
     @wraps(run)
-    def run_unique(*args: Any, **kwargs: Any) -> Any:
+    def run_unique(*args: object, **kwargs: object) -> Any:
         request = task.request
         message = None if request.called_directly else _message_of(task, request)
         if message is None:
@@ -78,15 +78,19 @@ def _message_of(task: Any, request: Any) -> Message | None:
     return task.unique_task.to_run(name, request.id, request.id) if name else None
 
 
-def _on_revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
+def _on_revoked(sender: Any = None, request: object = None, **_: object) -> None:
     message = _message_of(sender, request) if hasattr(sender, "unique_task") else None
     if message is not None:
         message.free()
 
 
 def _apply_async(
-    task: Any, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
-) -> Any:
+    task: Any,
+    args: object = None,
+    kwargs: object = None,
+    task_id: str | None = None,
+    **options: Any,
+) -> object:
     unique, request, token = task.unique_task, task.request, task_id or uuid()
     again = bool(options.get("retries")) or token == request.id
     message = unique.to_send(args or (), kwargs or {}, token, _delay(task.app, options))

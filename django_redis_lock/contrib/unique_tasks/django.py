@@ -31,7 +31,7 @@ def unique(rules: Callable[..., Unique], task: Any) -> Any:
         result = getattr(args[0], "task_result", None) if args else None  # Of the context.
         return unique.to_run(name, token, getattr(result, "id", "")) if name else None
 
-    def steps(asynchronous: bool, args: Any, kwargs: Any) -> Steps[Any]:
+    def steps(asynchronous: bool, args: Any, kwargs: Any) -> Steps[object]:
         in_thread: Any = sync_to_async if asynchronous else lambda method: method
         message = yield in_thread(message_of)(args, kwargs)
         if message is None:
@@ -42,10 +42,10 @@ def unique(rules: Callable[..., Unique], task: Any) -> Any:
         finally:
             yield in_thread(message.end)()
 
-    async def acall(*args: Any, **kwargs: Any) -> Any:
+    async def acall(*args: object, **kwargs: object) -> Any:
         return await adrive(steps(True, args, kwargs))
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return drive(steps(False, args, kwargs))
 
     wrapped: Any = wraps(function)(acall if iscoroutinefunction(function) else call)
@@ -55,11 +55,11 @@ def unique(rules: Callable[..., Unique], task: Any) -> Any:
         # Decorators above this one see the argument, too.
         travels = Parameter(TRAVELS, Parameter.KEYWORD_ONLY, default="")
         wrapped.__signature__ = Signature([*known, travels])
-    kind: Any = type(task)
+    kind: object = type(task)
     return _kind(kind)(**{**_fields(task), "func": wrapped})
 
 
-def _fields(task: Any) -> dict[str, Any]:
+def _fields(task: Any) -> dict[str, object]:
     return {field.name: getattr(task, field.name) for field in fields(task)}
 
 
@@ -70,10 +70,10 @@ def _kind(base: Any) -> Any:
     class UniqueTask(base):  # type: ignore[misc]  # known at run time only
         __slots__ = ()
 
-        def enqueue(self, *args: Any, **kwargs: Any) -> Any:
+        def enqueue(self, *args: object, **kwargs: object) -> Any:
             return _enqueue(self, args, kwargs, super().enqueue)
 
-        async def aenqueue(self, *args: Any, **kwargs: Any) -> Any:
+        async def aenqueue(self, *args: object, **kwargs: object) -> Any:
             enqueue = async_to_sync(super().aenqueue)
             return await sync_to_async(_enqueue)(self, args, kwargs, enqueue)
 
@@ -83,12 +83,12 @@ def _kind(base: Any) -> Any:
     return UniqueTask
 
 
-def _restored(path: str, changes: dict[str, Any]) -> Any:
+def _restored(path: str, changes: dict[str, object]) -> object:
     task = import_string(path)
     return replace(task, **{**changes, "func": task.func})
 
 
-def _enqueue(task: Any, args: Any, kwargs: Any, enqueue: Callable[..., Any]) -> Any:
+def _enqueue(task: Any, args: Any, kwargs: Any, enqueue: Callable[..., object]) -> object:
     unique, token, later = task.func.unique, new_token().decode(), task.run_after or now()
     later = later if is_aware(later) else make_aware(later)
     delay = max(0.0, later.timestamp() - now().timestamp())

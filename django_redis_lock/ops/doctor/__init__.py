@@ -53,10 +53,10 @@ class Target:
     """A cache that can lock. Raises as ``examine``."""
 
     def __init__(self, alias: str) -> None:
-        self.cache: Any = lock_cache(alias)
+        self.cache = lock_cache(alias)
         self.conf: Conf = self.cache.conf
         self.client: Any = self.cache._lock_client()
-        self.server: Any = server_of(self.client)
+        self.server = server_of(self.client)
         self.is_cluster = self.server.is_cluster
         self.address = str(self.server)  # Without user and password.
 

@@ -42,6 +42,7 @@ from .releasing import is_name_of as is_name_of
 from .releasing import release as release
 from .releasing import release_all as release_all
 from .releasing import release_each as release_each
+from .releasing import reset_all as reset_all
 
 if TYPE_CHECKING:
     from ...transport import Client

@@ -191,6 +191,23 @@ def release_all(
             time.sleep(0.1)
 
 
+def reset_all(redis_client: Client, prefix: bytes = b"") -> int:
+    """Release all locks of a database; ``on_lost`` of their holders is called. Does not touch
+    locks of other libraries or other keys.
+
+    Args:
+        redis_client: a redis-py client.
+        prefix: only locks whose keys begin so.
+
+    Returns:
+        the number of locks released.
+
+    Raises:
+        redis.exceptions.RedisError: a request failed. Some locks may be released.
+    """
+    return release_all(redis_client, prefix)[0]
+
+
 def _reset_of(
     client: Client,
     key: bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any
@@ -18,6 +19,7 @@ from redis.connection import AbstractConnection, Connection
 
 from django_redis_lock.cache import RedisCache, methods
 from django_redis_lock.protocol.keys import flight_key
+from django_redis_lock.transport import aio_client, server_of
 from tests.integration.cache.test_cache import OPERATIONS, attempt, make, outcome
 from tests.redis_server import RedisServer
 
@@ -343,3 +345,39 @@ def test_threads_of_several_loops_do_not_meet(redis_server: RedisServer) -> None
     for thread in threads:
         thread.join()
     assert found == ["text"] * 400
+
+
+@pytest.mark.parametrize("large", ["read", "written"])
+def test_no_call_waits_behind_a_large_value(redis_server: RedisServer, large: str) -> None:
+    """A transfer that stands still delays only its own caller; then its connection is used again,
+    so that two are enough for any number of large values."""
+    cache = RedisCache(redis_server.url, {})
+    value = os.urandom(50_000_000)
+
+    async def main() -> None:
+        await cache.aset_many({"large": value, "small": "value"})
+        known = set()
+        for _ in range(3):
+            node = server_of(cache._lock_client())
+            await cache.aget("small")
+            connection: Any = aio_client.connection_to(node)
+            if large == "read":
+                transfer = asyncio.ensure_future(cache.aget("large"))
+            else:
+                redis_server.pause()
+                transfer = asyncio.ensure_future(cache.aset("large", value))
+            while not connection.in_transfer:
+                await asyncio.sleep(0)
+            if large == "read":
+                connection._transport.pause_reading()
+                assert await cache.aget("small") == "value"
+                assert not transfer.done()
+                connection._transport.resume_reading()
+            else:
+                assert aio_client.connection_to(node) is not connection
+                redis_server.resume()
+            assert await transfer in (value, True)
+            known |= {id(aio_client.connection_to(node)), id(connection)}
+        assert len(known) <= 2
+
+    asyncio.run(main())

@@ -361,6 +361,40 @@ def test_one_client_that_is_refused_opens_no_page(status: int, kind: str, who: s
     assert choosy.pages <= 2
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("kind", ["cookie", "private", "no-store", "stream", "redirect"])
+def test_one_client_for_whom_it_cannot_be_cached_ends_no_stale_page(
+    kind: str, background: bool
+) -> None:
+    """A new visitor gets a cookie, who is not logged in a redirect."""
+    calls: list[str] = []
+
+    @cached_page(60, stale=1000, background=background)
+    def page(request: HttpRequest) -> Any:
+        who = request.headers.get("X-Client", "")
+        calls.append(who)
+        if not who:
+            return HttpResponse("page")
+        if kind == "stream":
+            return StreamingHttpResponse(iter([b"own"]))
+        response = HttpResponse("own", status=302 if kind == "redirect" else 200)
+        if kind == "cookie":
+            response.set_cookie("seen", "1")
+        elif kind != "redirect":
+            response["Cache-Control"] = kind
+        return response
+
+    page(ask())
+    expire()
+    answer = page(ask(**{"X-Client": "new"}))
+    assert b"".join(answer) == (b"page" if background else b"own")
+    until(lambda: calls == ["", "new"])
+    page(ask())
+    until(lambda: calls == ["", "new", ""])
+    assert [page(ask()).content for _ in range(3)] == [b"page"] * 3
+    assert len(calls) == 3
+
+
 def test_a_page_that_all_are_refused_is_computed_at_the_same_time() -> None:
     """C5: after two, nobody waits for another."""
     calls, together = [], threading.Barrier(5)

@@ -23,9 +23,9 @@ from django.views import View
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_redis_lock import idempotent
+from django_redis_lock import current_lock, idempotent
 from django_redis_lock.contrib.idempotency import field, header
-from tests.processes import Link, processes
+from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
 #: What a view does, and how often it did.
@@ -297,6 +297,27 @@ def test_a_request_whose_process_died_runs_again(redis_server: RedisServer) -> N
         worker.kill()
     view = function(pay, **BY_USER, timeout=1, wait=30)
     assert of(view(sent())) == (201, {"payment": 1, "attempt": 2})
+
+
+@of_each_kind
+def test_a_request_that_has_lost_its_lock_replaces_no_answer(kind: Any) -> None:
+    """Another has run and was answered, and its client's repeats must get the same."""
+    answers: list[Any] = []
+
+    def lose(request: Any) -> HttpResponse:
+        if not answers:
+            answers.append(None)
+            assert caches["default"].reset_all() == 1
+            until(lambda: current_lock().lost)
+            thread = threading.Thread(target=lambda: answers.append(of(view(sent()))))
+            thread.start()
+            thread.join()
+        return pay(request)
+
+    view = kind(lose, **BY_USER)
+    view(sent())
+    assert len(runs) == 2
+    assert of(view(sent())) == answers[1]
 
 
 @pytest.mark.django_db(transaction=True)

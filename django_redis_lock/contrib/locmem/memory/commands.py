@@ -185,7 +185,7 @@ class Commands:
         self._ends.clear()
         return b"OK"
 
-    def scan(self, _cursor: bytes, *options: bytes) -> list[Any]:
+    def scan(self, _cursor: bytes, *options: bytes) -> list[object]:
         """All in one step."""
         return [b"0", self.keys(options[1] if options else b"*")]
 
