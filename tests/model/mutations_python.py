@@ -35,6 +35,7 @@ TESTS: dict[str, str] = {
     "locking.records": "inventory_scripts heartbeat logging inventory why_lost told_at_once",
     "locking.causes": "why_lost told_at_once",
     "locking.questions": "lock async_lock inventory why_lost",
+    "locking.replicas": "lock async_lock failover_sentinel",
     "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
     "locking.waiting": "wait_queue lock_waiting lock async_lock unconfirmed_grants closed_waits "
     "cancelled dead_pop lost_replies redis",
@@ -66,7 +67,8 @@ TESTS: dict[str, str] = {
     "cache.get_or_set": "get_or_set get_or_set_many stale lifetime_by_value error_ttl read_events "
     "computation_events aget_or_set",
     "cache.lock_factory": "cache_lock conf lock_keys cache_for_locks cache hidden_names",
-    "cache.methods": "cache async_methods clear clear_prefix hidden_names mark_stale on_commit",
+    "cache.methods": "cache async_methods clear clear_prefix hidden_names lock_keys mark_stale "
+    "on_commit",
     "cache.observed": "observed_reads other_tools",
     "cache.on_commit": "on_commit",
     "cache.plain": "other_backends without_redis",

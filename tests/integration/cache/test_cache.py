@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -352,6 +353,15 @@ def test_shards_are_not_given_a_client_they_warn_of(redis_server: RedisServer) -
     cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
     cache.set("a", 1)
     assert cache.delete("a")
+
+
+def test_a_timedelta_is_so_long_in_seconds_and_in_milliseconds(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server)
+    cache.set("a", 1)
+    assert cache.expire("a", timedelta(minutes=1))
+    assert 50 < cache.ttl("a") <= 60
+    assert cache.pexpire("a", timedelta(minutes=2))
+    assert 110_000 < cache.pttl("a") <= 120_000
 
 
 def test_shards_refuse_a_client_as_django_redis_does(redis_server: RedisServer) -> None:

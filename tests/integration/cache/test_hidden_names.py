@@ -22,7 +22,7 @@ from django_redis_lock import Lock
 from django_redis_lock.cache import LocMemCache, RedisCache, reset_all
 from django_redis_lock.locking import Renewal
 from django_redis_lock.ops.held_locks import held_locks
-from django_redis_lock.ops.inventory import FLIGHT, Inventory
+from django_redis_lock.ops.inventory import FLIGHT, Inventory, releasing
 from django_redis_lock.transport import Server
 from tests.holding import hurry
 from tests.processes import PATIENCE, until
@@ -174,8 +174,11 @@ def test_locks_in_memory() -> None:
     assert cache.reset_all() == 1
 
 
-def test_a_lock_whose_holder_never_describes_itself(two: Any, client: redis.Redis) -> None:
+def test_a_lock_whose_holder_never_describes_itself(
+    two: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its process died within half a second: nobody can know whose it was."""
+    monkeypatch.setattr(releasing, "DESCRIBED_WITHIN", 1.0)
     cache = two(sha)
     known, unknown = cache.lock("known"), cache.lock("unknown")
     assert unknown.acquire()
