@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from redis.exceptions import NoPermissionError, ResponseError
@@ -189,8 +189,7 @@ MAX_TEXT_CHARACTERS = 200
 TEXTS = ("what", "id", "host", "thread", "label", "doing", "note", "lock", "name")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened to a lock.
 
     Attributes:

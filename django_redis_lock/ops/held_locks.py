@@ -186,7 +186,7 @@ def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | N
         found,
         lock=None if holding is None else holding.lock,
         holders=tuple(_place(database, lock).lock for lock in found.holders),
-        events=tuple(replace(event, owner=_shown(event.owner)) for event in found.events),
+        events=tuple(event._replace(owner=_shown(event.owner)) for event in found.events),
     )
 
 
@@ -216,7 +216,7 @@ def latest_events(aliases: Iterable[str] | None = None) -> tuple[list[News], lis
             for event in found:
                 alias, prefix, _ = _cache_of(database, event.lock, LOCK)
                 name = event.lock[len(prefix) :].decode(errors="backslashreplace")
-                shown = replace(event, owner=_shown(event.owner))
+                shown = event._replace(owner=_shown(event.owner))
                 news += [News(alias, name, shown)] if alias in wanted else []
     return sorted(news, key=lambda each: each.event.at, reverse=True), failures
 

@@ -86,10 +86,10 @@ HINTS = (
     ),
 )
 
-_RUN = re.compile(r"permissions to run the '([^']+)'")
+_RUN = r"permissions to run the '([^']+)'"
 #: Before Redis 7 there is only the script, as f_HASH, and the line.
-_LINE = re.compile(r"f_([0-9a-f]{40})\): @user_script:(\d+):")
-_COMMAND = re.compile(r"redis\.p?call\('(\w+)'|(?:read|put|text)\((?:'[a-z]+', )?'([A-Z]+)'")
+_LINE = r"f_([0-9a-f]{40})\): @user_script:(\d+):"
+_COMMAND = r"redis\.p?call\('(\w+)'|(?:read|put|text)\((?:'[a-z]+', )?'([A-Z]+)'"
 
 
 def explained(error: BaseException) -> str:
@@ -115,11 +115,11 @@ def hint_for(text: str) -> str:
 
 def missing_right(text: str) -> str:
     """``text``, an error about rights, with the command instead of the hash of a script."""
-    commands = _RUN.findall(text)
-    if not commands and "command or" in text and (line := _LINE.search(text)):
+    commands = re.findall(_RUN, text)
+    if not commands and "command or" in text and (line := re.search(_LINE, text)):
         script = Script.sent.get(line[1])
         lines = script.source.splitlines() if script else []
-        calls = _COMMAND.findall(lines[int(line[2]) - 1]) if int(line[2]) <= len(lines) else []
+        calls = re.findall(_COMMAND, lines[int(line[2]) - 1]) if int(line[2]) <= len(lines) else []
         commands = list(dict.fromkeys("".join(names) for names in calls))
     what = "access one of the keys or channels that this needs"
     if "run" in text.partition("permissions to")[2] or "command or" in text:
