@@ -73,8 +73,6 @@ class Job:
     flush_at_exit = False
     #: The keeper that has it; see ``use_keeper``.
     added_to: Keeper | None = None
-    #: The task or thread, the thread, and since when; see ``testing``.
-    added_by: tuple[Any, threading.Thread, float] | None = None
 
     def __init__(self, server: Server, due: float) -> None:
         self.server = server
