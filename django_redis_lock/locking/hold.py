@@ -212,14 +212,16 @@ class Hold:
         held = time.monotonic() - self.began
         return {"lock": printable(self.keys.name), "fence": self.fence, "held": held, **more}
 
-    def lose(self, reason: str) -> bool:
-        """End the hold as lost, and tell everyone; False if it had ended already."""
+    def lose(self, reason: str, first: Callable[[], object] | None = None) -> bool:
+        """End the hold as lost, call ``first``, and tell everyone; False if it had ended."""
         with self._mutex:
             if self.ended or self._lost:
                 return False
             self._lost = self.ended = True
             self.reason = reason
         try:
+            if first is not None:
+                first()
             message = "Lost the lock %(lock)s (fence %(fence)d, held for %(held).3f s): %(reason)s"
             fields = self.log_fields(reason=reason)
             lost_logger.error(message, fields)
@@ -362,8 +364,8 @@ class Renewal(Job):
 
     def _lose(self, reason: str) -> None:
         self.flush_at_exit = True  # Until everybody is told.
-        if self.hold.lose(reason):
-            self.emit("lost", reason)
+        # Recorded before that: who is told may end this job, and the process.
+        self.hold.lose(reason, lambda: self.emit("lost", reason))
         self.stop()
 
     def _renewing(self, now: float) -> bool:

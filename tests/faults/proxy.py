@@ -36,6 +36,7 @@ class Rule:
         reset: bool = False,
         delay: float = 0.0,
         freezes: bool = False,
+        reply: bytes = b"",
     ) -> None:
         self.marks = marks
         self.left = times
@@ -47,6 +48,8 @@ class Rule:
         self.delay = delay
         #: Whether everything is held back after the reply; then nothing is cut.
         self.freezes = freezes
+        #: In which reply, on that connection.
+        self.reply = reply
         self.applied = threading.Semaphore(0)
 
     def matches(self, data: bytes) -> bool:
@@ -129,9 +132,10 @@ class Proxy:
         """The replies to the next requests with ``mark`` come so much later."""
         return self._add(Rule((mark,), times, forward=True, cut=False, delay=seconds))
 
-    def freeze_after_reply(self, mark: bytes) -> Rule:
-        """Hold back everything once the reply to the next request with ``mark`` was carried."""
-        return self._add(Rule((mark,), 1, forward=True, cut=False, freezes=True))
+    def freeze_after_reply(self, mark: bytes, reply: bytes) -> Rule:
+        """Hold back everything once one with ``reply`` was carried, after a request with ``mark``
+        on the same connection."""
+        return self._add(Rule((mark,), 1, forward=True, cut=False, freezes=True, reply=reply))
 
     @contextmanager
     def refusing(self, reply: bytes) -> Iterator[None]:
@@ -251,7 +255,7 @@ class Proxy:
                         break
                     time.sleep(max(0.0, held_until - time.monotonic()))
                     here.sendall(data)
-                    if freezing is not None:
+                    if freezing is not None and freezing.reply in data:
                         self._flows.clear()
                         freezing.applied.release()
                 if here in readable:

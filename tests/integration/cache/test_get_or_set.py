@@ -38,8 +38,11 @@ from tests.support.values import (
     lands_elsewhere,
     make,
     renewals,
+    slow,
     waiting_in_memory,
 )
+
+__all__ = ["slow"]
 
 #: Each way to ask for a value, once: given the cache and the function that computes it.
 WAYS_TO_ASK: dict[str, Callable[[RedisCache, Callable[[], Any]], Any]] = {

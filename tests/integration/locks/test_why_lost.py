@@ -16,6 +16,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock, LockLost, LockNotOwnedError, Redlock, events
+from django_redis_lock.clock import time
 from django_redis_lock.contrib.redlock.votes import majority
 from django_redis_lock.contrib.several_names import MultiLock
 from django_redis_lock.keeper import keeper
@@ -112,7 +113,16 @@ def described(client: redis.Redis, key: bytes = NAME.encode()) -> None:
     """Its holder has described itself, and its process has sent a heartbeat."""
     hurry()
     until(lambda: client.exists(lock_keys(key).owner))
-    hurry(Heartbeat)
+    since = time.monotonic()
+
+    def answered() -> bool:
+        beats = [job for job in keeper().jobs() if isinstance(job, Heartbeat)]
+        late = [beat for beat in beats if beat.sent_at < since]
+        for beat in late:
+            keeper().reschedule(beat, time.monotonic())
+        return bool(beats) and not late
+
+    until(answered)
     until(lambda: client.exists(process_key(process_id())))
 
 
@@ -377,7 +387,8 @@ def test_a_server_that_freezes_then_does_not_delay_on_lost(
         for client in behind:
             described(client)
         settle()
-        frozen = [proxy.freeze_after_reply(b"\r\nwhy\r\n") for proxy in proxies]
+        refused = b"*5\r\n"  # ``NotHeld``.
+        frozen = [proxy.freeze_after_reply(b"\r\nwhy\r\n", refused) for proxy in proxies]
         for client in behind:
             end(client)
         hurry()
