@@ -12,10 +12,12 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,18 @@ def fresh_port(ports: range = PORTS) -> int:
         pass
     _drawn.add(port)
     return port
+
+
+@contextmanager
+def closed_port() -> Iterator[int]:
+    """A port at which nothing answers: in this block, no server of another process comes there."""
+    with socket.socket() as unused:
+        while True:
+            port = fresh_port()
+            with suppress(OSError):
+                unused.bind(("127.0.0.1", port))
+                break
+        yield port
 
 
 @cache

@@ -35,7 +35,7 @@ from django_redis_lock.contrib.fallback.host import _logged_at
 from django_redis_lock.exceptions import LocalLockUnavailable
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.processes import PATIENCE, until
-from tests.redis_server import RedisServer, fresh_port
+from tests.redis_server import RedisServer, closed_port
 from tests.support.background import Background
 
 NAME = "nightly"
@@ -312,17 +312,17 @@ def test_while_redis_answers_the_lock_in_redis_is_enough(
 def test_in_an_outage_it_fails_and_is_not_held_by_another(
     for_each_fault: Any, caller: Caller, settings: Any
 ) -> None:
-    port = fresh_port()
-    backend = "django_redis_lock.cache.RedisCache"
-    location = f"redis://127.0.0.1:{port}/0"
-    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": location}}
+    with closed_port() as port:
+        backend = "django_redis_lock.cache.RedisCache"
+        location = f"redis://127.0.0.1:{port}/0"
+        settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": location}}
 
-    def test(where: Any) -> None:
-        with pytest.raises(redis.ConnectionError) as caught:
-            caller(redis.Redis(port=port), where)
-        assert isinstance(caught.value, LocalLockUnavailable), caught.value
+        def test(where: Any) -> None:
+            with pytest.raises(redis.ConnectionError) as caught:
+                caller(redis.Redis(port=port), where)
+            assert isinstance(caught.value, LocalLockUnavailable), caught.value
 
-    for_each_fault(test)
+        for_each_fault(test)
 
 
 def test_a_lock_that_is_taken_is_taken(client: redis.Redis, for_each_fault: Any) -> None:

@@ -26,7 +26,7 @@ from django_redis_lock.management import Exit
 from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.management.job import Program
 from tests.processes import PATIENCE, ManageCommand, until
-from tests.redis_server import RedisServer, fresh_port
+from tests.redis_server import RedisServer, closed_port
 
 ROOT = Path(__file__).parents[3]
 KEY = ":1:lock:job"
@@ -167,13 +167,14 @@ def test_without_redis_nothing_runs(capfd: Any, settings: Any) -> None:
 def test_what_runs_without_redis_is_logged(
     capfd: Any, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    default = {
-        "BACKEND": "django_redis_lock.cache.RedisCache",
-        "LOCATION": f"redis://127.0.0.1:{fresh_port()}/0",
-        "OPTIONS": {"LOCK_ON_REDIS_DOWN": "run"},
-    }
-    settings.CACHES = {"default": default}
-    assert here(capfd, ["job", "--", "check"])[0] == 0
+    with closed_port() as port:
+        default = {
+            "BACKEND": "django_redis_lock.cache.RedisCache",
+            "LOCATION": f"redis://127.0.0.1:{port}/0",
+            "OPTIONS": {"LOCK_ON_REDIS_DOWN": "run"},
+        }
+        settings.CACHES = {"default": default}
+        assert here(capfd, ["job", "--", "check"])[0] == 0
     (message,) = (r.getMessage() for r in caplog.records if r.name == "django_redis_lock.outage")
     assert message.startswith("Redis is down; the lock :1:lock:job is skipped, its code runs")
 

@@ -140,10 +140,10 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
     received = Heartbeat._received
 
     def record(beat: Heartbeat, key: bytes | None) -> None:
-        if key in (NAME.encode(), None, b"the last"):  # Redis 6.2 and 7.0 report the lock's others.
-            found.append(key)
         time.sleep(found.delay)
         received(beat, key)
+        if key in (NAME.encode(), None, b"the last"):  # Redis 6.2 and 7.0 report the lock's others.
+            found.append(key)
 
     monkeypatch.setattr(Heartbeat, "_received", record)
     return found
