@@ -56,7 +56,7 @@ def _threads(bench: Bench) -> Result:
         "Calls of the cache, against django-redis's",
         ("µs", "µs, django-redis", "ratio", "ratio of the client's CPU"),
         note="Server and client on one core, in turns within one process. `get_or_set`, miss: a "
-        "lone caller, who needs three trips here as there.",
+        "lone caller, who after three misses in a row needs two trips here, and three there.",
     )
     bench.empty()
     with Crew(1) as crew:

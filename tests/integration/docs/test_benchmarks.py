@@ -70,7 +70,9 @@ def test_every_measurement_gives_figures_of_ours(tmp_path: Path) -> None:
     assert (ROOT / "docs" / "benchmarks.md").read_bytes() == published
     if "No plots" not in said[0]:
         for folder in folders:
-            assert {path.suffix for path in folder.iterdir()} == {".svg"}
+            drawn = {path.suffix for path in folder.iterdir()}
+            # Of some measurements there are no pictures.
+            assert drawn == {".svg"} or (len(measured) < len(MEASUREMENTS) and not drawn)
 
 
 def test_without_a_choice_it_measures_everything(
