@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -88,11 +89,15 @@ class Pages:
         return listing
 
     def _may_view(self, ref: Ref) -> bool:
-        return self._admin.has_view_permission(self._request, entry_of(ref))
+        return self._permits(self._admin.has_view_permission, ref)
 
     def _may_release(self, ref: Ref) -> bool:
-        allowed = self._admin.has_release_permission(self._request, entry_of(ref))
-        return allowed and self._may_view(ref)
+        return self._permits(self._admin.has_release_permission, ref) and self._may_view(ref)
+
+    def _permits(self, check: Callable[..., bool], ref: Ref) -> bool:
+        """What ``check`` says of this lock; of all, if a project's takes the request only."""
+        of_each = len(signature(check).parameters) > 1
+        return check(self._request, *([entry_of(ref)] if of_each else ()))
 
     def processes(self) -> HttpResponse:
         """Which locks each process holds, and what it waits for."""

@@ -139,3 +139,25 @@ def test_permissions_for_one_lock(admin_client: Client, settings: Any) -> None:
         "a:watched!": True,
         "b:others": True,
     }
+
+
+class Watchers(HeldLockAdmin):
+    """Its hooks take the request only, as those of the admin's actions do."""
+
+    def has_view_permission(self, request: Any) -> bool:  # type: ignore[override]  # as written
+        return True
+
+    def has_release_permission(self, request: Any) -> bool:  # type: ignore[override]  # as written
+        return bool(request.user.is_superuser)
+
+
+def test_permissions_for_all_locks(admin_client: Client, settings: Any) -> None:
+    watchers = AdminSite("watchers")
+    watchers.register(HeldLock, Watchers)
+    settings.ROOT_URLCONF = (path("watchers/", watchers.urls),)
+    lock = hold("watched")
+    home = "/watchers/django_redis_lock/heldlock/"
+    (row,) = state_of(admin_client, home)["rows"]
+    assert admin_client.get(row["url"]).status_code == 200
+    admin_client.post(f"{home}release/", {"selected": [row["choice"]], "confirmed": "yes"})
+    assert not lock.owned()
