@@ -103,9 +103,10 @@ def explained(error: BaseException) -> str:
 
 def is_from_proxy(error: BaseException) -> bool:
     """Whether the reply is not of Redis, which the proxy in front of it does not reach."""
+    if not isinstance(error, ResponseError):
+        return False
     text = str(error).removeprefix("ERR ")
-    of_proxy = text in _SYSTEM or any(part in text for part in FROM_PROXIES)
-    return isinstance(error, ResponseError) and of_proxy
+    return text in _SYSTEM or any(part in text for part in FROM_PROXIES)
 
 
 def hint_for(text: str) -> str:
