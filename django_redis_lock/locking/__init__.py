@@ -15,7 +15,6 @@ from .renewals import Renewals as Renewals
 
 if TYPE_CHECKING:
     from .aio import AsyncLock as AsyncLock
-    from .causes import cause as cause
     from .causes import code_here as code_here
     from .records import Event as Event
     from .records import Heartbeat as Heartbeat
@@ -34,7 +33,7 @@ __getattr__ = on_first_use(
     __name__,
     {
         "locking.aio": "AsyncLock",
-        "locking.causes": "cause code_here",
+        "locking.causes": "code_here",
         "locking.records": "Event Heartbeat event_args last_heartbeats log_failed note_call "
         "note_vanished read_events",
         "locking.waiting": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS TaskWaiter ThreadWaiter",

@@ -31,21 +31,33 @@ def question(
     """For a caller who learns the end of a lock before the keeper: a call, and the cause by its
     reply; None if there is none. The other arguments are those of ``cause``."""
     keys, attempt = (lock.keys, b"") if hold is None else (hold.keys, hold.attempt)
+    beats = beats_so_far(lock._servers[0])
 
     def parse(reply: Reply) -> str:
         refused = isinstance(reply, list)
-        return cause(reply, lock._servers[0], early, hold, token) if refused else UNKNOWN
+        return cause(reply, beats, early, hold, token) if refused else UNKNOWN
 
     return renew_call(keys, token, attempt), parse
 
 
+def beats_so_far(server: Server) -> tuple[float, float]:
+    """When this process sent the last heartbeat, and the last that Redis has lost (monotonic)."""
+    beat = None if server.is_cluster else heartbeats.get(server)
+    return (-math.inf, -math.inf) if beat is None else (beat.sent_at, beat.forgotten_at)
+
+
 def cause(
-    reply: Reply, server: Server, early: bool | None, hold: Hold | None, token: bytes = b""
+    reply: Reply,
+    beats: tuple[float, float],
+    early: bool | None,
+    hold: Hold | None,
+    token: bytes = b"",
 ) -> str:
     """Why a lock ended.
 
     Args:
-        reply: that of RENEW, which ``server`` has refused.
+        reply: that of RENEW, which was refused.
+        beats: ``beats_so_far``, of heartbeats that came before RENEW.
         early: whether its lifetime was not over by the holder's clock; None: not known.
         hold: None for a ``token`` from elsewhere.
     """
@@ -58,9 +70,8 @@ def cause(
         if event.what == "reset" and event.owner.id == id and event.at >= since:
             return f"released by force{event.note and f' by {event.note}'}"
     # A heartbeat that was sent since the acquisition is kept for a day.
-    lost_at, began = -math.inf, math.inf if hold is None else hold.began
-    if not server.is_cluster and (beat := heartbeats.get(server)) is not None:
-        lost_at = beat.forgotten_at if left.heartbeat else beat.sent_at
+    lost_at = beats[1] if left.heartbeat else beats[0]
+    began = math.inf if hold is None else hold.began
     if (bounded(left.last_fence, MAX_FENCE) or 0) < fence or lost_at >= began:
         return NO_DATA
     if early is not True:

@@ -368,6 +368,10 @@ class Renewal(Job):
         self.hold.lose(reason, lambda: self.emit("lost", reason))
         self.stop()
 
+    def _refused(self, value: Reply, early: bool) -> None:
+        """Redis does not have the lock any more, says ``value``."""
+        self._lose(causes.cause(value, causes.beats_so_far(self.server), early, self.hold))
+
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
 
@@ -384,7 +388,7 @@ class Renewal(Job):
     def answered(self, value: Reply, sent_at: float) -> None:
         renewed, hold = parse_renew(value, sent_at), self.hold
         if renewed is None:
-            self._lose(causes.cause(value, self.server, sent_at < hold.deadline, hold))
+            self._refused(value, early=sent_at < hold.deadline)
             return
         self._described()
         hold.pending = None

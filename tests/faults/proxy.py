@@ -73,8 +73,8 @@ class Proxy:
         self.forgets_after = math.inf
         #: Seconds for which a new connection carries nothing.
         self.accepts_after = 0.0
-        #: Connections made before this moment are forgotten.
-        self._forgotten_until = -math.inf
+        #: Connections that were idle at this moment are forgotten.
+        self._forgotten_at = -math.inf
         self._flows = threading.Event()
         self._flows.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -186,9 +186,10 @@ class Proxy:
         self._there = ("127.0.0.1", server.port)
 
     def forget(self) -> None:
-        """Swallow what comes on the present connections from now on, and tell neither end, as if
-        the address led elsewhere."""
-        self._forgotten_until = time.monotonic()
+        """Swallow what comes on the idle connections from now on, and tell neither end, as if the
+        address led elsewhere. A call or an introduction under way ends: else its silence would be
+        the server's."""
+        self._forgotten_at = time.monotonic()
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -239,14 +240,15 @@ class Proxy:
         freezing: Rule | None = None
         held_until = -math.inf
         requests = b""
+        asked, idle_since = False, math.inf  # The latter since a reply to more than introductions.
         time.sleep(self.accepts_after)
-        began = used_at = time.monotonic()
+        used_at = time.monotonic()
         with suppress(OSError, ValueError):  # The latter from a socket closed meanwhile.
             while True:
                 readable, _, _ = select.select((here, there), (), ())
                 self._flows.wait()
                 idle, used_at = time.monotonic() - used_at, time.monotonic()
-                if idle > self.forgets_after or began < self._forgotten_until:
+                if idle > self.forgets_after or idle_since < self._forgotten_at:
                     self._swallow(here)
                     break
                 if there in readable:
@@ -255,6 +257,7 @@ class Proxy:
                         break
                     time.sleep(max(0.0, held_until - time.monotonic()))
                     here.sendall(data)
+                    idle_since = time.monotonic() if asked else math.inf
                     if freezing is not None and freezing.reply in data:
                         self._flows.clear()
                         freezing.applied.release()
@@ -262,6 +265,8 @@ class Proxy:
                     data = here.recv(65536)
                     if not data:
                         break
+                    asked = asked or not INTRODUCING.issuperset(commands_in(data) or ["a part"])
+                    idle_since = math.inf
                     if self.refusal:
                         requests += data
                         names = commands_in(requests)

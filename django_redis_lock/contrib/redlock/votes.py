@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...clock import time
 from ...exceptions import TooFewServers
 from ...keeper import keeper
-from ...locking import Hold, Renewal, cause
+from ...locking import Hold, Renewal
 from ...protocol import (
     EXTEND,
     Acquisition,
@@ -195,7 +195,7 @@ class VotedRenewal(Renewal):
                 self._votes_again_at = sent_at + self._interval
             hold.vote(self._place, -math.inf, sent_at)
             if hold.deadline == -math.inf and reply is None:
-                self._lose(cause(value, self.server, early, hold))
+                self._refused(value, early)
                 return
         else:
             whole = sent_at + (hold.lifetime or math.inf)

@@ -25,6 +25,7 @@ from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
 from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, process_key
 from django_redis_lock.protocol.owner import process_id
+from django_redis_lock.transport import run
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
 from tests.integration.locks.test_redlock import AMPLE, clients, five
@@ -305,6 +306,19 @@ def test_what_is_told_on_a_cluster(
         with pytest.raises(LockNotOwnedError) as caught:
             lock.release()
         assert caught.value.reason == lock.lost_reason
+
+
+def test_a_heartbeat_that_is_sent_after_the_question_says_nothing(client: redis.Redis) -> None:
+    """Redis has not lost what it did not have yet."""
+    lock = Lock(client, NAME, 60, renew=True)
+    assert lock.acquire()
+    hold = lock.local.hold
+    question, cause = causes.question(lock, hold.token, True, hold)
+    by_del(client)
+    reply = run(client, question).value
+    with Lock(client, "other", 60):
+        described(client, b"other")
+        assert cause(reply).startswith("its key was deleted")
 
 
 def test_a_user_without_the_right_to_events_is_told(own_server: RedisServer) -> None:
