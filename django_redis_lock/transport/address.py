@@ -299,23 +299,22 @@ class DirectConnection:
     def send_packed_command(self, command: list[bytes]) -> None:
         try:
             for part in command:
-                self._send(part)
+                try:
+                    sent = self._sock.send(part)
+                except BlockingIOError:
+                    sent = 0
+                if sent < len(part):
+                    self._send_rest(memoryview(part)[sent:])
         except BaseException as error:  # It may have been sent in part.
             self._give_up(error)
             raise
 
-    def _send(self, part: bytes) -> None:
-        left: bytes | memoryview = part
-        while True:
-            try:
-                sent = self._sock.send(left)
-            except BlockingIOError:
-                sent = 0
-            if sent == len(left):
-                return
-            left = memoryview(left)[sent:]
+    def _send_rest(self, left: memoryview) -> None:
+        while left:
             if not self._writable(self._milliseconds):
                 raise TimeoutError
+            with suppress(BlockingIOError):
+                left = left[self._sock.send(left) :]
 
     def can_read(self, timeout: float = 0) -> bool:
         if self._reader.has_data():
