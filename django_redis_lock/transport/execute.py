@@ -62,6 +62,16 @@ def pack_words(*parts: bytes) -> bytes:
     return b"*%d\r\n%b" % (len(parts), _bulks(parts))
 
 
+def pack_word(part: bytes) -> bytes:
+    """A part of a command, for ``joined``."""
+    return b"$%d\r\n%b\r\n" % (len(part), part)
+
+
+def joined(packed: Sequence[bytes]) -> bytes:
+    """A command whose parts are ``packed``."""
+    return b"*%d\r\n%b" % (len(packed), b"".join(packed))
+
+
 def _bulks(parts: Sequence[bytes]) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
