@@ -35,7 +35,6 @@ def _stolen() -> float:
 
 
 def _number(file: str, place: int) -> int:
-    with suppress(OSError, IndexError, ValueError):
-        with Path(file).open() as lines:
-            return int(lines.readline().split()[place])
+    with suppress(OSError, IndexError, ValueError), Path(file).open() as lines:
+        return int(lines.readline().split()[place])
     return 0
