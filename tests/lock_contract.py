@@ -30,6 +30,7 @@ from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, in_threads, until
 from tests.support.backends import Backend
 from tests.support.background import Background, elsewhere
+from tests.support.logs import logged
 
 YEAR = 365 * 24 * 3600
 
@@ -167,9 +168,9 @@ class LockContract:
             other.acquire(blocking=False)
             elsewhere(lambda: other.acquire(blocking_timeout=0.01))
             assert not make(timeout=30, thread_local=False).acquire(blocking_timeout=0.01)
-            assert not caplog.records
+            assert not logged(caplog, "lock")
             assert not other.acquire(blocking_timeout=0.01)
-        [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.lock"]
+        [said] = logged(caplog, "lock")
         assert said.startswith(f"The lock {self.name} is held by the same ")
         assert "reentrant=True" in said
 
@@ -300,7 +301,7 @@ class LockContract:
         began = time.monotonic()
         assert other.acquire(blocking_timeout=wait) is False
         waited = time.monotonic() - began
-        assert wait * 0.95 - 0.001 <= waited < wait + 5
+        assert wait * 0.95 - 0.001 <= waited < wait + PATIENCE
         holder.release()
         assert other.acquire(blocking_timeout=wait) is True
         other.release()
@@ -388,7 +389,7 @@ class LockContract:
         holder.acquire()
         began = time.monotonic()
         assert other.acquire(blocking_timeout=PATIENCE) is True
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE / 2
         assert holder.lost
         other.release()
 
@@ -864,8 +865,7 @@ class LockContract:
             until(lambda: lock.lost)
         finally:
             events.unsubscribe(broken)
-        said = [r for r in caplog.records if r.name == "django_redis_lock.events"]
-        assert len(said) == 1, "once a minute is enough"
+        assert len(logged(caplog, "events")) == 1, "once a minute is enough"
 
     # -- who has it, and ending it by force ----------------------------------------------------
 
