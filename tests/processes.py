@@ -27,6 +27,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -34,12 +35,12 @@ from pathlib import Path
 from typing import Any
 
 import django
+import pytest
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.management import execute_from_command_line
 from django.test import override_settings
 
-from django_redis_lock.exceptions import LockError
 from django_redis_lock.threads import ThreadEvent
 
 __all__ = [
@@ -332,12 +333,14 @@ def until(condition: Callable[[], Any]) -> None:
 
 def patiently(attempt: Callable[[float], None], *seconds: float) -> None:
     """``attempt`` with so many seconds for something that must not be over too soon: with the first
-    number, and where a busy machine has taken longer, with the next. A fault fails each time."""
+    number, and where a busy machine has taken longer, with the next. A fault fails each time; that
+    there was a next is among the warnings of the run."""
     for tried in seconds[:-1]:
         try:
             return attempt(tried)
-        except (AssertionError, LockError):
-            pass
+        except (Exception, pytest.fail.Exception) as error:
+            load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+            warnings.warn(f"{tried} s were too few (load {load}): {error!r}", stacklevel=2)
     return attempt(seconds[-1])
 
 
