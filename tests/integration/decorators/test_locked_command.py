@@ -226,7 +226,7 @@ def test_a_command_that_takes_longer_than_its_lock_lives_keeps_it(
 # -- a command whose lock is lost, or that is told to end ----------------------------------------
 
 
-@locked("fragile", timeout=0.5, on_lost="terminate")
+@locked("fragile", timeout=60, on_lost="terminate")
 class Fragile(Ran):
     def handle(self, *args: Any, **options: Any) -> str | None:
         try:
@@ -236,7 +236,7 @@ class Fragile(Ran):
                 self.link.say("cleaning up")
 
 
-@locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+@locked("fragile", timeout=60, on_lost="terminate", lost_exit_code=3)
 class Stubborn(Ran):
     def handle(self, *args: Any, **options: Any) -> str | None:
         try:
@@ -246,7 +246,7 @@ class Stubborn(Ran):
 
 
 class FragileHandle(Ran):
-    @locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    @locked("fragile", timeout=60, on_lost="terminate", lost_exit_code=3)
     def handle(self, *args: Any, **options: Any) -> str | None:
         return super().handle(*args, **options)
 
@@ -271,7 +271,7 @@ def test_a_command_that_loses_its_lock_is_ended(
 def hang_in_a_process(link: Link) -> None:
     on_lost.CLEANUP_SECONDS = 0.2
 
-    @locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    @locked("fragile", timeout=60, on_lost="terminate", lost_exit_code=3)
     class Hanging(Ran):
         def handle(self, *args: Any, **options: Any) -> str | None:
             link.say("running")
@@ -308,7 +308,7 @@ def hang_in_a_server(link: Link) -> str:
 
     logging.getLogger("django_redis_lock.lost").addHandler(RecordEvent())
 
-    @locked("fragile", timeout=0.5, on_lost="terminate")
+    @locked("fragile", timeout=60, on_lost="terminate")
     class Hanging(Ran):
         def handle(self, *args: Any, **options: Any) -> str | None:
             link.say("running")

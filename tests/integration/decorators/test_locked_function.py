@@ -700,7 +700,7 @@ def test_a_lock_that_is_lost(client: redis.Redis) -> None:
         names.append(current_lock().name)
         told.set()
 
-    @locked("export", timeout=0.3, on_lost=on_lost)
+    @locked("export", timeout=60, on_lost=on_lost)
     def work() -> None:
         current_lock().ensure_held()
         client.set(KEY, "another's")
@@ -726,7 +726,7 @@ def test_a_task_whose_lock_is_lost(client: redis.Redis, asynchronous: bool) -> N
         async def anote() -> None:
             note()
 
-        @locked("export", timeout=0.3, on_lost=anote if asynchronous else note)
+        @locked("export", timeout=60, on_lost=anote if asynchronous else note)
         async def work() -> None:
             client.set(KEY, "another's")
             await asyncio.wait_for(told.wait(), PATIENCE)
