@@ -27,7 +27,7 @@ from django_redis_lock.events import Acquired, Contended, Lost, Rejected, Releas
 from tests.events import RecordedEvents, recording_events
 from tests.holding import hurry
 from tests.moved_clock import moved_clock
-from tests.processes import PATIENCE, in_threads, patiently, until
+from tests.processes import PATIENCE, in_threads, until
 from tests.support.backends import Backend
 from tests.support.background import Background, elsewhere
 from tests.support.logs import logged
@@ -315,18 +315,14 @@ class LockContract:
         holder.release()
         assert waiter.result() is True
 
-    def test_the_last_try_counts(self, backend: Backend, make: Any) -> None:
+    def test_the_last_try_counts(self, backend: Backend, make: Any, pace: int) -> None:
         """Free since a moment before the deadline, and nobody said so."""
-
-        def attempt(seconds: float) -> None:
-            holder, other = make(timeout=30), make(timeout=30)
-            assert holder.acquire()
-            waiter = Background(lambda: other.acquire(blocking_timeout=seconds))
-            until(lambda: backend.waiting(self.name) or waiter.done)
-            backend.delete_key(self.name)
-            assert waiter.result() is True
-
-        patiently(attempt, 0.5, 10)
+        holder, other = make(timeout=30), make(timeout=30)
+        assert holder.acquire()
+        waiter = Background(lambda: other.acquire(blocking_timeout=0.5 * pace))
+        until(lambda: backend.waiting(self.name) or waiter.done)
+        backend.delete_key(self.name)
+        assert waiter.result() is True
 
     def test_a_waiter_has_it_at_the_release(self, backend: Backend, make: Any) -> None:
         holder, other = make(timeout=30), make(timeout=30)
@@ -370,7 +366,7 @@ class LockContract:
         assert order == list(range(7))
 
     @pytest.mark.invariant("L1")
-    def test_who_gave_up_is_passed_over(self, backend: Backend, make: Any) -> None:
+    def test_who_gave_up_is_passed_over(self, backend: Backend, make: Any, pace: int) -> None:
 
         def wait(seconds: float) -> bool:
             lock = make(timeout=30, blocking_timeout=seconds)
@@ -379,19 +375,16 @@ class LockContract:
                 lock.release()
             return acquired
 
-        def attempt(seconds: float) -> None:
-            waiters: list[Background] = []
-            with make(timeout=30):
-                for each in (seconds, PATIENCE, seconds / 2):
-                    waiters.append(Background(wait, each))
-                    until(lambda: backend.waiting(self.name) == len(waiters) or waiters[-1].done)
-                first, second, third = waiters
-                assert first.result() is False
-                assert third.result() is False
-                assert not second.done
-            assert second.result() is True
-
-        patiently(attempt, 0.4, 10)
+        waiters: list[Background] = []
+        with make(timeout=30):
+            for each in (0.4 * pace, PATIENCE, 0.2 * pace):
+                waiters.append(Background(wait, each))
+                until(lambda: backend.waiting(self.name) == len(waiters) or waiters[-1].done)
+            first, second, third = waiters
+            assert first.result() is False
+            assert third.result() is False
+            assert not second.done
+        assert second.result() is True
 
     @pytest.mark.invariant("L2")
     def test_a_waiter_has_it_when_the_holders_lifetime_is_over(
@@ -687,20 +680,19 @@ class LockContract:
         assert lock.lost
         assert make().ttl() <= 14
 
-    def test_released_early_it_stays_taken_for_so_long(self, backend: Backend, make: Any) -> None:
-        def attempt(seconds: float) -> None:
-            lock, other = make(timeout=30, min_hold=seconds), make(timeout=30)
-            began = time.monotonic()
-            lock.acquire()
-            lock.release()
-            assert not lock.owned()
-            assert lock.locked()
-            assert other.acquire(blocking=False) is False
-            assert other.acquire(blocking_timeout=PATIENCE) is True
-            assert time.monotonic() - began >= seconds * 0.95
-            other.release()
-
-        patiently(attempt, 0.4, 10)
+    def test_released_early_it_stays_taken_for_so_long(
+        self, backend: Backend, make: Any, pace: int
+    ) -> None:
+        lock, other = make(timeout=30, min_hold=0.4 * pace), make(timeout=30)
+        began = time.monotonic()
+        lock.acquire()
+        lock.release()
+        assert not lock.owned()
+        assert lock.locked()
+        assert other.acquire(blocking=False) is False
+        assert other.acquire(blocking_timeout=PATIENCE) is True
+        assert time.monotonic() - began >= 0.38 * pace
+        other.release()
 
     def test_released_late_it_is_free_at_once(self, make: Any) -> None:
         lock = make(timeout=30, min_hold=0.1)

@@ -27,7 +27,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -35,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import django
-import pytest
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.management import execute_from_command_line
@@ -52,7 +50,6 @@ __all__ = [
     "ManageCommand",
     "Worker",
     "in_threads",
-    "patiently",
     "processes",
     "until",
     "waiting_in",
@@ -329,19 +326,6 @@ def until(condition: Callable[[], Any]) -> None:
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(pause)
         pause = min(pause * 1.1, 0.01)  # What takes long is not asked for so often.
-
-
-def patiently(attempt: Callable[[float], None], *seconds: float) -> None:
-    """``attempt`` with so many seconds for something that must not be over too soon: with the first
-    number, and where a busy machine has taken longer, with the next. A fault fails each time; that
-    there was a next is among the warnings of the run."""
-    for tried in seconds[:-1]:
-        try:
-            return attempt(tried)
-        except (Exception, pytest.fail.Exception) as error:
-            load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-            warnings.warn(f"{tried} s were too few (load {load}): {error!r}", stacklevel=2)
-    return attempt(seconds[-1])
 
 
 def waiting_in(module: str) -> int:

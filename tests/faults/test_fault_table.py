@@ -50,7 +50,7 @@ from tests.faults import test_refusals as refusals
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
 from tests.integration.locks.test_lock_redis_py import TLS
-from tests.processes import PATIENCE, patiently, until
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 
@@ -68,8 +68,8 @@ USER, PASSWORD = "app", "secret"
 class World:
     """A server, its proxy, and what leads there, during one fault."""
 
-    def __init__(self, server: RedisServer, proxy: Proxy, fault: Fault) -> None:
-        self.server, self.proxy, self.fault = server, proxy, fault
+    def __init__(self, server: RedisServer, proxy: Proxy, fault: Fault, pace: int) -> None:
+        self.server, self.proxy, self.fault, self.pace = server, proxy, fault, pace
         self.cache: Any = caches["default"]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -105,14 +105,8 @@ class World:
         alias = settings.CACHES["default"]
         return alias["LOCATION"].replace("127.0.0.1", "localhost"), {"OPTIONS": alias["OPTIONS"]}
 
-    @property
-    def timeout(self) -> float:
-        """Seconds: that of a socket."""
-        seconds: float = settings.CACHES["default"]["OPTIONS"]["SOCKET_TIMEOUT"]
-        return seconds
-
     def delay_a_reply(self, proxy: Proxy) -> None:
-        proxy.delay_reply(1.6 * self.timeout)
+        proxy.delay_reply(1.6 * TIMEOUT * self.pace)
 
     @property
     def lasts(self) -> bool:
@@ -393,11 +387,11 @@ waiter("waiting task", task_of)
 def redlock(world: World) -> Iterator[None]:
     member = world.cache._lock_client()
     others = [world.direct(1), world.direct(2)]
-    away = redis.Redis(host=AWAY[:-1], port=1, socket_timeout=world.timeout)
+    timeout = TIMEOUT * world.pace
+    away = redis.Redis(host=AWAY[:-1], port=1, socket_timeout=timeout)
 
     def take_with(*clients: redis.Redis) -> None:
-        limits = {"server_timeout": world.timeout, "blocking_timeout": SOON}
-        with Redlock(clients, "name", timeout=30, **limits):
+        with Redlock(clients, "name", timeout=30, server_timeout=timeout, blocking_timeout=SOON):
             pass
 
     take_with(member, *others)
@@ -611,68 +605,47 @@ def url(port: int, host: str = "127.0.0.1", scheme: str = "redis") -> str:
 
 
 @pytest.fixture
-def in_world(
+def world(
     request: pytest.FixtureRequest,
     server: RedisServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., None]:
-    """Calls a function with the world of a fault, whose time-outs become longer where they were too
-    short for a busy machine."""
-    fault, front = request.param, None
-    if fault.tls:
-        front = request.getfixturevalue("tls")
+    pace: int,
+) -> Iterator[World]:
+    fault = request.param
+    server.flush()
+    add_user(server)
     monkeypatch.setattr(instant_loss, "CHECK_AFTER_SECONDS", 0.3)
     # So long they bear a server that is busy; else the test would take longer, too.
     monkeypatch.setattr(report, "REPLY_TIMEOUT", 2.0)
     monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 2.0)
     monkeypatch.setattr(hooks, "breaker_limits", lambda: (2, 0.3))
-
-    def run(test: Callable[..., None], *args: Any) -> None:
-        def attempt(timeout: float) -> None:
-            options = {"SOCKET_TIMEOUT": timeout, "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
-            with a_world(server, fault, front, options) as world:
-                test(world, *args)
-
-        patiently(attempt, TLS_TIMEOUT if fault.tls else TIMEOUT, 10 * TIMEOUT)
-
-    return run
-
-
-@contextmanager
-def a_world(
-    server: RedisServer, fault: Fault, front: Any, options: dict[str, Any]
-) -> Iterator[World]:
-    server.flush()
-    add_user(server)
+    options: dict[str, Any] = {"LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    options["SOCKET_TIMEOUT"] = (TLS_TIMEOUT if fault.tls else TIMEOUT) * pace
+    scheme = "redis"
     with Proxy(server) as proxy:
-        if front is not None:
+        if fault.tls:
+            scheme, front = "rediss", request.getfixturevalue("tls")
             proxy.lead_to(front)
             pool = {"ssl_ca_certs": front.certificate, "ssl_check_hostname": False}
             options |= {"CONNECTION_POOL_KWARGS": pool}
         backend = "django_redis_lock.cache.RedisCache"
-        location = url(proxy.port, scheme="rediss" if front else "redis")
+        location = url(proxy.port, scheme=scheme)
         alias = {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
         with override_settings(CACHES={"default": alias}):
-            world = World(server, proxy, fault)
-            try:
-                yield world
-            finally:
-                world.close()
-                for job in keeper().jobs():
-                    if not isinstance(job, Heartbeat):
-                        keeper().discard(job)
+            world = World(server, proxy, fault, pace)
+            yield world
+            world.close()
+        for job in keeper().jobs():
+            if not isinstance(job, Heartbeat):
+                keeper().discard(job)
 
 
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CALLERS)
-@pytest.mark.parametrize("in_world", FAULTS, ids=[fault.name for fault in FAULTS], indirect=True)
+@pytest.mark.parametrize("world", FAULTS, ids=[fault.name for fault in FAULTS], indirect=True)
 @pytest.mark.invariant("L2")
-def test_a_fault_and_a_caller(in_world: Any, name: str) -> None:
-    in_world(meet_a_fault, name)
-
-
-def meet_a_fault(world: World, name: str) -> None:
+def test_a_fault_and_a_caller(world: World, name: str) -> None:
     steps = CALLERS[name][1](world)
     next(steps)
     with world.fault.happens(world):
@@ -714,18 +687,13 @@ def table() -> str:
 
 
 @pytest.mark.parametrize("late", [0.7, 1.6], ids=["it is nearly over", "it is over"])
-@pytest.mark.parametrize("in_world", FAULTS[:1], ids=["late"], indirect=True)
+@pytest.mark.parametrize("world", FAULTS[:1], ids=["late"], indirect=True)
 def test_the_reply_that_makes_a_leader_comes_when_its_flight_ends(
-    in_world: Any, late: float
+    world: World, late: float
 ) -> None:
     """Kind: what a late reply grants counts from its request."""
-    in_world(lead_late, late)
-
-
-def lead_late(world: World, late: float) -> None:
-    lifetime = 2 * world.timeout
     location, options = world.another_cache
-    options["OPTIONS"] |= {"SOCKET_TIMEOUT": PATIENCE, "LOCK_FLIGHT_TIMEOUT": lifetime}
+    options["OPTIONS"] |= {"SOCKET_TIMEOUT": PATIENCE, "LOCK_FLIGHT_TIMEOUT": 1.0 * world.pace}
     one = RedisCache(location, options)
     other = RedisCache(location.replace("localhost", "127.0.0.1"), options)
     one.get_or_set("warm", lambda: 1, 300)
@@ -738,10 +706,11 @@ def lead_late(world: World, late: float) -> None:
         assert go_on.wait(PATIENCE)
         return name
 
-    world.proxy.delay_reply(late * lifetime, TAKE_FLIGHT.sha.encode())
+    world.proxy.delay_reply(late * world.pace, TAKE_FLIGHT.sha.encode())
     leader = Background(lambda: one.get_or_set("led", lambda: compute("first"), 300))
     assert began.wait(PATIENCE)
-    time.sleep(max(0.0, 1.2 - late) * lifetime)  # Nobody has renewed it so far: is it over now?
+    # Nobody has renewed it so far: is it over now?
+    time.sleep(max(0.0, 1.2 - late) * world.pace)
     follower = Background(
         lambda: other.get_or_set("led", lambda: compute("second"), 300, wait=PATIENCE)
     )

@@ -23,7 +23,7 @@ from django_redis_lock.transport import (
     server,
     server_of,
 )
-from tests.processes import PATIENCE, in_threads, patiently, until
+from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 
@@ -190,14 +190,14 @@ def test_the_tasks_of_a_loop(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool) -> None:
+def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool, pace: int) -> None:
     """Until a new connection is there, most of the time passes that a server has. The old one is
     checked before that time begins."""
 
-    async def tasks(seconds: float) -> None:
+    async def tasks() -> None:
         clients = [redis.asyncio.Redis(port=proxy.port, db=db) for db in (1, 2, 3)]
-        lock = AsyncRedlock(clients, f"idle-{seconds}", timeout=60, server_timeout=seconds)
-        for delay in (0.0, 0.7 * seconds):
+        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=1.0 * pace)
+        for delay in (0.0, 0.7 * pace):
             proxy.accepts_after = delay
             assert await lock.acquire(blocking=False)
             await lock.release()
@@ -205,18 +205,15 @@ def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool) -> None
         for client in clients:
             await client.connection_pool.disconnect()
 
-    def attempt(seconds: float) -> None:
-        if asynchronous:
-            asyncio.run(tasks(seconds))
-        else:
-            lock = Redlock(servers(proxy), f"idle-{seconds}", timeout=60, server_timeout=seconds)
-            for delay in (0.0, 0.7 * seconds):
-                proxy.accepts_after = delay
-                taken(lock)
-                time.sleep(PAUSE)
-        expect_well(through(proxy, db=1))
-
-    patiently(attempt, 1, 10)
+    if asynchronous:
+        asyncio.run(tasks())
+    else:
+        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=1.0 * pace)
+        for delay in (0.0, 0.7 * pace):
+            proxy.accepts_after = delay
+            taken(lock)
+            time.sleep(PAUSE)
+    expect_well(through(proxy, db=1))
 
 
 def test_a_waiter_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redis) -> None:
@@ -248,21 +245,17 @@ def test_a_task_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redi
     asyncio.run(main())
 
 
-def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis) -> None:
+def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis, pace: int) -> None:
     proxy.forgets_after = KEEPER_TRUSTS + 0.2
-
-    def attempt(seconds: float) -> None:
-        lost: list[int] = []
-        lock = Lock(through(proxy), "idle", seconds, renew=True, on_lost=lambda: lost.append(1))
-        with lock:
-            for _ in range(2):
-                until(lambda: client.pttl("idle") < seconds * 740)
-                until(lambda: client.pttl("idle") > seconds * 830)
-            lock.ensure_held()
-        assert not lost
-        expect_well(through(proxy))
-
-    patiently(attempt, 3, 30)
+    lost: list[int] = []
+    lock = Lock(through(proxy), "idle", 3 * pace, renew=True, on_lost=lambda: lost.append(1))
+    with lock:
+        for _ in range(2):
+            until(lambda: client.pttl("idle") < 2200 * pace)
+            until(lambda: client.pttl("idle") > 2500 * pace)
+        lock.ensure_held()
+    assert not lost
+    expect_well(through(proxy))
 
 
 def test_a_leader_that_computes_for_long_and_its_follower(
@@ -287,32 +280,28 @@ def test_a_leader_that_computes_for_long_and_its_follower(
     expect_well(through(proxy))
 
 
-def test_all_connections_are_forgotten_at_once(proxy: Proxy) -> None:
+def test_all_connections_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
     """The address leads to another machine: what was used just before is silent, too."""
     proxy.forgets_after = 3600.0
-
-    def attempt(seconds: float) -> None:
-        client = proxy.client(socket_timeout=seconds)
-        url = f"redis://127.0.0.1:{proxy.port}/0?socket_timeout={seconds}"
-        cache: Any = RedisCache(url, {})
-        lock = Lock(client, f"idle-{seconds}", timeout=60)
-        with no_outage(proxy):
-            for _ in range(3):
-                taken(lock)
-                hit(cache)
-                proxy.forget()
+    client = proxy.client(socket_timeout=1.0 * pace)
+    url = f"redis://127.0.0.1:{proxy.port}/0?socket_timeout={pace}"
+    cache: Any = RedisCache(url, {})
+    lock = Lock(client, "idle", timeout=60)
+    with no_outage(proxy):
+        for _ in range(3):
             taken(lock)
             hit(cache)
+            proxy.forget()
+        taken(lock)
+        hit(cache)
 
-    patiently(attempt, 1, 10)
 
-
-def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy) -> None:
+def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
     proxy.forgets_after = 3600.0
 
-    async def main(seconds: float) -> None:
-        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=seconds)
-        lock = AsyncLock(client, f"idle-{seconds}", timeout=60)
+    async def main() -> None:
+        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=1.0 * pace)
+        lock = AsyncLock(client, "idle", timeout=60)
         for _ in range(2):
             async with lock:
                 pass
@@ -321,11 +310,8 @@ def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy) -> None:
             pass
         await client.connection_pool.disconnect()
 
-    def attempt(seconds: float) -> None:
-        with no_outage(proxy):
-            asyncio.run(main(seconds))
-
-    patiently(attempt, 1, 10)
+    with no_outage(proxy):
+        asyncio.run(main())
 
 
 def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:

@@ -44,7 +44,7 @@ from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
 from tests.holding import Renewals, hurry
 from tests.moved_clock import moved_clock
-from tests.processes import PATIENCE, patiently, until
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.backends import blocked
 from tests.support.background import Background
@@ -323,27 +323,23 @@ class TestRelease:
         until(lambda: not client.keys("*shaky"))
 
     def test_the_keeper_releases_what_was_extended(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, pace: int
     ) -> None:
         """Also after an outage that is longer than the lock's first lifetime."""
+        lock = Lock(shaky, "shaky", timeout=0.5 * pace)
+        with ExitStack() as outage:
 
-        def attempt(seconds: float) -> None:
-            lock = Lock(shaky, "shaky", timeout=seconds)
-            with ExitStack() as outage:
+            def extended() -> None:
+                with lock:
+                    lock.extend(60, replace_ttl=True)
+                    outage.enter_context(proxy.away())
 
-                def extended() -> None:
-                    with lock:
-                        lock.extend(60, replace_ttl=True)
-                        outage.enter_context(proxy.away())
-
-                with pytest.raises(redis.ConnectionError):
-                    extended()
-                ends = time.monotonic() + seconds + 0.1
-                until(lambda: time.monotonic() > ends)
-                assert client.exists("shaky")
-            until(lambda: not client.exists("shaky"))
-
-        patiently(attempt, 0.5, 5)
+            with pytest.raises(redis.ConnectionError):
+                extended()
+            ends = time.monotonic() + 0.5 * pace + 0.1
+            until(lambda: time.monotonic() > ends)
+            assert client.exists("shaky")
+        until(lambda: not client.exists("shaky"))
 
     def test_the_keeper_releases_what_a_frozen_server_reads_after_the_lifetime(
         self, own_server: RedisServer

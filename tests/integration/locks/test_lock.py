@@ -17,7 +17,7 @@ from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
 from tests.lock_contract import LockContract
-from tests.processes import PATIENCE, patiently, until
+from tests.processes import PATIENCE, until
 from tests.support.backends import Backend, OnRedis
 from tests.support.background import Background
 
@@ -148,18 +148,15 @@ def test_a_release_does_not_end_a_later_lock_of_the_same_token(client: redis.Red
 
 def test_acquiring_again_with_the_same_object_waits_for_the_end_of_the_first(
     client: redis.Redis,
+    pace: int,
 ) -> None:
     """As with redis-py; without an end it would wait for ever, which is refused."""
-
-    def attempt(seconds: float) -> None:
-        lock = Lock(client, "name", timeout=seconds)
-        assert lock.acquire()
-        first = lock.fence
-        assert lock.acquire()
-        assert lock.fence != first
-        lock.release()
-
-    patiently(attempt, 0.3, 10)
+    lock = Lock(client, "name", timeout=0.3 * pace)
+    assert lock.acquire()
+    first = lock.fence
+    assert lock.acquire()
+    assert lock.fence != first
+    lock.release()
     for options in ({"timeout": None}, {"timeout": 30, "renew": True}):
         lock = Lock(client, "name", **options)
         with lock, pytest.raises(LockError, match="would wait for itself forever"):

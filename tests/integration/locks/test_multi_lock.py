@@ -38,7 +38,7 @@ from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
 from django_redis_lock.transport import run
 from tests.lock_contract import LockContract
-from tests.processes import PATIENCE, patiently, until
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.backends import Backend, OnRedis, places
 from tests.support.background import Background, elsewhere
@@ -254,24 +254,20 @@ def test_min_hold_is_for_what_was_held(
 
 
 def test_what_expires_while_it_waits_for_another_is_taken_again(
-    any_client: redis.Redis, make: Callable[..., MultiLock]
+    any_client: redis.Redis, make: Callable[..., MultiLock], pace: int
 ) -> None:
     """Its lifetime is shorter than its wait, and it is not renewed."""
-
-    def attempt(seconds: float) -> None:
-        first, second = (Lock(any_client, name, timeout=60, thread_local=False) for name in "ab")
-        assert first.acquire()
-        assert second.acquire()
-        both = make("a", "b", timeout=seconds)
-        waiter = Background(lambda: (both.acquire(), both.owned()))
-        until(lambda: places("a"))
-        first.release()
-        until(lambda: places("b"))
-        until(lambda: not any_client.exists("a"))
-        second.release()
-        assert waiter.result() == (True, True)
-
-    patiently(attempt, 0.5, 5)
+    first, second = (Lock(any_client, name, timeout=60, thread_local=False) for name in "ab")
+    assert first.acquire()
+    assert second.acquire()
+    both = make("a", "b", timeout=0.5 * pace)
+    waiter = Background(lambda: (both.acquire(), both.owned()))
+    until(lambda: places("a"))
+    first.release()
+    until(lambda: places("b"))
+    until(lambda: not any_client.exists("a"))
+    second.release()
+    assert waiter.result() == (True, True)
 
 
 def test_one_try_is_one_try_however_short_it_lives(

@@ -19,7 +19,7 @@ from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol import hostname
 from tests.holding import hurry
 from tests.lock_contract import LockContract
-from tests.processes import patiently, until
+from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import Backend, places
 from tests.support.tasks import ForThreads, Tasks
@@ -94,22 +94,20 @@ class TestRedlock(LockContract):
             pass
         assert f"{hostname()}, process {os.getpid()}, thread MainThread" in str(conflict.value)
 
-    def test_who_died_is_remembered_on_each_server(self, clients: list[redis.Redis]) -> None:
-        def attempt(lifetime: float) -> None:
-            name = f"left-{lifetime}"
-            dead = Redlock(clients, name, timeout=lifetime, label="nightly")
-            assert dead.acquire()
-            until(lambda: all(client.hexists(f"{{{name}}}:owner", "id") for client in clients))
-            dead.local.renewal.discard()  # All that a killed process leaves undone.
-            until(lambda: not any(client.exists(name) for client in clients))
-            with Redlock(clients, name, timeout=30, server_timeout=AMPLE):
-                hurry(CrashRecord)
-                until(lambda: all(inspect(client, name.encode()).events for client in clients))
-            for client in clients:
-                (event,) = inspect(client, name.encode()).events
-                assert (event.what, event.owner.label) == ("crashed", "nightly")
-
-        patiently(attempt, 2, 20)
+    def test_who_died_is_remembered_on_each_server(
+        self, clients: list[redis.Redis], pace: int
+    ) -> None:
+        dead = Redlock(clients, "left", timeout=2 * pace, label="nightly")
+        assert dead.acquire()
+        until(lambda: all(client.hexists("{left}:owner", "id") for client in clients))
+        dead.local.renewal.discard()  # All that a killed process leaves undone.
+        until(lambda: not any(client.exists("left") for client in clients))
+        with Redlock(clients, "left", timeout=30, server_timeout=AMPLE):
+            hurry(CrashRecord)
+            until(lambda: all(inspect(client, b"left").events for client in clients))
+        for client in clients:
+            (event,) = inspect(client, b"left").events
+            assert (event.what, event.owner.label) == ("crashed", "nightly")
 
     def test_what_too_few_servers_granted_is_given_back(self, clients: list[redis.Redis]) -> None:
         """Also where the description was evicted."""

@@ -19,7 +19,7 @@ from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import Server
-from tests.processes import PATIENCE, patiently, until
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 
@@ -118,18 +118,15 @@ def forget_scripts(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_short_grant_of_a_server_without_the_script_is_no_lost_lock(
-    client: redis.Redis, limit: int
+    client: redis.Redis, limit: int, pace: int
 ) -> None:
     def expect_full_lifetime(lock: Lock) -> None:
         key = lock.local.hold.keys.lock
         until(lambda: client.pttl(key) > 100_000 or not client.exists(key))
         assert lock.owned()
 
-    def attempt(grant_timeout: float) -> None:
-        forget_scripts(client)
-        passed_on(client, expect_full_lifetime, limit=limit, grant_timeout=grant_timeout)
-
-    patiently(attempt, 0.3, 10)
+    forget_scripts(client)
+    passed_on(client, expect_full_lifetime, limit=limit, grant_timeout=0.3 * pace)
 
 
 def test_the_keeper_looks_when_another_call_finds_a_grant_unconfirmed(
