@@ -57,7 +57,7 @@ from tests.support.background import Background
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 #: Seconds: the time-out of a socket, and of one with TLS; within which a call ends, whatever it
 #: does; and within which all works again after a fault. The latter are generous.
-TIMEOUT, TLS_TIMEOUT, SOON, AGAIN = 0.5, 3.0, 6.0, 8.0
+TIMEOUT, TLS_TIMEOUT, SOON, AGAIN = 0.5, 3.0, PATIENCE / 2, PATIENCE
 #: Errors: redis-py's, what django-redis makes of them, and a Redlock's.
 FAILED = (redis.RedisError, ConnectionInterrupted, TooFewServers)
 #: Where no server is.

@@ -25,6 +25,7 @@ from django_redis_lock.protocol.owner import hostname
 from tests.holding import hold
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
+from tests.support.logs import logged
 
 OWNER = b"{:1:lock:nightly}:owner"
 
@@ -619,7 +620,7 @@ def test_a_command_that_runs_without_redis_is_logged(
     command = Nightly()
     call_command(command)
     assert command.runs == 1
-    (message,) = (r.getMessage() for r in caplog.records if r.name == "django_redis_lock.outage")
+    (message,) = logged(caplog, "outage", "the lock :1:lock:nightly")
     assert message.startswith("Redis is down; the lock :1:lock:nightly is skipped")
 
 

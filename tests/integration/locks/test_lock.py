@@ -43,12 +43,10 @@ class TestLock(LockContract):
         self, backend: Backend, make: Callable[..., Any]
     ) -> None:
         told = threading.Event()
-        lock = make(timeout=4.5, on_lost=told.set)
-        began = time.monotonic()
+        lock = make(timeout=600, on_lost=told.set)
         lock.acquire()
         assert make().reset()
         assert told.wait(PATIENCE)
-        assert time.monotonic() - began < 4.4
         assert lock.lost
 
 

@@ -20,6 +20,7 @@ from django_redis_lock.locking.hold import held_logger
 from tests.holding import Renewals
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.logs import logged
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_what_a_function_under_a_lock_is_named_cannot_either(
         client.delete(f":1:lock:export-{name}")
 
     export("a\nFORGED")
-    [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.locked"]
+    [said] = logged(caplog, "locked")
     assert said.startswith("The lock export-a\\nFORGED ended")
     assert "\n" not in said
 
@@ -117,7 +118,7 @@ def test_each_step_is_said_at_the_level_debug(
     def lines() -> list[str]:
         with cache.lock("import"):
             cache.lock("import").acquire(blocking=False)
-        return [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.lock"]
+        return logged(caplog, "lock", "import")
 
     assert not lines(), "quiet by default"
     caplog.set_level(logging.DEBUG, "django_redis_lock.lock")
@@ -223,11 +224,11 @@ def test_a_wait_that_stops_the_event_loop(
     async def main() -> None:
         with cache.lock("import"):
             assert not cache.lock("import", blocking=False).acquire()
-            assert not caplog.records
+            assert not logged(caplog, "", "import")
             assert not cache.lock("import", blocking_timeout=0.01).acquire()
 
     asyncio.run(main())
-    [said] = [r.getMessage() for r in caplog.records]
+    [said] = logged(caplog, "", "import")
     assert said.startswith("The wait for the lock :1:lock:import stops this event loop: ")
     assert "cache.alock()" in said
 
@@ -238,12 +239,12 @@ def test_the_release_of_a_lost_lock_adds_no_second_line(
     def work() -> None:
         with cache.lock("import", timeout=60) as lock:
             cache.lock("import").reset()
-            until(lambda: caplog.records)  # It is logged by another thread.
+            until(lambda: logged(caplog, "lost", "import"))  # By another thread.
             lock.ensure_held()
 
     with pytest.raises(LockLost):
         work()
-    assert [r.getMessage()[:13] for r in caplog.records] == ["Lost the lock"]
+    assert [line[:13] for line in logged(caplog, "", "import")] == ["Lost the lock"]
 
 
 def test_tokens_are_not_logged(
