@@ -28,7 +28,9 @@ PUBLISHED = {
     "hit": "on another core",
     "stampede": "200 threads",
 }
-#: Their columns that only the other page has.
+#: Where it ran, as far as the page says it.
+SURROUNDINGS = ("date", "machine", "Redis", "Python", "django_redis_lock", "load")
+#: Columns that only the other page has.
 LEFT_OUT = {
     "cycle": {"µs, new handle", "ratio, new handle"},
     "contention": {"ratio to best that wakes", "client CPU µs/cycle", "server CPU µs/cycle"},
@@ -47,7 +49,7 @@ def document(results: Mapping[str, Sequence[Result]], around: Mapping[str, str])
         for name, words in PUBLISHED.items()
         if name in results
     }
-    return _filled(PAGE, chosen, around)
+    return _filled(PAGE, chosen, {name: around[name] for name in SURROUNDINGS if name in around})
 
 
 def _shortened(result: Result, name: str) -> Result:
