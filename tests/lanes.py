@@ -36,12 +36,9 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     if everything:
         return []
     seen: Counter[str] = Counter()
-    cells = Counter(map(_table, items))
+    tables: dict[str, list[pytest.Item]] = {}
     left_out = []
     for item in items:
-        if _is_left_out_of(cells[_table(item)], item):
-            left_out.append(item)
-            continue
         for node, mark in item.iter_markers_with_node("sample"):
             by_file = mark.kwargs.get("of") == "file"
             table = str(item.path) if by_file else node.nodeid.partition("[")[0]
@@ -50,20 +47,36 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
                 left_out.append(item)
             seen[table] += 1
             break  # The closest one counts.
+        else:
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cells in tables.values():
+        if len(cells) > 1:
+            left_out += {*cells} - {*_shortened(_each_row_and_column(cells))}
     return left_out
 
 
-def _table(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
+def _each_row_and_column(cells: list[pytest.Item]) -> list[pytest.Item]:
+    """As few of them as have each value of each ``parametrize`` once, each as often as another."""
+    values = {cell: {*enumerate(cell.callspec._idlist)} for cell in cells}  # type: ignore[attr-defined]
+    missing = set().union(*values.values())
+    used: Counter[tuple[int, str]] = Counter()
+    chosen = []
+
+    def merit(cell: pytest.Item) -> tuple[int, int]:
+        return len(values[cell] & missing), -sum(used[value] for value in values[cell])
+
+    while missing:
+        chosen.append(cell := max(cells, key=merit))
+        missing -= values[cell]
+        used.update(values[cell])
+    return chosen
 
 
-def _is_left_out_of(cells: int, item: pytest.Item) -> bool:
-    """By its name, and not by its number: each row and each column of a table has cells that run,
-    whatever its form."""
-    if "tests/faults/" in item.nodeid or item.get_closest_marker("sample"):
-        return False
-    each = next((each for number, each in LONG if cells > number), 1)
-    return bool(zlib.crc32(item.nodeid.encode()) % each)
+def _shortened(cells: list[pytest.Item]) -> list[pytest.Item]:
+    each = next((each for number, each in LONG if len(cells) > number), 1)
+    if "tests/faults/" in cells[0].nodeid:
+        return cells
+    return cells[zlib.crc32(cells[0].nodeid.encode()) % each :: each]
 
 
 def some(cases: Iterable[T], each: int) -> list[T]:
