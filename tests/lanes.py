@@ -28,7 +28,7 @@ everything = False
 LONG = ((30, 3), (12, 2))
 
 #: The second of the servers that many tests are run on.
-IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(3, of="file"))
+IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(5, of="file"))
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -635,7 +635,6 @@ def world(
                 keeper().discard(job)
 
 
-@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CALLERS)
 @pytest.mark.parametrize("world", FAULTS, ids=[fault.name for fault in FAULTS], indirect=True)
 @pytest.mark.invariant("L2")

@@ -52,7 +52,7 @@ class TestLock(LockContract):
         assert lock.lost
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 class TestLockInMemory(TestLock):
     @pytest.fixture
     def backend(self) -> Backend:
