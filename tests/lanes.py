@@ -25,7 +25,7 @@ T = TypeVar("T")
 everything = False
 
 #: Of a table of more cells than the first number, each n-th runs.
-LONG = ((30, 3), (12, 2))
+LONG = ((30, 4), (12, 3), (5, 2))
 
 #: The second of the servers that many tests are run on.
 IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(5, of="file"))
@@ -88,4 +88,4 @@ def some(cases: Iterable[T], each: int) -> list[T]:
 
 def examples(number: int) -> int:
     """How often something is tried at random; with ``--all``, ``number`` times."""
-    return number if everything else number // 4
+    return number if everything else number // 6

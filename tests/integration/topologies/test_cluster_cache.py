@@ -226,6 +226,7 @@ def test_emptying_the_cache_keeps_the_locks(cache: RedisCache, how: str) -> None
     assert waiter.result()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("held", [20, 60], ids=["at once", "step by step"])
 def test_clear_keeps_the_descriptions_of_the_holders(
     cache: RedisCache, cluster_client: redis.RedisCluster, held: int
