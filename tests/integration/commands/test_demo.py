@@ -204,6 +204,7 @@ def test_the_site_has_locks_to_show(start: Start, how: str) -> None:
     expect_a_signal_to_stop(demo, signal.SIGINT)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_killed_it_leaves_nothing_either(start: Start) -> None:
     demo = start("--only-serve", "--port", "0")

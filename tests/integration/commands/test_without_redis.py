@@ -215,6 +215,7 @@ def test_a_second_request_is_refused(server: str, tmp_path: Path) -> None:
     assert status(server) == 200
 
 
+@pytest.mark.sample(0)
 def test_commands_in_two_terminals_exclude_each_other(project: Project, tmp_path: Path) -> None:
     begun, finish = tmp_path / "begun", tmp_path / "finish"
     script = f"touch {begun}; while [ ! -e {finish} ]; do sleep 0.02; done"

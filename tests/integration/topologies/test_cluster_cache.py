@@ -205,6 +205,7 @@ def test_held_locks_are_listed(cache: RedisCache) -> None:
     assert cache.held_locks().total == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["clear", "delete_pattern"])
 def test_emptying_the_cache_keeps_the_locks(cache: RedisCache, how: str) -> None:
     locks = [cache.lock(name, timeout=30) for name in MANY]
