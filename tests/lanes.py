@@ -25,7 +25,7 @@ T = TypeVar("T")
 everything = False
 
 #: Of a table of more cells than the first number, each n-th runs.
-LONG = ((30, 4), (12, 3), (5, 2))
+LONG = ((30, 4), (12, 3), (3, 2))
 
 #: The second of the servers that many tests are run on.
 IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(5, of="file"))

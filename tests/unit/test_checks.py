@@ -603,7 +603,7 @@ for name in "ab":
 IN_TWO = f"import os\nchild = os.fork()\n{TWICE}\nif child: os.waitpid(child, 0)"
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("code", "configured", "lines"),
     [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import django_redis_lock
 from django_redis_lock.transport.circuit_breaker import Breaker
+from tests.support.sources import nodes, tree
 
 FOLDER = Path(django_redis_lock.__file__).parent
 KINDS = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
@@ -38,7 +39,7 @@ OF_THE_PARENT = {
 @cache
 def calls(path: Path) -> list[tuple[ast.Call, str]]:
     """The calls of functions that have a name, each with it."""
-    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    found = [node for node in nodes(tree(path)) if isinstance(node, ast.Call)]
     return [(call, name) for call in found if (name := name_of(call.func))]
 
 

@@ -293,6 +293,7 @@ def test_no_administrator_where_debug_is_off(refused: Callable[..., str], settin
     assert "only with DEBUG on" in refused()
 
 
+@pytest.mark.sample(0)
 def test_a_refusal_ends_it_with_an_error(start: Start) -> None:
     demo = start(PORT="70000")
     assert demo.end() == 1

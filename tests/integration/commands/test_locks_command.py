@@ -319,6 +319,7 @@ def test_a_closed_output_is_not_a_held_lock(client: redis.Redis) -> None:
     assert listing.returncode == 74
 
 
+@pytest.mark.sample(0)
 def test_an_output_in_ascii(client: redis.Redis, settings: Any) -> None:
     location = settings.CACHES["default"]["LOCATION"]
     environ = {**os.environ, "PYTHONIOENCODING": "ascii", "REDIS_URL": location}
