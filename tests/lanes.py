@@ -2,11 +2,13 @@
 invariant and one run of each fault; with ``--all`` everything runs, as each night. So does a test
 that is named (``file::test``).
 
-A table of many cells runs each second or third, but for those of faults, of which each cell runs
-that has no mark. ``@pytest.mark.sample(n)`` leaves cells out: of a table, it runs each n-th (0:
-none); of a class, each n-th test; with ``of="file"``, each n-th of all such tests of a file. Where
-n and the length of a row have no common factor, each row and each column has cells that run. A
-second number is the first that runs: of n classes with the same tests, each then runs other ones.
+Of a table, so many cells run that each row and each column has one; of a long one, each second to
+fifth of these, but for those of faults. ``@pytest.mark.sample(n)`` says it otherwise: of a table,
+it runs each n-th cell (0: none); of a class, each n-th test; with ``of="file"``, each n-th of all
+such tests of a file. Where n and the length of a row have no common factor, each row and each
+column has cells that run. A second number is the first that runs: of n classes with the same
+tests, each then runs other ones. The closest mark counts, so ``sample(1)`` is for a test of such a
+class that always runs.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ T = TypeVar("T")
 #: Whether ``--all`` or the name of a test was given; ``conftest`` sets it.
 everything = False
 
-#: Of a table of more cells than the first number, each n-th runs.
-LONG = ((30, 4), (12, 3), (3, 2))
+#: Of more cells than the first number, each n-th runs.
+LONG = ((30, 5), (12, 4), (6, 3), (3, 2))
 
 #: The second of the servers that many tests are run on.
-IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(5, of="file"))
+IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(7, of="file"))
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -77,7 +77,7 @@ class OnFive(Backend):
         return places(name)
 
 
-@pytest.mark.sample(2, 1)
+@pytest.mark.sample(3, 1)
 class TestRedlock(LockContract):
     @pytest.fixture
     def backend(self, clients: list[redis.Redis]) -> Backend:
@@ -138,7 +138,7 @@ class InTasks(OnFive):
         return ForThreads(self._tasks, AsyncRedlock(self._async_clients, name, **options))
 
 
-@pytest.mark.sample(5, 2)
+@pytest.mark.sample(7)
 class TestAsyncRedlock(LockContract):
     @pytest.fixture
     def backend(self, clients: list[redis.Redis], five: list[RedisServer]) -> Iterator[Backend]:
