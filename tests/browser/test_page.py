@@ -387,6 +387,7 @@ def test_an_operator_who_was_paged(open_page: Open, client: redis.Redis) -> None
     assert LogEntry.objects.count() == 1
 
 
+@pytest.mark.sample(0)
 def test_a_selection_is_released(open_page: Open, client: redis.Redis) -> None:
     locks = {name: named(hold(name), client) for name in "abc"}
     page = open_page(f"{PAGE}?o=lock")

@@ -51,7 +51,7 @@ def test_no_method_reaches_the_key_of_a_lock(cache: RedisCache) -> None:
         assert lock.owned()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_it_does_what_django_redis_does_on_one_server(
     redis_server: RedisServer,
