@@ -196,8 +196,10 @@ def no_more_clients(world: World) -> Iterator[None]:
     asking = world.server.asking
     before = asking.config_get("maxclients")["maxclients"]
     asking.config_set("maxclients", 1)
-    yield
-    asking.config_set("maxclients", before)
+    try:
+        yield
+    finally:
+        asking.config_set("maxclients", before)
 
 
 def add_user(server: RedisServer) -> None:
@@ -454,10 +456,12 @@ def forced_release(world: World) -> Iterator[None]:
     lost = threading.Event()
     lock = world.cache.lock("name", timeout=300, on_lost=lost.set, thread_local=False)
     lock.acquire()
+    operator = Lock(world.direct(), lock.keys.lock)
+    assert operator.locked()  # It is connected.
     hurry()
     settle()
     yield
-    assert Lock(world.direct(), lock.keys.lock).reset()
+    assert operator.reset()
     if not world.lasts:
         assert lost.wait(PATIENCE)
     yield
@@ -641,7 +645,6 @@ def world(
                 keeper().discard(job)
 
 
-@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CALLERS)
 @pytest.mark.parametrize("world", FAULTS, ids=[fault.name for fault in FAULTS], indirect=True)
 @pytest.mark.invariant("L2")

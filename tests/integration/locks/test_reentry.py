@@ -74,7 +74,7 @@ class ByOtherCallers(OnRedis):
         return OfAnotherCaller(super().make_lock(name, reentrant=True, **options))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7, 1)
 class TestForOthers(LockContract):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Backend:
@@ -98,7 +98,7 @@ class ByOtherTasks(InTasks):
         )
 
 
-@pytest.mark.sample(3, 1)
+@pytest.mark.sample(7, 2)
 class TestForOtherTasks(LockContract):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:
