@@ -244,13 +244,11 @@ class TestMajority:
 
     def test_the_holder_calls_on_lost_when_the_servers_lost_their_data(self, five: Five) -> None:
         told = threading.Event()
-        lock = five.lock(timeout=6, renew=False, on_lost=told.set)
-        began = time.monotonic()
+        lock = five.lock(timeout=600, renew=False, on_lost=told.set)
         lock.acquire()
         for client in five.clients[:3]:
             client.flushall()
         assert told.wait(PATIENCE)
-        assert time.monotonic() - began < 5.5
         with pytest.raises(LockNotOwnedError):
             lock.release()
 

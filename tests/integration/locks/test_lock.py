@@ -44,12 +44,10 @@ class TestLock(LockContract):
         self, backend: Backend, make: Callable[..., Any]
     ) -> None:
         told = threading.Event()
-        lock = make(timeout=4.5, on_lost=told.set)
-        began = time.monotonic()
+        lock = make(timeout=600, on_lost=told.set)
         lock.acquire()
         assert make().reset()
         assert told.wait(PATIENCE)
-        assert time.monotonic() - began < 4.4
         assert lock.lost
 
 
@@ -163,9 +161,10 @@ def test_a_release_does_not_end_a_later_lock_of_the_same_token(client: redis.Red
 
 def test_acquiring_again_with_the_same_object_waits_for_the_end_of_the_first(
     client: redis.Redis,
+    pace: int,
 ) -> None:
     """As with redis-py; without an end it would wait for ever, which is refused."""
-    lock = Lock(client, "name", timeout=0.3)
+    lock = Lock(client, "name", timeout=0.3 * pace)
     assert lock.acquire()
     first = lock.fence
     assert lock.acquire()

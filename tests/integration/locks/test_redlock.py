@@ -96,8 +96,10 @@ class TestRedlock(LockContract):
             pass
         assert f"{hostname()}, process {os.getpid()}, thread MainThread" in str(conflict.value)
 
-    def test_who_died_is_remembered_on_each_server(self, clients: list[redis.Redis]) -> None:
-        dead = Redlock(clients, "left", timeout=2, label="nightly")
+    def test_who_died_is_remembered_on_each_server(
+        self, clients: list[redis.Redis], pace: int
+    ) -> None:
+        dead = Redlock(clients, "left", timeout=2 * pace, label="nightly")
         assert dead.acquire()
         until(lambda: all(client.hexists("{left}:owner", "id") for client in clients))
         dead.local.renewal.discard()  # All that a killed process leaves undone.
