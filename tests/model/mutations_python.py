@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -152,6 +153,8 @@ SWAPPED = {
     ast.Sub: "+",
     ast.Mult: "/",
 }
+OF_TIMES = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+OF_A_CLOCK = re.compile(r"\bnow\b|monotonic\(\)|awake\(\)")
 #: What is only told to people, and only what type checkers read.
 UNTOUCHED = ("logger", "lost_logger", "held_logger", "TYPE_CHECKING", "cast", "TypeVar")
 
@@ -213,6 +216,8 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
             return
     if isinstance(node, (ast.Raise, ast.Assert, ast.JoinedStr)):
         return  # A text, nearly always.
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return  # Of zip; both are as long, if there is no mistake.
     yield node
     for name, field in ast.iter_fields(node):
         if name not in ("annotation", "returns"):
@@ -230,6 +235,8 @@ def _edits_of(node: Any, lines: list[str]) -> Iterator[Edit]:
 
     def between(left: Any, right: Any, operator: ast.AST, kind: str) -> Iterator[Edit]:
         gap = lines[number][left.end_col_offset : right.col_offset]
+        if isinstance(operator, OF_TIMES) and OF_A_CLOCK.search(ast.unparse(node)):
+            return  # No two readings of a clock are equal.
         if type(operator) in SWAPPED and (word := gap.strip(" ()")):
             begin = left.end_col_offset + gap.index(word)
             yield edit(begin, begin + len(word), SWAPPED[type(operator)], kind)
