@@ -192,7 +192,11 @@ def mutants(module: str, path: Path) -> list[Mutant]:
         before = lines[number]
         after = before[:begin] + text + before[end:]
         found.setdefault((number, after), Mutant(block, number, kind, before, after))
-    return [m for m in found.values() if (module, m.after.strip()) not in EQUIVALENT]
+    return list(found.values())
+
+
+def changes_nothing(mutant: Mutant) -> bool:
+    return (mutant.block.name, mutant.after.strip()) in EQUIVALENT
 
 
 def _edits(tree: ast.Module, lines: list[str]) -> Iterator[Edit]:
@@ -338,7 +342,8 @@ def main(argv: list[str]) -> int:
         if not wanted or f"{name}.".startswith(wanted)
         for mutant in mutants(name, path)
     ]
-    tried = chosen(found, options.seed, options.most)
+    drawn = chosen(found, options.seed, options.most)
+    tried = [mutant for mutant in drawn if not changes_nothing(mutant)]
     if options.list:
         print(*tried, f"{len(tried)} of {len(found)} mutants", sep="\n")
         return 0
@@ -354,10 +359,10 @@ def main(argv: list[str]) -> int:
                 print(
                     f"{outcome.seconds:4.0f} s  {at} {outcome.mutant}\n        {said}", flush=True
                 )
-    return _report(outcomes, options.threshold)
+    return _report(outcomes, options.threshold, len(drawn) - len(tried))
 
 
-def _report(outcomes: list[Outcome], threshold: float) -> int:
+def _report(outcomes: list[Outcome], threshold: float, equivalent: int) -> int:
     tried: Counter[str] = Counter()
     caught: Counter[str] = Counter()
     for outcome in outcomes:
@@ -373,7 +378,8 @@ def _report(outcomes: list[Outcome], threshold: float) -> int:
                 f"SURVIVED {outcome.mutant.block.name}:{outcome.mutant.number + 1} {outcome.mutant}"
             )
     score = 100 * caught.total() / max(1, len(outcomes))
-    print(f"{len(outcomes)} mutants, {caught.total()} caught: {score:.1f} %")
+    total = f"{len(outcomes)} mutants, {caught.total()} caught"
+    print(f"{total}: {score:.1f} %; {equivalent} more are equivalent")
     return int(score < threshold)
 
 
