@@ -29,7 +29,10 @@ class FakeConnection(redis.Connection):
     def connect(self) -> None:
         pass
 
-    closed = False
+    closed = was_cut = False
+
+    def cut(self) -> None:
+        self.was_cut = True
 
     def disconnect(self, *args: Any) -> None:
         self.closed = True
@@ -75,6 +78,17 @@ def test_what_is_not_kept_is_closed() -> None:
     server.checkin(old)
     assert old.closed
     assert server.checkout() not in made
+
+
+def test_who_waits_on_a_connection_to_a_replica_hears_of_its_end() -> None:
+    server = fake_server()
+    used: list[Any] = [server.checkout() for _ in range(3)]
+    del used[1]  # Nobody has that one any more.
+    gc.collect()
+    server.renew(used[0])
+    after: Any = server.checkout()
+    server.renew(used[1])  # It was made before the others were ended.
+    assert [connection.was_cut for connection in (*used, after)] == [True, True, False]
 
 
 def test_no_connection_without_a_socket_is_waited_for_while_another_has_a_reply() -> None:
