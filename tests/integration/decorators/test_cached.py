@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import Group
 from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
 
@@ -109,6 +110,26 @@ def test_the_arguments_of_a_method() -> None:
     assert shop.prices() == 0
     assert cache.get("prices-%(int)7") == 0
     assert shop.prices.invalidate(shop) is True
+
+
+@pytest.mark.parametrize("key", ["balance", "balance-{year}"])
+def test_a_method_of_an_object_in_the_database_names_the_object(key: str) -> None:
+    """Otherwise one account would get the balance of another."""
+
+    class Account(Group):
+        class Meta:
+            proxy = True
+            app_label = "auth"
+
+        @cached(key)
+        def balance(self, year: int = 2024) -> int:
+            calls.append(year)
+            return 5
+
+    for call in (Account.balance, Account.balance.refresh, Account.balance.invalidate):
+        with pytest.raises(ValueError, match=r"\{self\.pk\}"):
+            call(Account(pk=1))
+    assert not calls
 
 
 def test_a_key_made_by_a_function() -> None:
