@@ -68,6 +68,8 @@ class Listing:
 
     def __init__(self, query: QueryDict, url_of: UrlOf) -> None:
         self._url_of = url_of
+        #: Those whose figures this user sees; None: all.
+        self.groups: set[str] | None = None
         self.search = query.get("q", "")[:200]
         self.aliases = list(lock_caches())
         #: The title of each filter, and its choices with their texts.
@@ -171,7 +173,8 @@ class Listing:
             return None
         down = {failure.alias for failure in self.held.failures}
         answering = [alias for alias in self._asked if alias not in down]
-        return behaviour_section(answering, self.held.found, self.search, self.address)
+        held = self.held.found
+        return behaviour_section(answering, held, self.search, self.address, self.groups)
 
     def _summary(self) -> str:
         """One line about everything held, also what the search excludes."""
