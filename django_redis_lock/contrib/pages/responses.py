@@ -99,7 +99,7 @@ class Conditions:
     Attributes:
         of_client: what belongs to one client and was used while they were taken out: a CSRF
             token, a nonce of a Content-Security-Policy, messages; else empty.
-        session_used: whether the session was read meanwhile.
+        session_used: whether the session was read during that time.
         in_background: whether another thread may use the session.
     """
 
