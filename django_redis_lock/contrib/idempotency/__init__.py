@@ -288,10 +288,10 @@ class _View:
             raise TypeError(f"idempotent() needs a request among the arguments of {self.dotted}")
         if request.method not in rules.methods:
             return None
-        key: Any = rules.key(request)
-        if not isinstance(key, (str, int, UUID, type(None))):
-            raise TypeError(f"key must return a str or None, not {key!r}")
-        key = "" if key is None else str(key).strip()
+        sent: object = rules.key(request)
+        if not isinstance(sent, (str, int, UUID, type(None))):
+            raise TypeError(f"key must return a str or None, not {sent!r}")
+        key = "" if sent is None else str(sent).strip()
         if len(key) > MAX_KEY_LENGTH:
             return _problem(400, _("The idempotency key is too long."))
         if not key:

@@ -35,10 +35,10 @@ def field(name: str = "idempotency_key") -> Callable[[Any], str | None]:
 class Scope:
     """Whose keys there are in a request: ``scope`` is that of ``idempotent``."""
 
-    def __init__(self, scope: Any) -> None:
+    def __init__(self, scope: object) -> None:
         self._call = scope if callable(scope) else None
         # Users are told apart also if their texts are equal.
-        self._template = Template("{scope}" if callable(scope) else scope or "", typed=True)
+        self._template = Template("{scope}" if callable(scope) else str(scope or ""), typed=True)
         self._fields = [] if callable(scope) else list(self._template.fields())
 
     def of(self, request: HttpRequest, args: Args, kwargs: Kwargs) -> Sequence[str]:

@@ -22,6 +22,7 @@ from ...singleflight import Postponed, Runner
 from ...steps import Steps
 
 if TYPE_CHECKING:
+    from django.contrib.sessions.backends.base import SessionBase
     from django.http import HttpRequest
 
 #: What a client makes its request depend on. A page that others get is computed without it.
@@ -111,7 +112,7 @@ class Conditions:
         self._names = names
         self._taken: dict[str, object] | None = None
         self._flag: object = None
-        self._session: Any = None
+        self._session: SessionBase | None = None
         self._session_used_before = False
         self._of_client_before: set[str] = set()
 
@@ -126,9 +127,10 @@ class Conditions:
         if self._flag is True and not self.of_client:
             meta[_TOKEN_USED] = _BY_ANOTHER
         self._of_client_before = self._what_is_of_client()
-        self._session = None if self.in_background else getattr(self._request, "session", None)
-        self._session_used_before = getattr(self._session, "accessed", False)
-        if self._session_used_before:
+        session = None if self.in_background else getattr(self._request, "session", None)
+        self._session = session if hasattr(session, "accessed") else None
+        if self._session is not None:
+            self._session_used_before = self._session.accessed
             self._session.accessed = False
 
     def put_back(self) -> None:
@@ -141,17 +143,17 @@ class Conditions:
             meta[_TOKEN_USED] = meta[_TOKEN_USED] == _BY_ANOTHER
         for used in self._what_is_of_client() - self._of_client_before:
             self.of_client = used
-        if getattr(self._session, "accessed", False):
-            self.session_used = True
-        elif self._session_used_before:
-            self._session.accessed = True  # The middleware sets Vary by that.
+        if self._session is not None:
+            self.session_used |= self._session.accessed
+            # The middleware sets Vary by that.
+            self._session.accessed |= self._session_used_before
         meta.update(self._taken)
         vars(self._request).pop("headers", None)
         self._taken = None
 
     def _what_is_of_client(self) -> set[str]:
         used = {"a nonce"} if getattr(self._request, "_csp_nonce", None) else set()
-        stored: Any = get_messages(self._request)
+        stored = get_messages(self._request)
         return used | ({"messages"} if getattr(stored, "used", False) and len(stored) else set())
 
     def complete(self, response: HttpResponseBase) -> None:
@@ -186,7 +188,7 @@ def finalized(request: HttpRequest, response: HttpResponseBase) -> object:
     return view.finalize_response(request, response)
 
 
-def complete_like(old: Any, request: Any, response: Any, by_headers: bool) -> None:
+def complete_like(old: object, request: object, response: object, by_headers: bool) -> None:
     """Set the headers that decide what is stored as in the ``old`` page: in the background, no
     decorator around the view sets them, and it is not known who has read the session.
     ``by_headers``: whether they decide on the page's lifetime.

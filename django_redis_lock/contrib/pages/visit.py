@@ -285,7 +285,7 @@ class Visit:
         response = self.view(request)
         return (yield response) if self.asynchronous else response
 
-    def _complete_as_before(self, key: str, request: Any, response: Any) -> Steps[object]:
+    def _complete_as_before(self, key: str, request: HttpRequest, response: Any) -> Steps[object]:
         """In the background: rendered, with headers of the old page."""
         unrendered = is_unrendered(response)
         response = finalized(request, response) if unrendered else response

@@ -80,28 +80,20 @@ class Pages:
         context = {
             "title": capfirst(_("held locks")),
             "listing": listing,
-            "data": self._releasable(listing.data()),
+            "data": listing.data(),
             "behaviour": listing.behaviour() if in_sight else None,
             "address": listing.address(p=listing.page),
         }
         return self._page("change_list", **context | (extra_context or {}))
 
     def _listing(self, query: QueryDict) -> Listing:
-        listing = Listing(query, self._url_of)
+        listing = Listing(query, self._url_of, self._may_release)
         if self._restricted:
             held = listing.held
             held.found = [each for each in held.found if self._may_view(ref_of(each))]
             held.local = [each for each in held.local if self._sees(Model(name=shown(each[0])))]
             listing.groups = {each.group for each in held.found}
         return listing
-
-    def _releasable(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The list's ``data``, in which only what this user may release can be chosen."""
-        for shown_row in data["rows"]:
-            choice = Choice.parse(shown_row["choice"])
-            if choice is None or not self._may_release(choice.ref):
-                shown_row["choice"] = ""
-        return data
 
     def _may_view(self, ref: Ref) -> bool:
         return not self._restricted or self._sees(entry_of(ref))
