@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.http import HttpResponse, JsonResponse
+from django.http import HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.translation import gettext as _
 from django.views import View
 from django_redis.exceptions import ConnectionInterrupted
@@ -67,6 +67,8 @@ REPLAYED = "Idempotency-Replayed"
 MAX_KEY_LENGTH = 255
 #: An attribute of a request: its visits, by view.
 _VISITS = "_idempotent"
+#: In place of an answer: the view is to run.
+_RUN = object()
 _FAILED = (ConnectionInterrupted, RedisError, OSError)
 
 
@@ -186,13 +188,16 @@ class _Rules(NamedTuple):
     headers: tuple[str, ...]
     max_body: int
 
-    def storable(self, response: Any) -> bool:
-        return self.keep_errors or response.status_code < 500
+    def storable(self, response: object) -> bool:
+        return self.keep_errors or _status_of(response) < 500
 
-    def stored(self, response: Any) -> dict[str, object]:
-        """What a record has of ``response``; without its body if that is too long."""
-        stored: dict[str, object] = {"status": response.status_code, "body": None}
-        if not getattr(response, "streaming", False) and len(response.content) <= self.max_body:
+    def stored(self, response: object) -> dict[str, object]:
+        """What a record has of ``response``; without its body if that is too long. What is no
+        response becomes one later, as the results of Django Ninja's operations do."""
+        stored: dict[str, object] = {"status": _status_of(response), "body": None}
+        if not isinstance(response, HttpResponseBase):
+            return {**stored, "result": response}
+        if isinstance(response, HttpResponse) and len(response.content) <= self.max_body:
             present = [name for name in self.headers if name in response.headers]
             stored["headers"] = [(name, response.headers[name]) for name in present]
             stored["body"] = base64.b64encode(response.content).decode()
@@ -214,14 +219,16 @@ class _Visit:
         self.sent = digest(what_is_sent(request))
         self.cache: Any = lock_cache(rules.using or Conf().USING)
 
-    def answer(self, record: Any) -> HttpResponse | None:
-        """What ``record``, of an earlier request, says; None: the view is to run."""
+    def answer(self, record: Any) -> object:
+        """What ``record``, of an earlier request, says; _RUN: the view is to run."""
         if record is None:
-            return None
+            return _RUN
         if record["sent"] != self.sent:
             return _problem(422, _("This idempotency key was used for another request."))
         if "status" not in record:
-            return None
+            return _RUN
+        if "result" in record:
+            return record["result"]
         if record["body"] is None:
             return _problem(409, _("This operation was carried out; its response was not kept."))
         response = HttpResponse(base64.b64decode(record["body"]), status=record["status"])
@@ -315,8 +322,8 @@ class _View:
         try:
             answer = visit.answer(visit.cache.get(visit.name))
         except _FAILED:
-            answer = None  # The lock could be requested, so this passes: the client tries again.
-        return answer or conflict.response(visit.request, 409, json=True)
+            answer = _RUN  # The lock could be requested, so this passes: the client tries again.
+        return conflict.response(visit.request, 409, json=True) if answer is _RUN else answer
 
     def _steps(self, asynchronous: bool, args: Args, kwargs: Kwargs) -> Steps[object]:
         """Run the view, under the lock."""
@@ -326,7 +333,7 @@ class _View:
         get = sync_to_async(cache.client.get) if asynchronous else cache.client.get
         record = yield get(visit.name)
         answer = visit.answer(record)
-        if answer is not None:
+        if answer is not _RUN:
             return answer
         record = visit.next(record)
         if not (yield (cache.aset if asynchronous else cache.set)(visit.name, record, rules.ttl)):
@@ -366,11 +373,19 @@ def _keep(
             return
         if not cache.set(name, record, ttl):
             raise RedisConnectionError("the response could not be stored")
-    except _FAILED:
+    except Exception:  # Also of a result that cannot be encoded.
         logger.exception(
             "The response for %(record)s was not kept: a repeat of the request runs again",
             {"record": name},
         )
+
+
+def _status_of(response: object) -> int:
+    """Of a view's response, or of what an operation of Django Ninja returns: ``(status, result)``,
+    or a result."""
+    if isinstance(response, tuple) and response and isinstance(response[0], int):
+        return response[0]
+    return int(getattr(response, "status_code", 200))
 
 
 def _problem(status: int, detail: str) -> HttpResponse:

@@ -519,6 +519,36 @@ def test_a_key_that_is_no_text_is_refused() -> None:
     assert not runs
 
 
+@pytest.mark.parametrize("kind", [function, coroutine_function])
+@pytest.mark.parametrize("result", [{"payment": 5}, (201, {"payment": 5}), None, [1], "text", 0])
+def test_what_becomes_a_response_later(kind: Any, result: Any) -> None:
+    """As the results of Django Ninja's operations do."""
+
+    def act(request: Any) -> Any:
+        runs.append("")
+        return result
+
+    view = kind(act, **BY_USER)
+    assert [view(sent()), view(sent()), runs] == [result, result, [""]]
+    assert view(sent(body="{}")).status_code == 422
+
+
+def test_an_error_that_becomes_a_response_later_is_not_kept() -> None:
+    def act(request: Any) -> Any:
+        runs.append("")
+        return (500, {"detail": "no"}) if len(runs) == 1 else {"payment": 5}
+
+    view = function(act, **BY_USER)
+    assert [view(sent())[0], view(sent()), view(sent())] == [500, {"payment": 5}, {"payment": 5}]
+    assert len(runs) == 2
+
+
+def test_a_result_that_cannot_be_encoded_reaches_its_client(caplog: Any) -> None:
+    result = threading.Lock()
+    assert function(lambda request: result, **BY_USER)(sent()) is result
+    assert "was not kept" in caplog.text
+
+
 @pytest.mark.parametrize("headers", [{}, {"headers": ("Location",)}], ids=["usual", "chosen"])
 def test_what_the_body_is_stays_with_it(headers: Any) -> None:
     """Otherwise a compressed body would be no text, and JSON would be HTML."""
