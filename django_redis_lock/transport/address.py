@@ -33,7 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ..extension import PACKAGE
-from .refusals import refusal
+from .refusals import NO_REDIS, refusal
 
 if TYPE_CHECKING:
     from ..protocol import Reply
@@ -245,6 +245,13 @@ def reader_for(connection: Any) -> Any:
     )
 
 
+def introduce(connection: RawConnection) -> None:
+    try:
+        connection.connect()
+    except InvalidResponse as error:
+        raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
+
+
 def refuse_to_connect() -> None:
     """redis-py's connect again before they send or read, to whatever server is there by then."""
     raise RedisConnectionError("The connection was closed.")
@@ -345,7 +352,7 @@ class DirectConnection:
         self.disconnect()
         if isinstance(error, TimeoutError):
             raise RedisTimeoutError("Redis did not answer in time") from error
-        if isinstance(error, OSError):
+        if isinstance(error, (OSError, InvalidResponse)):
             raise RedisConnectionError(f"The connection to Redis {how}: {error}") from error
 
 

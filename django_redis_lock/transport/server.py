@@ -21,6 +21,7 @@ from .address import (
     allow,
     direct,
     for_threads,
+    introduce,
     note_sent,
     own_settings,
     probe_seconds,
@@ -233,7 +234,7 @@ class Server:
         connection = connection_class(**own_settings(connection_class, settings, timeout) | changes)
         began, generation = time.monotonic(), self.generation
         try:
-            connection.connect()
+            introduce(connection)
         except (RedisError, OSError) as error:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, time.monotonic() - began)
@@ -305,7 +306,8 @@ class Server:
         self.close()
         if patience is None:
             with suppress(RedisError, OSError):
-                self.checkin(self._connect(min(CHECK_SECONDS, self.timeout)))
+                # Not kept: a proxy may introduce it, and what a new one does in a call counts.
+                self._connect(min(CHECK_SECONDS, self.timeout)).disconnect()
 
     def must_connect(self) -> bool:
         """Whether ``checkout`` would make a connection."""
