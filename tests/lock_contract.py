@@ -579,7 +579,7 @@ class LockContract:
         lock = make(timeout=30)
         lock.acquire()
         lock.extend(60)
-        pass_time(45)
+        pass_time(75)
         assert not lock.lost
         lock.ensure_held()
         lock.release()

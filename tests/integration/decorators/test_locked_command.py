@@ -17,7 +17,7 @@ from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand
 
-from django_redis_lock import LockNotAcquired, current_lock, locked
+from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.decorators import on_lost
 from django_redis_lock.decorators.section import RetryUntil
@@ -610,6 +610,19 @@ def test_a_command_says_in_one_line_that_redis_is_away(
     said = capfd.readouterr().err
     assert len(said.splitlines()) == 1
     assert said.startswith("CommandError: nothing was run: the lock nightly could not be requested")
+
+
+def test_a_mistake_is_no_outage() -> None:
+    """A command that would wait for itself raises what a function does."""
+
+    @locked("nightly", blocking=True)
+    class Waiting(Ran):
+        pass
+
+    command = Waiting()
+    with locked("nightly"), pytest.raises(LockError, match="would wait for itself"):
+        call_command(command)
+    assert not command.runs
 
 
 def test_a_command_that_runs_without_redis_is_logged(

@@ -13,6 +13,7 @@ import redis
 
 from django_redis_lock import Lock, LockError, LockNotOwnedError
 from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
@@ -134,6 +135,18 @@ def test_on_lost_never_runs_in_the_keepers_thread(
     assert Lock(client, "lost", timeout=30, on_lost=on_lost).acquire()
     assert over.wait(PATIENCE)
     assert called != [threading.get_ident()], "it stands for the keeper's here"
+
+
+def test_a_lock_whose_release_is_left_to_the_keeper_is_renewed_no_more(
+    client: redis.Redis,
+) -> None:
+    lock = Lock(client, "left", timeout=60, renew=True)
+    lock.acquire()
+    (renewal,) = lock.local.renewal.jobs
+    assert renewal in keeper()
+    lock._leave_to_keeper()
+    assert renewal not in keeper()
+    until(lambda: not client.exists("left"))
 
 
 def test_a_release_does_not_end_a_later_lock_of_the_same_token(client: redis.Redis) -> None:

@@ -248,6 +248,14 @@ def test_a_wait_that_stops_the_event_loop(
     assert "cache.alock()" in said
 
 
+def test_a_wait_for_another_process_is_none_for_oneself(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set("import", "another", px=60_000)
+    assert not Lock(client, "import", timeout=30).acquire(blocking_timeout=0.01)
+    assert not caplog.records
+
+
 def test_the_release_of_a_lost_lock_adds_no_second_line(
     cache: RedisCache, caplog: pytest.LogCaptureFixture
 ) -> None:
