@@ -662,11 +662,11 @@ def test_a_free_flight_needs_no_wait(cache: RedisCache) -> None:
 
 
 def test_a_thread_may_wait_longer_than_the_one_that_waits_for_all(
-    cache: RedisCache, client: redis.Redis
+    cache: RedisCache, client: redis.Redis, pace: int
 ) -> None:
     elsewhere(client)
     patient = Producer()
-    short = Asking(cache.get_or_set, "report", 1, wait=0.2, on_wait_timeout="raise")
+    short = Asking(cache.get_or_set, "report", 1, wait=0.2 * pace, on_wait_timeout="raise")
     until(lambda: blocked(client) == 1)
     long = Asking(cache.get_or_set, "report", patient)
     assert isinstance(short.found(), LockNotAcquired)
@@ -842,12 +842,12 @@ def test_no_caller_waits_for_a_computation_if_the_value_is_there(
 
 @pytest.mark.parametrize("too_late", ["raise", "compute", "default"])
 def test_a_value_written_by_other_software_while_a_caller_waits_is_found(
-    cache: RedisCache, client: redis.Redis, slow: Producer, too_late: str
+    cache: RedisCache, client: redis.Redis, slow: Producer, too_late: str, pace: int
 ) -> None:
     """It ends no flight, so the caller waits until its wait is over, but not in vain."""
     leader = Asking(cache.get_or_set, "report", slow)
     assert slow.begun.wait(PATIENCE)
-    waiting = Asking(cache.get_or_set, "report", 1, wait=0.3, on_wait_timeout=too_late)
+    waiting = Asking(cache.get_or_set, "report", 1, wait=0.3 * pace, on_wait_timeout=too_late)
     until(lambda: waiting_in_memory() == 1)
     client.set(KEY, pickle.dumps("newer"))
     assert waiting.found() == "newer"
