@@ -81,18 +81,18 @@ def test_one_that_dies_just_at_the_deadline_is_no_error(
 
 
 def test_a_tasks_that_dies_just_at_the_deadline_is_no_error(
-    client: redis.Redis, redis_server: RedisServer
+    client: redis.Redis, redis_server: RedisServer, pace: int
 ) -> None:
     async def wait() -> bool:
         async with redis.asyncio.Redis.from_url(redis_server.url) as there:
             waiting = asyncio.ensure_future(
-                AsyncLock(there, "report").acquire(blocking_timeout=0.5)
+                AsyncLock(there, "report").acquire(blocking_timeout=0.5 * pace)
             )
-            while not client.info("clients")["blocked_clients"]:
+            while not client.info("clients")["blocked_clients"] and not waiting.done():
                 await asyncio.sleep(0.001)
-            (queue,) = queues.values()
+            (queue,) = (each for each in queues.values() if each.key[1] == b"report")
             queue.connection.cut()
-            time.sleep(0.6)  # The loop hears of both together.
+            time.sleep(0.6 * pace)  # The loop hears of both together.
             return await waiting
 
     with Lock(client, "report", timeout=30):

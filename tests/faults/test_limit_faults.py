@@ -231,10 +231,11 @@ def test_nothing_is_left_of_an_acquire_without_replies(
     first: Lock,
     token: str | None,
     patience: float,
+    pace: int,
 ) -> None:
     proxy.lose_reply(PLACE_ACQUIRE, times=2)
     with pytest.raises(redis.ConnectionError):
-        lock_of(shaky, timeout=None, id=token).acquire(blocking_timeout=patience)
+        lock_of(shaky, timeout=None, id=token).acquire(blocking_timeout=patience * pace)
     free(client)
     assert first.owned()
 
@@ -248,9 +249,10 @@ def test_a_granted_place_has_its_full_lifetime(
     first: Lock,
     token: str | None,
     kind: str,
+    pace: int,
 ) -> None:
     holder = held(client)
-    background = waiter(shaky, timeout=600, grant_timeout=2, id=token)
+    background = waiter(shaky, timeout=600, grant_timeout=2 * pace, id=token)
     until_blocked(client)
     getattr(proxy, kind)(PLACE_TAKE_GRANT)
     holder.release()
@@ -262,12 +264,12 @@ def test_a_granted_place_has_its_full_lifetime(
 
 
 def test_nothing_is_left_of_a_wait_that_ends_without_replies(
-    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock
+    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock, pace: int
 ) -> None:
     holder = held(client)
     lock = lock_of(shaky, timeout=None, grant_timeout=GRANT)
     proxy.lose_reply(PLACE_LEAVE, times=10**6)
-    background = Background(lambda: lock.acquire(blocking_timeout=1))
+    background = Background(lambda: lock.acquire(blocking_timeout=1 * pace))
     until_blocked(client)
     proxy.lose_request(PLACE_ACQUIRE, times=10**6)
     client.delete(SECOND)

@@ -16,8 +16,9 @@ from django.test import override_settings
 from redis.exceptions import OutOfMemoryError
 
 from django_redis_lock import Lock, LockError, Redlock
+from django_redis_lock.singleflight.in_process import FlightRenewal
 from tests import lanes
-from tests.holding import Renewals
+from tests.holding import Renewals, hurry
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -134,15 +135,16 @@ def test_it_is_passed_on_extended_and_released(
 
 @kinds
 def test_a_waiter_that_stops_leaves_the_queue_at_once(
-    memory: Memory, make: Callable[..., Any]
+    memory: Memory, make: Callable[..., Any], pace: int
 ) -> None:
     with (
         Lock(memory.client, NAME, timeout=30) as first,
         Redlock(memory.clients, NAME + " elsewhere", timeout=30),
     ):
         assert first.owned()
-        waiting = Background(lambda: make(memory, timeout=30).acquire(blocking_timeout=0.5))
-        until(lambda: waits(memory))
+        patience = 0.5 * pace
+        waiting = Background(lambda: make(memory, timeout=30).acquire(blocking_timeout=patience))
+        until(lambda: waits(memory) or waiting.done)
         memory.is_used_up()
         assert waiting.result() is False
         until(lambda: not waits(memory))
@@ -218,7 +220,7 @@ class TestComputations:
         settings = {
             "BACKEND": "django_redis_lock.cache.RedisCache",
             "LOCATION": servers[0].url,
-            "OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 2},
+            "OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 60},
         }
         with override_settings(CACHES={"default": settings}):
             yield caches["default"]
@@ -237,7 +239,8 @@ class TestComputations:
         (flight,) = memory.client.keys("*flight")
         memory.is_used_up()
         leading = memory.client.get(flight)
-        time.sleep(4)  # Two lifetimes.
+        memory.client.pexpire(flight, 30_000)
+        until(lambda: (hurry(FlightRenewal), memory.client.pttl(flight) > 40_000)[1])
         assert memory.client.get(flight) == leading
         done.set()
         assert leader.result() == "computed"

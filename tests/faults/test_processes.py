@@ -21,6 +21,7 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.waiting.threads import PendingReply
+from tests.holding import hurry
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -311,16 +312,18 @@ class TestForked:
 def fork(link: Link, url: str, case: str) -> dict[str, Any]:
     """What a child found out, and whether its parent's lock has suffered from it."""
     client = redis.Redis.from_url(url)
-    lock = Lock(client, NAME, timeout=1.2, renew=True)
+    lock = Lock(client, NAME, timeout=60, renew=True)
     with lock:
         token = lock.local.token
+        client.pexpire(NAME, 30_000)
         pid = os.fork()
         if pid == 0:
             in_a_child(lambda: in_the_child(lock, client, case))
+        hurry()
         _, status = os.waitpid(pid, 0)
         held = client.get(NAME) == token and lock.owned()
-        lasts = time.monotonic() + 1.5
-        until(lambda: time.monotonic() > lasts)
+        client.pexpire(NAME, 30_000)
+        until(lambda: (hurry(), client.pttl(NAME) > 40_000)[1])
         renewed = client.get(NAME) == token and not lock.lost
     return {"child": status, "held": held, "renewed": renewed}
 
@@ -340,15 +343,15 @@ def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
         with pytest.raises(LockLost):
             lock.ensure_held()
     elif case == "locks":
-        mine = Lock(client, "the child's own", timeout=2, renew=True)
+        mine = Lock(client, "the child's own", timeout=60, renew=True)
         with mine:
-            lasts = time.monotonic() + 2.5
-            until(lambda: time.monotonic() > lasts)
+            client.pexpire("the child's own", 30_000)
+            until(lambda: (hurry(), client.pttl("the child's own") > 40_000)[1])
             assert mine.owned()
         assert keeper()._thread is not None
     elif case == "lives on":
-        # Longer than the lifetime that the parent renews alone.
-        time.sleep(1.5)
+        # While the parent renews alone.
+        until(lambda: client.pttl(NAME) > 40_000)
     elif case == "waits":
         assert not lock.acquire(blocking=False)
         assert not lock.acquire(blocking_timeout=0.3)

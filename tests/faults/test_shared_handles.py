@@ -23,7 +23,7 @@ NAMES = ["shared", "shared too"]
 
 @pytest.mark.parametrize("way", ["acquire", "with"])
 def test_a_thread_that_is_inside_twice_stays_so(
-    client: redis.Redis, redis_server: RedisServer, way: str
+    client: redis.Redis, redis_server: RedisServer, way: str, pace: int
 ) -> None:
     with Proxy(redis_server) as proxy, proxy.client() as shaky:
         shared = Lock(shaky, "shared", timeout=60, reentrant=True, thread_local=False)
@@ -40,9 +40,9 @@ def test_a_thread_that_is_inside_twice_stays_so(
 
         def fail() -> None:
             if way == "acquire":
-                shared.acquire(blocking_timeout=0.5)
+                shared.acquire(blocking_timeout=0.5 * pace)
             else:
-                shared.blocking_timeout = 0.5
+                shared.blocking_timeout = 0.5 * pace
                 shared.__enter__()
 
         first = Background(go_in_twice)
@@ -60,7 +60,7 @@ def test_a_thread_that_is_inside_twice_stays_so(
 
 @pytest.mark.parametrize("how", ["cancelled", "fails"])
 def test_a_task_keeps_its_several_names(
-    client: redis.Redis, redis_server: RedisServer, how: str
+    client: redis.Redis, redis_server: RedisServer, how: str, pace: int
 ) -> None:
     async def main(proxy: Proxy) -> None:
         async with redis.asyncio.Redis(port=proxy.port) as shaky:
@@ -70,7 +70,7 @@ def test_a_task_keeps_its_several_names(
 
             first = asyncio.create_task(shared.acquire())
             await asyncio.to_thread(until, lambda: blocked(client))
-            second = asyncio.create_task(shared.acquire(blocking_timeout=0.5))
+            second = asyncio.create_task(shared.acquire(blocking_timeout=0.5 * pace))
             await asyncio.to_thread(other.release)
             assert await first
             await asyncio.to_thread(until, lambda: blocked(client))

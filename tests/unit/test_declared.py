@@ -11,6 +11,9 @@ import pytest
 
 from django_redis_lock.decorators import LockedFunction, declarations
 
+#: Modules of other tests have such names, too.
+pytestmark = pytest.mark.usefixtures("nothing_is_declared")
+
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

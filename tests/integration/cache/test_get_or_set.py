@@ -204,7 +204,11 @@ def test_nothing_but_the_value_stays_behind(cache: RedisCache, client: redis.Red
 
 
 @pytest.mark.on_redis
-def test_a_hit_is_one_get_and_a_miss_three_commands(cache: RedisCache, client: redis.Redis) -> None:
+def test_a_hit_is_one_get_and_a_miss_three_commands(
+    cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A connection that was idle for longer is checked first.
+    monkeypatch.setattr("django_redis_lock.transport.server.TRUSTED_SECONDS", PATIENCE)
     cache.get_or_set("warm", 1)
     client.config_resetstat()
     cache.get_or_set("report", 1)
@@ -662,11 +666,11 @@ def test_a_free_flight_needs_no_wait(cache: RedisCache) -> None:
 
 
 def test_a_thread_may_wait_longer_than_the_one_that_waits_for_all(
-    cache: RedisCache, client: redis.Redis
+    cache: RedisCache, client: redis.Redis, pace: int
 ) -> None:
     elsewhere(client)
     patient = Producer()
-    short = Asking(cache.get_or_set, "report", 1, wait=0.2, on_wait_timeout="raise")
+    short = Asking(cache.get_or_set, "report", 1, wait=0.2 * pace, on_wait_timeout="raise")
     until(lambda: blocked(client) == 1)
     long = Asking(cache.get_or_set, "report", patient)
     assert isinstance(short.found(), LockNotAcquired)
@@ -842,12 +846,12 @@ def test_no_caller_waits_for_a_computation_if_the_value_is_there(
 
 @pytest.mark.parametrize("too_late", ["raise", "compute", "default"])
 def test_a_value_written_by_other_software_while_a_caller_waits_is_found(
-    cache: RedisCache, client: redis.Redis, slow: Producer, too_late: str
+    cache: RedisCache, client: redis.Redis, slow: Producer, too_late: str, pace: int
 ) -> None:
     """It ends no flight, so the caller waits until its wait is over, but not in vain."""
     leader = Asking(cache.get_or_set, "report", slow)
     assert slow.begun.wait(PATIENCE)
-    waiting = Asking(cache.get_or_set, "report", 1, wait=0.3, on_wait_timeout=too_late)
+    waiting = Asking(cache.get_or_set, "report", 1, wait=0.3 * pace, on_wait_timeout=too_late)
     until(lambda: waiting_in_memory() == 1)
     client.set(KEY, pickle.dumps("newer"))
     assert waiting.found() == "newer"
@@ -1030,10 +1034,10 @@ def test_the_threads_of_a_process_meet_an_outage_together(
     assert tries == 1
 
 
-def test_redis_is_frozen_while_followers_wait(own_server: RedisServer) -> None:
+def test_redis_is_frozen_while_followers_wait(own_server: RedisServer, pace: int) -> None:
     cache = make(own_server, IGNORE_EXCEPTIONS=True, SOCKET_TIMEOUT=0.3)
     with own_server.client() as client:
-        elsewhere(client, 1)
+        elsewhere(client, 1 * pace)
         threads = [Asking(cache.get_or_set, "report", lambda: "computed") for _ in range(8)]
         until(lambda: blocked(client) == 1 and waiting_in_memory() == 7)
     own_server.pause()

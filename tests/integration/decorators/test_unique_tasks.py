@@ -24,6 +24,7 @@ from celery.beat import ScheduleEntry, Scheduler
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject
 from celery.schedules import schedule
+from celery.signals import setup_logging
 from django.core.cache import caches
 from django.core.management import call_command
 from django.db import connections, transaction
@@ -46,6 +47,13 @@ app = Celery(
     task_cls="celery.contrib.django.task:DjangoTask",
 )
 app.conf.update(task_publish_retry=False, broker_connection_retry_on_startup=False)
+
+
+@setup_logging.connect
+def leave_logging_alone(**_: Any) -> None:
+    """Else Celery writes each line to standard error, also those of the tests to come."""
+
+
 #: What the body of a task does, and what has run.
 act: list[Callable[[Any], Any]] = []
 runs: list[Any] = []

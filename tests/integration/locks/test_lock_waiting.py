@@ -273,7 +273,7 @@ class TestPools:
                     assert lock.owned()
                     lock.release()
                     assert not client.exists(NAME)
-                    assert lock.acquire(blocking_timeout=0.1)
+                    assert lock.acquire(blocking_timeout=PATIENCE)
                     lock.release()
                 finally:
                     pool.release(taken)

@@ -74,12 +74,12 @@ class ContractOfSeveral(LockContract):
     test_another_handle_acts_for_a_token = None
     test_a_handle_with_a_token_takes_the_lock_with_it = None
 
-    def test_the_last_try_counts(self, backend: Backend, make: Any) -> None:
+    def test_the_last_try_counts(self, backend: Backend, make: Any, pace: int) -> None:
         """Free since a moment before the deadline, and nobody said so."""
         holder, other = make(timeout=30), make(timeout=30)
         holder.acquire()
-        waiter = Background(lambda: other.acquire(blocking_timeout=0.5))
-        self.wait_for_waiters(backend)
+        waiter = Background(lambda: other.acquire(blocking_timeout=0.5 * pace))
+        until(lambda: backend.waiting(self.name) or waiter.done)
         for name in names_of(self.name):
             backend.delete_key(name)
         assert waiter.result() is True

@@ -121,7 +121,9 @@ def described(client: redis.Redis, key: bytes = NAME.encode()) -> None:
         late = [beat for beat in beats if beat.sent_at < since]
         for beat in late:
             keeper().reschedule(beat, time.monotonic())
-        return bool(beats) and not late
+        # One that is still to come would be sent after the loss.
+        quiet = not keeper()._under_way and all(beat.due > time.monotonic() for beat in beats)
+        return bool(beats) and not late and quiet
 
     until(answered)
     until(lambda: client.exists(process_key(process_id())))
@@ -406,8 +408,14 @@ def test_a_server_that_freezes_then_does_not_delay_on_lost(
         for client in behind:
             end(client)
         hurry()
-        for rule in frozen[: majority(len(frozen))]:
-            assert rule.applied.acquire(timeout=60)
+        others = list(frozen)
+
+        def most_are_frozen() -> bool:
+            """Which ones is a matter of speed: after that many, no other is called."""
+            others[:] = [rule for rule in others if not rule.applied.acquire(blocking=False)]
+            return len(frozen) - len(others) >= majority(len(frozen))
+
+        until(most_are_frozen)
         assert told.wait(60)
         assert CAUSES[end] in reason()
         until(lambda: losses.events)
