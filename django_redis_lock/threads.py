@@ -109,7 +109,7 @@ def _before_fork() -> None:
 
 
 def _in_parent() -> None:
-    with suppress(RuntimeError):  # It has waited in vain.
+    with suppress(RuntimeError):  # The wait has timed out.
         _forking.release()
 
 

@@ -286,7 +286,7 @@ class Keeper:
         if threads.FORKS_UNNOTICED:
             # Not in the caller's thread: a signal handler may interrupt that in an import.
             with suppress(Exception):
-                self._exchanges
+                _ = self._exchanges
             loaded.set()
         with self._mutex:
             if self._thread is None:  # A signal handler interrupted the one who started it.

@@ -8,15 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .acquisition import Clock, Vanished
-from .owner import (
-    MAX_FENCE,
-    MAX_UNIX_TIME,
-    Owner,
-    as_bytes,
-    bounded,
-    fields_of,
-    fingerprint,
-)
+from .identity import as_bytes, fingerprint
+from .owner import MAX_FENCE, MAX_UNIX_TIME, Owner, bounded, fields_of
 from .script import Reply
 
 

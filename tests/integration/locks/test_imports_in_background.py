@@ -1,5 +1,5 @@
-"""What the threads of the package import: only while no other thread can fork. A process may fork at
-any moment, and an import that another thread has begun does not end in the child."""
+"""What the threads of the package import: only while no other thread can fork. A process may fork
+at any moment, and an import that another thread has begun does not end in the child."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "django_redis_lock.locking.records" and not importing.is_set():
             importing.set()
-            forked.wait(0.5)  # In vain, if the fork waits for the import.
+            forked.wait(0.5)  # It is never set, if the fork waits for the import.
 
 sys.meta_path.insert(0, Finder())
 lock = caches["default"].lock("report", timeout=0.3)
@@ -124,7 +124,9 @@ def run(program: str, server: RedisServer) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_threads_of_the_package_import_only_while_nothing_forks(own_server: RedisServer) -> None:
+def test_the_threads_of_the_package_import_only_while_nothing_forks(
+    own_server: RedisServer,
+) -> None:
     run(PROGRAM, own_server)
 
 
