@@ -1,7 +1,5 @@
 """Who holds a lock, as Redis replies, and when it makes sense to try again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
