@@ -1,4 +1,5 @@
-"""Two pages from one run: ``docs/benchmarks.md`` has six tables, ``benchmarks/results.md`` all.
+"""Two pages from one run: ``docs/benchmarks.md`` has six tables, ``benchmarks/results.md`` all, and
+all of their columns.
 
 Their texts are ``page.md`` and ``results_page.md``, beside this file.
 """
@@ -6,6 +7,8 @@ Their texts are ``page.md`` and ``results_page.md``, beside this file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 
 from .results import OURS, Result
@@ -25,16 +28,35 @@ PUBLISHED = {
     "hit": "on another core",
     "stampede": "200 threads",
 }
+#: Where it ran, as far as the page says it.
+SURROUNDINGS = ("date", "machine", "Redis", "Python", "django_redis_lock", "load")
+#: Columns that only the other page has.
+LEFT_OUT = {
+    "cycle": {"µs, new handle", "ratio, new handle"},
+    "contention": {"ratio to best that wakes", "client CPU µs/cycle", "server CPU µs/cycle"},
+    "handover": {"idle between holders µs"},
+    "calls": {"µs", "µs, django-redis"},
+    "stampede": {"failed", "first ms", "of them waiting"},
+}
 
 
 def document(results: Mapping[str, Sequence[Result]], around: Mapping[str, str]) -> str:
     """The page of the documentation, in Markdown."""
     chosen = {
-        name: [next((one for one in results[name] if words in one.title), results[name][0])]
+        name: [
+            _shortened(next((r for r in results[name] if words in r.title), results[name][0]), name)
+        ]
         for name, words in PUBLISHED.items()
         if name in results
     }
-    return _filled(PAGE, chosen, around)
+    return _filled(PAGE, chosen, {name: around[name] for name in SURROUNDINGS if name in around})
+
+
+def _shortened(result: Result, name: str) -> Result:
+    shown = [column not in LEFT_OUT.get(name, ()) for column in result.columns]
+    columns = tuple(compress(result.columns, shown))
+    rows = {each: tuple(compress(cells, shown)) for each, cells in result.rows.items()}
+    return replace(result, columns=columns, rows=rows)
 
 
 def all_tables(results: Mapping[str, Sequence[Result]], around: Mapping[str, str]) -> str:

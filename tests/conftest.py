@@ -35,9 +35,11 @@ from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
 from . import lanes
+from .pace import pace, pytest_runtest_protocol  # noqa: F401
 from .processes import STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
+from .support.machine import Watch
 
 # How long one example takes says something of the machine only.
 hypothesis_settings.register_profile("no deadline", deadline=None)
@@ -46,6 +48,7 @@ hypothesis_settings.load_profile("no deadline")
 ROOT = Path(__file__).parents[1]
 #: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
 MOST_PROCESSES = 6
+WATCH = pytest.StashKey[Watch]()
 
 # To store the password of a test's user takes a third of a second otherwise.
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
@@ -110,6 +113,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[WATCH] = Watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Each failure says how busy the machine was."""
+    report = yield
+    if report.failed and (watch := item.stash.get(WATCH, None)):
+        report.sections.append(("The machine since the test began", watch.report()))
+    return report
 
 
 def _import_tests(folders: list[str], worker: dict[str, Any]) -> None:

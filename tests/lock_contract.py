@@ -30,6 +30,7 @@ from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, in_threads, until
 from tests.support.backends import Backend
 from tests.support.background import Background, elsewhere
+from tests.support.logs import logged
 
 YEAR = 365 * 24 * 3600
 
@@ -167,9 +168,9 @@ class LockContract:
             other.acquire(blocking=False)
             elsewhere(lambda: other.acquire(blocking_timeout=0.01))
             assert not make(timeout=30, thread_local=False).acquire(blocking_timeout=0.01)
-            assert not caplog.records
+            assert not logged(caplog, "lock")
             assert not other.acquire(blocking_timeout=0.01)
-        [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.lock"]
+        [said] = logged(caplog, "lock")
         assert said.startswith(f"The lock {self.name} is held by the same ")
         assert "reentrant=True" in said
 
@@ -300,7 +301,7 @@ class LockContract:
         began = time.monotonic()
         assert other.acquire(blocking_timeout=wait) is False
         waited = time.monotonic() - began
-        assert wait * 0.95 - 0.001 <= waited < wait + 5
+        assert wait * 0.95 - 0.001 <= waited < wait + PATIENCE
         holder.release()
         assert other.acquire(blocking_timeout=wait) is True
         other.release()
@@ -314,12 +315,12 @@ class LockContract:
         holder.release()
         assert waiter.result() is True
 
-    def test_the_last_try_counts(self, backend: Backend, make: Any) -> None:
+    def test_the_last_try_counts(self, backend: Backend, make: Any, pace: int) -> None:
         """Free since a moment before the deadline, and nobody said so."""
         holder, other = make(timeout=30), make(timeout=30)
-        holder.acquire()
-        waiter = Background(lambda: other.acquire(blocking_timeout=0.5))
-        self.wait_for_waiters(backend)
+        assert holder.acquire()
+        waiter = Background(lambda: other.acquire(blocking_timeout=0.5 * pace))
+        until(lambda: backend.waiting(self.name) or waiter.done)
         backend.delete_key(self.name)
         assert waiter.result() is True
 
@@ -365,19 +366,24 @@ class LockContract:
         assert order == list(range(7))
 
     @pytest.mark.invariant("L1")
-    def test_who_gave_up_is_passed_over(self, backend: Backend, make: Any) -> None:
-        holder = make(timeout=30)
-        holder.acquire()
-        first = Background(lambda: make(timeout=30).acquire(blocking_timeout=0.4))
-        self.wait_for_waiters(backend, 1)
-        second = Background(lambda: make(timeout=30).acquire())
-        self.wait_for_waiters(backend, 2)
-        third = Background(lambda: make(timeout=30).acquire(blocking_timeout=0.2))
-        self.wait_for_waiters(backend, 3)
-        assert first.result() is False
-        assert third.result() is False
-        assert not second.done
-        holder.release()
+    def test_who_gave_up_is_passed_over(self, backend: Backend, make: Any, pace: int) -> None:
+
+        def wait(seconds: float) -> bool:
+            lock = make(timeout=30, blocking_timeout=seconds)
+            acquired: bool = lock.acquire()
+            if acquired:
+                lock.release()
+            return acquired
+
+        waiters: list[Background] = []
+        with make(timeout=30):
+            for each in (0.4 * pace, PATIENCE, 0.2 * pace):
+                waiters.append(Background(wait, each))
+                until(lambda: backend.waiting(self.name) == len(waiters) or waiters[-1].done)
+            first, second, third = waiters
+            assert first.result() is False
+            assert third.result() is False
+            assert not second.done
         assert second.result() is True
 
     @pytest.mark.invariant("L2")
@@ -388,7 +394,7 @@ class LockContract:
         holder.acquire()
         began = time.monotonic()
         assert other.acquire(blocking_timeout=PATIENCE) is True
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE / 2
         assert holder.lost
         other.release()
 
@@ -573,7 +579,7 @@ class LockContract:
         lock = make(timeout=30)
         lock.acquire()
         lock.extend(60)
-        pass_time(45)
+        pass_time(75)
         assert not lock.lost
         lock.ensure_held()
         lock.release()
@@ -674,8 +680,10 @@ class LockContract:
         assert lock.lost
         assert make().ttl() <= 14
 
-    def test_released_early_it_stays_taken_for_so_long(self, backend: Backend, make: Any) -> None:
-        lock, other = make(timeout=30, min_hold=0.4), make(timeout=30)
+    def test_released_early_it_stays_taken_for_so_long(
+        self, backend: Backend, make: Any, pace: int
+    ) -> None:
+        lock, other = make(timeout=30, min_hold=0.4 * pace), make(timeout=30)
         began = time.monotonic()
         lock.acquire()
         lock.release()
@@ -683,7 +691,7 @@ class LockContract:
         assert lock.locked()
         assert other.acquire(blocking=False) is False
         assert other.acquire(blocking_timeout=PATIENCE) is True
-        assert time.monotonic() - began >= 0.4 * 0.95
+        assert time.monotonic() - began >= 0.38 * pace
         other.release()
 
     def test_released_late_it_is_free_at_once(self, make: Any) -> None:
@@ -697,30 +705,37 @@ class LockContract:
     # -- losing it -----------------------------------------------------------------------------
 
     @pytest.mark.invariant("S5")
-    def test_it_is_lost_at_its_deadline(self, make: Any) -> None:
+    def test_it_is_lost_at_its_deadline(self, backend: Backend, make: Any, pass_time: Any) -> None:
         calls: list[int] = []
-        lock = make(timeout=0.5, on_lost=lambda: calls.append(1))
+        lock = make(timeout=30, on_lost=lambda: calls.append(1))
         assert not lock.lost
         with pytest.raises(LockError) as never:
             lock.ensure_held()
         assert not isinstance(never.value, LockLost)
         lock.acquire()
+        pass_time(20)
         lock.ensure_held()
-        until(lambda: lock.lost)
+        backend.expire_now(self.name)
+        pass_time(10.1)
+        assert lock.lost
         with pytest.raises(LockLost) as caught:
             lock.ensure_held()
         assert caught.value.lock_name == self.shown
         assert not lock.owned()
         until(lambda: calls)
-        until(lambda: not lock.locked())
+        assert not lock.locked()
         with pytest.raises(LockNotOwnedError):
             lock.release()
         assert calls == [1]
 
-    def test_what_was_lost_can_be_taken_again(self, backend: Backend, make: Any) -> None:
-        lock = make(timeout=0.3)  # What is done from here on takes less, also where all is slow.
+    def test_what_was_lost_can_be_taken_again(
+        self, backend: Backend, make: Any, pass_time: Any
+    ) -> None:
+        lock = make(timeout=30)
         lock.acquire()
-        until(lambda: lock.lost)
+        backend.expire_now(self.name)
+        pass_time(31)
+        assert lock.lost
         assert lock.acquire()
         assert not lock.lost
         lock.extend(30)
@@ -732,7 +747,7 @@ class LockContract:
         self, backend: Backend, make: Any, how: str
     ) -> None:
         told = threading.Event()
-        lock = make(timeout=1, renew=True, on_lost=told.set)
+        lock = make(timeout=30, renew=True, on_lost=told.set)
         lock.acquire()
         if how == "reset":
             assert make().reset() is True
@@ -809,7 +824,7 @@ class LockContract:
     def test_a_loss_emits_an_event(
         self, backend: Backend, make: Any, heard: RecordedEvents, how: str
     ) -> None:
-        lock = make(timeout=1, renew=True)
+        lock = make(timeout=30, renew=True)
         lock.acquire()
         fence = self.fence_of(lock)
 
@@ -864,8 +879,7 @@ class LockContract:
             until(lambda: lock.lost)
         finally:
             events.unsubscribe(broken)
-        said = [r for r in caplog.records if r.name == "django_redis_lock.events"]
-        assert len(said) == 1, "once a minute is enough"
+        assert len(logged(caplog, "events")) == 1, "once a minute is enough"
 
     # -- who has it, and ending it by force ----------------------------------------------------
 

@@ -10,6 +10,7 @@ import numbers
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import chain
 from types import MethodType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -17,6 +18,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db.models import Model
 from django.utils.functional import Promise
+from django.utils.tree import Node
 
 from ..threads import get_logger
 
@@ -94,9 +96,9 @@ class Field(NamedTuple):
             return kind(parts) if kind in (list, tuple) else value
         no_str = kind.__str__ is object.__str__
         if no_str and dataclasses.is_dataclass(kind):
-            shown = [field.name for field in dataclasses.fields(kind) if field.repr]
-            for name in shown:
-                self._reliable(getattr(value, name))
+            for field in dataclasses.fields(kind):
+                if field.repr or field.compare:
+                    self._reliable(getattr(value, field.name))
         elif no_str or (issubclass(kind, Sized) and issubclass(kind, Iterable)):
             raise ValueError(
                 f"{{{self.name}}} is or contains a value of type {kind.__name__}, whose text may "
@@ -163,6 +165,7 @@ class Template:
         tag = "" if not self._typed or isinstance(value, str) else _tag(value)
         if len(self._fields) > 1:
             text = self._escape(text)
+            tag = "%".join(map(self._escape, tag.split("%")))
         elif self._typed and not tag and text[:1] == "%":
             text = _LIKE_A_TAG.sub("%25", text)
         return tag + text
@@ -179,14 +182,37 @@ _LIKE_A_TAG = re.compile(r"\A%(?=(25)*\()")
 
 def _tag(value: object) -> str:
     """The type of ``value``, the same for types that can stand for each other, such as ``int`` and
-    the members of ``IntegerChoices``. Of an object in the database also its primary key: others may
-    have its text."""
-    if isinstance(value, Model) and value.pk is not None:
-        return f"%({value._meta.label_lower} {value.pk})"
-    for name, kind in _TAGS.items():
-        if isinstance(value, kind):
-            return f"%({name})"
-    return "%(object)"
+    the members of ``IntegerChoices``; and what its text leaves out."""
+    unseen = "" if isinstance(value, _PLAIN) else "".join(_unseen(value))
+    if unseen and isinstance(value, Model):
+        return unseen
+    kind = next((name for name, kind in _TAGS.items() if isinstance(value, kind)), "object")
+    return f"%({kind}){unseen}"
+
+
+def _unseen(value: object) -> Iterator[str]:
+    """What tells ``value`` from others that have its text: the type and primary key of each object
+    of the database within it, and what a dataclass compares but does not show."""
+    parts: Iterable[object] = ()
+    if isinstance(value, Model):
+        if value.pk is not None:
+            key = re.sub("[%()]", lambda match: _percent(match[0]), str(value.pk))
+            yield f"%({value._meta.label_lower} {key})"
+    elif isinstance(value, dict):
+        parts = chain.from_iterable(value.items())
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    elif isinstance(value, Node):  # A condition of a query, such as Q.
+        parts = value.children
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        compared = [field for field in dataclasses.fields(value) if field.compare]
+        parts = [getattr(value, field.name) for field in compared]
+        for field, part in zip(compared, parts, strict=True):
+            if not field.repr:
+                yield f"%({part!r})"
+    for part in parts:
+        if not isinstance(part, _PLAIN):
+            yield from _unseen(part)
 
 
 def _percent(character: str) -> str:

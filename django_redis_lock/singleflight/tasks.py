@@ -128,6 +128,8 @@ class AsyncRunner:
             connection = await aconnect(self._client, streams, timeout=5.0)
             try:
                 reply = await _within(connection.request(reading(streams, until)), until)
+                if reply is not None:
+                    (self.server.seen_at(streams) or self.server).answered()
             finally:
                 connection.disconnect()
         except (RedisError, OSError) as error:

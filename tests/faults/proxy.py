@@ -69,7 +69,8 @@ class Proxy:
         self.refusal = b""
         #: How many calls were refused.
         self.refused = 0
-        #: Seconds without traffic after which a connection is forgotten.
+        #: Seconds without traffic after which a connection is forgotten that is idle, or on which a
+        #: pop waits. They do not pass while the process stands still.
         self.forgets_after = math.inf
         #: Seconds for which a new connection carries nothing.
         self.accepts_after = 0.0
@@ -240,15 +241,17 @@ class Proxy:
         freezing: Rule | None = None
         held_until = -math.inf
         requests = b""
+        answering = False
         asked, idle_since = False, math.inf  # The latter since a reply to more than introductions.
+        quiet = 0.0
         time.sleep(self.accepts_after)
-        used_at = time.monotonic()
         with suppress(OSError, ValueError):  # The latter from a socket closed meanwhile.
             while True:
-                readable, _, _ = select.select((here, there), (), ())
+                limited = self.forgets_after < math.inf
+                readable, _, _ = select.select((here, there), (), (), TICK if limited else None)
                 self._flows.wait()
-                idle, used_at = time.monotonic() - used_at, time.monotonic()
-                if idle > self.forgets_after or idle_since < self._forgotten_at:
+                quiet = quiet + TICK if asked and not (readable or answering) else 0.0
+                if quiet > self.forgets_after or (readable and idle_since < self._forgotten_at):
                     self._swallow(here)
                     break
                 if there in readable:
@@ -257,6 +260,7 @@ class Proxy:
                         break
                     time.sleep(max(0.0, held_until - time.monotonic()))
                     here.sendall(data)
+                    answering = False
                     idle_since = time.monotonic() if asked else math.inf
                     if freezing is not None and freezing.reply in data:
                         self._flows.clear()
@@ -265,7 +269,9 @@ class Proxy:
                     data = here.recv(65536)
                     if not data:
                         break
-                    asked = asked or not INTRODUCING.issuperset(commands_in(data) or ["a part"])
+                    names = commands_in(data) or [b"a part"]
+                    asked = asked or not INTRODUCING.issuperset(names)
+                    answering = WAITING.isdisjoint(names)
                     idle_since = math.inf
                     if self.refusal:
                         requests += data
@@ -315,6 +321,9 @@ class Proxy:
             end.close()
 
 
+#: Seconds; and commands whose reply may take long.
+TICK = 0.02
+WAITING = frozenset((b"BLPOP", b"BLMPOP", b"XREAD", b"SUBSCRIBE"))
 #: Commands with which clients introduce themselves; servers that refuse others answer to these.
 INTRODUCING = frozenset((b"HELLO", b"AUTH", b"SELECT", b"CLIENT"))
 _AT_ONCE = struct.pack("ii", 1, 0)

@@ -115,8 +115,10 @@ def test_a_waiter_is_served(client: redis.Redis, part: str, form: str, token: st
     assert holder.acquire()
 
     def damage() -> None:
-        client.delete(key)
-        FORMS[form](client, key)
+        with client.pipeline() as pipe:  # The keeper may write there, too.
+            pipe.delete(key)
+            FORMS[form](pipe, key)
+            pipe.execute()
 
     damage()
     waiting = Background(lambda: waiter.acquire(token=token))

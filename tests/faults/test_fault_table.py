@@ -57,7 +57,7 @@ from tests.support.background import Background
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 #: Seconds: the time-out of a socket, and of one with TLS; within which a call ends, whatever it
 #: does; and within which all works again after a fault. The latter are generous.
-TIMEOUT, TLS_TIMEOUT, SOON, AGAIN = 0.5, 3.0, 6.0, 8.0
+TIMEOUT, TLS_TIMEOUT, SOON, AGAIN = 0.5, 3.0, PATIENCE / 2, PATIENCE
 #: Errors: redis-py's, what django-redis makes of them, and a Redlock's.
 FAILED = (redis.RedisError, ConnectionInterrupted, TooFewServers)
 #: Where no server is.
@@ -68,8 +68,8 @@ USER, PASSWORD = "app", "secret"
 class World:
     """A server, its proxy, and what leads there, during one fault."""
 
-    def __init__(self, server: RedisServer, proxy: Proxy, fault: Fault) -> None:
-        self.server, self.proxy, self.fault = server, proxy, fault
+    def __init__(self, server: RedisServer, proxy: Proxy, fault: Fault, pace: int) -> None:
+        self.server, self.proxy, self.fault, self.pace = server, proxy, fault, pace
         self.cache: Any = caches["default"]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -104,6 +104,9 @@ class World:
         """The same server, as if it were another."""
         alias = settings.CACHES["default"]
         return alias["LOCATION"].replace("127.0.0.1", "localhost"), {"OPTIONS": alias["OPTIONS"]}
+
+    def delay_a_reply(self, proxy: Proxy) -> None:
+        proxy.delay_reply(1.6 * TIMEOUT * self.pace)
 
     @property
     def lasts(self) -> bool:
@@ -212,7 +215,7 @@ def of_server(refusal: refusals.Refusal) -> Callable[[World], AbstractContextMan
 
 NO_ANSWER = (redis.TimeoutError, redis.ConnectionError)
 FAULTS = [
-    Fault("one reply later than the time-out", lambda w: once(w, lambda p: p.delay_reply(0.8))),
+    Fault("one reply later than the time-out", lambda w: once(w, w.delay_a_reply)),
     Fault("one reset after a request", lambda w: once(w, Proxy.reset_after_request)),
     Fault("idle connections are reset", lambda w: once(w, Proxy.reset)),
     Fault("connections are forgotten", lambda w: once(w, Proxy.forget)),
@@ -384,10 +387,11 @@ waiter("waiting task", task_of)
 def redlock(world: World) -> Iterator[None]:
     member = world.cache._lock_client()
     others = [world.direct(1), world.direct(2)]
-    away = redis.Redis(host=AWAY[:-1], port=1, socket_timeout=TIMEOUT)
+    timeout = TIMEOUT * world.pace
+    away = redis.Redis(host=AWAY[:-1], port=1, socket_timeout=timeout)
 
     def take_with(*clients: redis.Redis) -> None:
-        with Redlock(clients, "name", timeout=30, server_timeout=TIMEOUT, blocking_timeout=SOON):
+        with Redlock(clients, "name", timeout=30, server_timeout=timeout, blocking_timeout=SOON):
             pass
 
     take_with(member, *others)
@@ -606,6 +610,7 @@ def world(
     server: RedisServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    pace: int,
 ) -> Iterator[World]:
     fault = request.param
     server.flush()
@@ -615,19 +620,20 @@ def world(
     monkeypatch.setattr(report, "REPLY_TIMEOUT", 2.0)
     monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 2.0)
     monkeypatch.setattr(hooks, "breaker_limits", lambda: (2, 0.3))
-    options: dict[str, Any] = {"SOCKET_TIMEOUT": TIMEOUT, "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    options: dict[str, Any] = {"LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    options["SOCKET_TIMEOUT"] = (TLS_TIMEOUT if fault.tls else TIMEOUT) * pace
     scheme = "redis"
     with Proxy(server) as proxy:
         if fault.tls:
             scheme, front = "rediss", request.getfixturevalue("tls")
             proxy.lead_to(front)
             pool = {"ssl_ca_certs": front.certificate, "ssl_check_hostname": False}
-            options |= {"SOCKET_TIMEOUT": TLS_TIMEOUT, "CONNECTION_POOL_KWARGS": pool}
+            options |= {"CONNECTION_POOL_KWARGS": pool}
         backend = "django_redis_lock.cache.RedisCache"
         location = url(proxy.port, scheme=scheme)
         alias = {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
         with override_settings(CACHES={"default": alias}):
-            world = World(server, proxy, fault)
+            world = World(server, proxy, fault, pace)
             yield world
             world.close()
         for job in keeper().jobs():
@@ -687,7 +693,7 @@ def test_the_reply_that_makes_a_leader_comes_when_its_flight_ends(
 ) -> None:
     """Kind: what a late reply grants counts from its request."""
     location, options = world.another_cache
-    options["OPTIONS"] |= {"SOCKET_TIMEOUT": PATIENCE, "LOCK_FLIGHT_TIMEOUT": 1.0}
+    options["OPTIONS"] |= {"SOCKET_TIMEOUT": PATIENCE, "LOCK_FLIGHT_TIMEOUT": 1.0 * world.pace}
     one = RedisCache(location, options)
     other = RedisCache(location.replace("localhost", "127.0.0.1"), options)
     one.get_or_set("warm", lambda: 1, 300)
@@ -700,10 +706,11 @@ def test_the_reply_that_makes_a_leader_comes_when_its_flight_ends(
         assert go_on.wait(PATIENCE)
         return name
 
-    world.proxy.delay_reply(late, TAKE_FLIGHT.sha.encode())
+    world.proxy.delay_reply(late * world.pace, TAKE_FLIGHT.sha.encode())
     leader = Background(lambda: one.get_or_set("led", lambda: compute("first"), 300))
     assert began.wait(PATIENCE)
-    time.sleep(max(0.0, 1.2 - late))  # Nobody has renewed it so far: is it over now?
+    # Nobody has renewed it so far: is it over now?
+    time.sleep(max(0.0, 1.2 - late) * world.pace)
     follower = Background(
         lambda: other.get_or_set("led", lambda: compute("second"), 300, wait=PATIENCE)
     )

@@ -23,7 +23,7 @@ from django_redis_lock.transport import (
     server,
     server_of,
 )
-from tests.processes import in_threads, until
+from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.invariant("P2")
 #: Seconds: for which an idle connection is trusted, by the keeper and by others; after which it is
 #: forgotten; the pause; the time-out of a socket; and within which a call must end, on a busy
 #: machine, though its first connection is silent.
-KEEPER_TRUSTS, TRUSTED, FORGOTTEN, PAUSE, TIMEOUT, SOON = 0.6, 0.1, 0.3, 0.5, 12.0, 6.0
+KEEPER_TRUSTS, TRUSTED, FORGOTTEN, PAUSE, TIMEOUT, SOON = 0.6, 0.1, 0.3, 0.5, 2 * PATIENCE, 15.0
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ CALLERS: dict[str, tuple[Callable[[Proxy], Any], Callable[[Any], Any]]] = {
     "questions": (lock_through, lambda lock: lock.locked()),
     "limit": (lambda proxy: lock_through(proxy, limit=2), taken),
     "several names": (lambda proxy: MultiLock(through(proxy), ["a", "b"], timeout=60), taken),
-    "Redlock": (lambda proxy: Redlock(servers(proxy), "idle", 60, server_timeout=2), taken),
+    "Redlock": (lambda proxy: Redlock(servers(proxy), "idle", 60, server_timeout=5), taken),
     "get_or_set": (cache_of, hit),
     "get_or_set_many": (
         cache_of,
@@ -167,7 +167,7 @@ async def _tasks(proxy: Proxy) -> None:
 
     async def work() -> None:
         await asyncio.gather(*(each(number) for number in range(100)))
-        quorum = AsyncRedlock(others, "idle", timeout=60, server_timeout=2.0)
+        quorum = AsyncRedlock(others, "idle", timeout=60, server_timeout=5.0)
         assert await quorum.acquire(blocking=False)
         await quorum.release()
         assert await cache.aget_or_set("hit", lambda: 1, 60) == 1
@@ -190,15 +190,14 @@ def test_the_tasks_of_a_loop(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool) -> None:
+def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool, pace: int) -> None:
     """Until a new connection is there, most of the time passes that a server has. The old one is
     checked before that time begins."""
-    options: Any = {"timeout": 60, "server_timeout": 1.0}
 
     async def tasks() -> None:
         clients = [redis.asyncio.Redis(port=proxy.port, db=db) for db in (1, 2, 3)]
-        lock = AsyncRedlock(clients, "idle", **options)
-        for delay in (0.0, 0.7):
+        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=1.0 * pace)
+        for delay in (0.0, 0.7 * pace):
             proxy.accepts_after = delay
             assert await lock.acquire(blocking=False)
             await lock.release()
@@ -209,8 +208,8 @@ def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool) -> None
     if asynchronous:
         asyncio.run(tasks())
     else:
-        lock = Redlock(servers(proxy), "idle", **options)
-        for delay in (0.0, 0.7):
+        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=1.0 * pace)
+        for delay in (0.0, 0.7 * pace):
             proxy.accepts_after = delay
             taken(lock)
             time.sleep(PAUSE)
@@ -246,14 +245,14 @@ def test_a_task_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redi
     asyncio.run(main())
 
 
-def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis) -> None:
+def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis, pace: int) -> None:
     proxy.forgets_after = KEEPER_TRUSTS + 0.2
     lost: list[int] = []
-    lock = Lock(through(proxy), "idle", timeout=3, renew=True, on_lost=lambda: lost.append(1))
+    lock = Lock(through(proxy), "idle", 3 * pace, renew=True, on_lost=lambda: lost.append(1))
     with lock:
         for _ in range(2):
-            until(lambda: client.pttl("idle") < 2200)
-            until(lambda: client.pttl("idle") > 2500)
+            until(lambda: client.pttl("idle") < 2200 * pace)
+            until(lambda: client.pttl("idle") > 2500 * pace)
         lock.ensure_held()
     assert not lost
     expect_well(through(proxy))
@@ -281,11 +280,12 @@ def test_a_leader_that_computes_for_long_and_its_follower(
     expect_well(through(proxy))
 
 
-def test_all_connections_are_forgotten_at_once(proxy: Proxy) -> None:
+def test_all_connections_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
     """The address leads to another machine: what was used just before is silent, too."""
     proxy.forgets_after = 3600.0
-    client = proxy.client(socket_timeout=1.0)
-    cache: Any = RedisCache(f"redis://127.0.0.1:{proxy.port}/0?socket_timeout=1", {})
+    client = proxy.client(socket_timeout=1.0 * pace)
+    url = f"redis://127.0.0.1:{proxy.port}/0?socket_timeout={pace}"
+    cache: Any = RedisCache(url, {})
     lock = Lock(client, "idle", timeout=60)
     with no_outage(proxy):
         for _ in range(3):
@@ -296,11 +296,11 @@ def test_all_connections_are_forgotten_at_once(proxy: Proxy) -> None:
         hit(cache)
 
 
-def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy) -> None:
+def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
     proxy.forgets_after = 3600.0
 
     async def main() -> None:
-        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=1.0)
+        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=1.0 * pace)
         lock = AsyncLock(client, "idle", timeout=60)
         for _ in range(2):
             async with lock:

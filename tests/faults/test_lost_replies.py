@@ -106,9 +106,10 @@ class TestAcquire:
         proxy: Proxy,
         token: str | None,
         wait: float | None,
+        pace: int,
     ) -> None:
         """Both replies are lost, of a lock that never expires."""
-        lock = Lock(shaky, "shaky", blocking_timeout=wait)
+        lock = Lock(shaky, "shaky", blocking_timeout=wait and wait * pace)
         proxy.lose_reply(ACQUIRE, times=2)
         with pytest.raises(redis.ConnectionError):
             lock.acquire(token=token)
@@ -150,13 +151,13 @@ class TestAcquire:
         free(client)
 
     def test_a_waiter_asks_again_until_its_deadline_and_leaves_nothing_behind(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None, pace: int
     ) -> None:
         """It gets the lock without hearing of it, and in the end not even through."""
         holder = Lock(client, "shaky")
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)
-        waiter = Background(lambda: lock.acquire(blocking_timeout=1.5, token=token))
+        waiter = Background(lambda: lock.acquire(blocking_timeout=1.5 * pace, token=token))
         until(lambda: client.info("clients")["blocked_clients"])
         lost = proxy.lose_reply(ACQUIRE, times=2)
         client.delete("shaky")
@@ -181,11 +182,12 @@ class TestGrant:
         kind: str,
         timeout: float | None,
         token: str | None,
+        pace: int,
     ) -> None:
         """TAKE_GRANT, or its answer, is lost; a short grant must not become a short lock."""
-        holder = Lock(client, "shaky", grant_timeout=2)
+        holder = Lock(client, "shaky", grant_timeout=2 * pace)
         holder.acquire()
-        lock = Lock(shaky, "shaky", timeout=timeout, grant_timeout=2)
+        lock = Lock(shaky, "shaky", timeout=timeout, grant_timeout=2 * pace)
 
         def wait() -> tuple[bool, bool, float | None]:
             acquired = lock.acquire(token=token)
@@ -204,13 +206,13 @@ class TestGrant:
         assert ttl > 20
 
     def test_nothing_is_left_behind(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None, pace: int
     ) -> None:
         """The holder goes on after the waiter has given up."""
         holder = Lock(client, "shaky", grant_timeout=GRANT)
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)
-        waiter = Background(lambda: lock.acquire(blocking_timeout=0.5, token=token))
+        waiter = Background(lambda: lock.acquire(blocking_timeout=0.5 * pace, token=token))
         until(lambda: client.info("clients")["blocked_clients"])
         proxy.lose_reply(LEAVE, times=10**6)
         proxy.lose_request(ACQUIRE, times=10**6)
@@ -323,10 +325,10 @@ class TestRelease:
         until(lambda: not client.keys("*shaky"))
 
     def test_the_keeper_releases_what_was_extended(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, pace: int
     ) -> None:
         """Also after an outage that is longer than the lock's first lifetime."""
-        lock = Lock(shaky, "shaky", timeout=0.5)
+        lock = Lock(shaky, "shaky", timeout=0.5 * pace)
         with ExitStack() as outage:
 
             def extended() -> None:
@@ -336,11 +338,17 @@ class TestRelease:
 
             with pytest.raises(redis.ConnectionError):
                 extended()
-            ends = time.monotonic() + 0.6
+            ends = time.monotonic() + 0.5 * pace + 0.1
             until(lambda: time.monotonic() > ends)
             assert client.exists("shaky")
         until(lambda: not client.exists("shaky"))
 
+    @pytest.fixture
+    def sent_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also to a frozen server: the connection is not checked first, though it was idle."""
+        monkeypatch.setattr("django_redis_lock.transport.server.TRUSTED_SECONDS", PATIENCE)
+
+    @pytest.mark.usefixtures("sent_at_once")
     def test_the_keeper_releases_what_a_frozen_server_reads_after_the_lifetime(
         self, own_server: RedisServer
     ) -> None:
@@ -359,6 +367,7 @@ class TestRelease:
             until(lambda: client.zscore(INDEX, LAST_FENCE) > fence)
             until(lambda: not client.exists("shaky"))
 
+    @pytest.mark.usefixtures("sent_at_once")
     def test_the_keeper_gives_up_a_server_that_stays_away(self, own_server: RedisServer) -> None:
         with own_server.client(socket_timeout=0.5) as client, moved_clock() as pass_time:
             lock = Lock(client, "shaky", timeout=300)
@@ -408,7 +417,7 @@ class TestRelease:
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
     ) -> None:
         """Ended by force, and taken again by the same token: the old holder is told."""
-        lock = Lock(shaky, "shaky", timeout=1, renew=True, id="chosen")
+        lock = Lock(shaky, "shaky", timeout=30, renew=True, id="chosen")
         lock.acquire()
         other = Lock(client, "shaky", timeout=30, id="chosen")
         assert other.reset()
@@ -464,14 +473,14 @@ class TestExtend:
 class TestRenewal:
     @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
     def test_it_is_tried_again(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str, pace: int
     ) -> None:
-        lock = Lock(shaky, "shaky", timeout=4, renew=True)
+        lock = Lock(shaky, "shaky", timeout=4 * pace, renew=True)
         lock.acquire()
         rules = [getattr(proxy, kind)(RENEW, times=2) for _ in range(2)]
         for rule in rules:
             assert rule.applied.acquire(timeout=PATIENCE)
-        until(lambda: client.pttl("shaky") > 3500)
+        until(lambda: client.pttl("shaky") > 3500 * pace)
         lock.ensure_held()
         lock.release()
 
@@ -553,13 +562,15 @@ class TestTasks:
 
     @pytest.mark.parametrize("token", [None, "chosen"])
     @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
-    def test_a_grant(self, client: redis.Redis, proxy: Proxy, token: str | None, kind: str) -> None:
-        holder = Lock(client, "shaky", grant_timeout=2)
+    def test_a_grant(
+        self, client: redis.Redis, proxy: Proxy, token: str | None, kind: str, pace: int
+    ) -> None:
+        holder = Lock(client, "shaky", grant_timeout=2 * pace)
         holder.acquire()
 
         async def main() -> tuple[Any, ...]:
             async with redis.asyncio.Redis(port=proxy.port) as shaky:
-                lock = AsyncLock(shaky, "shaky", grant_timeout=2)
+                lock = AsyncLock(shaky, "shaky", grant_timeout=2 * pace)
                 getattr(proxy, kind)(TAKE_GRANT)
                 acquired = await lock.acquire(token=token)
                 hold = lock.local.hold
@@ -576,7 +587,7 @@ class TestTasks:
         assert ttl > 20
 
     def test_one_that_ends_with_an_error_keeps_no_grant_from_the_next(
-        self, client: redis.Redis, redis_server: RedisServer
+        self, client: redis.Redis, redis_server: RedisServer, pace: int
     ) -> None:
         holder = Lock(client, "shaky", id="holder", grant_timeout=GRANT)
 
@@ -584,7 +595,7 @@ class TestTasks:
             async with redis.asyncio.Redis(port=redis_server.port) as aclient:
                 first, second = AsyncLock(aclient, "shaky"), AsyncLock(aclient, "shaky")
                 client.set("shaky", "holder", px=60_000)
-                fails = asyncio.create_task(first.acquire(blocking_timeout=0.3))
+                fails = asyncio.create_task(first.acquire(blocking_timeout=0.3 * pace))
                 await asyncio.to_thread(until, lambda: blocked(client))
                 waits = asyncio.create_task(second.acquire(blocking_timeout=PATIENCE))
                 client.delete("shaky")

@@ -11,6 +11,7 @@ import redis
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
+from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
@@ -32,6 +33,7 @@ SENT_AGAIN: dict[str, tuple[bytes, Call, Any, Any]] = {
 #: These have run, and the caller cannot know it.
 NOT_SENT_AGAIN: dict[str, tuple[bytes, Call, Any]] = {
     "incr": (b"EVALSHA", lambda c: c.incr("five"), 6),
+    "incr by an unknown script": (b"EVAL", lambda c: c.incr("five"), 6),
     "decr": (b"EVALSHA", lambda c: c.decr("five"), 4),
     "add": (b"SET", lambda c: c.add("new", 1), 5),
     "set nx": (b"SET", lambda c: c.set("new", 1, nx=True), 5),
@@ -79,8 +81,10 @@ def test_it_is_sent_again(cache: Any, proxy: Proxy, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_SENT_AGAIN)
-def test_it_is_not_sent_again(cache: Any, proxy: Proxy, name: str) -> None:
+def test_it_is_not_sent_again(cache: Any, proxy: Proxy, client: redis.Redis, name: str) -> None:
     command, call, left = NOT_SENT_AGAIN[name]
+    if command == b"EVAL":
+        client.script_flush()
     rule = proxy.lose_reply_to(command)
     with pytest.raises(redis.ConnectionError):
         call(cache)
@@ -92,6 +96,17 @@ def test_a_connection_that_has_ended_costs_no_count(cache: Any, proxy: Proxy) ->
     """It was used a moment ago, so that it counts as open; nothing was sent on it."""
     proxy.cut()
     assert cache.incr("five") == 6
+
+
+def test_of_idle_connections_that_have_ended_one_is_tried(proxy: Proxy) -> None:
+    cache = RedisCache(f"redis://127.0.0.1:{proxy.port}/0", {})
+    cache.set("five", 5)
+    server = server_of(cache.client.get_client())
+    idle = [server.checkout() for _ in range(3)]
+    for connection in idle:
+        server.checkin(connection)
+    proxy.cut()
+    assert cache.set("five", 6)
 
 
 @pytest.mark.parametrize("write", ["set", "delete", "set_many", "delete_many"])

@@ -14,6 +14,7 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.keeper import keeper
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
 from django_redis_lock.transport.registry import server_of
@@ -22,6 +23,7 @@ from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
+from tests.support.values import elsewhere, lands_elsewhere
 
 #: Seconds a call waits for a server that does not answer.
 TIMEOUT = 0.4
@@ -60,6 +62,11 @@ def waited_for(calls: int, call: Callable[[], Any]) -> int:
     return waited
 
 
+def hold_back_calls(client: redis.Redis, call: Callable[[], Any]) -> None:
+    """Until they fail at once; after each pause one of them waits again."""
+    until(lambda: (waited_for(1, call), breaker_of(client).held_back)[1])
+
+
 def few(began: float) -> int:
     """How many calls since ``began`` may have waited: three, and one more for every pause that has
     passed on a machine that stood still."""
@@ -75,11 +82,11 @@ def test_few_calls_wait_for_a_server_that_is_frozen(
     began = time.monotonic()
     waited = waited_for(CALLS, lock.owned)
     assert 1 <= waited <= few(began)
+    breaker_of(own_client)._open_until += PATIENCE
     with pytest.raises(CircuitOpen, match="has not answered for"):
         lock.locked()
     address = f"127.0.0.1:{own_server.port}/0"
     (outage,) = (known for known in outages() if known.server == address)
-    assert breaker_of(own_client).held_back
     assert outage.spared >= CALLS - waited
     own_server.resume()
     until(lambda: answers(lock.owned))
@@ -171,8 +178,7 @@ def test_a_waiter_lives_through_it(own_server: RedisServer, own_client: redis.Re
     until(lambda: places("faulty"))
     until(lambda: own_client.info("clients")["blocked_clients"])
     own_server.pause()
-    waited_for(5, holder.owned)
-    assert breaker_of(own_client).held_back
+    hold_back_calls(own_client, holder.owned)
     own_server.resume()
     until(lambda: answers(holder.owned))
     assert not waiter.done
@@ -185,8 +191,7 @@ def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Re
     holder = Lock(own_client, "faulty", timeout=6, renew=True)
     holder.acquire()
     own_server.pause()
-    waited_for(5, holder.owned)
-    assert breaker_of(own_client).held_back
+    hold_back_calls(own_client, holder.owned)
     own_server.resume()
     until(lambda: not breaker_of(own_client).failing)
     holder.ensure_held()
@@ -216,23 +221,29 @@ def test_no_release_and_no_extension_is_held_back(
         lock = MultiLock(own_client, ["faulty", "as well"], 30)
     else:
         lock = Lock(own_client, "faulty", timeout=30, limit=limit)
-    lock.acquire()
-    for client in (own_client, *others):
-        hold_back(client)
-    with pytest.raises(CircuitOpen):
-        Lock(own_client, "another", timeout=30).acquire(blocking=False)
 
     async def release_in_a_task() -> None:
         other = AsyncLock(asyncio_client(own_client), "faulty", 30, limit=limit)
         other.local.token = lock.local.token
         await other.release()
 
-    if verb == "task releases":
-        asyncio.run(release_in_a_task())
-    elif verb == "extend":
-        lock.extend(5)
-    else:
-        lock.release()
+    def call() -> None:
+        if verb == "task releases":
+            asyncio.run(release_in_a_task())
+        elif verb == "extend":
+            lock.extend(5)
+        else:
+            lock.release()
+
+    lock.acquire()
+    call()  # The server knows the script then, so there is one reply later, not an error before it.
+    if verb != "extend":
+        lock.acquire()
+    for client in (own_client, *others):
+        hold_back(client)
+    with pytest.raises(CircuitOpen):
+        Lock(own_client, "another", timeout=30).acquire(blocking=False)
+    call()
     assert own_client.exists("faulty") == (verb == "extend")
     assert not breaker_of(own_client).failing
 
@@ -245,17 +256,46 @@ def hold_back(client: redis.Redis) -> None:
     assert breaker_of(client).held_back
 
 
-def test_a_grant_that_comes_ends_it(own_server: RedisServer, own_client: redis.Redis) -> None:
-    """A waiter hears of it first, on the connection it waits on."""
-    holder = Lock(own_client, "faulty", timeout=30)
-    holder.acquire()
-    waiter = Background(lambda: Lock(own_client, "faulty", 30).acquire(blocking_timeout=PATIENCE))
-    until(lambda: own_client.info("clients")["blocked_clients"])
-    hold_back(own_client)
+@pytest.mark.parametrize("task", [False, True], ids=["thread", "task"])
+@pytest.mark.parametrize("kind", ["grant", "value"])
+def test_what_a_waiter_hears_ends_it(
+    own_server: RedisServer, own_client: redis.Redis, kind: str, task: bool
+) -> None:
+    """A waiter hears of it first, on the connection it waits on, and is not held back then."""
+    cache = cache_of(own_server)
+    client = own_client if kind == "grant" else cache.client.get_client()
+    Lock(own_client, "faulty", timeout=30).acquire()
+    elsewhere(own_client)
+
+    async def in_a_task() -> object:
+        if kind == "value":
+            return await cache.aget_or_set("report", "mine")
+        lock = AsyncLock(asyncio_client(client), "faulty", 30)
+        return await lock.acquire(blocking_timeout=PATIENCE)
+
+    def in_a_thread() -> object:
+        if kind == "value":
+            return cache.get_or_set("report", "mine")
+        return Lock(client, "faulty", 30).acquire(blocking_timeout=PATIENCE)
+
+    waiter = Background(lambda: asyncio.run(in_a_task()) if task else in_a_thread())
     with own_server.client(socket_timeout=7) as another:  # With a breaker of its own.
-        Lock(another, "faulty", 30).reset()
-    assert waiter.result() is True
-    assert not breaker_of(own_client).failing
+        until(lambda: another.info("clients")["blocked_clients"])
+        hold_back(client)
+        if kind == "grant":
+            Lock(another, "faulty", 30).reset()
+        else:
+            lands_elsewhere(another, 5)
+    assert waiter.result() == (True if kind == "grant" else 5)
+    assert not breaker_of(client).failing
+
+
+def test_a_subscription_ends_it(own_server: RedisServer, own_client: redis.Redis) -> None:
+    """A process that holds locks may send nothing else for minutes."""
+    hold_back(own_client)
+    told = keeper().subscribe(server_of(own_client), b"channel", lambda key: None)
+    until(lambda: not breaker_of(own_client).failing)
+    told.close()
 
 
 def test_a_call_that_is_not_held_back_is_not_patient_either(
@@ -264,7 +304,7 @@ def test_a_call_that_is_not_held_back_is_not_patient_either(
     lock = Lock(own_client, "faulty", timeout=30)
     lock.acquire()
     own_server.pause()
-    waited_for(5, lock.owned)
+    hold_back_calls(own_client, lock.owned)
     with pytest.raises(redis.TimeoutError):
         lock.release()
     own_server.resume()
@@ -333,8 +373,7 @@ class TestGetOrSet:
         began = time.monotonic()
         waited = waited_for(CALLS, lambda: cache.get_or_set("report", lambda: 1, 60))
         assert waited <= few(began)
-        with pytest.raises(CircuitOpen):
-            cache.get_or_set("report", lambda: 1, 60)
+        hold_back_calls(cache._lock_client(), lambda: cache.get_or_set("report", lambda: 1, 60))
         own_server.resume()
 
     @pytest.mark.parametrize("how", ["pause", "kill"])

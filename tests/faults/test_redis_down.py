@@ -227,6 +227,7 @@ def test_what_was_taken_in_redis_holds_when_it_is_gone(
     assert holder.degraded is None
     own_server.kill()
     assert not cache.lock("nightly").acquire(blocking=False)
+    assert cache.lock("nightly").holder().pid == os.getpid()
     with pytest.raises(redis.ConnectionError):
         holder.release()
     assert cache.lock("nightly").acquire(blocking=False)

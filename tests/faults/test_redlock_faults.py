@@ -160,6 +160,14 @@ class TestMinority:
         lock.release()
         assert five.holders() == [None] * FIVE
 
+    def test_a_server_that_was_away_gives_its_vote_when_it_is_back(self, five: Five) -> None:
+        five.servers[0].kill()
+        lock = five.lock(timeout=1, renew=True)
+        lock.acquire()
+        five.servers[0].start()
+        until(lambda: five.clients[0].get("faulty") == lock.local.token)
+        lock.release()
+
     def test_another_caller_does_not_get_the_lock_during_the_vote(self, five: Five) -> None:
         lock = five.lock()
         lock.acquire()
@@ -236,13 +244,11 @@ class TestMajority:
 
     def test_the_holder_calls_on_lost_when_the_servers_lost_their_data(self, five: Five) -> None:
         told = threading.Event()
-        lock = five.lock(timeout=6, renew=False, on_lost=told.set)
-        began = time.monotonic()
+        lock = five.lock(timeout=600, renew=False, on_lost=told.set)
         lock.acquire()
         for client in five.clients[:3]:
             client.flushall()
         assert told.wait(PATIENCE)
-        assert time.monotonic() - began < 5.5
         with pytest.raises(LockNotOwnedError):
             lock.release()
 

@@ -76,6 +76,17 @@ def test_connecting_is_tried_once() -> None:
     assert Refused.attempts == 1
 
 
+def test_work_in_the_background_is_kept_until_it_is_done() -> None:
+    async def main() -> None:
+        done = [aio_connection.in_background(asyncio.sleep(0)) for _ in range(3)]
+        assert aio_connection._background >= set(done)
+        await asyncio.gather(*done)
+        await asyncio.sleep(0)
+        assert not aio_connection._background & set(done)
+
+    asyncio.run(main())
+
+
 async def heard(server: socket.socket) -> bytes:
     """What the server hears next; empty at the end."""
     return await asyncio.get_running_loop().sock_recv(server, 1000)

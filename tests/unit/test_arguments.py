@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import django_redis_lock
 from django_redis_lock import Lock, cached, locked
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache.lock_factory import check_using
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.protocol.validation import (
     MAX_SECONDS,
@@ -36,6 +37,16 @@ NO_NUMBERS = ["5", b"5", "", True, False, [], {}, ..., 1j, timedelta(seconds=5)]
 NO_FLOATS = [Decimal(5), Fraction(5)]
 NO_LENGTHS = [math.nan, math.inf, -math.inf, -1, -0.001, -1e300]
 TOO_LONG = [1e12, MAX_SECONDS * 1.001, 10**18]
+
+
+def test_the_caches_of_a_lock_are_three_aliases_or_more() -> None:
+    assert check_using(["a", "b", "c"]) == ("a", "b", "c")
+    for value in (5, "default", {"a", "b", "c"}, ["a", "b", 5]):
+        with pytest.raises(TypeError, match="using must be a list of cache aliases"):
+            check_using(value)
+    for value in ([], ["a", "b"], ["a", "b", "b"]):
+        with pytest.raises(ValueError, match="using must have three different caches or more"):
+            check_using(value)
 
 
 @pytest.mark.parametrize("value", [1, 0.5, 30, 0.001, 86400.0, MAX_SECONDS])

@@ -11,6 +11,7 @@ import redis
 from django_redis_lock import events
 from django_redis_lock.events import ServerDown, ServerUp
 from django_redis_lock.transport.circuit_breaker import PROBE_TIMEOUT_SECONDS, Breaker, CircuitOpen
+from tests.support.logs import logged
 
 ERROR = redis.TimeoutError("no answer")
 PAUSE = 2.0
@@ -190,8 +191,9 @@ def test_an_outage_is_emitted_once(
                 breaker.answered()
     finally:
         events.unsubscribe(told.append)
-    assert told == [ServerDown("host:6379/0", ERROR), ServerUp("host:6379/0", 15.0, 0, 3)]
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    ours = [event for event in told if getattr(event, "server", "") == "host:6379/0"]
+    assert ours == [ServerDown("host:6379/0", ERROR), ServerUp("host:6379/0", 15.0, 0, 3)]
+    assert len(logged(caplog, "outage", "host:6379/0")) == 3
     assert "answers again after 15.0 s" in caplog.text
 
 
@@ -207,7 +209,8 @@ def test_the_outage_of_a_server_that_is_no_longer_used_is_over(
         breaker.failed(ERROR, 5.0)  # A call that was still under way.
     finally:
         events.unsubscribe(told.append)
-    assert told == [ServerUp("host:6379/0", 5.0, 0, 0)]
+    ours = [event for event in told if getattr(event, "server", "") == "host:6379/0"]
+    assert ours == [ServerUp("host:6379/0", 5.0, 0, 0)]
     assert "Redis at host:6379/0 is no longer used after 5.0 s" in caplog.text
 
 

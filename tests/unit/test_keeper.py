@@ -352,6 +352,33 @@ class TestTrouble:
         until(lambda: job.answers > before)
         keeper.discard(job)
 
+    def test_each_reply_gives_the_next_its_whole_time(
+        self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server that needs almost all its time for each of several calls is not silent."""
+        now, in_vain = 0.0, 0
+
+        def can_read(link: FakeLink, timeout: float = 0) -> bool:
+            nonlocal in_vain
+            in_vain -= 1
+            return in_vain < 0 and not link._answers.empty()
+
+        def read_response(link: FakeLink) -> Any:
+            nonlocal now, in_vain
+            now, in_vain = now + 0.9 * keeper._exchanges._timeout, 2  # Looks at the next reply.
+            return link._answers.get_nowait()
+
+        monkeypatch.setattr(exchange, "awake", lambda: now)
+        monkeypatch.setattr(FakeLink, "can_read", can_read)
+        monkeypatch.setattr(FakeLink, "read_response", read_response)
+        server = FakeServer()
+        jobs = [Counting(server, keeper, pause=60) for _ in range(4)]
+        with keeper._mutex:  # They are in one batch.
+            for job in jobs:
+                keeper.add(job)
+        until(lambda: all(job.answers or job.failures for job in jobs))
+        assert not any(job.failures for job in jobs)
+
     def test_what_cannot_be_sent_concerns_one_job(self, keeper: Keeper) -> None:
         class Bad(Counting):
             def call(self, now: float) -> Call:

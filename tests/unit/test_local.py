@@ -181,6 +181,22 @@ def test_the_folder_is_this_users_own(tmp_path: Path, monkeypatch: pytest.Monkey
         local_folder()
 
 
+def test_another_users_file_is_taken_only_where_the_folder_is_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_lock.tempfile, "gettempdir", lambda: str(tmp_path))
+    mine, shared = LocalLock(b"report", "report"), lock(tmp_path)
+    for each in (mine, shared):
+        each.path.touch()
+        try:
+            os.chown(each.path, os.getuid() + 1, -1)
+        except PermissionError:
+            pytest.skip("only root may give a file to another user")
+    with pytest.raises(LockError, match="belongs to another user"):
+        mine.try_acquire(ME)
+    assert shared.try_acquire(ME)
+
+
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LockError, match="Not a directory"):

@@ -167,10 +167,9 @@ def table() -> tuple[Row, ...]:
     rows = []
     for line in section.partition("\n## ")[0].splitlines():
         if line.startswith("| `"):
-            name, owner, files, why = (cell.strip() for cell in line.strip("|").split(" | "))
-            (plain,) = re.findall(r"`([^`]+)`", name)
-            (of,) = re.findall(r"`([^`]+)`", owner)
-            rows.append(Row(plain, of, tuple(re.findall(r"`([^`]+)`", files)), why))
+            path, files, why = (cell.strip() for cell in line.strip("|").split(" | "))
+            owner, _, name = path.strip("`").rpartition(".")
+            rows.append(Row(name, owner or name, tuple(re.findall(r"`([^`]+)`", files)), why))
     return tuple(rows)
 
 

@@ -277,6 +277,26 @@ def test_eight_contenders(simulated: Callable[[int], World], seed: int) -> None:
     assert not any(server.holder for server in world.servers)
 
 
+def test_servers_lose_their_data_and_their_clocks_are_set_back(
+    simulated: Callable[[int], World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process knows what the last fence was."""
+    world = simulated(1)
+    monkeypatch.setattr(world, "delay", lambda: 0.0)
+    monkeypatch.setattr(world.random, "choice", min)  # It holds the lock for a millisecond.
+    contender = Contender(world, 3)
+
+    def released(answers: Any) -> None:
+        for server in world.servers:
+            server.offset -= 0.005
+            server.fence = 0
+        contender.begin()
+
+    monkeypatch.setattr(contender, "released", released)
+    world.run()
+    check(world, 3)
+
+
 # In the last four a release that came late once took back the vote of the round after it.
 @pytest.mark.parametrize("seed", [*range(12), 103, 211, 246, 406])
 def test_while_a_minority_is_away(simulated: Callable[[int], World], seed: int) -> None:

@@ -19,7 +19,7 @@ from django_redis_lock.contrib.topology import SentinelService
 from django_redis_lock.contrib.topology.client import LazyCluster
 from django_redis_lock.transport.pool import FollowingRetry
 from django_redis_lock.transport.registry import server_of
-from django_redis_lock.transport.server import Server
+from django_redis_lock.transport.server import Server, readable
 from tests.processes import in_threads
 
 
@@ -29,8 +29,10 @@ class FakeConnection(redis.Connection):
     def connect(self) -> None:
         pass
 
+    closed = False
+
     def disconnect(self, *args: Any) -> None:
-        pass
+        self.closed = True
 
     def can_read(self, timeout: float = 0) -> bool:
         return False
@@ -58,6 +60,42 @@ def test_a_connection_is_used_again() -> None:
     server.checkin(first)
     assert server.checkout() is first
     assert server.checkout() is not first
+
+
+def test_what_is_not_kept_is_closed() -> None:
+    """One too many, and one that was made before all were ended."""
+    server = fake_server()
+    server.MAX_IDLE_CONNECTIONS = 2
+    made: list[Any] = [server.checkout() for _ in range(3)]
+    for connection in made:
+        server.checkin(connection)
+    assert [connection.closed for connection in made] == [False, False, True]
+    old: Any = server.checkout()
+    server.end_connections()
+    server.checkin(old)
+    assert old.closed
+    assert server.checkout() not in made
+
+
+def test_no_connection_without_a_socket_is_waited_for_while_another_has_a_reply() -> None:
+    """As in memory."""
+
+    class Silent(FakeConnection):
+        def can_read(self, timeout: float = 0) -> bool:
+            second.has_reply = second.has_reply or timeout > 0
+            waits.append(timeout)
+            return False
+
+    class Second(FakeConnection):
+        has_reply = False
+
+        def can_read(self, timeout: float = 0) -> bool:
+            return self.has_reply
+
+    waits: list[float] = []
+    silent, second = Silent(), Second()
+    assert readable([silent, second], 60) == [second]
+    assert max(waits) < 0.1
 
 
 @pytest.fixture

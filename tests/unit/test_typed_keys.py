@@ -3,17 +3,19 @@ value of another type; text is as it was, and the names of locks are."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import datetime
 import enum
 import itertools
 import uuid
 from decimal import Decimal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, Group, User
-from django.db.models import IntegerChoices, TextChoices
+from django.db.models import IntegerChoices, Q, TextChoices
 from django.utils.functional import SimpleLazyObject, lazystr
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy
@@ -124,3 +126,59 @@ def test_objects_of_the_database_differ_though_their_texts_do_not() -> None:
         assert [name(each, template) for each in lazy] == made
     assert name(objects[0]) == "search-%(auth.user 1)sam"
     assert name(objects[0], "search-{q!s}") == name(objects[0], typed=False) == "search-sam"
+
+
+@dataclasses.dataclass
+class Filter:
+    user: Any
+    token: str = dataclasses.field(default="", repr=False)
+    note: str = dataclasses.field(default="", repr=False, compare=False)
+
+
+class Pair(NamedTuple):
+    user: Any
+    number: int = 1
+
+
+#: Values with an object of the database somewhere within.
+WITHIN: dict[str, Any] = {
+    "a list": lambda user: [user],
+    "a tuple": lambda user: (user,),
+    "a list of lists": lambda user: [1, [user]],
+    "a value": lambda user: {"of": user},
+    "a key": lambda user: {user: 1},
+    "a list of dicts": lambda user: [{"of": [user]}],
+    "an OrderedDict": lambda user: collections.OrderedDict(of=user),
+    "a named tuple": Pair,
+    "a dataclass": Filter,
+    "a list of dataclasses": lambda user: [Filter(user)],
+    "a condition": lambda user: Q(user=user) | (Q(name="x") & ~Q(owner=user)),
+    "a lazy object": lambda user: [SimpleLazyObject(lambda: user)],
+}
+
+
+@pytest.mark.parametrize("make", WITHIN.values(), ids=WITHIN)
+def test_within_other_values_objects_of_the_database_differ(make: Any) -> None:
+    one, other, group = (
+        *(User(pk=1, username="sam"), User(pk=2, username="sam")),
+        Group(pk=1, name="sam"),
+    )
+    for template in ("search-{q}", "search-{q}-{other}", "search-{q}.{other}"):
+        assert len({name(make(each), template) for each in (one, other, group)}) == 3
+        assert name(make(one), template) == name(make(User(pk=1, username="sam")), template)
+    assert name([one, other]) != name([other, one])
+    assert name({1: one, 2: other}) != name({1: other, 2: one})
+
+
+def test_what_a_dataclass_compares_but_does_not_show() -> None:
+    made = [Filter("sam", "a"), Filter("sam", "b"), [Filter("sam", "a")], [Filter("sam", "b")]]
+    assert len(set(map(name, made))) == 4
+    assert name(Filter("sam", "a", "x")) == name(Filter("sam", "a", "y"))
+
+
+def test_primary_keys_that_are_texts() -> None:
+    """As those of a model that has its name as its key."""
+    pairs = [("1)x", "y"), ("1", "x)y"), ("1%29x", "y"), ("1-x", "y"), ("1", "x-y")]
+    for template in ("search-{q}", "search-{q}-{other}"):
+        made = [name(User(pk=pk, username=text), template) for pk, text in pairs]
+        assert len(set(made)) == len(pairs)

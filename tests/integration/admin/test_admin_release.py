@@ -33,6 +33,7 @@ from tests.holding import hurry, silence
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.admin import OURS, PAGE, hold, rows_of, state_of, text_of
+from tests.support.logs import logged
 
 pytestmark = pytest.mark.django_db
 
@@ -444,7 +445,7 @@ def test_a_release_whose_reply_is_lost_is_in_the_log(
     with caplog.at_level(logging.WARNING, "django_redis_lock.admin"):
         confirm(admin_client, *choices(admin_client), reason="it hangs")
     assert not lock.owned()
-    (line,) = caplog.messages
+    (line,) = logged(caplog, "admin")
     assert "may have been released by force by admin (admin): it hangs" in line
     text = text_of(admin_client.get(f"{PAGE}history/"))
     assert "“a” may not have been released: Redis did not answer as it should" in text

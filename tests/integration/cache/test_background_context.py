@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -521,6 +521,31 @@ def test_a_task_in_the_background_computes_for_its_tenant_or_not_at_all(
     else:
         assert stored[b"a:1:rows"] == ("old" if ends else "rows of a")
         assert bool(errors()) is ends
+
+
+def ends_the_request() -> Any:
+    """A BACKGROUND_CONTEXT that is called last in the request."""
+    vars(in_thread).clear()
+    ended.set()
+    return nullcontext()
+
+
+def test_no_task_computes_after_the_request(
+    config: dict[str, Any], errors: Callable[[], list[str]]
+) -> None:
+    async def compute() -> str:
+        computed.append(True)
+        return "rows"
+
+    computed: list[bool] = []
+    config = {**config, "KEY_FUNCTION": key_function}
+    config["OPTIONS"] = {"LOCK_BACKGROUND_CONTEXT": f"{HERE}.ends_the_request"}
+    ended.clear()
+    with override_settings(CACHES={"default": config}):
+        found, stored = asyncio.run(arefreshed(compute, False))
+    assert (found, stored) == ("old", {b"a:1:rows": "old"})
+    assert errors()
+    assert not computed
 
 
 # -- the setting -----------------------------------------------------------------------------------

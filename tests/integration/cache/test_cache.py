@@ -377,6 +377,7 @@ def test_a_shard_gets_what_follows_the_client(redis_server: RedisServer) -> None
     cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
     cache.set("a", 1)
     assert cache.incr("a", 1, None, None, True) == 2
+    assert cache.keys("*") == ["a"]
 
 
 def test_a_herd_cannot_share_computations_and_says_so(redis_server: RedisServer) -> None:

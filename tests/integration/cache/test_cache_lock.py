@@ -77,7 +77,7 @@ def test_errors_name_the_lock_as_the_caller_did(cache: RedisCache) -> None:
             use()
         errors.append(caught.value)
     with pytest.raises(TooFewReplicas) as too_few:
-        cache.lock("report", replicas=1, blocking=False).acquire()
+        cache.lock("report", timeout=None, replicas=1, blocking=False).acquire()
     assert {error.lock_name for error in (*errors, too_few.value)} == {"report"}
 
 

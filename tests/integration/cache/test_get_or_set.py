@@ -321,7 +321,9 @@ def test_a_value_that_redis_refuses_is_returned_and_frees_the_followers(
 ) -> None:
     monkeypatch.setattr(GetOrSetOptions, "_milliseconds", lambda *_: 2**63)
     assert cache.get_or_set("report", lambda: 1) == 1
-    assert "Could not store :1:report" in caplog.text
+    assert "Could not store :1:report: " in caplog.text
+    assert cache.get_or_set_many(["a", "b"], lambda keys: dict.fromkeys(keys, 1))
+    assert "Could not store :1:a and 1 more: " in caplog.text
     assert not client.exists(KEY, flight_key(KEY))
 
 

@@ -20,6 +20,7 @@ from django_redis_lock import LockNotAcquired, cached, cached_page, locked
 from django_redis_lock.cache import cache, caches, plain
 from django_redis_lock.middleware import CachedPageMiddleware
 from tests.redis_server import RedisServer
+from tests.support.logs import logged
 
 calls: list[Any] = []
 
@@ -159,9 +160,8 @@ def test_values_are_computed(other: Backend, way: str, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, "django_redis_lock"):
         assert [call(), call(), call()] == [expected] * 3
     assert len(calls) == (1 if other.stores else 3)
-    [record] = [r for r in caplog.records if r.name.startswith("django_redis_lock")]
-    assert "computes its own values of the cache 'default'" in record.getMessage()
-    assert OURS in record.getMessage()
+    [message] = logged(caplog, "", "computes its own values of the cache 'default'")
+    assert OURS in message
 
 
 def test_what_ends_a_value(other: Backend) -> None:

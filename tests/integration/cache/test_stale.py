@@ -128,6 +128,19 @@ def test_stale_from_the_options_of_the_cache(
     assert is_fresh(client)
 
 
+@pytest.mark.parametrize("lifetime", [60, 60.0])
+def test_the_setting_counts_for_each_timeout(
+    redis_server: RedisServer, client: redis.Redis, lifetime: float
+) -> None:
+    """Whatever the timeout of the call before."""
+    cache = make(redis_server, LOCK_STALE=3600)
+    cache.get_or_set("forever", "a", None)
+    cache.get_or_set("report", "b", lifetime)
+    cache.get_or_set("once more", "c", None)
+    lives = [client.pttl(f":1:{key}") for key in ("forever", "report", "once more")]
+    assert lives == [-1, pytest.approx(3_660_000, abs=600_000), -1]
+
+
 @pytest.mark.parametrize(("default", "timeout"), [(300, (None,)), (None, ())])
 def test_a_setting_makes_nothing_stale_that_has_no_timeout(
     redis_server: RedisServer, client: redis.Redis, default: Any, timeout: tuple[Any, ...]

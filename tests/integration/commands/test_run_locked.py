@@ -27,6 +27,7 @@ from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.management.job import Program
 from tests.processes import PATIENCE, ManageCommand, until
 from tests.redis_server import RedisServer, closed_port
+from tests.support.logs import logged
 
 ROOT = Path(__file__).parents[3]
 KEY = ":1:lock:job"
@@ -137,8 +138,8 @@ def test_a_lock_that_is_taken(capfd: Any, client: redis.Redis) -> None:
         assert here(capfd, ["job", "--skip-exit-code", "0", "-v0", "--", "check"]) == (0, "", "")
 
 
-def test_a_wait_says_what_it_waits_for(capfd: Any) -> None:
-    assert lock(timeout=0.5).acquire()
+def test_a_wait_says_what_it_waits_for(capfd: Any, pace: int) -> None:
+    assert lock(timeout=0.5 * pace).acquire()
     code, out, err = here(capfd, ["job", "--wait", "30", "--", "check", "--tag", "urls"])
     assert code == 0
     assert "no issues" in out
@@ -175,7 +176,7 @@ def test_what_runs_without_redis_is_logged(
         }
         settings.CACHES = {"default": default}
         assert here(capfd, ["job", "--", "check"])[0] == 0
-    (message,) = (r.getMessage() for r in caplog.records if r.name == "django_redis_lock.outage")
+    (message,) = logged(caplog, "outage", "the lock :1:lock:job")
     assert message.startswith("Redis is down; the lock :1:lock:job is skipped, its code runs")
 
 

@@ -213,7 +213,7 @@ def test_a_coroutine_function_as_on_lost_of_an_asynchronous_view(
                 await asyncio.wait_for(told.wait(), PATIENCE)
                 return HttpResponse(f"lost: {current_lock().lost}")
 
-        decorator: Any = locked("export", timeout=0.3, on_lost=on_lost)
+        decorator: Any = locked("export", timeout=60, on_lost=on_lost)
         if by_method_decorator:
             decorator = method_decorator(decorator, name="dispatch")
         answer: Any = decorator(Losing).as_view()(request())

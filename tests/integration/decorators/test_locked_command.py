@@ -17,7 +17,7 @@ from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand
 
-from django_redis_lock import LockNotAcquired, current_lock, locked
+from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.decorators import on_lost
 from django_redis_lock.decorators.section import RetryUntil
@@ -25,6 +25,7 @@ from django_redis_lock.protocol.identity import hostname
 from tests.holding import hold
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
+from tests.support.logs import logged
 
 OWNER = b"{:1:lock:nightly}:owner"
 
@@ -225,7 +226,7 @@ def test_a_command_that_takes_longer_than_its_lock_lives_keeps_it(
 # -- a command whose lock is lost, or that is told to end ----------------------------------------
 
 
-@locked("fragile", timeout=0.5, on_lost="terminate")
+@locked("fragile", timeout=60, on_lost="terminate")
 class Fragile(Ran):
     def handle(self, *args: Any, **options: Any) -> str | None:
         try:
@@ -235,7 +236,7 @@ class Fragile(Ran):
                 self.link.say("cleaning up")
 
 
-@locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+@locked("fragile", timeout=60, on_lost="terminate", lost_exit_code=3)
 class Stubborn(Ran):
     def handle(self, *args: Any, **options: Any) -> str | None:
         try:
@@ -245,7 +246,7 @@ class Stubborn(Ran):
 
 
 class FragileHandle(Ran):
-    @locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    @locked("fragile", timeout=60, on_lost="terminate", lost_exit_code=3)
     def handle(self, *args: Any, **options: Any) -> str | None:
         return super().handle(*args, **options)
 
@@ -270,7 +271,7 @@ def test_a_command_that_loses_its_lock_is_ended(
 def hang_in_a_process(link: Link) -> None:
     on_lost.CLEANUP_SECONDS = 0.2
 
-    @locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    @locked("fragile", timeout=60, on_lost="terminate", lost_exit_code=3)
     class Hanging(Ran):
         def handle(self, *args: Any, **options: Any) -> str | None:
             link.say("running")
@@ -307,7 +308,7 @@ def hang_in_a_server(link: Link) -> str:
 
     logging.getLogger("django_redis_lock.lost").addHandler(RecordEvent())
 
-    @locked("fragile", timeout=0.5, on_lost="terminate")
+    @locked("fragile", timeout=60, on_lost="terminate")
     class Hanging(Ran):
         def handle(self, *args: Any, **options: Any) -> str | None:
             link.say("running")
@@ -611,6 +612,19 @@ def test_a_command_says_in_one_line_that_redis_is_away(
     assert said.startswith("CommandError: nothing was run: the lock nightly could not be requested")
 
 
+def test_a_mistake_is_no_outage() -> None:
+    """A command that would wait for itself raises what a function does."""
+
+    @locked("nightly", blocking=True)
+    class Waiting(Ran):
+        pass
+
+    command = Waiting()
+    with locked("nightly"), pytest.raises(LockError, match="would wait for itself"):
+        call_command(command)
+    assert not command.runs
+
+
 def test_a_command_that_runs_without_redis_is_logged(
     away: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -619,7 +633,7 @@ def test_a_command_that_runs_without_redis_is_logged(
     command = Nightly()
     call_command(command)
     assert command.runs == 1
-    (message,) = (r.getMessage() for r in caplog.records if r.name == "django_redis_lock.outage")
+    (message,) = logged(caplog, "outage", "the lock :1:lock:nightly")
     assert message.startswith("Redis is down; the lock :1:lock:nightly is skipped")
 
 

@@ -186,6 +186,7 @@ def test_in_tests(cache: Any) -> None:
         Tests().run(result)
     finally:
         Tests.tearDownClass()
+        Tests.doClassCleanups()  # Else no test after this one could use another database.
     assert result.wasSuccessful(), result.errors
     assert seen == ["old", None, 0, 2]
 

@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import pickle
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -36,6 +35,7 @@ from django_redis_lock import events, locked, unique_task
 from django_redis_lock.contrib.unique_tasks import AlreadyQueued, Duplicate, TaskNotQueued
 from django_redis_lock.ops.admin.rows import row
 from django_redis_lock.ops.held_locks import held_locks
+from tests.holding import hurry
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
@@ -103,18 +103,6 @@ def raising(shop: Any) -> Any:
 @unique_task("sync-{shop}", timeout=60, on_duplicate=lambda duplicate, shop: (duplicate, shop))
 @app.task
 def answering(shop: Any) -> Any:
-    return work(shop)
-
-
-@unique_task("sync-{shop}", timeout=0.5)
-@app.task
-def brief(shop: Any) -> Any:
-    return work(shop)
-
-
-@unique_task("sync-{shop}", timeout=0.5, until="done")
-@app.task
-def brief_done(shop: Any) -> Any:
     return work(shop)
 
 
@@ -257,20 +245,20 @@ def test_a_change_during_the_run(task: Any, queue: Queue) -> None:
     assert not name().locked()
 
 
-def test_a_run_that_lasts_longer_than_the_timeout_keeps_its_name() -> None:
+def test_a_run_that_lasts_longer_than_the_timeout_keeps_its_name(client: redis.Redis) -> None:
     seen: list[Any] = []
 
     def last(_: Any) -> None:
-        for _ in range(15):
-            threading.Event().wait(0.1)
+        for _ in range(3):
+            client.pexpire(name().keys.lock, 30_000)
+            until(lambda: (hurry(), name().ttl() > 40)[1])
             seen.append(name().held())
 
     act.append(last)
-    brief_done.delay(7)
+    done.delay(7)
     with worker():
-        until(lambda: len(seen) == 15)
+        until(lambda: len(seen) == 3)
         until(lambda: not name().locked())
-    assert all(seen)
     assert seen[-1].owner.label.startswith("running: ")
 
 
@@ -372,11 +360,14 @@ def test_a_countdown_is_added_to_the_timeout() -> None:
 # -- what is lost ----------------------------------------------------------------------------------
 
 
-def test_a_message_that_is_lost_frees_the_name_after_its_timeout(queue: Queue) -> None:
-    first = brief.delay(7)
+def test_a_message_that_is_lost_frees_the_name_after_its_timeout(
+    client: redis.Redis, queue: Queue
+) -> None:
+    first = plain.delay(7)
     assert app.control.purge() == 1
-    assert brief.delay(7).id == first.id
-    until(lambda: brief.delay(7).id != first.id)
+    assert plain.delay(7).id == first.id
+    client.pexpire(name().keys.lock, 1)
+    until(lambda: plain.delay(7).id != first.id)
     assert len(queue) == 1
 
 
@@ -402,15 +393,17 @@ def run_and_die(link: Link, url: str) -> None:
 
 
 def test_a_worker_that_is_killed_frees_the_name_after_its_timeout(
-    redis_server: RedisServer,
+    redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    first = brief_done.delay(7)
+    first = done.delay(7)
     with processes(run_and_die, redis_server.url) as (one,):
         one.go()
         assert one.hear() == "running"
-        assert brief_done.delay(7).id == first.id
+        assert done.delay(7).id == first.id
         one.kill()
-    until(lambda: brief_done.delay(7).id != first.id)
+    assert 0 < client.pttl(name().keys.lock) <= 60_000
+    client.pexpire(name().keys.lock, 1)
+    until(lambda: done.delay(7).id != first.id)
 
 
 # -- what cannot be sent ---------------------------------------------------------------------------
@@ -583,9 +576,10 @@ def test_figures_count_what_was_not_queued() -> None:
         plain.delay(7)
     finally:
         events.unsubscribe(heard.append)
-    kinds = [type(each).__name__ for each in heard if hasattr(each, "subject")]
+    ours = [each for each in heard if "sync" in each.subject.group]
+    kinds = [type(each).__name__ for each in ours]
     assert [kinds.count(each) for each in ("Acquired", "Rejected", "Lost")] == [1, 1, 0]
-    assert {each.subject.group for each in heard} == {"queued:sync-{shop}"}
+    assert {each.subject.group for each in ours} == {"queued:sync-{shop}"}
 
 
 # -- Django's --------------------------------------------------------------------------------------

@@ -104,6 +104,20 @@ def test_the_other_file_has_each_table_with_its_command() -> None:
     assert commands("benchmarks/results.md") == list(MEASUREMENTS)
 
 
+def rows(page: str) -> list[list[str]]:
+    lines = re.findall(r"^\|(.*)\|$", (ROOT / page).read_text(), re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in lines if "---" not in line]
+
+
+def test_the_page_says_nothing_else_than_the_file_of_all_tables() -> None:
+    of_the_file = rows("benchmarks/results.md")
+    assert not [
+        shown
+        for shown in rows("docs/benchmarks.md")
+        if not any(set(shown) <= set(row) for row in of_the_file)
+    ]
+
+
 def test_the_page_has_of_each_measurement_the_table_that_is_chosen() -> None:
     titles = ("8 threads", "200 threads", "800 threads")
     results = {name: [Result(title, ("ratio",)) for title in titles] for name in MEASUREMENTS}

@@ -268,9 +268,9 @@ def test_more_threads_than_places_take_turns(several: Holders) -> None:
 
 
 def test_a_waiter_has_the_place_of_a_holder_whose_lifetime_is_over(several: Holders) -> None:
-    several.lock(timeout=60).acquire()
-    several.lock(timeout=0.3).acquire()
-    several.lock(timeout=60).acquire()
+    locks = [several.lock(timeout=60) for _ in range(LIMIT)]
+    assert all(lock.acquire() for lock in locks)
+    several.client.pexpire(locks[1].local.hold.keys.lock, 300)
     assert several.waiter().result().place == 2
 
 

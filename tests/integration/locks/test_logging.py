@@ -17,9 +17,11 @@ from django.core.cache import caches
 from django_redis_lock import Lock, LockLost, LockNotOwnedError, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.hold import held_logger
-from tests.holding import Renewals
+from tests.holding import Renewals, hurry
+from tests.moved_clock import moved_clock
 from tests.processes import until
 from tests.redis_server import RedisServer
+from tests.support.logs import logged
 
 
 @pytest.fixture
@@ -35,10 +37,14 @@ def warned(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 def test_a_lock_held_for_most_of_its_lifetime(client: redis.Redis, warned: Any) -> None:
-    lock = Lock(client, "bare", timeout=1, label="nightly")
-    lock.acquire()
-    until(lambda: warned() or lock.lost)
-    lock.release()
+    with moved_clock() as pass_time:
+        lock = Lock(client, "bare", timeout=100, label="nightly")
+        lock.acquire()
+        pass_time(70)
+        assert not warned()
+        pass_time(10.1)
+        until(warned)
+        lock.release()
     [said] = warned()
     found = re.fullmatch(
         r"The lock bare has been held for ([0-9.]+) s "
@@ -46,7 +52,7 @@ def test_a_lock_held_for_most_of_its_lifetime(client: redis.Redis, warned: Any) 
         said,
     )
     assert found
-    assert 0.8 <= float(found[1]) <= 1
+    assert 80 <= float(found[1]) <= 100
 
 
 @pytest.mark.parametrize(
@@ -77,9 +83,10 @@ def test_after_how_long_it_is_said(
 def test_it_is_said_once_while_the_lock_is_renewed(
     client: redis.Redis, cache: RedisCache, warned: Any
 ) -> None:
-    with cache.lock("import", timeout=2, renew=True, warn_after=0.2) as lock:
+    with cache.lock("import", timeout=60, renew=True, warn_after=0.2) as lock:
         renewals = Renewals(client, lock.keys.lock)
-        until(lambda: renewals.count() >= 5)
+        until(warned)
+        until(lambda: (hurry(), renewals.count() >= 5)[1])
     assert len(warned()) == 1
 
 
@@ -100,7 +107,7 @@ def test_what_a_function_under_a_lock_is_named_cannot_either(
         client.delete(f":1:lock:export-{name}")
 
     export("a\nFORGED")
-    [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.locked"]
+    [said] = logged(caplog, "locked")
     assert said.startswith("The lock export-a\\nFORGED ended")
     assert "\n" not in said
 
@@ -117,7 +124,7 @@ def test_each_step_is_said_at_the_level_debug(
     def lines() -> list[str]:
         with cache.lock("import"):
             cache.lock("import").acquire(blocking=False)
-        return [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.lock"]
+        return logged(caplog, "lock", "import")
 
     assert not lines(), "quiet by default"
     caplog.set_level(logging.DEBUG, "django_redis_lock.lock")
@@ -133,7 +140,8 @@ def test_records_have_fields_for_structured_logs(
     caplog.set_level(logging.DEBUG, "django_redis_lock.lock")
     with cache.lock("import") as lock:
         assert not cache.lock("import").acquire(blocking=False)
-    acquired, missed, released = (vars(record) for record in caplog.records)
+    ours = [record for record in caplog.records if record.name == "django_redis_lock.lock"]
+    acquired, missed, released = map(vars, ours)
     caplog.clear()
     assert {r["lock"] for r in (acquired, missed, released)} == {":1:lock:import"}
     assert acquired["fence"] == lock.fence
@@ -142,7 +150,7 @@ def test_records_have_fields_for_structured_logs(
     with cache.lock(
         "import", warn_after=0.01, label="nightly", raise_on_release_error=False
     ) as lock:
-        until(lambda: caplog.records[1:])
+        until(lambda: logged(caplog, "held", "import"))
         cache.lock("import").reset()
         # Inside the block: a release that comes between the loss and its cause tells of it instead.
         until(lambda: "django_redis_lock.lost" in [record.name for record in caplog.records])
@@ -169,8 +177,16 @@ def test_records_of_an_outage_have_fields_too(
 
     with ThreadPoolExecutor() as pool, locked("export"):
         assert caches["default"].lock("import", timeout=60, renew=False).acquire()
-        waits = pool.submit(caches["default"].lock("import").acquire, blocking_timeout=1)
-        until(lambda: own_server.client().info("clients")["blocked_clients"])
+        for seconds in (1, 10):
+            waiter = caches["default"].lock("import", blocking_timeout=seconds)
+            waits = pool.submit(waiter.acquire)
+            until(
+                lambda waits=waits: (
+                    own_server.asking.info("clients")["blocked_clients"] or waits.done()
+                )
+            )
+            if not waits.done():
+                break
         own_server.kill()
         waiting = record("django_redis_lock.waiting")
         assert waiting["lock"] == ":1:lock:import"
@@ -223,13 +239,21 @@ def test_a_wait_that_stops_the_event_loop(
     async def main() -> None:
         with cache.lock("import"):
             assert not cache.lock("import", blocking=False).acquire()
-            assert not caplog.records
+            assert not logged(caplog, "", "import")
             assert not cache.lock("import", blocking_timeout=0.01).acquire()
 
     asyncio.run(main())
-    [said] = [r.getMessage() for r in caplog.records]
+    [said] = logged(caplog, "", "import")
     assert said.startswith("The wait for the lock :1:lock:import stops this event loop: ")
     assert "cache.alock()" in said
+
+
+def test_a_wait_for_another_process_is_none_for_oneself(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set("import", "another", px=60_000)
+    assert not Lock(client, "import", timeout=30).acquire(blocking_timeout=0.01)
+    assert not caplog.records
 
 
 def test_the_release_of_a_lost_lock_adds_no_second_line(
@@ -238,12 +262,12 @@ def test_the_release_of_a_lost_lock_adds_no_second_line(
     def work() -> None:
         with cache.lock("import", timeout=60) as lock:
             cache.lock("import").reset()
-            until(lambda: caplog.records)  # It is logged by another thread.
+            until(lambda: logged(caplog, "lost", "import"))  # By another thread.
             lock.ensure_held()
 
     with pytest.raises(LockLost):
         work()
-    assert [r.getMessage()[:13] for r in caplog.records] == ["Lost the lock"]
+    assert [line[:13] for line in logged(caplog, "", "import")] == ["Lost the lock"]
 
 
 def test_tokens_are_not_logged(

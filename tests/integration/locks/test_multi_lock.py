@@ -254,13 +254,13 @@ def test_min_hold_is_for_what_was_held(
 
 
 def test_what_expires_while_it_waits_for_another_is_taken_again(
-    any_client: redis.Redis, make: Callable[..., MultiLock]
+    any_client: redis.Redis, make: Callable[..., MultiLock], pace: int
 ) -> None:
     """Its lifetime is shorter than its wait, and it is not renewed."""
     first, second = (Lock(any_client, name, timeout=60, thread_local=False) for name in "ab")
-    first.acquire()
-    second.acquire()
-    both = make("a", "b", timeout=0.5)
+    assert first.acquire()
+    assert second.acquire()
+    both = make("a", "b", timeout=0.5 * pace)
     waiter = Background(lambda: (both.acquire(), both.owned()))
     until(lambda: places("a"))
     first.release()

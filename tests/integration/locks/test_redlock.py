@@ -3,6 +3,7 @@ do. What happens when some of them fail is in ``tests/faults/test_redlock_faults
 
 from __future__ import annotations
 
+import _thread
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncRedlock, LockNotAcquired, Redlock
+from django_redis_lock import AsyncRedlock, LockNotAcquired, Redlock, TooFewServers
 from django_redis_lock.locking.records import CrashRecord
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol import hostname
+from django_redis_lock.transport.registry import server_of
 from tests.holding import hurry
 from tests.lock_contract import LockContract
 from tests.processes import until
@@ -94,8 +96,10 @@ class TestRedlock(LockContract):
             pass
         assert f"{hostname()}, process {os.getpid()}, thread MainThread" in str(conflict.value)
 
-    def test_who_died_is_remembered_on_each_server(self, clients: list[redis.Redis]) -> None:
-        dead = Redlock(clients, "left", timeout=2, label="nightly")
+    def test_who_died_is_remembered_on_each_server(
+        self, clients: list[redis.Redis], pace: int
+    ) -> None:
+        dead = Redlock(clients, "left", timeout=2 * pace, label="nightly")
         assert dead.acquire()
         until(lambda: all(client.hexists("{left}:owner", "id") for client in clients))
         dead.local.renewal.discard()  # All that a killed process leaves undone.
@@ -106,6 +110,22 @@ class TestRedlock(LockContract):
         for client in clients:
             (event,) = inspect(client, b"left").events
             assert (event.what, event.owner.label) == ("crashed", "nightly")
+
+    def test_too_many_threads_are_no_answer(
+        self, clients: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start(*_: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        lock = Redlock(clients, "crowded", 60, server_timeout=AMPLE, blocking=False)
+        for client in clients:
+            server_of(client).close()
+        with monkeypatch.context() as patch:
+            patch.setattr(_thread, "start_new_thread", start)
+            with pytest.raises(TooFewServers, match="another thread: can't start new thread"):
+                lock.acquire()
+        assert lock.acquire()
+        lock.release()
 
     def test_what_too_few_servers_granted_is_given_back(self, clients: list[redis.Redis]) -> None:
         """Also where the description was evicted."""

@@ -19,7 +19,7 @@ from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import Server
-from tests.processes import until
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 
@@ -75,7 +75,7 @@ def test_a_task_that_shortens_a_lifetime_is_not_undone(
             while not lock.lost:
                 await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(wait(), 8))
+    asyncio.run(asyncio.wait_for(wait(), PATIENCE))
     until(lambda: not client.exists(NAME))  # Its holder hears of it a little before.
 
 
@@ -118,15 +118,15 @@ def forget_scripts(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_short_grant_of_a_server_without_the_script_is_no_lost_lock(
-    client: redis.Redis, limit: int
+    client: redis.Redis, limit: int, pace: int
 ) -> None:
     def expect_full_lifetime(lock: Lock) -> None:
         key = lock.local.hold.keys.lock
-        until(lambda: client.pttl(key) > 1000 or not client.exists(key))
+        until(lambda: client.pttl(key) > 100_000 or not client.exists(key))
         assert lock.owned()
 
     forget_scripts(client)
-    passed_on(client, expect_full_lifetime, limit=limit, grant_timeout=0.3)
+    passed_on(client, expect_full_lifetime, limit=limit, grant_timeout=0.3 * pace)
 
 
 def test_the_keeper_looks_when_another_call_finds_a_grant_unconfirmed(

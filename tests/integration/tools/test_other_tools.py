@@ -69,8 +69,9 @@ def table() -> dict[str, dict[str, str]]:
             [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
         ]
         for number, title in list(enumerate(head))[1:]:
-            cells = {row[0].replace("`", ""): row[number] for row in rows}
-            found.setdefault(title, {}).update(cells)
+            for calls, *cells in rows:
+                for call in calls.replace("`", "").split("; "):
+                    found.setdefault(title, {})[call] = cells[number - 1]
     return found
 
 

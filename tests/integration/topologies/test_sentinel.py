@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from django.core.cache import caches
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.sentinel import Sentinel
 
+from django_redis_lock.transport.registry import server_of
 from tests.integration.cache.test_lock_keys import reached
 from tests.lock_contract import LockContract
+from tests.redis_server import RedisServer, fresh_port
 from tests.redis_topologies import SentinelServers
 from tests.support.backends import Backend, OnRedis
 from tests.support.tasks import InTasks, Tasks
@@ -35,6 +39,23 @@ class TestAsyncLock(LockContract):
         with sentinel_servers.client() as client:
             yield InTasks(client, async_client, tasks)
         tasks.close()
+
+
+@pytest.mark.parametrize("epochs", [(9, 10), (10, 9)])
+def test_the_sentinel_with_the_latest_epoch_is_right(epochs: tuple[int, int]) -> None:
+    """The other has not heard of the failover, and names the primary of before."""
+    ports = [fresh_port() for _ in epochs]
+    with ExitStack() as stack:
+        where = []
+        for port, epoch in zip(ports, epochs, strict=True):
+            config = {
+                "sentinel monitor main": f"127.0.0.1 {port} 2",
+                "sentinel config-epoch main": epoch,
+            }
+            sentinel = stack.enter_context(RedisServer(config=config, sentinel=True))
+            where.append(("127.0.0.1", sentinel.port))
+        server = server_of(Sentinel(where).master_for("main"))
+        assert str(server.locate((b"report",))) == f"127.0.0.1:{ports[epochs.index(10)]}/0"
 
 
 def cache_settings(servers: SentinelServers, **options: Any) -> dict[str, Any]:
