@@ -290,7 +290,7 @@ def test_the_cache_backend_loads_little() -> None:
 
 
 def test_a_module_of_many_named_tuples_is_imported_quickly() -> None:
-    """Of annotations that are texts, ``typing`` compiles each: a named tuple takes twice the time."""
+    """Annotations that are texts are compiled one by one: a named tuple takes twice the time."""
     core = [MODULES[m].read_text() for m in MODULES if FLOOR_OF[_package(m)] < ALWAYS_LOADED]
     many = [source for source in core if source.count("(NamedTuple):") > 1]
     assert many
