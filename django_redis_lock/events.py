@@ -11,11 +11,9 @@ no event is made, so callers check first::
 An event is any named tuple; a listener ignores the ones it does not know.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
-from functools import lru_cache, partial, wraps
+from functools import cache, lru_cache, partial, wraps
 from typing import Any, NamedTuple, TypeVar
 
 from .threads import Mutex, free_after_fork, get_logger, may_log, run_later, this_thread
@@ -45,7 +43,7 @@ class Subject(NamedTuple):
     cache: Any = None
 
     @classmethod
-    def of(cls, name: str, group: str, label: str, server: object, cache: object) -> Subject:
+    def of(cls, name: str, group: str, label: str, server: object, cache: object) -> "Subject":
         """With an empty ``group``, the group is derived from the name."""
         site = str(getattr(cache, "key_prefix", ""))
         return cls(name, group or group_of(name), label, server, site, cache)
@@ -313,14 +311,17 @@ def remembered(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
-_VARYING = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[0-9a-f]{16,}|\d+")
+#: A pattern, which is compiled when it is first used: that takes longer than to import a module.
+compiled = cache(re.compile)
+
+_VARYING = r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[0-9a-f]{16,}|\d+"
 
 
 @remembered
 def group_of(name: str) -> str:
     """The default group of a name: the name with ``*`` for each number, UUID and hash in it, so
     that ``invoice-17`` and ``invoice-18`` are counted together; of a long name, its beginning."""
-    return as_group(_VARYING.sub("*", name[: 10 * MAX_GROUP_CHARACTERS]))
+    return as_group(compiled(_VARYING).sub("*", name[: 10 * MAX_GROUP_CHARACTERS]))
 
 
 def as_group(text: str) -> str:

@@ -66,9 +66,9 @@ class OnUse:
 
     Args:
         module: its name within this package.
-        in_keeper: the keeper's thread uses it, too, so that loads it as it starts. A process may
-            fork at any time later, and an import that another thread has begun does not end in
-            the child.
+        in_keeper: the keeper's thread uses it, too, so that loads it before its first job. A
+            process may fork at any time later, and an import that another thread has begun does
+            not end in the child.
     """
 
     in_keeper: ClassVar[list[str]] = []

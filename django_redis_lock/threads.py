@@ -21,8 +21,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -93,7 +93,34 @@ def _in_child() -> None:
     _process = Process(os.getpid())
 
 
-os.register_at_fork(after_in_child=_in_child)
+#: Held while the process forks, and by ``no_fork``.
+_forking = free_after_fork(Mutex())
+#: How long a fork waits for an import in another thread, and the other way round.
+FORK_SECONDS = 2.0
+
+
+@contextmanager
+def no_fork() -> Iterator[None]:
+    """Let no other thread fork while this one imports: what one thread has begun to import, the
+    child of another can never import."""
+    held = _forking.acquire(timeout=FORK_SECONDS)
+    try:
+        yield
+    finally:
+        if held:
+            _forking.release()
+
+
+def _before_fork() -> None:
+    _forking.acquire(timeout=FORK_SECONDS)
+
+
+def _in_parent() -> None:
+    with suppress(RuntimeError):  # The wait has timed out.
+        _forking.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 #: uWSGI forks its workers without Python's hooks, unless an option says otherwise.
 FORKS_UNNOTICED = "uwsgi" in sys.modules

@@ -4,8 +4,6 @@ and on a client that the caller gives, ``FlightEnding``. In both, writes end the
 they write: a value computed from older data must not overwrite them (invariant C2).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -253,7 +251,7 @@ class OwnConnections(Commands):
         except NoScriptError:
             return exchange(self.client, pack(call, known=False), again=False)
 
-    def pipeline(self, *args: object, **kwargs: object) -> Batch:
+    def pipeline(self, *args: object, **kwargs: object) -> "Batch":
         return Batch(self.client)
 
     def _send(self, command: str, *parts: object) -> Reply:

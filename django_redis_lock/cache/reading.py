@@ -1,7 +1,5 @@
 """How ``get_or_set`` reads: by one request, seen by the tools that observe the cache."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager

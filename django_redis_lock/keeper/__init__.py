@@ -39,7 +39,8 @@ LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0
 #: How long a process waits at its end, for its jobs and then for its notices.
 FLUSH_SECONDS = 1.0
-#: How long the first caller in a process waits for the keeper's imports.
+#: How long the first caller in a process waits for the keeper's imports, where nothing tells of a
+#: fork.
 LOADING_SECONDS = 2.0
 #: Between two attempts to release what others wait for; if they are refused; and of all attempts:
 #: during an outage there are more and more of such jobs.
@@ -178,7 +179,11 @@ class Keeper:
         # Not a ``cached_property``: before Python 3.12 that has a mutex, which a forked child may
         # find locked.
         if self._loaded is None:
-            self._loaded = import_module(f"{__name__}.exchange").Exchanges()
+            with threads.no_fork():
+                exchanges: Exchanges = import_module(f"{__name__}.exchange").Exchanges()
+                with suppress(Exception):  # What is missing raises again where it is used.
+                    exchanges.load()
+            self._loaded = exchanges
         return self._loaded
 
     def add(self, job: Job) -> None:
@@ -270,7 +275,7 @@ class Keeper:
 
         try:
             threads.start(thread, failed)
-            if self._loaded is None:
+            if threads.FORKS_UNNOTICED and self._loaded is None:
                 loaded.wait(LOADING_SECONDS)
         except BaseException:
             self._thread = None  # It may run after all.
@@ -278,10 +283,11 @@ class Keeper:
 
     def _run(self, loaded: ThreadEvent) -> None:
         threads.this_thread.is_keeper = True
-        # Not in the caller's thread: a signal handler may interrupt that in an import.
-        with suppress(Exception):  # What is missing raises again where it is used.
-            self._exchanges.load()
-        loaded.set()
+        if threads.FORKS_UNNOTICED:
+            # Not in the caller's thread: a signal handler may interrupt that in an import.
+            with suppress(Exception):
+                _ = self._exchanges
+            loaded.set()
         with self._mutex:
             if self._thread is None:  # A signal handler interrupted the one who started it.
                 self._thread = threading.current_thread()
@@ -309,7 +315,7 @@ class Keeper:
                 # Perhaps that of a lock just released: then the next one need not wake this thread.
                 earliest = self._due[0][0] if self._due else math.inf
                 batch = self._pop_due(now)
-                pause = self._exchanges.pause
+                pause = self._loaded.pause if self._loaded is not None else math.inf
                 if batch or not pause:
                     self._wakes_at = -math.inf
                     return batch
@@ -319,7 +325,8 @@ class Keeper:
                     idle_until = now + IDLE_SECONDS
                 elif now >= idle_until:
                     self._thread = None
-                    self._exchanges.end()
+                    if self._loaded is not None:
+                        self._loaded.end()
                     return None
                 self._condition.wait(min(self._wakes_at - now, pause, LOOK_SECONDS))
         return None

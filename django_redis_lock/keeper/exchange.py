@@ -246,7 +246,7 @@ class Exchanges:
 
     @staticmethod
     def load() -> None:
-        """Load all that jobs use. Later, the process may fork at any moment."""
+        """Load all that jobs use. Later, the process may fork at any moment, or be out of files."""
         for module in OnUse.in_keeper:
             import_module(f"{PACKAGE}.{module}")
         part("instant_loss")

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .. import events
+from .. import events, protocol
 from ..clock import time
 from ..events import Lost, Subject, group_of
 from ..extension import OnUse
@@ -23,7 +23,6 @@ from ..protocol import (
     Acquisition,
     Call,
     LockKeys,
-    Owner,
     PendingLifetime,
     Reply,
     activity,
@@ -42,6 +41,7 @@ from ..threads import Mutex, after_fork, free_after_fork, get_logger, this_proce
 from ..transport import Server
 
 if TYPE_CHECKING:
+    from ..protocol import Owner
     from .records import Heartbeat
 
 records, causes = OnUse("locking.records", in_keeper=True), OnUse("locking.causes", in_keeper=True)
@@ -125,7 +125,8 @@ class Hold:
         thread, label, doing = map(
             encodable, (self.thread, self.label, activities.described(self.activity))
         )
-        return Owner(name, hostname(), pid, thread, label, since, process_id(), doing=doing)
+        where = hostname(), pid, thread
+        return protocol.Owner(name, *where, label, since, process_id(), doing=doing)
 
     def deferred_release(
         self, server: Server, grant_timeout: float, min_hold: float = 0.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 from redis.exceptions import RedisError
 
 from ..extension import OnUse
-from ..protocol import AcquireRequest, Acquisition, Call, Owner, Refused, Reply
+from ..protocol import AcquireRequest, Acquisition, Call, Refused, Reply
 from ..protocol.validation import check_seconds
 from ..steps import drive
 from ..threads import in_context
@@ -28,6 +28,7 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ..protocol import Owner
     from ..protocol.holders import HolderInfo
     from . import questions, records, replicas
     from .questions import Query

@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ _CONF = Conf()
 #: Characters of a path.
 MAX_PATH_LENGTH = 120
 #: An id comes from the client, if no proxy replaces it.
-REQUEST_ID = re.compile(r"[\w.:/+=-]{1,64}", re.ASCII)
+REQUEST_ID = r"(?a)[\w.:/+=-]{1,64}"
 
 
 @contextmanager
@@ -94,7 +93,7 @@ def _id_of(request: HttpRequest) -> str:
     else:
         given = request.headers.get("X-Request-ID", "")
     text = str(given)
-    return text if REQUEST_ID.fullmatch(text) else ""
+    return text if re.fullmatch(REQUEST_ID, text) else ""
 
 
 def _user_of(request: HttpRequest) -> str:
@@ -127,13 +126,11 @@ def note_request(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRe
     return call
 
 
-@dataclass(frozen=True)
 class TaskActivity:
     """``task shop.tasks.send_invoices (4f1c…)``. ``before`` is what the thread returns to."""
 
-    name: str
-    id: str
-    before: object
+    def __init__(self, name: str, id: str, before: object) -> None:
+        self.name, self.id, self.before = name, id, before
 
     def __str__(self) -> str:
         return f"task {self.name} ({self.id})"

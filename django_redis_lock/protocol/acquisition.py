@@ -6,8 +6,6 @@ because the process was stopped. A grant's fence is the server's time in microse
 was made, and every reply has a reading of the server's clock; the difference is the grant's age.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -17,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from ..clock import time
 from ..events import Subject
 from ..extension import part
+from .identity import new_token, process_id
 from .keys import INDEX, LockKeys, events_key, process_key, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RENEW, TAKE_GRANT, WATCH
-from .owner import new_token, process_id
 from .script import Call, Reply
 from .validation import milliseconds
 
@@ -31,7 +29,7 @@ LAST_TRY_SECONDS = 0.1
 #: must one that seems to come from the future by as much (the server's clock was set back).
 MAX_GRANT_AGE_SECONDS = 0.5
 #: Its token, its fence, and the number of its place if that is not the first.
-GRANT = re.compile(rb"(.*):(\d{1,16})(?:/(\d+))?", re.DOTALL)
+GRANT = rb"(?s)(.*):(\d{1,16})(?:/(\d+))?"
 
 
 class Clock(NamedTuple):
@@ -228,7 +226,7 @@ class AcquireRequest(NamedTuple):
         # The operating system limits it to 24 days.
         return min(self.left(), longest, 3600.0) + LAST_TRY_SECONDS
 
-    def with_margin(self, sent_at: float) -> AcquireRequest:
+    def with_margin(self, sent_at: float) -> "AcquireRequest":
         """The request with a margin, after a reply to a command sent at ``sent_at``: one round
         trip, but at most 2 % of the wait or 10 ms."""
         if self.deadline is None:
@@ -328,7 +326,7 @@ def release_call(
 
 def parse_grant(element: bytes) -> Grant:
     """An element of the grants list; fence 0 for an invalid one, which thus counts as expired."""
-    match = GRANT.fullmatch(element)
+    match = re.fullmatch(GRANT, element)
     if match is None:
         return Grant(element, 0)
     token, fence, place = match.groups()

@@ -6,8 +6,9 @@ from __future__ import annotations
 from ..extension import part
 from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
 from .holders import HolderInfo
+from .identity import new_token
 from .keys import INDEX, NEWS, LockKeys, events_key
-from .owner import MAX_FENCE, new_token
+from .owner import MAX_FENCE
 from .script import Call, script, shared
 from .validation import milliseconds
 

@@ -1,22 +1,13 @@
 """Who holds a lock, as Redis replies, and when it makes sense to try again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from .acquisition import Clock, Vanished
-from .owner import (
-    MAX_FENCE,
-    MAX_UNIX_TIME,
-    Owner,
-    as_bytes,
-    bounded,
-    fields_of,
-    fingerprint,
-)
+from .identity import as_bytes, fingerprint
+from .owner import MAX_FENCE, MAX_UNIX_TIME, Owner, bounded, fields_of
 from .script import Reply
 
 

@@ -15,14 +15,11 @@ cache key with the form of one (each begins with ``{``), or of a key of the whol
 refused. ``tests/unit/test_keys.py`` proves both.
 """
 
-from __future__ import annotations
-
 import binascii
-import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..events import MAX_CACHED, MAX_CACHED_LENGTH, remembered
+from ..events import MAX_CACHED, MAX_CACHED_LENGTH, compiled, remembered
 
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
 #: Emptying the database must restore the locks of every site. On a cluster, see ``index_key``.
@@ -45,16 +42,14 @@ SLOTS = 16384
 #: What every reserved key begins with.
 RESERVED = ("{", "django_redis_lock")
 _RESERVED = tuple(start.encode() for start in RESERVED)
-_COMPANION = re.compile(
-    rb"\{([^}]*)\}(?::|\|(.*)\|)"
+_COMPANION = (
+    rb"(?s)\{([^}]*)\}(?::|\|(.*)\|)"
     rb"(grants|waiters|fence|owner|events|flight|leader"
-    rb"|place:[0-9]+|place:[0-9]+:owner|wake:[^|]*|done:[^|]*)",
-    re.DOTALL,
+    rb"|place:[0-9]+|place:[0-9]+:owner|wake:[^|]*|done:[^|]*)"
 )
-_OF_A_DATABASE = re.compile(
-    rb"django_redis_lock:(locks|flights|news)(:\{\d+\})?|django_redis_lock:(fence|process:.*)"
-    rb"|\{django_redis_lock:metrics\}:(hour|day)",
-    re.DOTALL,
+_OF_A_DATABASE = (
+    rb"(?s)django_redis_lock:(locks|flights|news)(:\{\d+\})?|django_redis_lock:(fence|process:.*)"
+    rb"|\{django_redis_lock:metrics\}:(hour|day)"
 )
 
 
@@ -77,14 +72,14 @@ class LockKeys(NamedTuple):
     def _places(self) -> bytes:
         return self.grants[: -len(b"grants")] + b"place:"
 
-    def at_place(self, number: int) -> LockKeys:
+    def at_place(self, number: int) -> "LockKeys":
         if number == 1:
             return self
         is_short = len(self.lock) <= MAX_CACHED_LENGTH
         return (_at_place if is_short else _at_place.__wrapped__)(self, number)
 
     @property
-    def renewed(self) -> LockKeys:
+    def renewed(self) -> "LockKeys":
         """For RENEW, with ``lock`` instead of the keys that it does not read. For the ``Listener``,
         Redis before 7.2 remembers all keys of a script, each with 160 bytes."""
         return self._replace(grants=self.lock, waiters=self.lock)
@@ -152,7 +147,7 @@ def _before_part(key: bytes) -> bytes:
 
 def key_of_companion(companion: bytes) -> bytes | None:
     """The key to which ``companion`` belongs; None if it is none."""
-    found = _COMPANION.fullmatch(companion)
+    found = compiled(_COMPANION).fullmatch(companion)
     if found is None:
         return None
     key = found[1] if found[2] is None else found[2]
@@ -161,7 +156,7 @@ def key_of_companion(companion: bytes) -> bytes | None:
 
 def is_of_a_database(key: bytes) -> bool:
     """Whether ``key`` is an index, a heartbeat, or has metrics."""
-    return _OF_A_DATABASE.fullmatch(key) is not None
+    return compiled(_OF_A_DATABASE).fullmatch(key) is not None
 
 
 def is_reserved(key: bytes) -> bool:

@@ -1,23 +1,13 @@
-"""The description of a lock's holder, for people."""
+"""The description of a lock's holder, for people. Loaded with the first one."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import os
 import re
-import secrets
-import socket
-import threading
-from binascii import hexlify
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 
-from ..clock import time
-from ..threads import after_fork
+from .identity import as_bytes, fingerprint
 from .script import Reply
 
 #: The latest valid Unix time: about the year 5000.
@@ -30,70 +20,6 @@ NAMED_TOKEN = re.compile(r"[0-9a-f]{32} (\d{1,10}) (\S+) (.*)", re.ASCII | re.DO
 #: Seconds between two heartbeats of a process that holds locks, and without one until it counts as
 #: silent.
 HEARTBEAT_EVERY, SILENT_AFTER = 10.0, 15.0
-
-
-def encodable(text: str) -> str:
-    """``text`` with escapes for lone surrogates, as ``os.fsdecode`` returns them."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-@lru_cache(maxsize=1)
-def hostname() -> str:
-    return encodable(socket.gethostname())
-
-
-@lru_cache(maxsize=1)
-def process_id() -> str:
-    """A unique id of this process, unlike its pid."""
-    return secrets.token_urlsafe(6)
-
-
-after_fork(process_id.cache_clear)
-
-
-def new_token() -> bytes:
-    """A random value that proves the ownership of a lock."""
-    return hexlify(os.urandom(16))
-
-
-def named_token() -> bytes:
-    """Such a value followed by the process and thread, for ``Owner.from_token``. The token of a
-    grant has no name: a release does not know yet which waiter takes it."""
-    return new_token() + b" " + _here.process_and_thread
-
-
-def waiter_id() -> bytes:
-    """A unique id, from which the admin reads the waiter's process, thread and begin."""
-    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.process_and_thread)
-
-
-_waiters = itertools.count(secrets.randbits(40))
-
-
-class _Here(threading.local):
-    def __init__(self) -> None:
-        name = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
-        self.process_and_thread = name.encode(errors="backslashreplace")
-
-
-_here = _Here()
-
-
-@after_fork
-def _forget_names() -> None:
-    """The child has another process id."""
-    global _here
-    _here = _Here()
-
-
-def fingerprint(token: bytes) -> str:
-    """A short public name for ``token``."""
-    return hashlib.blake2b(token, digest_size=4).hexdigest()
-
-
-def as_bytes(value: object) -> bytes:
-    """A reply's string, also from a client that decodes its replies."""
-    return value if isinstance(value, bytes) else str(value).encode()
 
 
 def fields_of(reply: Reply) -> dict[str, str]:
@@ -179,7 +105,3 @@ class Owner:
         if self.seen is None or self.seen <= SILENT_AFTER:
             return named
         return f"{named}, no heartbeat for {self.seen:.0f} s"
-
-
-#: What a thread or task is doing, see ``activities``: acquiring a lock only reads this.
-activity: ContextVar[object] = ContextVar("django_redis_lock_activity", default=None)

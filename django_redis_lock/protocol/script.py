@@ -1,9 +1,6 @@
 """How a Lua script is put together, from its body and the functions that scripts share."""
 
-from __future__ import annotations
-
 import hashlib
-import re
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -50,7 +47,7 @@ class Script:
         return self._before + source
 
     #: Those that were sent, by their sha: errors name no more.
-    sent: ClassVar[dict[str, Script]] = {}
+    sent: ClassVar["dict[str, Script]"] = {}
 
     @cached_property
     def sha(self) -> str:
@@ -85,5 +82,6 @@ def shared(functions: str, library: Library = shared_functions) -> str:
     """For each script that calls these functions; those behind a blank line, if it calls them. They
     may call those that are shared before. No name ends with another's."""
     for part in functions.split("\n\n"):
-        library.append((re.findall(r"local function (\w+\()", part), part))
+        names = [text.partition("(")[0] for text in part.split("local function ")[1:]]
+        library.append(([f"{name}(" for name in names], part))
     return functions

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
+from .. import protocol
 from ..clock import time
 from ..exceptions import LockError
 from ..keeper import Job, keeper
-from ..protocol import Call, Owner, Reply, encodable, fingerprint, hostname, milliseconds, new_token
+from ..protocol import Call, Reply, encodable, fingerprint, hostname, milliseconds, new_token
 from ..protocol.keys import FLIGHTS, flight_key, flight_leader
 from ..threads import Mutex, after_fork
 from ..transport import Server
@@ -248,7 +249,7 @@ class FlightRenewal(Job):
 
     def _owner(self, leader: Leader, now: float) -> tuple[str, ...]:
         """The milliseconds since the computation began, and the description of the leader."""
-        owner = Owner(
+        owner = protocol.Owner(
             fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread.name)
         )
         described = {

@@ -1,8 +1,6 @@
 """The leader's part of a flight: what it computes, and what it sends to Redis to begin the flight,
 to renew it, and to end it with a value, without one, or after an interruption."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial

@@ -6,8 +6,6 @@ flight's stream. (DELETE gets several values first.) Times are milliseconds; EXP
 seconds.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, TypeAlias
 
 from ..clock import time

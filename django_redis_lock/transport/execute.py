@@ -4,8 +4,6 @@ whose reply was lost is sent once more, and the answer says so (``Answer.sent_tw
 have carried out the first. ``retry`` decides on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FunctionType

@@ -153,7 +153,7 @@ def test_how_it_works_has_every_key() -> None:
     text = "".join(
         (ROOT / "docs" / name).read_text() for name in ("how_it_works.md", "how_values_work.md")
     )
-    parts = keys._COMPANION.pattern.decode().rpartition("(")[2].rstrip(")").split("|")
+    parts = keys._COMPANION.decode().rpartition("(")[2].rstrip(")").split("|")
     named = {re.sub(r"\[.*", "", part) for part in parts}
     assert "grants" in named
     assert {part for part in named if not re.search(rf"`\{{[KV]\}}:{part}", text)} == set()

@@ -14,8 +14,9 @@ import pytest
 from django_redis_lock.locking import Hold
 from django_redis_lock.protocol import Acquisition, named_token
 from django_redis_lock.protocol.holders import HolderInfo
+from django_redis_lock.protocol.identity import fingerprint, hostname, process_id
 from django_redis_lock.protocol.keys import lock_keys
-from django_redis_lock.protocol.owner import Owner, fingerprint, hostname, process_id
+from django_redis_lock.protocol.owner import Owner
 
 OWNER = Owner("c0ffee", "web-1", 4711, "MainThread", "nightly report", 1_750_000_000.25)
 

@@ -12,8 +12,8 @@ from django_redis_lock.keeper import Job, Keeper, SentOnce
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat, WaitQueue
 from django_redis_lock.locking.waiting.threads import ThreadWakeEvent
 from django_redis_lock.protocol.acquisition import MAX_GRANT_AGE_SECONDS, AcquireRequest, Clock
+from django_redis_lock.protocol.identity import new_token
 from django_redis_lock.protocol.keys import lock_keys
-from django_redis_lock.protocol.owner import new_token
 
 KEYS = lock_keys(b"report")
 #: What the server's clock shows at the beginning of each test, in microseconds.

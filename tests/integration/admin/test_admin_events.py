@@ -22,8 +22,9 @@ from django_redis_lock.locking.records import note_call
 from django_redis_lock.ops.admin import listing, menu
 from django_redis_lock.ops.admin.rows import as_of
 from django_redis_lock.ops.inventory import latest_news, list_held
+from django_redis_lock.protocol.identity import hostname
 from django_redis_lock.protocol.keys import NEWS
-from django_redis_lock.protocol.owner import Owner, hostname
+from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.execute import run
 from tests.holding import hurry, silence

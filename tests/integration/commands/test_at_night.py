@@ -15,7 +15,7 @@ from django.core.cache import caches
 from django.test import Client
 
 from django_redis_lock.locking import hold as holding
-from django_redis_lock.protocol.owner import hostname
+from django_redis_lock.protocol.identity import hostname
 from tests.integration.commands.test_locks_command import Run, held, run
 from tests.processes import Link, processes
 from tests.support.admin import PAGE, rows_of, text_of

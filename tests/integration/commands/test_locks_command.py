@@ -28,8 +28,9 @@ from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.activities import command_line
+from django_redis_lock.protocol.identity import hostname
 from django_redis_lock.protocol.keys import FLIGHTS
-from django_redis_lock.protocol.owner import Owner, hostname
+from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import execute
 from tests.holding import hurry, silence
 from tests.processes import PATIENCE, ManageCommand, until

@@ -21,7 +21,7 @@ from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.decorators import on_lost
 from django_redis_lock.decorators.section import RetryUntil
-from django_redis_lock.protocol.owner import hostname
+from django_redis_lock.protocol.identity import hostname
 from tests.holding import hold
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer

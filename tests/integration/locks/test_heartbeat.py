@@ -16,8 +16,9 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import records
 from django_redis_lock.locking.records import heartbeats
 from django_redis_lock.ops.inventory.listing import LockInfo, list_held
+from django_redis_lock.protocol.identity import process_id
 from django_redis_lock.protocol.keys import lock_keys, process_key
-from django_redis_lock.protocol.owner import Owner, process_id
+from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.registry import server_of
 from tests.holding import settle, silence

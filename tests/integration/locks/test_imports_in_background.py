@@ -1,5 +1,5 @@
-"""What the threads of the package import: nothing after a caller has its first lock. A process may
-fork at any moment, and an import that another thread has begun does not end in the child."""
+"""What the threads of the package import: only while no other thread can fork. A process may fork
+at any moment, and an import that another thread has begun does not end in the child."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import os, sys, threading, time
 import django, redis
 django.setup()
 from django.core.cache import caches
-from django_redis_lock import Lock, Redlock
+from django_redis_lock import Lock, Redlock, threads
 from django_redis_lock.contrib import metrics
 from django_redis_lock.keeper import keeper
 from django_redis_lock.transport import server_of
@@ -25,7 +25,8 @@ found = []
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if (thread := threading.current_thread().name).startswith("django_redis_lock"):
+        thread = threading.current_thread().name
+        if thread.startswith("django_redis_lock") and not threads._forking._is_owned():
             found.append((step, thread, name))
 
 def until(condition):
@@ -36,11 +37,10 @@ def until(condition):
 
 cache = caches["default"]
 client = cache.client.get_client()
+sys.meta_path.insert(0, Finder())
 step = "the first lock"
 lock = cache.lock("report", timeout=60, renew=True, on_lost=lambda: 1 / 0)
 lock.acquire()
-sys.meta_path.insert(0, Finder())
-
 step = "a description of its holder"
 until(lambda: any(type(job).__name__ == "Heartbeat" for job in keeper().jobs()))
 step = "a loss, and an on_lost that fails"
@@ -83,14 +83,54 @@ assert not found, found
 """
 
 
-def test_nothing_is_imported_by_a_thread_of_the_package(own_server: RedisServer) -> None:
+FORKING = """
+import os, signal, sys, threading
+import django
+django.setup()
+from django.core.cache import caches
+
+importing, forked = threading.Event(), threading.Event()
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "django_redis_lock.locking.records" and not importing.is_set():
+            importing.set()
+            forked.wait(0.5)  # It is never set, if the fork waits for the import.
+
+sys.meta_path.insert(0, Finder())
+lock = caches["default"].lock("report", timeout=0.3)
+holder = threading.Thread(target=lock.acquire)
+holder.start()
+assert importing.wait(20)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    import django_redis_lock.locking.records
+    os._exit(0)
+forked.set()
+holder.join()
+assert os.waitpid(child, 0)[1] == 0, "the child hangs at the import"
+"""
+
+
+def run(program: str, server: RedisServer) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(own_server.pid)],
+        [sys.executable, "-c", program, str(server.pid)],
         check=False,
         capture_output=True,
         text=True,
         timeout=4 * PATIENCE,
         cwd=Path(__file__).parents[3],
-        env={**os.environ, "REDIS_URL": own_server.url},
+        env={**os.environ, "REDIS_URL": server.url},
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_threads_of_the_package_import_only_while_nothing_forks(
+    own_server: RedisServer,
+) -> None:
+    run(PROGRAM, own_server)
+
+
+def test_a_child_forked_during_an_import_of_the_keeper_goes_on(own_server: RedisServer) -> None:
+    run(FORKING, own_server)

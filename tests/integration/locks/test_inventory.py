@@ -34,6 +34,7 @@ from django_redis_lock.ops.inventory.listing import (
 )
 from django_redis_lock.protocol.acquisition import AcquireRequest
 from django_redis_lock.protocol.holder_scripts import CLOCK
+from django_redis_lock.protocol.identity import fingerprint, new_token, process_id
 from django_redis_lock.protocol.keys import (
     FLIGHTS,
     INDEX,
@@ -44,7 +45,7 @@ from django_redis_lock.protocol.keys import (
     lock_keys,
     process_key,
 )
-from django_redis_lock.protocol.owner import Owner, fingerprint, new_token, process_id
+from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
 from django_redis_lock.singleflight.in_process import FlightRenewal, InProcessFlight

@@ -28,9 +28,9 @@ from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, renew_call
 from django_redis_lock.protocol.holder_scripts import HELD, RESET
+from django_redis_lock.protocol.identity import new_token
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.lock_scripts import EXTEND
-from django_redis_lock.protocol.owner import new_token
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import execute
 from tests.holding import table_of

@@ -29,8 +29,8 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, list_held, release
+from django_redis_lock.protocol.identity import process_id
 from django_redis_lock.protocol.keys import process_key
-from django_redis_lock.protocol.owner import process_id
 from django_redis_lock.transport import server_of
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle

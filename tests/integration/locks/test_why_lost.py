@@ -23,8 +23,8 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import causes
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
+from django_redis_lock.protocol.identity import process_id
 from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, process_key
-from django_redis_lock.protocol.owner import process_id
 from django_redis_lock.transport import run
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle

@@ -1,0 +1,83 @@
+"""What a process and its threads are called, and the tokens of what they acquire."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import secrets
+import socket
+import threading
+from binascii import hexlify
+from contextvars import ContextVar
+from functools import lru_cache
+
+from ..clock import time
+from ..threads import after_fork
+
+#: What a thread or task is doing, see ``activities``: acquiring a lock only reads this.
+activity: ContextVar[object] = ContextVar("django_redis_lock_activity", default=None)
+
+
+def encodable(text: str) -> str:
+    """``text`` with escapes for lone surrogates, as ``os.fsdecode`` returns them."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+@lru_cache(maxsize=1)
+def hostname() -> str:
+    return encodable(socket.gethostname())
+
+
+@lru_cache(maxsize=1)
+def process_id() -> str:
+    """A unique id of this process, unlike its pid."""
+    return secrets.token_urlsafe(6)
+
+
+after_fork(process_id.cache_clear)
+
+
+def new_token() -> bytes:
+    """A random value that proves the ownership of a lock."""
+    return hexlify(os.urandom(16))
+
+
+def named_token() -> bytes:
+    """Such a value followed by the process and thread, for ``Owner.from_token``. The token of a
+    grant has no name: a release does not know yet which waiter takes it."""
+    return new_token() + b" " + _here.process_and_thread
+
+
+def waiter_id() -> bytes:
+    """A unique id, from which the admin reads the waiter's process, thread and begin."""
+    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.process_and_thread)
+
+
+_waiters = itertools.count(secrets.randbits(40))
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        name = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
+        self.process_and_thread = name.encode(errors="backslashreplace")
+
+
+_here = _Here()
+
+
+@after_fork
+def _forget_names() -> None:
+    """The child has another process id."""
+    global _here
+    _here = _Here()
+
+
+def fingerprint(token: bytes) -> str:
+    """A short public name for ``token``."""
+    return hashlib.blake2b(token, digest_size=4).hexdigest()
+
+
+def as_bytes(value: object) -> bytes:
+    """A reply's string, also from a client that decodes its replies."""
+    return value if isinstance(value, bytes) else str(value).encode()
