@@ -180,8 +180,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         """
         self._check_client(client)
         if isinstance(self.client, ShardClient):
-            by = {} if client is None else {"client": client}
-            return self.client.delete_pattern(pattern, version, prefix, itersize=itersize, **by)
+            return self.client.delete_pattern(pattern, version, prefix, client, itersize)
         redis = client or self.client.get_client(write=True)
         keys = redis.get_encoder().encode(self.client.make_pattern(pattern, version, prefix))
         with failing_as_django_redis(redis):
@@ -328,7 +327,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _without_locks(self, client: object) -> dict[str, object]:
         self._check_client(client)
         if isinstance(self.client, ShardClient):
-            return {} if client is None else {"client": client}
+            return {"client": client}
         redis = client or self.client.get_client(write=False)
         with failing_as_django_redis(redis):
             return {"client": WithoutLocks(redis, self._guard.hidden())}

@@ -788,7 +788,7 @@ def test_the_command_that_stops_a_holder_is_copied(
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     copied = page.evaluate("() => navigator.clipboard.readText()")
-    assert copied == f"kill -TERM {lock.local.hold.pid}"
+    assert copied == f"kill -TERM {lock.local.hold.process.pid}"
 
 
 @pytest.mark.sample(0)

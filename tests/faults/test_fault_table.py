@@ -223,6 +223,7 @@ FAULTS = [
     Fault("connections are forgotten", lambda w: once(w, Proxy.forget)),
     Fault("`max number of clients`, with a connection", no_more_clients),
     Fault("accepted, never answered", lambda w: w.proxy.unanswered(), NO_ANSWER),
+    Fault("another program answers", lambda w: w.proxy.another_program(), (redis.ConnectionError,)),
     Fault("reset in the handshake", lambda w: w.proxy.no_handshake(), (redis.ConnectionError,)),
     Fault(
         "TLS handshake cut", lambda w: w.proxy.no_handshake(), (redis.ConnectionError,), tls=True

@@ -208,3 +208,10 @@ def test_hints(text: str, hint: str) -> None:
     assert hint in hint_for(text)
     assert bool(hint) == bool(hint_for(text))
     assert explained(redis.ConnectionError(text)).startswith(text)
+
+
+def test_a_client_for_one_server_meets_a_cluster() -> None:
+    """redis-py's text has neither the code nor what to do."""
+    text = explained(redis.exceptions.MovedError("1234 10.1.2.3:6379"))
+    assert text.startswith("MOVED 1234 10.1.2.3:6379")
+    assert "django_redis_lock.clients.ClusterClient" in text

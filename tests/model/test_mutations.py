@@ -63,6 +63,14 @@ def test_mutants_of_python_are_python() -> None:
     assert chosen == mutations_python.chosen(found, seed=1, most=5)
 
 
+def test_what_changes_nothing_is_still_a_mutant() -> None:
+    modules = mutations_python.modules()
+    for name in {name for name, _ in mutations_python.EQUIVALENT}:
+        found = mutations_python.mutants(name, modules[name])
+        listed = {line for module, line in mutations_python.EQUIVALENT if module == name}
+        assert listed == {m.after.strip() for m in found if mutations_python.changes_nothing(m)}
+
+
 def test_tests_are_there_for_mutants_of_python(tmp_path: Path) -> None:
     workshop = mutations_python.PythonWorkshop(tmp_path, timeout=1)
     modules = mutations_python.modules()
@@ -70,4 +78,4 @@ def test_tests_are_there_for_mutants_of_python(tmp_path: Path) -> None:
     for name, files in mutations_python.TESTS.items():
         block = Block(name, modules[name], range(0), frozenset())
         found = [Path(file).stem for file in workshop.files_for([block])]
-        assert found == [f"test_{file}" for file in files.split()]
+        assert list(dict.fromkeys(found)) == [f"test_{file}" for file in files.split()]

@@ -188,7 +188,7 @@ def _in_a_pop(frame: FrameType | None) -> bool:
             if not inside:
                 return False
             waiter = frame.f_locals["self"]
-            return waiter._popping and waiter._reply is None
+            return waiter._reply is ...
         frame = frame.f_back
     return False
 

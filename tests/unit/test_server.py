@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import redis
 import redis.sentinel
+from django.core.cache import caches
 from redis.backoff import NoBackoff
 from redis.exceptions import AskError, MovedError, ReadOnlyError
 from redis.retry import Retry
 
+from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.topology import SentinelService
 from django_redis_lock.contrib.topology.client import LazyCluster
 from django_redis_lock.transport.pool import FollowingRetry
@@ -29,7 +31,10 @@ class FakeConnection(redis.Connection):
     def connect(self) -> None:
         pass
 
-    closed = False
+    closed = was_cut = False
+
+    def cut(self) -> None:
+        self.was_cut = True
 
     def disconnect(self, *args: Any) -> None:
         self.closed = True
@@ -75,6 +80,17 @@ def test_what_is_not_kept_is_closed() -> None:
     server.checkin(old)
     assert old.closed
     assert server.checkout() not in made
+
+
+def test_who_waits_on_a_connection_to_a_replica_hears_of_its_end() -> None:
+    server = fake_server()
+    used: list[Any] = [server.checkout() for _ in range(3)]
+    del used[1]  # Nobody has that one any more.
+    gc.collect()
+    server.renew(used[0])
+    after: Any = server.checkout()
+    server.renew(used[1])  # It was made before the others were ended.
+    assert [connection.was_cut for connection in (*used, after)] == [True, True, False]
 
 
 def test_no_connection_without_a_socket_is_waited_for_while_another_has_a_reply() -> None:
@@ -228,6 +244,16 @@ class TestAddresses:
     def test_who_is_no_client(self) -> None:
         with pytest.raises(TypeError, match="needs a redis-py client"):
             server_of(object())
+
+    @pytest.mark.parametrize("kind", [Lock, AsyncLock])
+    @pytest.mark.parametrize(
+        "client",
+        [None, "redis://localhost", redis.Redis().pubsub(), caches["default"]],
+        ids=["none", "url", "pubsub", "cache"],
+    )
+    def test_a_lock_says_at_construction_what_is_no_client(self, kind: Any, client: Any) -> None:
+        with pytest.raises(TypeError, match=r"needs a (redis-py )?client .*not|AsyncLock needs"):
+            kind(client, "name", timeout=5)
 
 
 def test_a_connection_whose_pool_is_gone_meets_a_replica() -> None:

@@ -11,6 +11,7 @@ doubt whether a grant came first.
 from __future__ import annotations
 
 import math
+from types import EllipsisType
 from typing import Any
 
 from redis.exceptions import NoPermissionError
@@ -57,9 +58,8 @@ class Waiter:
     def __init__(self, client: Client, request: AcquireRequest, queue: WaitQueue) -> None:
         self._client = client
         self._request = request
-        #: Whether a blocking pop was sent, and what the last one has returned.
-        self._popping = False
-        self._reply: PopReply = None
+        #: What the last blocking pop has returned; ``...`` as long as it may not have ended.
+        self._reply: PopReply | EllipsisType = None
         #: Whether Redis may have carried out something that was not answered.
         self._unanswered = False
         self.queue = queue
@@ -142,7 +142,7 @@ class Waiter:
         request, queue = self._request, self.queue
         yield queue.connect(self._client)
         while True:
-            self._popping, self._reply = True, None
+            self._reply = ...
             yield queue.begin_pop(pack_words(b"BLPOP", request.keys.grants, request.wake, b"0"))
             while not (yield queue.pop_ended(left := request.left())):
                 if left <= 0:
@@ -156,7 +156,7 @@ class Waiter:
     def _poll(self) -> Steps[Acquisition | None]:
         """Wait without a blocking pop, which this Redis user may not use."""
         while (left := self._request.left()) > 0:
-            yield self._sleep(min(self._request.sleep, left))
+            yield self._sleep(min(max(self._request.sleep, 0.001), left))
             if acquired := (yield from self._acquire_or_register()):
                 return acquired
         return None
@@ -165,11 +165,10 @@ class Waiter:
         """What the pop has returned: the lock, or None (it was ended, or its grant is over)."""
         request, queue = self._request, self.queue
         try:
-            self._reply = queue.reply()  # Kept here for the case of an interrupt.
+            self._reply = reply = queue.reply()  # Kept here for the case of an interrupt.
         except NoPermissionError as error:
             raise MayNotBlock from error
-        self._popping = False
-        received = queue.received(request, self._reply)
+        received = queue.received(request, reply)
         if received is None:
             return None
         grant = received.grant
@@ -209,8 +208,8 @@ class Waiter:
             return acquired
         if acquired is None:
             return (yield from self._take_grant())
-        self._reply = queue.reply()
-        self.give_back(self._reply)
+        self._reply = reply = queue.reply()
+        self.give_back(reply)
         return acquired
 
     # -- what must be released ---------------------------------------------------------------

@@ -200,8 +200,8 @@ class TaskWaiter(Waiter):
         try:
             leave = request.leave(self.queue.id_to_unregister(), try_again=False)
             await self._run(leave, LAST_TRY_SECONDS)
-            self._reply = await asyncio.wait_for(reading, ANSWER_TIMEOUT_SECONDS)
-            if (grant := self.queue.grant_in(self._reply)) is not None:
+            self._reply = reply = await asyncio.wait_for(reading, ANSWER_TIMEOUT_SECONDS)
+            if (grant := self.queue.grant_in(reply)) is not None:
                 release = request.give_back(grant.token, place=grant.place)
                 await arun(self._client, release)
         except (RedisError, OSError, asyncio.TimeoutError) as error:

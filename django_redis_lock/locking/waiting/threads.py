@@ -161,11 +161,12 @@ class ThreadWaiter(Waiter):
         does that, in its own thread, which no signal interrupts."""
         request, queue = self._request, self.queue
         if queue.is_led_by(self):
-            if queue.connection is not None and self._popping and self._reply is None:
+            if queue.connection is not None and self._reply is ...:
                 keeper().add(AbandonedPop(self, request.leave(b"", try_again=False)))
                 queue.connection = None
             queue.disconnect()
-        self.give_back(self._reply)
+        if self._reply is not ...:
+            self.give_back(self._reply)
         self._reply = None
         queue.abandon(self)
 
