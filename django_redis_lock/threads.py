@@ -77,33 +77,40 @@ def after_fork(reset: F) -> F:
     return reset
 
 
+class Process:
+    """A process of ours, and its number."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+
 def _in_child() -> None:
-    global _pid, _process
+    global _process
     for mutex in tuple(_mutexes):
         mutex._at_fork_reinit()  # As in the standard library.
     for reset in _resets:
         reset()
-    _pid, _process = os.getpid(), object()
+    _process = Process(os.getpid())
 
 
 os.register_at_fork(after_in_child=_in_child)
 
 #: uWSGI forks its workers without Python's hooks, unless an option says otherwise.
 FORKS_UNNOTICED = "uwsgi" in sys.modules
-_pid, _process = os.getpid(), object()
+_process = Process(os.getpid())
 _noticing = Mutex()
 
 
 def notice_fork() -> None:
     """To be called if FORKS_UNNOTICED, before anything that a parent process may have made is
     used."""
-    if os.getpid() != _pid:
+    if os.getpid() != _process.pid:
         with _noticing:
-            if os.getpid() != _pid:
+            if os.getpid() != _process.pid:
                 _in_child()
 
 
-def this_process() -> object:
+def this_process() -> Process:
     """Another object in each forked child; asking the system for the process's number takes
     longer."""
     if FORKS_UNNOTICED:

@@ -2,11 +2,13 @@
 invariant and one run of each fault; with ``--all`` everything runs, as each night. So does a test
 that is named (``file::test``).
 
-A table of many cells runs each second or third, but for those of faults, of which each cell runs
-that has no mark. ``@pytest.mark.sample(n)`` leaves cells out: of a table, it runs each n-th (0:
-none); of a class, each n-th test; with ``of="file"``, each n-th of all such tests of a file. Where
-n and the length of a row have no common factor, each row and each column has cells that run. A
-second number is the first that runs: of n classes with the same tests, each then runs other ones.
+Of a table, so many cells run that each row and each column has one; of a long one, each second to
+fifth of these, but for those of faults. ``@pytest.mark.sample(n)`` says it otherwise: of a table,
+it runs each n-th cell (0: none); of a class, each n-th test; with ``of="file"``, each n-th of all
+such tests of a file. Where n and the length of a row have no common factor, each row and each
+column has cells that run. A second number is the first that runs: of n classes with the same
+tests, each then runs other ones. The closest mark counts, so ``sample(1)`` is for a test of such a
+class that always runs.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ T = TypeVar("T")
 #: Whether ``--all`` or the name of a test was given; ``conftest`` sets it.
 everything = False
 
-#: Of a table of more cells than the first number, each n-th runs.
-LONG = ((30, 3), (12, 2))
+#: Of more cells than the first number, each n-th runs.
+LONG = ((30, 5), (12, 4), (6, 3), (3, 2))
 
 #: The second of the servers that many tests are run on.
-IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(3, of="file"))
+IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(7, of="file"))
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -36,12 +38,9 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     if everything:
         return []
     seen: Counter[str] = Counter()
-    cells = Counter(map(_table, items))
+    tables: dict[str, list[pytest.Item]] = {}
     left_out = []
     for item in items:
-        if _is_left_out_of(cells[_table(item)], item):
-            left_out.append(item)
-            continue
         for node, mark in item.iter_markers_with_node("sample"):
             by_file = mark.kwargs.get("of") == "file"
             table = str(item.path) if by_file else node.nodeid.partition("[")[0]
@@ -50,20 +49,36 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
                 left_out.append(item)
             seen[table] += 1
             break  # The closest one counts.
+        else:
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cells in tables.values():
+        if len(cells) > 1:
+            left_out += {*cells} - {*_shortened(_each_row_and_column(cells))}
     return left_out
 
 
-def _table(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
+def _each_row_and_column(cells: list[pytest.Item]) -> list[pytest.Item]:
+    """As few of them as have each value of each ``parametrize`` once, each as often as another."""
+    values = {cell: {*enumerate(cell.callspec._idlist)} for cell in cells}  # type: ignore[attr-defined]
+    missing = set().union(*values.values())
+    used: Counter[tuple[int, str]] = Counter()
+    chosen = []
+
+    def merit(cell: pytest.Item) -> tuple[int, int]:
+        return len(values[cell] & missing), -sum(used[value] for value in values[cell])
+
+    while missing:
+        chosen.append(cell := max(cells, key=merit))
+        missing -= values[cell]
+        used.update(values[cell])
+    return chosen
 
 
-def _is_left_out_of(cells: int, item: pytest.Item) -> bool:
-    """By its name, and not by its number: each row and each column of a table has cells that run,
-    whatever its form."""
-    if "tests/faults/" in item.nodeid or item.get_closest_marker("sample"):
-        return False
-    each = next((each for number, each in LONG if cells > number), 1)
-    return bool(zlib.crc32(item.nodeid.encode()) % each)
+def _shortened(cells: list[pytest.Item]) -> list[pytest.Item]:
+    each = next((each for number, each in LONG if len(cells) > number), 1)
+    if "tests/faults/" in cells[0].nodeid:
+        return cells
+    return cells[zlib.crc32(cells[0].nodeid.encode()) % each :: each]
 
 
 def some(cases: Iterable[T], each: int) -> list[T]:
@@ -75,4 +90,4 @@ def some(cases: Iterable[T], each: int) -> list[T]:
 
 def examples(number: int) -> int:
     """How often something is tried at random; with ``--all``, ``number`` times."""
-    return number if everything else number // 4
+    return number if everything else number // 6

@@ -17,11 +17,13 @@ from django.conf import settings
 from redis import Redis
 from redis.exceptions import DataError, NoScriptError
 
+from ..events import remembered
 from ..protocol import Call, Reply, Script
 from ..protocol.keys import flight_key
 from ..singleflight import DELETE, END_SEEN, EXPIRE_AT, WRITE, own_flights
 from ..steps import Step
 from ..transport import exchange, is_cluster, pack, pack_words, run, run_all
+from ..transport.execute import joined, pack_word
 
 #: A write of one value, or of several.
 Write: TypeAlias = "Set | Delete"
@@ -86,8 +88,15 @@ class Delete(NamedTuple):
 
 def look_at_flights(keys: Sequence[bytes]) -> bytes:
     """The command that returns the token of the flight of a key, or a list of those of several."""
-    flights = map(flight_key, keys)
-    return pack_words(b"GET", *flights) if len(keys) == 1 else pack_words(b"MGET", *flights)
+    return joined([_GET if len(keys) == 1 else _MGET, *map(_packed_flight, keys)])
+
+
+_GET, _MGET = pack_word(b"GET"), pack_word(b"MGET")
+
+
+@remembered
+def _packed_flight(key: bytes) -> bytes:
+    return pack_word(flight_key(key))
 
 
 def in_transaction(writes: Sequence[Write]) -> tuple[bytes, int]:

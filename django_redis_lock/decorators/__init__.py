@@ -40,6 +40,7 @@ __all__ = [
     "LockedFunction",
     "LockedWithDefault",
     "RetryUntil",
+    "Template",
     "after_commit",
     "around_handlers",
     "cached",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
+from django.db.models import Model
 from django.views import View
 
 from ..cache import NamedKey, value_cache
@@ -142,7 +143,15 @@ def _cached_function(
     options, version = {**options, "group": group}, options["version"]
     stale = options.get("stale", SETTING)
 
+    # Of a method, and not of its object.
+    of_all = isinstance(key, str) and "{self" not in key and next(iter(arguments), "") == "self"
+
     def key_of(args: Args, kwargs: Kwargs) -> str:
+        if of_all and args and isinstance(args[0], Model):
+            raise ValueError(
+                f"{key!r} does not name the object whose {dotted} it is, so that one would get the "
+                "value of another: name it, as in {self.pk}, or decorate a @staticmethod"
+            )
         if not callable(name):
             return name
         return NamedKey.of(name, args, kwargs) if callable(key) else name(args, kwargs)

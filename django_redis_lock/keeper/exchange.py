@@ -6,12 +6,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from time import monotonic as awake
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -19,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import real_time, time
 from ..extension import PACKAGE, OnUse, part
 from ..protocol import Call, Reply
-from ..threads import get_logger
+from ..threads import ThreadPool, get_logger
 from ..transport import RawConnection, Server, pack, readable
 from ..transport.address import probe_seconds
 from ..transport.refusals import OUTAGE, is_misdirected
@@ -42,6 +44,41 @@ TRUSTED_SECONDS = 2.2
 #: So many calls are sent to a server before its replies are read.
 BATCH = 256
 UNEXPECTED = "Unexpected error in the keeper thread; it continues"
+
+
+T = TypeVar("T")
+
+#: For what has no time-out of ours: the system's resolver of names. And each of the addresses that
+#: a name has gets a whole one.
+_resolving = ThreadPool("django_redis_lock resolver", 8, 64, idle_seconds=1.0)
+
+
+class Resolving:
+    """Work, one at a time, that may take longer than the keeper can wait."""
+
+    def __init__(self) -> None:
+        self._under_way: futures.Future[object] | None = None
+
+    def result(self, work: Callable[[], T], seconds: float) -> T:
+        """What ``work`` returns, or that of a former call, which has ended meanwhile. Raises
+        redis-py's TimeoutError after so many ``seconds``; as long as it goes on, at once."""
+        result, wait = self._under_way, 0.0
+        if result is None:
+            result, wait = futures.Future(), seconds
+            if not _resolving.submit(partial(_fulfil, result, work)):
+                return work()
+        self._under_way = result
+        if not futures.wait((result,), wait).done:
+            raise RedisTimeoutError(f"connecting takes longer than {seconds:.2f} s")
+        self._under_way = None
+        return cast(T, result.result())
+
+
+def _fulfil(result: futures.Future[object], work: Callable[[], object]) -> None:
+    try:
+        result.set_result(work())
+    except BaseException as error:
+        result.set_exception(error)
 
 
 @contextmanager
@@ -71,6 +108,7 @@ class Link:
         #: calls were sent, and from when on more may be sent.
         self.heard_at = self.resumes_at = -math.inf
         self._connection: RawConnection | None = None
+        self._connecting = Resolving()
         #: Real monotonic time since which the connection is idle.
         self._idle_since = -math.inf
         #: None if the connection is the keeper's own.
@@ -145,7 +183,9 @@ class Link:
         if self._connection is None:
             try:
                 # In RESP2 nothing comes but replies.
-                self._connection = server.connect(timeout=timeout, protocol=2)
+                connect = partial(server.connect, timeout=timeout, protocol=2)
+                named = _has_name(server)
+                self._connection = self._connecting.result(connect, timeout) if named else connect()
             except (RedisError, OSError):
                 if not self._borrow(of_a_loop=True):
                     raise
@@ -183,6 +223,12 @@ class Link:
         self.checking = self.misdirected = False
 
 
+def _has_name(server: Server) -> bool:
+    host = server.address.connection_kwargs.get("host") or "localhost"
+    numeric = ":" in host or host.replace(".", "").isdigit()
+    return not numeric and host != "localhost"
+
+
 def _leave(connection: RawConnection) -> None:
     """The loop has it all the time."""
 
@@ -193,6 +239,7 @@ class Exchanges:
 
     def __init__(self) -> None:
         self._links: dict[Server, Link] = {}
+        self._locating: defaultdict[Server, Resolving] = defaultdict(Resolving)
         self._sequence = itertools.count()
         self._timeout = REPLY_TIMEOUT_SECONDS
         self._done: list[Job] = []
@@ -220,7 +267,10 @@ class Exchanges:
             call = job.call(time.monotonic())
             try:
                 if call is not None:
-                    node = job.server.locate(call.keys, self._timeout)
+                    locate = partial(job.server.locate, call.keys, self._timeout)
+                    if job.server.must_discover():
+                        self._locating[job.server].result(locate, self._timeout)
+                    node = locate()
                     self._link(node).called.append((job, call))
                     return
             except OUTAGE as error:
@@ -349,6 +399,7 @@ class Exchanges:
             with suppress(Exception):
                 link.drop()
         self._links.clear()
+        self._locating.clear()
         self._done.clear()
 
     def end(self) -> None:

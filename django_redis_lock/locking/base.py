@@ -259,7 +259,7 @@ class BaseLock:
             attempt,
             self.timeout,
             self.grant_timeout,
-            max(pause or 0.0, 0.001),
+            pause or 0.0,
             time.monotonic() + wait if wait else None,
             [(mine, attempt)],
             self.replicas,
@@ -294,12 +294,12 @@ class BaseLock:
     def _new_hold(self) -> Hold:
         return self._hold_class(
             self.timeout,
-            renews_for=(self.max_hold or math.inf) if self.renew else -math.inf,
-            warns_after=self.warns_after,
-            label=self.label,
-            name=self.stored_name,
-            on_lost=None if self.on_lost is None else self._for_keeper(self.on_lost),
-            subject=self.subject if events.listeners else None,
+            (self.max_hold or math.inf) if self.renew else -math.inf,
+            self.warns_after,
+            self.label,
+            self.stored_name,
+            None if self.on_lost is None else self._for_keeper(self.on_lost),
+            self.subject if events.listeners else None,
         )
 
     def _owned_token(self, verb: str) -> bytes:
@@ -315,8 +315,7 @@ class BaseLock:
             raise LockNotOwnedError(f"Cannot {verb} a parent process's lock", self._shown)
         return token if isinstance(token, bytes) else self._encode(token)
 
-    def _release_call(self, token: bytes) -> Call:
-        hold: Hold | None = self.local.hold
+    def _release_call(self, token: bytes, hold: Hold | None) -> Call:
         if hold is None:
             terms = (self.grant_timeout, 0.0, 0, b"", self.limit)
             return release_call(self.keys, token, new_token(), *terms)
@@ -355,8 +354,7 @@ class BaseLock:
         if self.local.renewal is not None:  # There is none for a lock taken without Redis.
             self.local.renewal.entered(self.grant_timeout, self.min_hold)
 
-    def _stop_renewal(self) -> None:
-        hold, renewal = self.local.hold, self.local.renewal
+    def _stop_renewal(self, hold: Hold | None, renewal: Renewals | None) -> None:
         if hold is not None:
             hold.end()
         if renewal is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -39,7 +38,7 @@ from ..protocol import (
     release_call,
     renew_call,
 )
-from ..threads import Mutex, after_fork, free_after_fork, get_logger
+from ..threads import Mutex, after_fork, free_after_fork, get_logger, this_process
 from ..transport import Server
 
 if TYPE_CHECKING:
@@ -96,7 +95,6 @@ class Hold:
     def __init__(
         self,
         lifetime: float | None,
-        *,
         renews_for: float = -math.inf,
         warns_after: float = math.inf,
         label: str = "",
@@ -113,7 +111,7 @@ class Hold:
         self._thread_id = threading.get_ident()
         self.on_lost = on_lost
         self.subject = subject
-        self.pid = os.getpid()
+        self.process = this_process()
 
     def begin(self, granted: Acquisition, keys: LockKeys, limit: int = 1) -> None:
         """The lock, or the place, at ``keys`` is acquired."""
@@ -123,11 +121,11 @@ class Hold:
         self.warns_at = self.began + self._warns_after
 
     def owner(self) -> Owner:
-        name, since = fingerprint(self.token), self.fence / 1e6
+        name, since, pid = fingerprint(self.token), self.fence / 1e6, self.process.pid
         thread, label, doing = map(
             encodable, (self.thread, self.label, activities.described(self.activity))
         )
-        return Owner(name, hostname(), self.pid, thread, label, since, process_id(), doing=doing)
+        return Owner(name, hostname(), pid, thread, label, since, process_id(), doing=doing)
 
     def deferred_release(
         self, server: Server, grant_timeout: float, min_hold: float = 0.0
@@ -144,7 +142,7 @@ class Hold:
     @property
     def from_parent_process(self) -> bool:
         """Whether this process is a fork of the holder, which may not use or release the lock."""
-        return self.pid != os.getpid()
+        return self.process is not this_process()
 
     @property
     def by_this_thread(self) -> bool:

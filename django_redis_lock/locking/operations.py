@@ -140,11 +140,11 @@ class LockOperations(BaseLock):
         if hold is not None and hold.degraded:
             self._hand_to_keeper()  # Which has nothing to release.
             return
-        call = self._release_call(token)
+        call = self._release_call(token, hold)
         # A release of this acquisition may have failed before, and perhaps only in the reply. Then
         # Redis has carried it out, and "not yours" is the reply to the second.
         again = hold is not None and hold.released
-        self._stop_renewal()
+        self._stop_renewal(hold, renewal)
         answer = yield self._run(call)
         released = bool(answer.value or answer.sent_twice or again)
         self._forget(hold)
@@ -193,8 +193,8 @@ class LockOperations(BaseLock):
             hold.end()
             self._forget(hold)
             return
-        release = self._release_call(self._owned_token("release"))
-        self._stop_renewal()
+        release = self._release_call(self._owned_token("release"), hold)
+        self._stop_renewal(hold, self.local.renewal)
         self._hand_over(release)
         self.local.token = self.local.renewal = self.local.entry = None
         self._emit_released(hold)

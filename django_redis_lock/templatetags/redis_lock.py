@@ -57,9 +57,9 @@ class CachedNode(Node):
         rendered: list[str] = []
 
         def compute() -> str | None:
-            text, has_token = self._render(context)
+            text, of_visitor = self._render(context)
             rendered.append(text)
-            return None if has_token else text
+            return None if of_visitor else text
 
         def lifetime(fragment: str | None) -> float | None:
             return NOT_CACHEABLE_SECONDS if fragment is None else timeout
@@ -69,24 +69,22 @@ class CachedNode(Node):
             compute()  # Otherwise ON_WAIT_TIMEOUT is "default".
         return "".join(rendered) if fragment is None else fragment
 
-    def _render(self, context: Context) -> tuple[str, bool]:
-        """The text, and whether it has a CSRF token, which belongs to one visitor."""
+    def _render(self, context: Context) -> tuple[str, str]:
+        """The text, and what it has that belongs to one visitor, such as a CSRF token."""
         request = getattr(context, "request", None) or context.get("request")
         if request is None:
-            return self.nodelist.render(context), False
+            return self.nodelist.render(context), ""
         conditions = Conditions(request, ())
         conditions.take_out()
         try:
             text = self.nodelist.render(context)
         finally:
             conditions.put_back()
-        if conditions.token_used and self.name not in _warned:
+        if conditions.of_client and self.name not in _warned:
             _warned.add(self.name)
-            words = (
-                "The fragment %s is not cached: it has a CSRF token. Move it out of {%% cached %%}"
-            )
-            logger.warning(words, self.name)
-        return text, conditions.token_used
+            words = "The fragment %s is not cached: it has %s. Move it out of {%% cached %%}"
+            logger.warning(words, self.name, conditions.of_client)
+        return text, conditions.of_client
 
 
 #: Names of fragments that have a CSRF token: each is logged once.

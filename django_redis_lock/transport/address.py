@@ -33,7 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ..extension import PACKAGE
-from .refusals import refusal
+from .refusals import NO_REDIS, refusal
 
 if TYPE_CHECKING:
     from ..protocol import Reply
@@ -245,6 +245,13 @@ def reader_for(connection: Any) -> Any:
     )
 
 
+def introduce(connection: RawConnection) -> None:
+    try:
+        connection.connect()
+    except InvalidResponse as error:
+        raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
+
+
 def refuse_to_connect() -> None:
     """redis-py's connect again before they send or read, to whatever server is there by then."""
     raise RedisConnectionError("The connection was closed.")
@@ -299,23 +306,22 @@ class DirectConnection:
     def send_packed_command(self, command: list[bytes]) -> None:
         try:
             for part in command:
-                self._send(part)
+                try:
+                    sent = self._sock.send(part)
+                except BlockingIOError:
+                    sent = 0
+                if sent < len(part):
+                    self._send_rest(memoryview(part)[sent:])
         except BaseException as error:  # It may have been sent in part.
             self._give_up(error)
             raise
 
-    def _send(self, part: bytes) -> None:
-        left: bytes | memoryview = part
-        while True:
-            try:
-                sent = self._sock.send(left)
-            except BlockingIOError:
-                sent = 0
-            if sent == len(left):
-                return
-            left = memoryview(left)[sent:]
+    def _send_rest(self, left: memoryview) -> None:
+        while left:
             if not self._writable(self._milliseconds):
                 raise TimeoutError
+            with suppress(BlockingIOError):
+                left = left[self._sock.send(left) :]
 
     def can_read(self, timeout: float = 0) -> bool:
         if self._reader.has_data():
@@ -346,7 +352,7 @@ class DirectConnection:
         self.disconnect()
         if isinstance(error, TimeoutError):
             raise RedisTimeoutError("Redis did not answer in time") from error
-        if isinstance(error, OSError):
+        if isinstance(error, (OSError, InvalidResponse)):
             raise RedisConnectionError(f"The connection to Redis {how}: {error}") from error
 
 

@@ -277,11 +277,12 @@ async def exchange(
             return await exchange(client, node, command, patience, calls, replies, again)
         timeout = timeout_of(pool_of(client, node).connection_kwargs)
         passed = time.monotonic() - began
-        if isinstance(error, RedisTimeoutError) and used_before is not None:
+        timed_out = isinstance(error, RedisTimeoutError)
+        if timed_out and used_before is not None and not used_before.is_new:
             await _distrust(
                 client, node, timeout, math.inf if patience is None else patience - passed
             )
-        elif isinstance(error, RedisTimeoutError) or not may_have_run(error):
+        elif timed_out or not may_have_run(error):
             breaker.failed(error, passed, timeout)
         raise
     node.answered()

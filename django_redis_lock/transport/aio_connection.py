@@ -23,7 +23,7 @@ from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocket
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
@@ -37,6 +37,7 @@ from .address import (
     own_settings,
     reader_for,
 )
+from .refusals import NO_REDIS
 
 if TYPE_CHECKING:
     from .registry import Pool
@@ -69,6 +70,8 @@ async def connect_to(
     loop = asyncio.get_running_loop()
     try:
         await connection.connect()
+    except InvalidResponse as error:
+        raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
     except RuntimeError:
         if asyncio._get_running_loop() is loop:
             raise
@@ -163,10 +166,15 @@ class AsyncRawConnection(ABC):
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
         self._calls: deque[_Call] = deque()
-        self._answered_at = time.monotonic()
+        self._answered_at = self._connected_at = time.monotonic()
         self._retired = False
         self._in_doubt = False
         self.in_transfer = False  #: Whether something large is on its way.
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no call has been answered on it."""
+        return self._answered_at == self._connected_at
 
     def takes_calls(self) -> bool:
         """Whether it is open, its server has just answered, and nothing large is on its way."""

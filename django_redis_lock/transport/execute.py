@@ -34,11 +34,13 @@ else:
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 
-class Answer(NamedTuple):
+class Answer:
     """What a script returned, and whether it may have run twice."""
 
-    value: Reply
-    sent_twice: bool
+    __slots__ = ("sent_twice", "value")
+
+    def __init__(self, value: Reply, sent_twice: bool) -> None:
+        self.value, self.sent_twice = value, sent_twice
 
 
 def first_patience(patience: float | None, timeout: float) -> float | None:
@@ -60,6 +62,16 @@ def pack_words(*parts: bytes) -> bytes:
     return b"*%d\r\n%b" % (len(parts), _bulks(parts))
 
 
+def pack_word(part: bytes) -> bytes:
+    """A part of a command, for ``joined``."""
+    return b"$%d\r\n%b\r\n" % (len(part), part)
+
+
+def joined(packed: Sequence[bytes]) -> bytes:
+    """A command whose parts are ``packed``."""
+    return b"*%d\r\n%b" % (len(packed), b"".join(packed))
+
+
 def _bulks(parts: Sequence[bytes]) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
@@ -68,11 +80,10 @@ def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
     script, keys, args = call
-    # A source is rarely sent; many or long keys would only fill the memory.
-    is_short = len(b"".join(keys)) <= 4 * MAX_CACHED_LENGTH
     parts = [
+        # A source is rarely sent.
         (_head if known else _head.__wrapped__)(script, len(keys), len(args), known),
-        (_short_keys if is_short else _bulks)(keys),
+        _packed_keys.get(keys) or _pack_keys(keys),
     ]
     for arg in args:
         if type(arg) is bytes:
@@ -101,7 +112,16 @@ def _bulk(arg: bytes | str | int) -> bytes:
 #: Lifetimes, modes and the like repeat. Only of exact types: True equals 1.
 _short = lru_cache(maxsize=256)(_bulk)
 #: So do the keys of a lock.
-_short_keys = lru_cache(maxsize=MAX_CACHED)(_bulks)
+_packed_keys: dict[tuple[bytes, ...], bytes] = {}
+
+
+def _pack_keys(keys: tuple[bytes, ...]) -> bytes:
+    packed = _bulks(keys)
+    if len(packed) <= 4 * MAX_CACHED_LENGTH:  # Many or long keys would only fill the memory.
+        if len(_packed_keys) >= MAX_CACHED:
+            _packed_keys.clear()
+        _packed_keys[keys] = packed
+    return packed
 
 
 def pack_all(calls: Sequence[Call]) -> bytes:

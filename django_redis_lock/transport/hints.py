@@ -6,7 +6,7 @@ import errno
 import os
 import re
 
-from redis.exceptions import ResponseError
+from redis.exceptions import MovedError, ResponseError
 
 from ..protocol import Script
 from .refusals import PASSING, refusal
@@ -94,6 +94,11 @@ _COMMAND = r"redis\.p?call\('(\w+)'|(?:read|put|text)\((?:'[a-z]+', )?'([A-Z]+)'
 
 def explained(error: BaseException) -> str:
     text = str(error)
+    if isinstance(error, MovedError):  # redis-py's text is the slot and an address.
+        return (
+            f"MOVED {text} (the server is one of a cluster: use CLIENT_CLASS "
+            '"django_redis_lock.clients.ClusterClient")'
+        )
     if code := refusal(error):
         name = "" if f"{code} " in f"{text} " else f"{code} "
         return f"{name}{text} ({PASSING[code]})"

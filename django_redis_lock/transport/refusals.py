@@ -11,6 +11,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     ClusterError,
+    InvalidResponse,
     MasterDownError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -30,9 +31,12 @@ OUTAGE: tuple[type[Exception], ...] = (
     RedisTimeoutError,
     AskError,  # Slots that have moved, are being moved, or have no owner at this moment.
     ClusterError,
+    InvalidResponse,  # Of another program that has its address.
     OSError,
 )
 
+#: Another program has its address: a load balancer, or who got it after Redis.
+NO_REDIS = "What answers at the address of Redis is no Redis"
 LostLogin = AuthenticationError  #: On a connection that had one, nothing has run.
 #: The codes, each with what people can do.
 PASSING = {

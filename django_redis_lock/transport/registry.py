@@ -57,9 +57,7 @@ def server_of(client: Client) -> Server:
         pool = client.connection_pool
     except AttributeError:
         if not is_cluster(client):
-            raise TypeError(
-                f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}"
-            ) from None
+            raise _no_client(client) from None
         pool = client  # It has a pool for each of its nodes.
     known = _by_pool.get(pool)
     if known is not None:
@@ -81,12 +79,19 @@ def server_of(client: Client) -> Server:
         return server
 
 
+def _no_client(client: object) -> TypeError:
+    return TypeError(f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}")
+
+
 def encoded(client: Client, text: str | bytes) -> bytes:
     """``text`` in the encoding of ``client``, which makes a new encoder each time."""
     pool = getattr(client, "connection_pool", client)
-    encoder = _encoders.get(pool)
-    if encoder is None:
-        encoder = _encoders[pool] = client.get_encoder()
+    try:
+        encoder = _encoders.get(pool)
+        if encoder is None:
+            encoder = _encoders[pool] = client.get_encoder()
+    except (AttributeError, TypeError):
+        raise _no_client(client) from None
     data: bytes = encoder.encode(text)
     return data
 

@@ -21,6 +21,7 @@ from .address import (
     allow,
     direct,
     for_threads,
+    introduce,
     note_sent,
     own_settings,
     probe_seconds,
@@ -182,7 +183,8 @@ class Server:
             once: whether a lost reply is an error for the caller, so that a connection that the
                 server has closed must not be used.
         """
-        idle = self._checkout_idle(patience, once)
+        began = time.monotonic()
+        idle = self._checkout_idle(began, patience, once)
         connection, unread = idle or (self._connect(patience), None)
         try:
             connection.send_packed_command([command])
@@ -217,7 +219,7 @@ class Server:
                 else:
                     self._distrust(patience)
             raise
-        self.checkin(connection)
+        self.checkin(connection, None, began)
         if self.breaker.failing:
             self.breaker.answered()
         return answer
@@ -232,7 +234,7 @@ class Server:
         connection = connection_class(**own_settings(connection_class, settings, timeout) | changes)
         began, generation = time.monotonic(), self.generation
         try:
-            connection.connect()
+            introduce(connection)
         except (RedisError, OSError) as error:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, time.monotonic() - began)
@@ -285,7 +287,7 @@ class Server:
     ) -> tuple[RawConnection, PendingLifetime | None]:
         """As ``checkout``, but a reply may still be on its way: read it after the next call is
         sent, so that no call waits for it. An error says that nothing was sent."""
-        return self._checkout_idle(patience) or (self._connect(patience), None)
+        return self._checkout_idle(time.monotonic(), patience) or (self._connect(patience), None)
 
     def _connect(self, patience: float | None) -> RawConnection:
         try:
@@ -304,7 +306,8 @@ class Server:
         self.close()
         if patience is None:
             with suppress(RedisError, OSError):
-                self.checkin(self._connect(min(CHECK_SECONDS, self.timeout)))
+                # Not kept: a proxy may introduce it, and what a new one does in a call counts.
+                self._connect(min(CHECK_SECONDS, self.timeout)).disconnect()
 
     def must_connect(self) -> bool:
         """Whether ``checkout`` would make a connection."""
@@ -312,7 +315,7 @@ class Server:
 
     def checkout_idle(self) -> RawConnection | None:
         """An idle connection that needs no check, if there is one."""
-        idle = self._checkout_idle(0.0)
+        idle = self._checkout_idle(time.monotonic(), 0.0)
         return None if idle is None else _with_nothing_to_read(*idle)
 
     def checkout_unchecked(self) -> tuple[RawConnection, float] | None:
@@ -328,7 +331,7 @@ class Server:
         return None
 
     def _checkout_idle(
-        self, patience: float | None, once: bool = False
+        self, now: float, patience: float | None, once: bool = False
     ) -> tuple[RawConnection, PendingLifetime | None] | None:
         """The idle connection that was used last. ``patience``: seconds for its check, and for what
         comes then; 0 for none."""
@@ -337,9 +340,7 @@ class Server:
                 connection, unread, since = self._idle.pop()
             except IndexError:  # Another thread has taken it.
                 return None
-            if time.monotonic() - since < TRUSTED_SECONDS and not (
-                once and _is_readable(connection, 0)
-            ):
+            if now - since < TRUSTED_SECONDS and not (once and _is_readable(connection, 0)):
                 return connection, unread
             if patience == 0:
                 self._idle.append((connection, unread, since))
@@ -353,11 +354,14 @@ class Server:
             self.close()  # The others have been idle for longer.
         return None
 
-    def checkin(self, connection: RawConnection, unread: PendingLifetime | None = None) -> None:
-        """Keep ``connection`` for the next caller, unless enough are kept."""
+    def checkin(
+        self, connection: RawConnection, unread: PendingLifetime | None = None, since: float = 0.0
+    ) -> None:
+        """Keep ``connection`` for the next caller, unless enough are kept. ``since``: when its last
+        use began, in monotonic time; 0 for now."""
         current = connection.generation == self.generation
         if current and len(self._idle) < self.MAX_IDLE_CONNECTIONS:
-            self._idle.append((connection, unread, time.monotonic()))
+            self._idle.append((connection, unread, since or time.monotonic()))
         else:
             connection.disconnect()
 

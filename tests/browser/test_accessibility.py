@@ -173,6 +173,7 @@ def test_the_keyboard_leads_nowhere_invisible_on_a_phone(
     assert [name for name, visible in passed if not visible] == []
 
 
+@pytest.mark.sample(0)
 def test_a_name_without_a_break_is_no_wider_than_a_phone(
     open_page: Open, client: redis.Redis
 ) -> None:

@@ -67,6 +67,7 @@ class Proxy:
         self._greets: Callable[[socket.socket], object] | None = None
         #: What the server is to answer to all calls, but for those that introduce a client.
         self.refusal = b""
+        self._introduces_only = False
         #: How many calls were refused.
         self.refused = 0
         #: Seconds without traffic after which a connection is forgotten that is idle, or on which a
@@ -158,6 +159,21 @@ class Proxy:
         with TLS is the first message of its handshake."""
         with self._greeting(_reset_at_first_request):
             yield
+
+    @contextmanager
+    def another_program(self) -> Iterator[None]:
+        """Cut all connections; another program has the address, and answers new ones."""
+        answer = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+        with self._greeting(lambda here: here.recv(65536) and here.sendall(answer)):
+            yield
+
+    @contextmanager
+    def silent_after_introduction(self) -> Iterator[None]:
+        """Answer introductions and PING, as a proxy does by itself, and swallow all other calls."""
+        self._introduces_only = True
+        yield
+        self._introduces_only = False
+        self.cut()
 
     @contextmanager
     def _greeting(self, greet: Callable[[socket.socket], object]) -> Iterator[None]:
@@ -283,6 +299,10 @@ class Proxy:
                             self.refused += 1
                             here.sendall(self.refusal * len(names))
                             continue
+                    if self._introduces_only and not INTRODUCING.issuperset(
+                        name for name in commands_in(data) or [b""] if name != b"PING"
+                    ):
+                        continue
                     rule = next((each for each in list(self._rules) if each.matches(data)), None)
                     if rule is not None:
                         rule.left -= 1

@@ -196,8 +196,10 @@ def no_more_clients(world: World) -> Iterator[None]:
     asking = world.server.asking
     before = asking.config_get("maxclients")["maxclients"]
     asking.config_set("maxclients", 1)
-    yield
-    asking.config_set("maxclients", before)
+    try:
+        yield
+    finally:
+        asking.config_set("maxclients", before)
 
 
 def add_user(server: RedisServer) -> None:
@@ -221,6 +223,7 @@ FAULTS = [
     Fault("connections are forgotten", lambda w: once(w, Proxy.forget)),
     Fault("`max number of clients`, with a connection", no_more_clients),
     Fault("accepted, never answered", lambda w: w.proxy.unanswered(), NO_ANSWER),
+    Fault("another program answers", lambda w: w.proxy.another_program(), (redis.ConnectionError,)),
     Fault("reset in the handshake", lambda w: w.proxy.no_handshake(), (redis.ConnectionError,)),
     Fault(
         "TLS handshake cut", lambda w: w.proxy.no_handshake(), (redis.ConnectionError,), tls=True
@@ -454,10 +457,12 @@ def forced_release(world: World) -> Iterator[None]:
     lost = threading.Event()
     lock = world.cache.lock("name", timeout=300, on_lost=lost.set, thread_local=False)
     lock.acquire()
+    operator = Lock(world.direct(), lock.keys.lock)
+    assert operator.locked()  # It is connected.
     hurry()
     settle()
     yield
-    assert Lock(world.direct(), lock.keys.lock).reset()
+    assert operator.reset()
     if not world.lasts:
         assert lost.wait(PATIENCE)
     yield
@@ -641,7 +646,6 @@ def world(
                 keeper().discard(job)
 
 
-@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CALLERS)
 @pytest.mark.parametrize("world", FAULTS, ids=[fault.name for fault in FAULTS], indirect=True)
 @pytest.mark.invariant("L2")

@@ -91,6 +91,9 @@ def test_wrong_data_at_a_key_is_no_affair_of_the_server(client: redis.Redis, rf:
 
 # -- TLS -----------------------------------------------------------------------------------------
 
+#: To look for an RSA key takes a second.
+NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1"
+
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: Any) -> dict[str, Path]:
@@ -101,7 +104,7 @@ def certificates(tmp_path_factory: Any) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name in ("localhost", "other.example"):
         key, file = folder / f"{name}.key", folder / f"{name}.pem"
-        command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout {key} -out {file}"
+        command = f"openssl req -x509 {NEW_KEY} -nodes -days 2 -keyout {key} -out {file}"
         names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
         subprocess.run([*command.split(), *names], check=True, capture_output=True)
         file.write_text(file.read_text() + key.read_text())
@@ -205,3 +208,10 @@ def test_hints(text: str, hint: str) -> None:
     assert hint in hint_for(text)
     assert bool(hint) == bool(hint_for(text))
     assert explained(redis.ConnectionError(text)).startswith(text)
+
+
+def test_a_client_for_one_server_meets_a_cluster() -> None:
+    """redis-py's text has neither the code nor what to do."""
+    text = explained(redis.exceptions.MovedError("1234 10.1.2.3:6379"))
+    assert text.startswith("MOVED 1234 10.1.2.3:6379")
+    assert "django_redis_lock.clients.ClusterClient" in text

@@ -372,6 +372,7 @@ async def each_call_of_a_task_alone(address: Address) -> Any:
     assert await AsyncLock(client, "other", timeout=30).acquire(blocking=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_caller_follows_its_address(address: Address, name: str) -> None:
     steps = CALLERS[name](address)

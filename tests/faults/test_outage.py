@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
 from tests.support.values import elsewhere, lands_elsewhere
+
+from .proxy import Proxy
 
 #: Seconds a call waits for a server that does not answer.
 TIMEOUT = 0.4
@@ -132,6 +135,60 @@ def test_few_tasks_wait_for_a_server_that_is_frozen(own_server: RedisServer) -> 
             return True
 
     assert asyncio.run(main())
+
+
+#: Calls of a cache, by threads and by tasks.
+CALLS_BY_THREADS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda cache: cache.get("a"),
+    "set": lambda cache: cache.set("a", 1),
+    "incr": lambda cache: cache.incr("number"),
+    "get_or_set": lambda cache: cache.get_or_set("a", lambda: 1),
+    "get_or_set_many": lambda cache: cache.get_or_set_many(["a"], lambda keys: {"a": 1}),
+    "lock": lambda cache: cache.lock("a", timeout=5).acquire(blocking=False),
+    "limit": lambda cache: cache.lock("a", timeout=5, limit=2).acquire(blocking=False),
+    "a question": lambda cache: cache.lock("a").locked(),
+}
+CALLS_BY_TASKS: dict[str, Callable[[Any], Any]] = {
+    "aget": lambda cache: cache.aget("a"),
+    "aset": lambda cache: cache.aset("a", 1),
+    "aincr": lambda cache: cache.aincr("number"),
+    "aget_or_set": lambda cache: cache.aget_or_set("a", lambda: 1),
+    "alock": lambda cache: cache.alock("a", timeout=5).acquire(blocking=False),
+}
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", [*CALLS_BY_THREADS, *CALLS_BY_TASKS])
+def test_a_server_that_only_introduces_itself_is_away(own_server: RedisServer, name: str) -> None:
+    """Kind: a proxy answers HELLO and PING by itself, or writes are paused for a failover; a new
+    connection says nothing of the server until a call on it is answered."""
+    with Proxy(own_server) as proxy:
+        timeouts = {"SOCKET_CONNECT_TIMEOUT": TIMEOUT, "SOCKET_TIMEOUT": TIMEOUT}
+        cache = RedisCache(f"redis://127.0.0.1:{proxy.port}/0", {"OPTIONS": timeouts})
+        failing = outage_seen_by_threads if name in CALLS_BY_THREADS else outage_seen_by_tasks
+        assert failing(proxy, cache, name)
+        until(lambda: answers(lambda: cache.set("a", 1)))
+
+
+def outage_seen_by_threads(proxy: Proxy, cache: Any, name: str) -> bool:
+    cache.set("number", 1)
+    with proxy.silent_after_introduction():
+        for _ in range(2):
+            with suppress(redis.RedisError):
+                CALLS_BY_THREADS[name](cache)
+        return breaker_of(cache._lock_client()).failing
+
+
+def outage_seen_by_tasks(proxy: Proxy, cache: Any, name: str) -> bool:
+    async def main() -> bool:
+        await cache.aset("number", 1)
+        with proxy.silent_after_introduction():
+            for _ in range(2):
+                with suppress(redis.RedisError):
+                    await CALLS_BY_TASKS[name](cache)
+            return breaker_of(cache._lock_client()).failing
+
+    return asyncio.run(main())
 
 
 def answers(call: Callable[[], Any]) -> bool:

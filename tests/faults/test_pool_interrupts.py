@@ -134,6 +134,7 @@ EACH = [("tcp", name) for name in CALLS]
 EACH += [("own class", name) for name in CALLS if name not in OF_A_POOL]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("cache", "name"), EACH, indirect=["cache"])
 def test_at_each_point_of_a_call(cache: Any, name: str) -> None:
     def attempt(points: Points) -> None:

@@ -67,6 +67,7 @@ class OnCache(OnRedis):
         return Lock(self.client, name, **self._options, **options)
 
 
+@pytest.mark.sample(3)
 class TestWhileRedisAnswers(LockContract):
     @pytest.fixture
     def backend(self, client: redis.Redis, folder: str) -> Backend:

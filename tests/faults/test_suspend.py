@@ -200,7 +200,7 @@ def run(case: str, urls: str, *before: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES)
 def test_after_it(case: str, urls: str) -> None:
     run(case, urls)
@@ -210,7 +210,7 @@ def test_after_it(case: str, urls: str) -> None:
 ELSEWHERE = ("unshare", "--user", "--map-root-user", "--time", "--boottime", "950400")
 
 
-@pytest.mark.sample(2, 1)
+@pytest.mark.sample(3, 1)
 @pytest.mark.parametrize("case", ["renewal", "wait", "redlock", "follower", "wait of a task"])
 def test_no_time_is_taken_from_another_clock(case: str, urls: str) -> None:
     """Each difference of two times would be eleven days wrong."""

@@ -603,6 +603,7 @@ for name in "ab":
 IN_TWO = f"import os\nchild = os.fork()\n{TWICE}\nif child: os.waitpid(child, 0)"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("code", "configured", "lines"),
     [
@@ -623,6 +624,7 @@ def test_locks_in_memory_say_so_where_there_may_be_several_workers(
     assert len(written) == lines
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("app", [True, False])
 def test_the_app_is_installed(app: bool) -> None:
     """The check is there as soon as the backend is imported; a cache that is made before it runs,

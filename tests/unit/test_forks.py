@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import os
 import threading
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import django_redis_lock
 from django_redis_lock.transport.circuit_breaker import Breaker
+from tests.support.sources import nodes, tree
 
 FOLDER = Path(django_redis_lock.__file__).parent
 KINDS = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
@@ -35,18 +36,24 @@ OF_THE_PARENT = {
 }
 
 
-def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield node, ast.unparse(node.func)
+@cache
+def calls(path: Path) -> list[tuple[ast.Call, str]]:
+    """The calls of functions that have a name, each with it."""
+    found = [node for node in nodes(tree(path)) if isinstance(node, ast.Call)]
+    return [(call, name) for call in found if (name := name_of(call.func))]
+
+
+def name_of(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{parent}.{node.attr}" if (parent := name_of(node.value)) else ""
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def test_every_mutex_is_free_in_a_child() -> None:
     found: dict[str, int] = {}
     for path in sorted(FOLDER.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        freed = {id(call.args[0]) for call, name in calls(tree) if name == "free_after_fork"}
-        left = [name for call, name in calls(tree) if name in MUTEXES and id(call) not in freed]
+        freed = {id(call.args[0]) for call, name in calls(path) if name == "free_after_fork"}
+        left = [name for call, name in calls(path) if name in MUTEXES and id(call) not in freed]
         if left:
             found[path.relative_to(FOLDER).as_posix()] = len(left)
     assert found == OF_THE_PARENT
@@ -57,7 +64,7 @@ def test_only_a_mutex_is_entered_by_with() -> None:
     made = [
         path.relative_to(FOLDER).as_posix()
         for path in sorted(FOLDER.rglob("*.py"))
-        for _, name in calls(ast.parse(path.read_text()))
+        for _, name in calls(path)
         if name in ("threading.Lock", "threading.RLock")
     ]
     # These are not entered by ``with``; ``threads`` has the type of ``Mutex`` from one.
@@ -70,7 +77,7 @@ def test_there_is_one_list_of_what_is_done_after_a_fork() -> None:
     asking = [
         path.name
         for path in FOLDER.rglob("*.py")
-        if any(name == "os.register_at_fork" for _, name in calls(ast.parse(path.read_text())))
+        if any(name == "os.register_at_fork" for _, name in calls(path))
     ]
     assert asking == ["threads.py"]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from django_redis_lock import threads
 from django_redis_lock.clock import Clock, time
 from django_redis_lock.contrib.several_names.members import MultiHold
 from django_redis_lock.locking import causes, records
@@ -107,7 +108,7 @@ class TestCounting:
         self, make: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hold = make(30)
-        monkeypatch.setattr("os.getpid", lambda: -1)
+        monkeypatch.setattr(threads, "_process", threads.Process(-1))
         assert hold.from_parent_process
         assert not hold.is_valid
         assert not hold.lost

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import django_redis_lock
 from benchmarks.twins import repeated_lines
+from tests.support.sources import nodes, tree
 
 PACKAGE = "django_redis_lock"
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -132,9 +133,9 @@ def _package(module: str) -> str:
     return f"{top}.{rest.partition('.')[0]}" if top in ("contrib", "ops") and rest else top
 
 
-def _imported(tree: ast.AST, package: str) -> Iterator[str]:
+def _imported(within: ast.AST, package: str) -> Iterator[str]:
     """Full names of what a module in ``package`` imports when it runs, inside functions too."""
-    for node in ast.iter_child_nodes(tree):
+    for node in ast.iter_child_nodes(within):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             for statement in node.orelse:
                 yield from _imported(ast.Module([statement], []), package)
@@ -152,7 +153,7 @@ def imports_of(module: str) -> set[str]:
     """Full names of what ``module`` imports: modules, or names in them."""
     path = MODULES[module]
     package = ".".join((PACKAGE, *path.relative_to(FOLDER).parent.parts))
-    return set(_imported(ast.parse(path.read_text()), package))
+    return set(_imported(tree(path), package))
 
 
 @cache
@@ -178,9 +179,7 @@ def _names_of(module: str) -> list[str]:
     listed = getattr(importlib.import_module(f"{PACKAGE}.{module}".rstrip(".")), "__all__", None)
     if listed is not None:
         return list(listed)
-    imports = [
-        n for n in ast.parse(MODULES[module].read_text()).body if isinstance(n, ast.ImportFrom)
-    ]
+    imports = [n for n in tree(MODULES[module]).body if isinstance(n, ast.ImportFrom)]
     return [name.name for found in imports for name in found.names if name.name == name.asname]
 
 
@@ -325,8 +324,7 @@ def test_faces_are_narrow_and_used() -> None:
 
 def _offered(face: str) -> list[str]:
     """Also those that are imported when they are used."""
-    nodes = ast.walk(ast.parse(MODULES[face].read_text()))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    imports = [each for each in nodes(tree(MODULES[face])) if isinstance(each, ast.ImportFrom)]
     return [name.name for node in imports for name in node.names if name.name == name.asname]
 
 

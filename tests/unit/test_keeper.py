@@ -25,6 +25,7 @@ from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.lock_scripts import RENEW
 from django_redis_lock.protocol.script import Call
+from django_redis_lock.transport.address import Address
 from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.processes import PATIENCE, until
 
@@ -36,6 +37,7 @@ class FakeServer:
 
     retired = is_topology = False
     generation = 0
+    address = Address(object, {})
 
     def __init__(self, answer: Any = 1) -> None:
         self.answer = answer
@@ -47,6 +49,9 @@ class FakeServer:
 
     def locate(self, keys: Any, patience: float) -> FakeServer:
         return self
+
+    def must_discover(self) -> bool:
+        return False
 
     def on_error(self, error: Exception) -> None:
         pass
@@ -665,3 +670,52 @@ def test_the_jobs_that_are_not_due_cost_no_time(keeper: Keeper) -> None:
     until(lambda: busy.answers > 200)
     # Once when it is added, and once a second.
     assert looks < 1000 * (3 + time.monotonic() - began)
+
+
+class Unresolved(FakeServer):
+    """Its host has a name, which the system does not resolve until ``resolve`` is set."""
+
+    address = Address(object, {"host": "redis.example"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_for_name, self.resolve = threading.Event(), threading.Event()
+
+    def connect(self, timeout: float, protocol: int) -> FakeLink:
+        self.asked_for_name.set()
+        assert self.resolve.wait(PATIENCE)
+        return super().connect(timeout, protocol)
+
+
+class UnresolvedSentinels(Unresolved):
+    """Those of a service whose primary is not known yet."""
+
+    is_topology = True
+
+    def must_discover(self) -> bool:
+        return not self.resolve.is_set()
+
+    def locate(self, keys: Any, patience: float) -> FakeServer:
+        self.asked_for_name.set()
+        assert self.resolve.wait(PATIENCE)
+        return self
+
+
+@pytest.mark.parametrize("kind", [Unresolved, UnresolvedSentinels])
+def test_a_name_that_is_not_resolved_delays_no_other_server(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, kind: type[Unresolved]
+) -> None:
+    """Kind: the system's resolver has no time-out of ours."""
+    monkeypatch.setattr(exchange, "REPLY_TIMEOUT_SECONDS", 0.1)
+    named = kind()
+    slow, other = Counting(named, keeper), Counting(FakeServer(), keeper)
+    keeper.add(slow)
+    assert named.asked_for_name.wait(PATIENCE)
+    keeper.add(other)
+    until(lambda: other.answers > 5 and len(slow.failures) > 1)
+    assert named.connected == 0
+    named.resolve.set()
+    until(lambda: slow.answers)
+    assert named.connected == 1
+    for job in (slow, other):
+        keeper.discard(job)

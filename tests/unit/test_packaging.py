@@ -106,6 +106,7 @@ with cache.lock("import") as lock:
 """
 
 
+@pytest.mark.sample(0)
 def test_what_is_installed_from_the_wheel_works(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     place = tmp_path / "site"
     install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile")

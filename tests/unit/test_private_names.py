@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeGuard
 import pytest
 
 import django_redis_lock
+from tests.support.sources import nodes, tree
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "django_redis_lock"
@@ -37,7 +38,7 @@ ADDED |= {"_without_lock"}
 THEIRS = {"connection", "_connection", "pool", "client", "request", "response", "user", "task"}
 THEIRS |= {"stdout", "asyncio", "settings"}
 #: Packages whose absence is no fault: this one only recognizes their objects.
-OPTIONAL = {"celery", "ninja", "rest_framework", "sentry_sdk"}
+OPTIONAL = {"celery", "csp", "ninja", "rest_framework", "sentry_sdk"}
 
 
 def is_private(name: str) -> bool:
@@ -46,21 +47,18 @@ def is_private(name: str) -> bool:
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    return {
-        str(path.relative_to(FOLDER)): ast.parse(path.read_text())
-        for path in sorted(FOLDER.rglob("*.py"))
-    }
+    return {str(path.relative_to(FOLDER)): tree(path) for path in sorted(FOLDER.rglob("*.py"))}
 
 
-def defined_in(tree: ast.AST) -> Iterator[str]:
+def defined_in(within: ast.AST) -> Iterator[str]:
     """Names of functions, classes and variables, and of attributes of ``self``."""
-    for node in ast.walk(tree):
+    for node in nodes(within):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield from {node.attr} if ast.unparse(node.value) in ("self", "cls") else ()
+            yield from {node.attr} if receiver(node.value) in ("self", "cls") else ()
 
 
 def receiver(node: ast.expr) -> str:
@@ -76,11 +74,11 @@ def of_super(node: ast.AST) -> TypeGuard[ast.Attribute]:
     )
 
 
-def used_in(tree: ast.AST, ours: set[str], theirs: Set[str] = frozenset()) -> Iterator[str]:
-    """The private names of others in ``tree``; ``ours``: those that our modules define, of which
+def used_in(within: ast.AST, ours: set[str], theirs: Set[str] = frozenset()) -> Iterator[str]:
+    """The private names of others in ``within``; ``ours``: those that our modules define, of which
     ``theirs`` are names of others, too."""
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    for node in ast.walk(tree):
+    classes = {node.name: node for node in nodes(within) if isinstance(node, ast.ClassDef)}
+    for node in nodes(within):
         if isinstance(node, ast.Attribute):
             if node.attr not in ours or receiver(node.value) in THEIRS:
                 yield node.attr
@@ -88,7 +86,7 @@ def used_in(tree: ast.AST, ours: set[str], theirs: Set[str] = frozenset()) -> It
             bases = [classes.get(receiver(base)) for base in node.bases]
             if None not in bases:  # It is put before a class of others.
                 inherited = {name for base in bases if base for name in defined_in(base)}
-                yield from {e.attr for e in ast.walk(node) if of_super(e)} - inherited
+                yield from {e.attr for e in nodes(node) if of_super(e)} - inherited
         elif isinstance(node, ast.Import):
             yield from (part for alias in node.names for part in alias.name.split("."))
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -107,10 +105,10 @@ def classes_in(module: str) -> dict[str, set[str]]:
     if not file.endswith(".py"):
         return {}
     found: dict[str, set[str]] = {}
-    for node in ast.walk(ast.parse(Path(file).read_text())):
+    for node in nodes(tree(Path(file))):
         if isinstance(node, ast.ClassDef):
             names = found.setdefault(node.name, set(defined_in(node)))
-            for each in ast.walk(node):
+            for each in nodes(node):
                 if isinstance(each, ast.Attribute) and receiver(each.value) in ("self", "cls"):
                     names.add(each.attr)
     return found
@@ -143,12 +141,12 @@ def shared_with_bases() -> Iterator[tuple[str, str]]:
 @cache
 def uses() -> set[tuple[str, str]]:
     """Each private name of another package, with the file that uses it."""
-    ours = {name for tree in trees().values() for name in defined_in(tree)}
-    theirs = {name for tree in trees().values() for name in used_in(tree, ours)}
+    ours = {name for each in trees().values() for name in defined_in(each)}
+    theirs = {name for each in trees().values() for name in used_in(each, ours)}
     written = {
         (name, file)
-        for file, tree in trees().items()
-        for name in used_in(tree, ours, theirs)
+        for file, each in trees().items()
+        for name in used_in(each, ours, theirs)
         if is_private(name)
     }
     return written | set(shared_with_bases())
@@ -174,7 +172,7 @@ def table() -> tuple[Row, ...]:
 
 
 def test_the_search_finds_each_kind_of_use() -> None:
-    tree = ast.parse("""
+    source = ast.parse("""
 import _socket
 from redis._parsers import _RESP
 connection._sock.close()
@@ -188,7 +186,7 @@ event._replace(x=1)
 lock._state
 """)
     found = {
-        name for name in used_in(tree, {"_sock", "_state", "_lock", "_close"}) if is_private(name)
+        name for name in used_in(source, {"_sock", "_state", "_lock", "_close"}) if is_private(name)
     }
     assert found == {
         *("_socket", "_parsers", "_RESP", "_sock", "_get_running_loop", "_must_cancel", "_close"),

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import redis
 import redis.sentinel
+from django.core.cache import caches
 from redis.backoff import NoBackoff
 from redis.exceptions import AskError, MovedError, ReadOnlyError
 from redis.retry import Retry
 
+from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.topology import SentinelService
 from django_redis_lock.contrib.topology.client import LazyCluster
 from django_redis_lock.transport.pool import FollowingRetry
@@ -242,6 +244,16 @@ class TestAddresses:
     def test_who_is_no_client(self) -> None:
         with pytest.raises(TypeError, match="needs a redis-py client"):
             server_of(object())
+
+    @pytest.mark.parametrize("kind", [Lock, AsyncLock])
+    @pytest.mark.parametrize(
+        "client",
+        [None, "redis://localhost", redis.Redis().pubsub(), caches["default"]],
+        ids=["none", "url", "pubsub", "cache"],
+    )
+    def test_a_lock_says_at_construction_what_is_no_client(self, kind: Any, client: Any) -> None:
+        with pytest.raises(TypeError, match=r"needs a (redis-py )?client .*not|AsyncLock needs"):
+            kind(client, "name", timeout=5)
 
 
 def test_a_connection_whose_pool_is_gone_meets_a_replica() -> None:

@@ -52,14 +52,14 @@ _metrics = Metrics()
 forget = _metrics.forget
 
 
-def start() -> Metrics:
+def start() -> events.Listener:
     """Count from now on."""
-    events.subscribe(_metrics)
+    events.subscribe(_metrics.count)
     events.count_read = _metrics.count_read
     events.usual_hold = _metrics.usual_hold
     if "celery" in sys.modules:  # As in ``note_tasks``.
         import_module("celery.signals").worker_process_shutdown.connect(_end)
-    return _metrics
+    return _metrics.count
 
 
 def _end(**kwargs: object) -> None:

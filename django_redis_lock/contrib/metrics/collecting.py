@@ -173,7 +173,7 @@ class Metrics:
         self._holders: Figures = {}
         self._jobs: dict[Server, Writing] = {}
 
-    def __call__(self, event: Any) -> None:
+    def count(self, event: Any) -> None:
         kind = type(event)
         # An error would keep what its frames had.
         if kind in _FREQUENT or (kind is events.Computed and event.error is None):
@@ -210,24 +210,21 @@ class Metrics:
             for (cache, group, result), values in by_group.items():
                 self._count(events.Read(cache, "", group, result, values, 0.0, 0.0))
 
-    def _count(self, event: object) -> None:
+    def _count(self, event: Any) -> None:
         try:
-            self._add(event)
-        except Exception:  # Reads are counted outside of ``emit``.
-            events.log_failure(self, event)
-
-    def _add(self, event: Any) -> None:
-        subject: Subject = event.subject
-        if subject.server is None:
-            return
-        owner = (subject.server, subject.site, subject.group)
-        figures = self._figures.get(owner)
-        if figures is None:
-            conf: Conf = Conf() if subject.cache is None else subject.cache.conf
-            if not conf.METRICS:
+            _, group, _, server, site, cache = event.subject
+            if server is None:
                 return
-            figures = self._begin(owner)
-        _COUNTS[type(event)](figures, event)
+            owner = (server, site, group)
+            figures = self._figures.get(owner)
+            if figures is None:
+                conf: Conf = Conf() if cache is None else cache.conf
+                if not conf.METRICS:
+                    return
+                figures = self._begin(owner)
+            _COUNTS[type(event)](figures, event)
+        except Exception:  # Reads are counted outside of ``emit``.
+            events.log_failure(self.count, event)
 
     def _begin(self, owner: Owner) -> list[int]:
         """New figures for ``owner``; for OTHER if there are too many groups."""

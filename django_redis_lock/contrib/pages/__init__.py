@@ -18,7 +18,7 @@ from django.middleware.cache import CacheMiddleware
 from ...cache import value_cache
 from ...steps import Steps, adrive, drive
 from .responses import Conditions as Conditions
-from .responses import conditional, is_unrendered
+from .responses import Rendering, conditional, is_unrendered
 from .visit import Visit
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ class CachedPageMiddleware(CacheMiddleware):
         """With a cache of another backend: no caller waits for this page."""
 
         def store(response: HttpResponseBase) -> object:
+            conditions.complete(response)
             page = self.storable(request, response)
-            if page is not None and not conditions.token_used:
+            if page is not None and not conditions.of_client:
                 self.cache.set(page.header_key, page.headers, page.timeout)
                 self.cache.set(page.page_key, response, page.timeout)
             return conditional(request, response)
@@ -106,7 +107,7 @@ class CachedPageMiddleware(CacheMiddleware):
         finally:
             conditions.put_back()
         if is_unrendered(response):
-            response.add_post_render_callback(store)
+            Rendering(response, conditions, lambda made, _: store(made), lambda error, _: None)
             return response
         return (yield call(store, response))
 

@@ -10,9 +10,10 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from django.contrib.messages import get_messages
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.utils.cache import get_conditional_response
+from django.utils.cache import get_conditional_response, patch_vary_headers
 from django.utils.http import parse_http_date_safe
 
 from ...clock import time
@@ -21,6 +22,7 @@ from ...singleflight import Postponed, Runner
 from ...steps import Steps
 
 if TYPE_CHECKING:
+    from django.contrib.sessions.backends.base import SessionBase
     from django.http import HttpRequest
 
 #: What a client makes its request depend on. A page that others get is computed without it.
@@ -37,6 +39,7 @@ _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
 #: Request Timeout, Too Early, Too Many Requests; and all from 500 on, with ``Retry-After``, or
 #: because a lock was taken.
 _TEMPORARY = {408, 425, 429}
+_POLICIES = ("Content-Security-Policy", "Content-Security-Policy-Report-Only")
 #: What Django answers with 4xx when a view raises it.
 REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 #: Not Found, Gone: the only errors of a client that do not depend on which client it is.
@@ -95,15 +98,23 @@ class Conditions:
     afterwards.
 
     Attributes:
-        token_used: whether a CSRF token was made while they were taken out.
+        of_client: what belongs to one client and was used while they were taken out: a CSRF
+            token, a nonce of a Content-Security-Policy, messages; else empty.
+        session_used: whether the session was read during that time.
+        in_background: whether another thread may use the session.
     """
 
+    of_client = ""
+    session_used = in_background = False
+
     def __init__(self, request: HttpRequest, names: tuple[str, ...] = _CONDITIONS) -> None:
-        self.token_used = False
         self._request = getattr(request, "_request", request)
         self._names = names
         self._taken: dict[str, object] | None = None
         self._flag: object = None
+        self._session: SessionBase | None = None
+        self._session_used_before = False
+        self._of_client_before: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._request.META or name in (self._taken or ())
@@ -113,20 +124,45 @@ class Conditions:
         self._taken = {name: meta.pop(name) for name in self._names if name in meta}
         vars(self._request).pop("headers", None)  # Django computes it from META once.
         self._flag = meta.get(_TOKEN_USED)
-        if self._flag is True and not self.token_used:
+        if self._flag is True and not self.of_client:
             meta[_TOKEN_USED] = _BY_ANOTHER
+        self._of_client_before = self._what_is_of_client()
+        session = None if self.in_background else getattr(self._request, "session", None)
+        self._session = session if hasattr(session, "accessed") else None
+        if self._session is not None:
+            self._session_used_before = self._session.accessed
+            self._session.accessed = False
 
     def put_back(self) -> None:
         if self._taken is None:
             return
         meta = self._request.META
         if meta.get(_TOKEN_USED) is True:
-            self.token_used = True
+            self.of_client = "a CSRF token"
         elif self._flag is True and _TOKEN_USED in meta:
             meta[_TOKEN_USED] = meta[_TOKEN_USED] == _BY_ANOTHER
+        for used in self._what_is_of_client() - self._of_client_before:
+            self.of_client = used
+        if self._session is not None:
+            self.session_used |= self._session.accessed
+            # The middleware sets Vary by that.
+            self._session.accessed |= self._session_used_before
         meta.update(self._taken)
         vars(self._request).pop("headers", None)
         self._taken = None
+
+    def _what_is_of_client(self) -> set[str]:
+        used = {"a nonce"} if getattr(self._request, "_csp_nonce", None) else set()
+        stored = get_messages(self._request)
+        return used | ({"messages"} if getattr(stored, "used", False) and len(stored) else set())
+
+    def complete(self, response: HttpResponseBase) -> None:
+        """Set what the session's middleware would set later: Django stores a page without it. A
+        nonce that the response's own policy names is right for all who get both."""
+        if self.session_used:
+            patch_vary_headers(response, ("Cookie",))
+        if self.of_client == "a nonce" and any(map(response.has_header, _POLICIES)):
+            self.of_client = ""
 
 
 def conditional(request: HttpRequest, response: object) -> object:
@@ -150,6 +186,26 @@ def finalized(request: HttpRequest, response: HttpResponseBase) -> object:
     view = copy.copy(view)  # The request's own view changes its headers at the same time.
     view.headers = view.default_response_headers
     return view.finalize_response(request, response)
+
+
+def complete_like(old: object, request: object, response: object, by_headers: bool) -> None:
+    """Set the headers that decide what is stored as in the ``old`` page: in the background, no
+    decorator around the view sets them, and it is not known who has read the session.
+    ``by_headers``: whether they decide on the page's lifetime.
+
+    Raises:
+        PageFailed: there is no old page, and it matters.
+    """
+    if not isinstance(response, HttpResponseBase):
+        return
+    if not isinstance(old, HttpResponseBase):
+        if is_unrendered(response) or getattr(getattr(request, "session", None), "accessed", False):
+            raise PageFailed(response)
+        return
+    varies_on = map(str.strip, old.get("Vary", "").split(","))
+    patch_vary_headers(response, list(filter(None, varies_on)))
+    if by_headers and is_unrendered(response) and "Cache-Control" in old:
+        response.headers.setdefault("Cache-Control", old["Cache-Control"])
 
 
 def close_without_signal(response: Any) -> None:

@@ -15,7 +15,7 @@ from uuid import uuid4
 from asgiref.sync import sync_to_async
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.utils import cache as django_cache
-from django.utils.cache import get_max_age, patch_vary_headers
+from django.utils.cache import get_max_age
 from django.utils.http import parse_http_date_safe
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
@@ -37,6 +37,7 @@ from .responses import (
     PageFailed,
     Rendering,
     close_without_signal,
+    complete_like,
     conditional,
     copied,
     finalized,
@@ -230,14 +231,14 @@ class Visit:
         names = [GENERATION.format(self.middleware.key_prefix)]
         [at] = yield from self.cache._keys(self._runner(), names, None)
         conditions = Conditions(request) if key else Conditions(request, ())
+        conditions.in_background = not mine
         ranged = "HTTP_RANGE" in conditions
         conditions.take_out()
         try:
             with computing(None, [at], self.own):
                 response = yield from self._respond(request)
-            if not mine and is_unrendered(response):
-                response = finalized(request, response)
-                response = yield from self._render_as_before(key, response)
+            if not mine:
+                response = yield from self._complete_as_before(key, request, response)
         except REFUSALS as refusal:
             if key and not isinstance(refusal, Http404) and (yield from self._is_first(key)):
                 raise (NotThePage(refusal) if mine else refusal) from None
@@ -284,16 +285,14 @@ class Visit:
         response = self.view(request)
         return (yield response) if self.asynchronous else response
 
-    def _render_as_before(self, key: str, response: Any) -> Steps[object]:
-        """Render in the background, where no decorator around the view sets headers: those that
-        decide what is stored are taken from the old page."""
+    def _complete_as_before(self, key: str, request: HttpRequest, response: Any) -> Steps[object]:
+        """In the background: rendered, with headers of the old page."""
+        unrendered = is_unrendered(response)
+        response = finalized(request, response) if unrendered else response
         old = yield from self._read(key)
-        if not isinstance(old, HttpResponseBase):
-            raise PageFailed(response)
-        varies_on = map(str.strip, old.get("Vary", "").split(","))
-        patch_vary_headers(response, list(filter(None, varies_on)))
-        if self.middleware.page_timeout is None and "Cache-Control" in old:
-            response.headers.setdefault("Cache-Control", old["Cache-Control"])
+        complete_like(old, request, response, self.middleware.page_timeout is None)
+        if not unrendered:
+            return response
         render = sync_to_async(response.render) if self.asynchronous else response.render
         return (yield render())
 
@@ -356,8 +355,9 @@ class Visit:
     def _storable(self, request: Any, response: Any, conditions: Conditions) -> Storable | None:
         if not isinstance(response, HttpResponseBase):
             return None
+        conditions.complete(response)
         page = self.middleware.storable(request, response)
-        return None if conditions.token_used else page
+        return None if conditions.of_client else page
 
     def _store(self, key: str, page: Storable | None, response: Any, generation: str) -> Steps[Any]:
         """Store what the flight of ``key`` does not store; returns the value for ``key``."""

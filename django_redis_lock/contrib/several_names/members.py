@@ -117,11 +117,10 @@ class Member(LockOperations):
     def _shown(self) -> str:
         return str(super()._shown)
 
-    def _release_call(self, token: bytes) -> Call:
-        hold: Hold | None = self.local.hold
+    def _release_call(self, token: bytes, hold: Hold | None) -> Call:
         if hold is not None and hold.on_lost is None:  # The whole was not acquired.
             return release_call(self.keys, token, new_token(), self.grant_timeout)
-        return super()._release_call(token)
+        return super()._release_call(token, hold)
 
 
 class Asked(NamedTuple):

@@ -156,7 +156,7 @@ class Waiter:
     def _poll(self) -> Steps[Acquisition | None]:
         """Wait without a blocking pop, which this Redis user may not use."""
         while (left := self._request.left()) > 0:
-            yield self._sleep(min(self._request.sleep, left))
+            yield self._sleep(min(max(self._request.sleep, 0.001), left))
             if acquired := (yield from self._acquire_or_register()):
                 return acquired
         return None

@@ -17,7 +17,19 @@ from django.utils.translation import gettext_lazy, ngettext
 from ...cache import lock_caches
 from ..held_locks import HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..inventory import FLIGHT, LOCK
-from .rows import STATUSES, UrlOf, as_of, brief, failure_rows, place, row, shown, status_of
+from .rows import (
+    STATUSES,
+    Ref,
+    UrlOf,
+    as_of,
+    brief,
+    failure_rows,
+    place,
+    ref_of,
+    row,
+    shown,
+    status_of,
+)
 from .sections import behaviour_section, log_failure
 
 #: Rows on one page.
@@ -66,8 +78,12 @@ DEFAULT = "status"
 class Listing:
     """The list for a query like ``?q=report&kind=lock&status=silent&age=60&o=-held&p=2``."""
 
-    def __init__(self, query: QueryDict, url_of: UrlOf) -> None:
-        self._url_of = url_of
+    def __init__(
+        self, query: QueryDict, url_of: UrlOf, may_release: Callable[[Ref], bool] = bool
+    ) -> None:
+        self._url_of, self._may_release = url_of, may_release
+        #: Those whose figures this user sees; None: all.
+        self.groups: set[str] | None = None
         self.search = query.get("q", "")[:200]
         self.aliases = list(lock_caches())
         #: The title of each filter, and its choices with their texts.
@@ -136,7 +152,7 @@ class Listing:
         """The part of the page that changes while it is open."""
         found = self.held
         return {
-            "rows": [row(holding, self._url_of) for holding in self.shown],
+            "rows": list(map(self._row, self.shown)),
             "failures": failure_rows(found.failures),
             "local": [
                 {"id": f"{owner.id} {name}", "name": shown(name), "place": place(owner)}
@@ -157,6 +173,11 @@ class Listing:
             "as_of": as_of(),
         }
 
+    def _row(self, holding: HeldLock) -> dict[str, object]:
+        """What this user may not release cannot be chosen."""
+        may = self._may_release(ref_of(holding))
+        return row(holding, self._url_of) | ({} if may else {"choice": ""})
+
     def _nothing(self) -> str:
         if self.matching or self.held.failures:
             return ""
@@ -171,7 +192,8 @@ class Listing:
             return None
         down = {failure.alias for failure in self.held.failures}
         answering = [alias for alias in self._asked if alias not in down]
-        return behaviour_section(answering, self.held.found, self.search, self.address)
+        held = self.held.found
+        return behaviour_section(answering, held, self.search, self.address, self.groups)
 
     def _summary(self) -> str:
         """One line about everything held, also what the search excludes."""

@@ -19,6 +19,7 @@ from django.utils.translation import ngettext
 
 from ...cache import lock_caches
 from ...events import group_of
+from ...models import HeldLock as Model
 from ...protocol import printable
 from ...transport.refusals import explained
 from ..held_locks import (
@@ -68,6 +69,10 @@ class Pages:
         self._request = request
         self._refreshes = "live" in request.GET  # The script of an open page asks for its content.
         self._url = model_admin.url_of_page
+        #: Whether a project decides on each lock.
+        self._restricted = (
+            type(model_admin).has_view_permission is not ModelAdmin.has_view_permission
+        )
 
     def changelist(self, extra_context: dict[str, object] | None = None) -> HttpResponse:
         listing = self._listing(self._request.GET)
@@ -82,32 +87,39 @@ class Pages:
         return self._page("change_list", **context | (extra_context or {}))
 
     def _listing(self, query: QueryDict) -> Listing:
-        listing = Listing(query, self._url_of)
-        if type(self._admin).has_view_permission is not ModelAdmin.has_view_permission:
+        listing = Listing(query, self._url_of, self._may_release)
+        if self._restricted:
             held = listing.held
             held.found = [each for each in held.found if self._may_view(ref_of(each))]
+            held.local = [each for each in held.local if self._sees(Model(name=shown(each[0])))]
+            listing.groups = {each.group for each in held.found}
         return listing
 
     def _may_view(self, ref: Ref) -> bool:
-        return self._permits(self._admin.has_view_permission, ref)
+        return not self._restricted or self._sees(entry_of(ref))
+
+    def _sees(self, entry: Model) -> bool:
+        return self._permits(self._admin.has_view_permission, entry)
 
     def _may_release(self, ref: Ref) -> bool:
-        return self._permits(self._admin.has_release_permission, ref) and self._may_view(ref)
+        permitted = self._permits(self._admin.has_release_permission, entry_of(ref))
+        return permitted and self._may_view(ref)
 
-    def _permits(self, check: Callable[..., bool], ref: Ref) -> bool:
+    def _permits(self, check: Callable[..., bool], entry: Model) -> bool:
         """What ``check`` says of this lock; of all, if a project's takes the request only."""
         of_each = len(signature(check).parameters) > 1
-        return check(self._request, *([entry_of(ref)] if of_each else ()))
+        return check(self._request, *([entry] if of_each else ()))
 
     def processes(self) -> HttpResponse:
         """Which locks each process holds, and what it waits for."""
-        data = processes_data(self._url_of)
+        data = processes_data(self._url_of, self._may_view)
         return self._page("base", title=_("Locks by process"), data=data)
 
     def events(self) -> HttpResponse:
         """What went wrong in the last day, of all locks."""
         title = _("Latest events of all locks")
-        return self._page("events", title=title, data=events_data(self._request.GET, self._url_of))
+        data = events_data(self._request.GET, self._url_of, self._may_view)
+        return self._page("events", title=title, data=data)
 
     def releases(self, object_id: str | None = None) -> HttpResponse:
         """The log of all releases, or of those of one lock."""
@@ -115,7 +127,7 @@ class Pages:
         if object_id is not None:
             found = self._ref(object_id)
             title = _("Releases of %(name)s") % {"name": shown(name_of(*found))}
-        entries = releases(self._url_of, found)
+        entries = releases(self._url_of, found, self._may_view if self._restricted else None)
         if found is not None and entries:  # The key may not show the name.
             title = _("Releases of %(name)s") % {"name": entries[0]["name"]}
         return self._page("history", title=title, entries=entries)
@@ -136,6 +148,7 @@ class Pages:
             periods=periods,
             counted=any(period["summary"].events for period in periods),
             history_url=self._url("history", str(found)),
+            may_release=self._may_release(found),
         )
 
     def release(self) -> HttpResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -213,19 +213,24 @@ def _away(error: Exception) -> str:
     return _("Redis did not answer as it should (%(error)s)") % {"error": shown(explained(error))}
 
 
-def releases(url_of: UrlOf, ref: Ref | None = None) -> list[dict[str, Any]]:
-    """The releases of all locks or, with ``ref``, of one; latest first."""
+def releases(
+    url_of: UrlOf, ref: Ref | None = None, may_view: Callable[[Ref], bool] | None = None
+) -> list[dict[str, Any]]:
+    """The releases of all locks or, with ``ref``, of one; latest first; with ``may_view``, of those
+    of which it is true."""
     entries = LogEntry.objects.filter(content_type=get_content_type_for_model(Model))
     if ref is not None:
         entries = entries.filter(object_id=str(ref))
     latest = entries.select_related("user").order_by("-action_time")[:MAX_ENTRIES]
+    found = [(entry, Ref.parse(entry.object_id or "")) for entry in latest]
     return [
         {
             "at": moment(entry.action_time.timestamp()),
             "user": str(entry.user),
             "name": shown(entry.object_repr),
-            "url": "" if (of := Ref.parse(entry.object_id or "")) is None else url_of(of),
+            "url": "" if of is None else url_of(of),
             "message": entry.get_change_message(),
         }
-        for entry in latest
+        for entry, of in found
+        if may_view is None or (of is not None and may_view(of))
     ]

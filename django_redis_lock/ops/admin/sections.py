@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from ..held_locks import UNAVAILABLE, HeldLock, held_locks, latest_events, look_
 from ..inventory import LOCK
 from .rows import (
     EVENTS,
+    Ref,
     UrlOf,
     as_of,
     duration,
@@ -65,16 +66,21 @@ def behaviour_section(
     held: Sequence[HeldLock],
     search: str,
     address: Callable[..., str],
+    groups: Collection[str] | None = None,
 ) -> dict[str, object]:
     """``search``: only groups whose names contain this; ``address`` returns the query
-    string of the list of a group's locks."""
+    string of the list of a group's locks; ``groups``: no others than these."""
     sites = {site_of(alias): alias for alias in reversed(list(aliases))}
     now = Counter((site_of(holding.alias), holding.group) for holding in held)
     failed = not sites
     found: list[tuple[str, dict[str, Summary]]] = []
     for alias in sites.values():
         try:
-            found += ((alias, of) for of in _groups(alias) if search.lower() in _name(of).lower())
+            found += (
+                (alias, of)
+                for of in _groups(alias)
+                if search.lower() in _name(of).lower() and (groups is None or _name(of) in groups)
+            )
         except UNAVAILABLE as error:
             log_failure("The figures of the cache %s cannot be read: %s", alias, error)
             failed = True
@@ -217,9 +223,12 @@ def _percent(share: float | None) -> str:
 # -- latest events ---------------------------------------------------------------------------------
 
 
-def events_data(query: QueryDict, url_of: UrlOf) -> dict[str, object]:
+def events_data(
+    query: QueryDict, url_of: UrlOf, may_view: Callable[[Ref], bool]
+) -> dict[str, object]:
     """Those of one host or one kind, as a query like ``?host=web-1&what=crashed`` asks."""
     news, failures = latest_events()
+    news = [each for each in news if may_view(Ref(each.alias, each.event.lock, LOCK))]
     hosts = sorted({shown(each.event.owner.host) for each in news} - {""})
     kinds = {what: text for what, text in EVENTS.items() if what != "released"}
     host, what = query.get("host", ""), query.get("what", "")
@@ -279,9 +288,10 @@ def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
     return waits
 
 
-def processes_data(url_of: UrlOf) -> dict[str, object]:
+def processes_data(url_of: UrlOf, may_view: Callable[[Ref], bool]) -> dict[str, object]:
     held = held_locks(kinds=(LOCK,))
-    processes = by_process(held.found, waits_of(held.found), url_of)
+    in_sight = [holding for holding in held.found if may_view(ref_of(holding))]
+    processes = by_process(in_sight, waits_of(in_sight), url_of)
     return {
         "processes": None if held.failures and not processes else processes,
         "blocked": any(process["is_blocked"] for process in processes),

@@ -261,6 +261,6 @@ def test_the_command_that_stops_a_holder(admin_client: Client, client: redis.Red
     content = admin_client.get(PAGE).content.decode()
     url = re.findall(r'href="([^"]+/change/)"', content)[0]
     page = admin_client.get(url).content.decode()
-    command = f"kill -TERM {lock.local.hold.pid}"
+    command = f"kill -TERM {lock.local.hold.process.pid}"
     assert f'<code dir="ltr">{command}</code>' in page
     assert f'data-copy="{command}"' in page

@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.contrib.admin import AdminSite
 from django.contrib.auth.models import User
+from django.core.cache import caches
 from django.test import Client
 from django.urls import path
 
 from django_redis_lock.admin import HeldLockAdmin
+from django_redis_lock.contrib import metrics
 from django_redis_lock.models import HeldLock
-from tests.support.admin import hold, state_of
+from tests.holding import hurry
+from tests.processes import until
+from tests.redis_server import RedisServer
+from tests.support.admin import OURS, hold, state_of
 
 pytestmark = pytest.mark.django_db
 
@@ -139,6 +145,75 @@ def test_permissions_for_one_lock(admin_client: Client, settings: Any) -> None:
         "a:watched!": True,
         "b:others": True,
     }
+
+
+@pytest.mark.parametrize("route", ["", "?q=others", "processes/", "events/", "history/"])
+def test_a_lock_that_is_hidden_is_on_no_page(
+    admin_client: Client, client: redis.Redis, settings: Any, route: str
+) -> None:
+    """Its name says whose it is. Among them: what it waits for, its events, its releases, the
+    figures of its group."""
+    everything, team = AdminSite("everything"), AdminSite("team")
+    everything.register(HeldLock, HeldLockAdmin)
+    team.register(HeldLock, Team)
+    settings.ROOT_URLCONF = (path("everything/", everything.urls), path("team/", team.urls))
+    home = "/{}/django_redis_lock/heldlock/"
+    for name in ("a:mine", "b:others"):
+        hold(name)
+        (row,) = (
+            row
+            for row in state_of(admin_client, home.format("everything"))["rows"]
+            if row["name"] == name
+        )
+        post = {"selected": row["choice"], "confirmed": "yes"}
+        admin_client.post(f"{home.format('everything')}release/", post)  # Noted in log and events.
+        admin_client.get(home.format("everything"))  # Shows the message.
+        lock = hold(name)
+        hurry()
+        until(lambda lock=lock: client.exists(lock.keys.owner))  # type: ignore[misc]
+    metrics.flush()
+
+    def names(site: str) -> set[str]:
+        page = admin_client.get(home.format(site) + route)
+        assert page.status_code == 200
+        text = re.sub(r'value="[^"]*"', "", page.content.decode())  # What was searched for.
+        return set(re.findall("a:mine|b:others", text))
+
+    assert "b:others" in names("everything")
+    assert "b:others" not in names("team")
+    assert "q=" in route or "a:mine" in names("team")
+
+
+def test_what_is_held_on_this_host_is_hidden_as_well(
+    admin_client: Client, own_server: RedisServer, settings: Any, tmp_path: Path
+) -> None:
+    team = AdminSite("team")
+    team.register(HeldLock, Team)
+    settings.ROOT_URLCONF = (path("team/", team.urls),)
+    options = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url, "OPTIONS": options}}
+    own_server.stop()
+    with caches["default"].lock("a:mine"), caches["default"].lock("b:others"):
+        shown = state_of(admin_client, "/team/django_redis_lock/heldlock/")["local"]
+    assert [lock["name"] for lock in shown] == ["a:mine"]
+
+
+def test_only_what_may_be_released_can_be_chosen(admin_client: Client, settings: Any) -> None:
+    team = AdminSite("team")
+    team.register(HeldLock, Team)
+    settings.ROOT_URLCONF = (path("team/", team.urls),)
+    for name in ("a:mine", "a:watched!"):
+        hold(name)
+    home = "/team/django_redis_lock/heldlock/"
+    rows = {row["name"]: row for row in state_of(admin_client, home)["rows"]}
+    assert {name: bool(row["choice"]) for name, row in rows.items()} == {
+        "a:mine": True,
+        "a:watched!": False,
+    }
+    assert admin_client.get(home).content.decode().count('name="selected"') == 1
+    for name, row in rows.items():
+        page = admin_client.get(row["url"]).content.decode()
+        assert ('name="selected"' in page) == (name == "a:mine")
 
 
 class Watchers(HeldLockAdmin):

@@ -280,7 +280,7 @@ def two_caches(redis_server: RedisServer, settings: Any) -> None:
     }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(7, 1)
 @pytest.mark.usefixtures("two_caches")
 @pytest.mark.parametrize("name", TARGETS)
 def test_only_who_may_reaches_only_locks(client: redis.Redis, name: str) -> None:

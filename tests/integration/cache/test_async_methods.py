@@ -356,7 +356,7 @@ def test_no_call_waits_behind_a_large_value(
     so that two are enough for any number of large values."""
     monkeypatch.setattr("django_redis_lock.transport.aio_connection.TRUSTED_SECONDS", PATIENCE)
     cache = RedisCache(redis_server.url, {})
-    value = os.urandom(50_000_000)
+    value = os.urandom(20_000_000)
 
     async def main() -> None:
         await cache.aset_many({"large": value, "small": "value"})

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib import messages
+from django.contrib.messages.storage.cookie import CookieStorage
 from django.core.cache import cache
 from django.core.cache.utils import make_template_fragment_key
 from django.http import HttpResponse
 from django.middleware.csrf import CsrfViewMiddleware, _unmask_cipher_token
 from django.template import Context, Template, TemplateSyntaxError, engines
 from django.test import RequestFactory, override_settings
+from django.utils.functional import SimpleLazyObject
 
 from django_redis_lock.protocol.keys import flight_key
 from tests.processes import PATIENCE, Link, processes, until
@@ -174,6 +177,33 @@ def test_a_token_is_never_shared(source: str, caplog: pytest.LogCaptureFixture) 
     assert [record.getMessage() for record in said] == [
         f"The fragment {name} is not cached: it has a CSRF token. Move it out of {{% cached %}}"
     ]
+
+
+@pytest.mark.parametrize("part", ["messages", "a nonce"])
+def test_messages_and_nonces_are_never_shared(part: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The nonce as django-csp makes it."""
+    name = part.replace(" ", "-")
+    sources = {
+        "messages": "{% for message in messages %}{{ message }}{% endfor %}",
+        "a nonce": "{{ request.csp_nonce }}",
+    }
+    text = f"{{% load redis_lock %}}{{% cached 60 {name} %}}{sources[part]}{{% endcached %}}"
+    template = engines["django"].from_string(text)
+
+    def seen_by(user: str) -> str:
+        request: Any = RequestFactory().get("/")
+        request._messages = CookieStorage(request)
+        messages.info(request, f"for {user}")
+
+        def nonce() -> str:
+            request._csp_nonce = f"for {user}"
+            return str(request._csp_nonce)
+
+        request.csp_nonce = SimpleLazyObject(nonce)
+        return str(template.render({}, request))
+
+    assert [seen_by(user) for user in "abab"] == [f"for {user}" for user in "abab"]
+    assert f"The fragment {name} is not cached: it has {part}." in caplog.text
 
 
 def test_a_form_outside_does_not_count(client: redis.Redis) -> None:

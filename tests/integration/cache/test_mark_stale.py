@@ -121,6 +121,7 @@ def test_a_stale_time_that_makes_no_sense_is_refused(cache: Any, stale: Any) -> 
         cache.mark_stale("report", stale=stale)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("left", [0, 1000])
 def test_a_value_is_stale_within_the_same_moment(left: int) -> None:
     """No rounding keeps it fresh, neither of milliseconds nor of a clock in floating point."""

@@ -489,6 +489,7 @@ def test_no_thread_of_the_background_stays(
     until(lambda: "django_redis_lock" not in {t.name for t in {*threading.enumerate()} - others})
 
 
+@pytest.mark.sample(0)
 def test_a_process_ends_although_its_background_works(
     stale: RedisCache, redis_server: RedisServer
 ) -> None:

@@ -79,7 +79,7 @@ def blocked(client: redis.Redis) -> int:
     return int(client.info("clients")["blocked_clients"])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(4, 1)
 @pytest.mark.parametrize(
     "value",
     [None, False, 0, "", 12, -(2**80), b"", {"rows": [1, 2]}, "x" * 20_000_000],

@@ -379,7 +379,7 @@ def after_middleware(do: Any, *args: Any) -> Any:
         enter("public")
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("kind", KEYS)
 def test_tasks_use_the_keys_of_threads(config: dict[str, Any], kind: str) -> None:
     """The event loop runs in this thread, and Django's is another one, as under ASGI."""
@@ -405,7 +405,7 @@ def test_tasks_use_the_keys_of_threads(config: dict[str, Any], kind: str) -> Non
         assert not different
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", STATES)
 def test_wherever_the_tenant_is_kept(config: dict[str, Any], kind: str) -> None:
     """A task in a view for which a thread waits, as under WSGI; and one in the event loop of ASGI,

@@ -152,7 +152,7 @@ def test_one_computation_instead_of_nine_and_a_line_in_order(start: Start) -> No
     assert demo.has_left_nothing()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_all_of_it(start: Start, signum: signal.Signals) -> None:
@@ -161,6 +161,10 @@ def test_a_signal_stops_all_of_it(start: Start, signum: signal.Signals) -> None:
     names = [process.name() for process in demo.processes()]
     assert sum("redis-server" in name for name in names) == 1
     assert len(names) > 5
+    expect_a_signal_to_stop(demo, signum)
+
+
+def expect_a_signal_to_stop(demo: Demo, signum: signal.Signals) -> None:
     demo.process.send_signal(signum)
     assert demo.end() == 0, demo.errors.read_text()
     assert demo.output.endswith("\nStopped.\n")
@@ -197,8 +201,10 @@ def test_the_site_has_locks_to_show(start: Start, how: str) -> None:
     page(address, username=user, password=password, csrfmiddlewaretoken=token[1])
     # Who holds a lock is known half a second after it was taken.
     until(lambda: re.search("report|prices|newsletter|stock", page(locks)))
+    expect_a_signal_to_stop(demo, signal.SIGINT)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_killed_it_leaves_nothing_either(start: Start) -> None:
     demo = start("--only-serve", "--port", "0")
@@ -287,6 +293,7 @@ def test_no_administrator_where_debug_is_off(refused: Callable[..., str], settin
     assert "only with DEBUG on" in refused()
 
 
+@pytest.mark.sample(0)
 def test_a_refusal_ends_it_with_an_error(start: Start) -> None:
     demo = start(PORT="70000")
     assert demo.end() == 1

@@ -412,6 +412,7 @@ SITES = [
 ]
 
 
+@pytest.mark.sample(3, 1)
 @pytest.mark.parametrize(("arguments", "settings_of_it", "database"), SITES)
 def test_the_printed_rule_for_locks_is_enough_and_has_nothing_in_excess(
     own_server: RedisServer,

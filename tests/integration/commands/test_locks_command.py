@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from django_redis_lock.protocol.keys import FLIGHTS
 from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport import execute
 from tests.holding import hurry, silence
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, ManageCommand, until
 
 ROOT = Path(__file__).parents[3]
 HERE = f"{hostname()}:{os.getpid()}"
@@ -318,6 +319,7 @@ def test_a_closed_output_is_not_a_held_lock(client: redis.Redis) -> None:
     assert listing.returncode == 74
 
 
+@pytest.mark.sample(0)
 def test_an_output_in_ascii(client: redis.Redis, settings: Any) -> None:
     location = settings.CACHES["default"]["LOCATION"]
     environ = {**os.environ, "PYTHONIOENCODING": "ascii", "REDIS_URL": location}
@@ -766,15 +768,13 @@ def test_called_from_code_a_code_is_an_error(client: redis.Redis) -> None:
 
 
 def test_it_watches_until_it_is_interrupted(client: redis.Redis) -> None:
-    command = [sys.executable, "manage.py", "locks", "--json", "--watch", "0.1"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
+    with closing(ManageCommand("locks", "--json", "--watch", "0.1")) as watching:
         assert json.loads(watching.stdout.readline())["locks"] == []
         with held(client, "nightly"):
             while not json.loads(watching.stdout.readline())["locks"]:
                 pass
-        watching.send_signal(2)
-        assert watching.wait(PATIENCE) == 0
+        watching.send_signal(signal.SIGINT)
+        assert watching.end() == (0, "", "")
 
 
 def test_a_lock_with_places(run: Run, client: redis.Redis) -> None:

@@ -144,7 +144,7 @@ ENDS: dict[str, Callable[[Program], object]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("end", ENDS)
 def test_all_that_it_has_started_ends(stack: ExitStack, end: str) -> None:
     running = {}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 
 from tests.processes import PATIENCE, STARTUP, until
 
@@ -132,7 +133,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder = tmp_path_factory.mktemp("without_redis") / "site"
     folder.mkdir()
     made = Project(folder, folder.parent)
-    made.run("-m", "django", "startproject", "site_of_shop", ".")
+    call_command("startproject", "site_of_shop", folder)
     for name, text in (("settings.py", SETTINGS), ("urls.py", URLS)):
         path = folder / "site_of_shop" / name
         path.write_text(path.read_text() + text)
@@ -148,15 +149,19 @@ def test_check_has_nothing_to_say(project: Project) -> None:
     assert project.manage("check") == "System check identified no issues (0 silenced).\n"
 
 
-def test_the_list_says_whose_locks_it_knows(project: Project) -> None:
-    said = project.manage("locks")
-    assert "The locks of the cache default are in the memory of each process" in said
-    assert json.loads(project.manage("locks", "--json"))["in_memory"] == ["default"]
+COMMANDS = """
+from django.core.management import call_command
+for words in ((), ("--json",), ("doctor",)):
+    call_command("locks", *words)
+    print("END", flush=True)
+"""
 
 
-def test_the_doctor_says_that_there_is_no_server(project: Project) -> None:
-    said = project.manage("locks", "doctor")
-    assert "there is none: the locks are in the memory of each process" in " ".join(said.split())
+def test_the_list_and_the_doctor_say_whose_locks_they_know(project: Project) -> None:
+    shown, document, found = project.manage("shell", "-v", "0", "-c", COMMANDS).split("END\n")[:3]
+    assert "The locks of the cache default are in the memory of each process" in shown
+    assert json.loads(document)["in_memory"] == ["default"]
+    assert "there is none: the locks are in the memory of each process" in " ".join(found.split())
 
 
 @pytest.mark.sample(0)
@@ -210,6 +215,7 @@ def test_a_second_request_is_refused(server: str, tmp_path: Path) -> None:
     assert status(server) == 200
 
 
+@pytest.mark.sample(0)
 def test_commands_in_two_terminals_exclude_each_other(project: Project, tmp_path: Path) -> None:
     begun, finish = tmp_path / "begun", tmp_path / "finish"
     script = f"touch {begun}; while [ ! -e {finish} ]; do sleep 0.02; done"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import Group
 from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
 
@@ -109,6 +110,28 @@ def test_the_arguments_of_a_method() -> None:
     assert shop.prices() == 0
     assert cache.get("prices-%(int)7") == 0
     assert shop.prices.invalidate(shop) is True
+
+
+def test_a_method_of_an_object_in_the_database_names_the_object() -> None:
+    """Otherwise one account would get the balance of another."""
+
+    class Account(Group):
+        class Meta:
+            proxy = True
+            app_label = "auth"
+
+        @cached("balance")
+        def balance(self) -> int:
+            return 5
+
+        @cached("balance-{year}")
+        def of_year(self, year: int = 2024) -> int:
+            return 5
+
+    for method in (Account.balance, Account.of_year):
+        for call in (method, method.refresh, method.invalidate, method.on_commit().refresh):
+            with pytest.raises(ValueError, match=r"\{self\.pk\}"):
+                call(Account(pk=1))
 
 
 def test_a_key_made_by_a_function() -> None:

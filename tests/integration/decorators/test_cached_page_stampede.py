@@ -42,6 +42,7 @@ def visit(link: Link, url: str, variants: str) -> list[tuple[str, str]]:
         return in_threads(len(left), ask)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("known", [False, True])
 def test_each_variant_is_computed_once(
     redis_server: RedisServer, client: redis.Redis, known: bool

@@ -8,8 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
+import redis
+from django.contrib.auth.models import AnonymousUser, User
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -20,6 +23,10 @@ from django.template.response import TemplateResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.gzip import gzip_page
+from rest_framework.decorators import api_view
+from rest_framework.parsers import BaseParser
+from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -139,9 +146,19 @@ def method_of_rest_framework(act: Act, **options: Any) -> Any:
     return Payments.as_view()
 
 
+def below_api_view(act: Act, **options: Any) -> Any:
+    handle = _for_rest_framework(act)
+
+    @idempotent(**options)
+    def view(request: Any) -> Any:
+        return handle(None, request)
+
+    return api_view(["GET", "POST"])(view)
+
+
 KINDS = (
     *(function, coroutine_function, class_of_views, class_of_coroutines, method, dispatch),
-    *(rest_framework, method_of_rest_framework),
+    *(rest_framework, method_of_rest_framework, below_api_view),
 )
 of_each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -398,6 +415,223 @@ def test_a_scope_may_be_a_function() -> None:
     for user in ("7", "7", "8"):
         view(sent(None, user, HTTP_X_DELIVERY="d"))
     assert runs == ["7", "8"]
+
+
+# -- whose it is, and what was sent --------------------------------------------------------------
+
+
+class Someone:
+    """A user whose text is not theirs alone."""
+
+    is_authenticated = True
+
+    def __init__(self, pk: int, name: str) -> None:
+        self.pk, self.name = pk, name
+
+
+def sams(**more: Any) -> list[Any]:
+    return [{"user": User(pk=pk, username="sam"), **more} for pk in (1, 2)]
+
+
+def nobodies(header: str, *values: str) -> list[Any]:
+    return [{"user": AnonymousUser(), header: value} for value in values]
+
+
+#: A scope, and the two clients that send the same with one key.
+SCOPES: dict[str, Any] = {
+    "parts that could be read in two ways": (
+        "{request.user.name}-{request.org}",
+        [{"user": Someone(1, "a-b"), "org": "c"}, {"user": Someone(2, "a"), "org": "b-c"}],
+    ),
+    "a number and its text": (
+        "{request.org}",
+        [{"user": Someone(1, "a"), "org": org} for org in (1, "1")],
+    ),
+    "the text of a user": ("{request.user}", sams()),
+    "a user by a function": (lambda request: request.user, sams()),
+    "several by a function": (lambda request: [request.org, request.user], sams(org=1)),
+    "visitors with cookies": (
+        "{request.user.pk}",
+        nobodies("HTTP_COOKIE", f"csrftoken={'a' * 32}", f"csrftoken={'b' * 32}"),
+    ),
+    "visitors with sessions": (
+        lambda request: request.user,
+        nobodies("HTTP_COOKIE", "sessionid=a", "sessionid=b"),
+    ),
+    "clients whose token is read later": (
+        "{request.user.pk}",
+        nobodies("HTTP_AUTHORIZATION", "Token a", "Token b"),
+    ),
+    "visitors by a function that knows none": (
+        lambda request: request.user.pk,
+        nobodies("HTTP_AUTHORIZATION", "Token a", "Token b"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCOPES.values(), ids=SCOPES)
+def test_no_client_gets_the_answer_to_another(case: Any) -> None:
+    scope, clients = case
+
+    def act(request: Any) -> Any:
+        runs.append("")
+        return HttpResponse(str(len(runs)))
+
+    view = function(act, scope=scope)
+
+    def answer(user: Any, org: Any = None, **headers: Any) -> Any:
+        request = sent(**headers)
+        request.user, request.org = user, org
+        return view(request)
+
+    answers = [answer(**client) for client in (*clients, *clients)]
+    assert [each.content for each in answers] == [b"1", b"2", b"1", b"2"]
+    assert ["Idempotency-Replayed" in each for each in answers] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("scope", [None, "", "payments", lambda request: None, lambda request: ""])
+def test_a_scope_that_says_nothing_is_none(scope: Any) -> None:
+    view = function(pay, scope=scope)
+    with pytest.raises(ImproperlyConfigured, match="authenticated"):
+        view(sent())
+    assert not runs
+    for _ in range(2):
+        request = sent()
+        request.user = AnonymousUser()
+        assert of(view(request))[1]["payment"] == 1
+
+
+def test_a_scope_whose_parts_run_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="put a separator"):
+        idempotent(scope="{request.user.pk}{request.org}")
+
+
+@pytest.mark.parametrize("key", [7, UUID(int=7), "7"])
+def test_a_key_from_the_body_may_be_a_number(key: Any) -> None:
+    view = function(pay, **BY_USER, key=lambda request: key)
+    assert of(view(sent())) == of(view(sent()))
+    assert len(runs) == 1
+
+
+def test_a_key_that_is_no_text_is_refused() -> None:
+    with pytest.raises(TypeError, match="key must return"):
+        function(pay, **BY_USER, key=lambda request: [1])(sent())
+    assert not runs
+
+
+@pytest.mark.parametrize("kind", [function, coroutine_function])
+@pytest.mark.parametrize("result", [{"payment": 5}, (201, {"payment": 5}), None, [1], "text", 0])
+def test_what_becomes_a_response_later(kind: Any, result: Any) -> None:
+    """As the results of Django Ninja's operations do."""
+
+    def act(request: Any) -> Any:
+        runs.append("")
+        return result
+
+    view = kind(act, **BY_USER)
+    assert [view(sent()), view(sent()), runs] == [result, result, [""]]
+    assert view(sent(body="{}")).status_code == 422
+
+
+def test_an_error_that_becomes_a_response_later_is_not_kept() -> None:
+    def act(request: Any) -> Any:
+        runs.append("")
+        return (500, {"detail": "no"}) if len(runs) == 1 else {"payment": 5}
+
+    view = function(act, **BY_USER)
+    assert [view(sent())[0], view(sent()), view(sent())] == [500, {"payment": 5}, {"payment": 5}]
+    assert len(runs) == 2
+
+
+def test_a_result_that_cannot_be_encoded_reaches_its_client(caplog: Any) -> None:
+    result = threading.Lock()
+    assert function(lambda request: result, **BY_USER)(sent()) is result
+    assert "was not kept" in caplog.text
+
+
+@pytest.mark.parametrize("headers", [{}, {"headers": ("Location",)}], ids=["usual", "chosen"])
+def test_what_the_body_is_stays_with_it(headers: Any) -> None:
+    """Otherwise a compressed body would be no text, and JSON would be HTML."""
+
+    def act(request: Any) -> Any:
+        runs.append("")
+        return HttpResponse(json.dumps(["<b>"] * 300), content_type="application/json")
+
+    view = function(gzip_page(act), **BY_USER, **headers)
+    first, repeat = (view(sent(HTTP_ACCEPT_ENCODING="gzip")) for _ in range(2))
+    assert len(runs) == 1
+    assert repeat.content == first.content
+    for name in ("Content-Type", "Content-Encoding"):
+        assert repeat[name] == first[name]
+
+
+def test_the_fields_of_a_form_and_their_values_are_told_apart() -> None:
+    form = {"content_type": "application/x-www-form-urlencoded"}
+    view = function(pay, **BY_USER)
+    bodies = ("a=1&b=2", "b=2&a=1", "a=1&a=b&a=2", "a=1&a=%5B%22b%22%5D&a=2")
+    answers = [view(sent(body=body, **form)).status_code for body in bodies]
+    assert answers == [201, 201, 422, 422]
+    assert len(runs) == 1
+
+
+class Stream(BaseParser):
+    """Reads the stream, as the parsers of uploads do."""
+
+    media_type = "text/plain"
+
+    def parse(self, stream: Any, *of: object) -> Any:
+        return {"text": stream.read().decode()}
+
+
+class WithData(BasePermission):
+    def has_permission(self, request: Any, view: object) -> bool:
+        return bool(request.data)
+
+
+@pytest.mark.parametrize("permissions", [(), (WithData,)], ids=["unread", "read"])
+@pytest.mark.parametrize("size", [10, 900_000])
+def test_a_body_that_django_does_not_hold(permissions: Any, size: int) -> None:
+    """It has been read as a stream, or is longer than DATA_UPLOAD_MAX_MEMORY_SIZE."""
+
+    @idempotent(**BY_USER)
+    class Imports(APIView):
+        parser_classes = (Stream,)
+        permission_classes = permissions
+
+        def post(self, request: Any) -> Any:
+            runs.append("")
+            return Response({"length": len(request.data["text"]), "run": len(runs)}, 201)
+
+    def send(text: str) -> Any:
+        return Imports.as_view()(sent(body=text, content_type="text/plain"))
+
+    first, repeat, other = send("abc" * size), send("abc" * size), send("abd" * size)
+    assert (first.status_code, repeat.status_code, other.status_code) == (201, 201, 422)
+    assert first.data == json.loads(repeat.content) == {"length": 3 * size, "run": 1}
+
+
+@pytest.mark.parametrize("command", ["get", "set"])
+@pytest.mark.parametrize("kind", [function, coroutine_function])
+def test_an_outage_that_the_cache_hides_runs_nothing(
+    kind: Any, command: str, settings: Any, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    """IGNORE_EXCEPTIONS: a record that cannot be read looks like one that is not there."""
+    may = {"commands": ["+@all", f"-{command}"], "keys": ["*"], "channels": ["*"]}
+    client.acl_setuser("some", True, passwords=["+pw"], reset=True, **may)
+    view = kind(pay, **BY_USER)
+    if command == "get":
+        assert view(sent()).status_code == 201
+    before = settings.CACHES["default"]
+    settings.CACHES = {
+        "default": {
+            **before,
+            "LOCATION": before["LOCATION"].replace("://", "://some:pw@"),
+            "OPTIONS": {**before.get("OPTIONS", {}), "IGNORE_EXCEPTIONS": True},
+        }
+    }
+    ran = len(runs)
+    assert view(sent()).status_code == 503
+    assert len(runs) == ran
 
 
 # -- what is kept --------------------------------------------------------------------------------

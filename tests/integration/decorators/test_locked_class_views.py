@@ -318,6 +318,7 @@ def run_in_a_process(link: Link, url_name: str) -> int:
     return int(Slow.as_view()(request()).status_code)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("one", "other"), [("sync", "async"), ("async", "sync")])
 def test_processes_do_not_run_it_at_once(one: str, other: str) -> None:
     with (

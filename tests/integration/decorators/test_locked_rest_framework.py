@@ -228,6 +228,7 @@ def run_in_a_process(link: Link) -> int:
     return int(call(Slow.as_view()).status_code)
 
 
+@pytest.mark.sample(0)
 def test_two_processes_do_not_run_it_at_once() -> None:
     with processes(run_in_a_process, count=2) as (first, second):
         first.go()

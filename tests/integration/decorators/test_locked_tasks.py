@@ -187,6 +187,7 @@ def work(link: Link) -> None:
         link.hear()
 
 
+@pytest.mark.sample(0)
 def test_two_workers_do_not_run_it_at_once(client: redis.Redis) -> None:
     with processes(work, count=2) as crew:
         crew.go()

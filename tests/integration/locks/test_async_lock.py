@@ -39,7 +39,7 @@ class TestAsyncLock(LockContract):
             yield backend
 
 
-@pytest.mark.sample(3, 2)
+@pytest.mark.sample(7, 1)
 class TestAsyncLockInMemory(LockContract):
     @pytest.fixture
     def backend(self) -> Iterator[Backend]:

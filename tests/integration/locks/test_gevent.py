@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,36 +20,64 @@ pytestmark = pytest.mark.skipif(
     find_spec("gevent") is None, reason="gevent has no wheel for this Python"
 )
 
-#: What each program begins with.
+#: The process: it runs one program after the other, and tells what each has printed.
 PATCHED = """
 from gevent import monkey
 monkey.patch_all()
-import sys, threading, time
+import contextlib, io, json, sys, threading, time, traceback
 import gevent, redis
 from django_redis_lock import Lock
-client = redis.Redis.from_url(sys.argv[1])
+url, requests, replies = sys.argv[1], sys.stdin, sys.stdout
+for line in requests:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), redis.Redis.from_url(url) as client:
+        try:
+            exec(json.loads(line), {**globals()})
+        except BaseException:
+            said.write(traceback.format_exc())
+    print(json.dumps(said.getvalue()), file=replies, flush=True)
 """
 
 
-def run(server: RedisServer, program: str) -> str:
+@pytest.fixture(scope="module")
+def process(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[subprocess.Popen[str]]:
+    errors = tmp_path_factory.mktemp("gevent") / "errors"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-c", PATCHED, redis_server.url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, **WHOLE_END, "PYTHONWARNINGS": "ignore"},
+        ) as process,
+    ):
+        try:
+            yield process
+            process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors.read_text()
+    assert "Traceback" not in errors.read_text(), errors.read_text()
+
+
+def run(process: subprocess.Popen[str], program: str) -> str:
     """What the program prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", PATCHED + program, server.url],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, **WHOLE_END, "PYTHONWARNINGS": "ignore"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(json.dumps(program), file=process.stdin, flush=True)
+    assert select.select([process.stdout], [], [], PATIENCE)[0], "it hangs"
+    said: str = json.loads(process.stdout.readline())
+    return said
 
 
-def test_fifty_greenlets_wait_for_one_lock(redis_server: RedisServer) -> None:
+def test_fifty_greenlets_wait_for_one_lock(process: subprocess.Popen[str]) -> None:
     said = run(
-        redis_server,
+        process,
         """
 from django_redis_lock.locking.waiting.queue import queues
 holder, order = Lock(client, "green", timeout=30), []
@@ -71,9 +102,9 @@ print(order == list(range(50)))
     assert said == "True\n"
 
 
-def test_the_keeper_renews_and_reports_a_loss(redis_server: RedisServer) -> None:
+def test_the_keeper_renews_and_reports_a_loss(process: subprocess.Popen[str]) -> None:
     said = run(
-        redis_server,
+        process,
         """
 lost = threading.Event()
 lock = Lock(client, "green", timeout=2, renew=True, on_lost=lost.set)
@@ -89,9 +120,9 @@ print(lost.wait(20), lock.lost)
     assert said == "True\nTrue True\n"
 
 
-def test_a_forced_release_is_reported_at_once(redis_server: RedisServer) -> None:
+def test_a_forced_release_is_reported_at_once(process: subprocess.Popen[str]) -> None:
     said = run(
-        redis_server,
+        process,
         """
 lost = threading.Event()
 lock = Lock(client, "green", timeout=60, renew=True, on_lost=lost.set)
@@ -105,9 +136,9 @@ print(lost.wait(10), lock.lost)
     assert said == "True True\n"
 
 
-def test_a_wait_ends_at_its_deadline_and_leaves_nothing(redis_server: RedisServer) -> None:
+def test_a_wait_ends_at_its_deadline_and_leaves_nothing(process: subprocess.Popen[str]) -> None:
     said = run(
-        redis_server,
+        process,
         """
 client.set("green", "another's")
 lock = Lock(client, "green", timeout=30)
@@ -124,9 +155,9 @@ lock.release()
     assert said == f"{[False] * 5}\nTrue\n"
 
 
-def test_a_killed_greenlet_lets_go(redis_server: RedisServer) -> None:
+def test_a_killed_greenlet_lets_go(process: subprocess.Popen[str]) -> None:
     said = run(
-        redis_server,
+        process,
         """
 holder = Lock(client, "green", timeout=60, grant_timeout=60)
 holder.acquire()

@@ -6,14 +6,11 @@ import json
 import math
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,11 +52,8 @@ from django_redis_lock.singleflight.leader import Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
 from tests.holding import Renewals, hurry, settle, table_of
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, Link, Worker, processes, until
 from tests.redis_server import RedisServer
-
-ROOT = Path(__file__).parents[3]
-
 
 #: Asks for the server's time.
 CLOCK_CALL = Call(CLOCK, (), ())
@@ -534,37 +528,29 @@ def test_what_has_happened_last(client: redis.Redis) -> None:
     assert 3000 < client.ttl(events_key(b"a")) <= 3600
 
 
-COMMAND = """
-import sys, time, redis
-from django_redis_lock import Lock
-from tests.processes import until
-client = redis.Redis.from_url(sys.argv[1])
-with Lock(client, "a", float(sys.argv[2]), label="nightly"):
-    until(lambda: client.exists("{a}:owner"))
-    print("described", flush=True)
-    sys.stdin.readline()
-"""
+def hold_until_told(link: Link, url: str, timeout: float) -> None:
+    with redis.Redis.from_url(url) as client, Lock(client, "a", timeout, label="nightly"):
+        until(lambda: client.exists("{a}:owner"))
+        link.say("described")
+        link.hear()
 
 
 @contextmanager
-def command(redis_server: RedisServer, timeout: float) -> Iterator[subprocess.Popen[str]]:
+def holder(server: RedisServer, timeout: float, spawned: bool = False) -> Iterator[Worker]:
     """A process that holds the lock "a" and is described there, until it is told to end."""
-    words = [sys.executable, "-c", COMMAND, redis_server.url, str(timeout)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "described\n"
-        try:
-            yield process
-        finally:
-            process.kill()
+    with processes(hold_until_told, server.url, timeout, spawned=spawned) as (process,):
+        process.go()
+        assert process.hear() == "described"
+        yield process
 
 
 def test_what_a_process_does_last_is_noted_too(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with command(redis_server, timeout=60) as process:
-        process.communicate("end\n")
+    with holder(redis_server, timeout=60, spawned=True) as process:
+        process.say("end")
+        process.result()
+        process.ends()
     assert [event.what for event in inspect(client, b"a").events] == ["released"]
 
 
@@ -586,7 +572,7 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
         (event,) = inspect(client, b"a").events
         return event
 
-    with command(redis_server, timeout=2) as process:
+    with holder(redis_server, timeout=2) as process:
         if next_one == "waits":
             with in_the_background(lock):
                 until(lambda: inspect(client, b"a").waiters)
@@ -609,9 +595,8 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
 def test_who_died_is_to_be_seen_before_anybody_has_the_lock_again(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with command(redis_server, timeout=2) as process:
+    with holder(redis_server, timeout=2) as process:
         process.kill()
-        process.wait()
         assert inspect(client, b"a").events == ()  # It may still come back.
         until(lambda: not client.exists("a"))
     for _ in range(2):

@@ -116,13 +116,14 @@ class ContractAtPlace(LockContract):
         assert len(holder.holders()) == 1
 
 
+@pytest.mark.sample(3, 2)
 class TestLockAtPlace(ContractAtPlace):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Backend:
         return AtPlace(client, 3)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7, 2)
 class TestLockInMemoryAtPlace(ContractAtPlace):
     @pytest.fixture
     def backend(self) -> Backend:
@@ -141,7 +142,7 @@ class FromTasks(AtPlace):
         return ForThreads(self._tasks, lock)
 
 
-@pytest.mark.sample(3, 1)
+@pytest.mark.sample(7, 3)
 class TestAsyncLockAtPlace(ContractAtPlace):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:

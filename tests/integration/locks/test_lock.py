@@ -51,7 +51,7 @@ class TestLock(LockContract):
         assert lock.lost
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 class TestLockInMemory(TestLock):
     @pytest.fixture
     def backend(self) -> Backend:

@@ -406,7 +406,8 @@ class TLS:
     def __init__(self, port: int, folder: Path) -> None:
         self._there = ("127.0.0.1", port)
         self.certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
-        make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        make = ["openssl", "req", "-x509", *curve, "-nodes", "-days", "2"]
         make += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
         try:
             subprocess.run(

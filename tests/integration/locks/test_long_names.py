@@ -130,7 +130,7 @@ def memory() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("caller", CALLERS)
 def test_long_names_do_not_stay(
     cache: RedisCache, client: redis.Redis, redis_server: RedisServer, caller: str
@@ -158,6 +158,7 @@ def expect_no_growth(use: Callable[[str], Any], clean_up: Callable[[], Any] = in
         tracemalloc.stop()
 
 
+@pytest.mark.sample(0)
 def test_long_names_in_memory_do_not_stay() -> None:
     """What the server in memory keeps for a name it would keep in Redis, too."""
     backend = "django_redis_lock.cache.LocMemCache"

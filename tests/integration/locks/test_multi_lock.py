@@ -85,14 +85,15 @@ class ContractOfSeveral(LockContract):
         assert waiter.result() is True
 
 
+@pytest.mark.sample(3)
 class TestMultiLock(ContractOfSeveral):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Backend:
         return OfSeveral(client)
 
 
-@pytest.mark.sample(3, 1)
-class TestMultiLockInMemory(TestMultiLock):
+@pytest.mark.sample(7, 4)
+class TestMultiLockInMemory(ContractOfSeveral):
     @pytest.fixture
     def backend(self) -> Backend:
         return OfSeveral(client_of(Database("memory")))
@@ -111,7 +112,7 @@ class WithFallback(OfSeveral):
         return MultiLock(self.client, names, timeout, lock_class=Lock, **options)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7, 5)
 class TestMultiLockWithFallback(ContractOfSeveral):
     @pytest.fixture
     def backend(self, client: redis.Redis, tmp_path: Path) -> Backend:
@@ -125,7 +126,7 @@ class InTasksOfSeveral(InTasks):
         return ForThreads(self._tasks, made)
 
 
-@pytest.mark.sample(3, 1)
+@pytest.mark.sample(7, 6)
 class TestAsyncMultiLock(ContractOfSeveral):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:

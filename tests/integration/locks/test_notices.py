@@ -100,6 +100,7 @@ while not lock.lost:
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("takes", "said"), [(0.2, "Lost a\n"), (600, "")])
 def test_the_last_notices_are_delivered_before_the_process_ends(
     client: redis.Redis, takes: float, said: str

@@ -79,15 +79,18 @@ class OnFive(Backend):
         return places(name)
 
 
+@pytest.mark.sample(3, 1)
 class TestRedlock(LockContract):
     @pytest.fixture
     def backend(self, clients: list[redis.Redis]) -> Backend:
         return OnFive(clients)
 
+    @pytest.mark.sample(1)
     def test_a_lock_whose_object_is_gone_expires(self, clients: list[redis.Redis]) -> None:
         assert Redlock(clients, "forgotten", timeout=0.2, renew=True).acquire()
         until(lambda: not any(client.exists("forgotten") for client in clients))
 
+    @pytest.mark.sample(1)
     def test_a_conflict_names_a_holder_who_has_not_described_itself_yet(
         self, clients: list[redis.Redis]
     ) -> None:
@@ -96,6 +99,7 @@ class TestRedlock(LockContract):
             pass
         assert f"{hostname()}, process {os.getpid()}, thread MainThread" in str(conflict.value)
 
+    @pytest.mark.sample(1)
     def test_who_died_is_remembered_on_each_server(
         self, clients: list[redis.Redis], pace: int
     ) -> None:
@@ -111,6 +115,7 @@ class TestRedlock(LockContract):
             (event,) = inspect(client, b"left").events
             assert (event.what, event.owner.label) == ("crashed", "nightly")
 
+    @pytest.mark.sample(1)
     def test_too_many_threads_are_no_answer(
         self, clients: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -127,6 +132,7 @@ class TestRedlock(LockContract):
         assert lock.acquire()
         lock.release()
 
+    @pytest.mark.sample(1)
     def test_what_too_few_servers_granted_is_given_back(self, clients: list[redis.Redis]) -> None:
         """Also where the description was evicted."""
 
@@ -153,7 +159,7 @@ class InTasks(OnFive):
         return ForThreads(self._tasks, AsyncRedlock(self._async_clients, name, **options))
 
 
-@pytest.mark.sample(3, 2)
+@pytest.mark.sample(7)
 class TestAsyncRedlock(LockContract):
     @pytest.fixture
     def backend(self, clients: list[redis.Redis], five: list[RedisServer]) -> Iterator[Backend]:

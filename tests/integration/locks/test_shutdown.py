@@ -27,6 +27,7 @@ time.sleep(0.02)
 """
 
 
+@pytest.mark.sample(3, 2)
 @pytest.mark.parametrize("takes", [0.0, 0.02, 600])
 def test_the_refresh_is_finished_or_abandoned(redis_server: RedisServer, takes: float) -> None:
     done = subprocess.run(

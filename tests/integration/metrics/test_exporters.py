@@ -492,6 +492,7 @@ def test_what_is_missing_is_named(
     assert f"django-redis-lock[{extra}]" in message.msg
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("value", ['{"EXPORTERS": "prometheus"}', "None"])
 def test_a_wrong_setting_is_a_check_and_no_traceback(tmp_path: Path, value: str) -> None:
     code = f"from testproject.settings import *\nDJANGO_REDIS_LOCK = {value}\n"

@@ -75,7 +75,7 @@ def table() -> dict[str, dict[str, str]]:
     return found
 
 
-@pytest.mark.sample(3, 1)
+@pytest.mark.sample(len(COLUMNS))
 @pytest.mark.parametrize("title", COLUMNS)
 def test_the_table_says_what_the_tool_sees(
     redis_server: RedisServer, client: redis.Redis, title: str

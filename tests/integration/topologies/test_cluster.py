@@ -19,7 +19,7 @@ from tests.support.backends import Backend, OnRedis
 from tests.support.tasks import InTasks, Tasks
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7, 3)
 class TestLock(LockContract):
     @pytest.fixture
     def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:
@@ -27,7 +27,7 @@ class TestLock(LockContract):
             yield OnRedis(client)
 
 
-@pytest.mark.sample(3, 1)
+@pytest.mark.sample(7, 4)
 class TestAsyncLock(LockContract):
     @pytest.fixture
     def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:
@@ -38,7 +38,7 @@ class TestAsyncLock(LockContract):
         tasks.close()
 
 
-@pytest.mark.sample(3, 2)
+@pytest.mark.sample(7, 5)
 class TestMultiLock(ContractOfSeveral):
     """Its names are in several slots, on several servers."""
 
@@ -47,13 +47,14 @@ class TestMultiLock(ContractOfSeveral):
         with cluster_servers.client() as client:
             yield OfSeveral(client)
 
+    @pytest.mark.sample(1)
     def test_names_are_on_several_servers(self, cluster_servers: ClusterServers) -> None:
         with cluster_servers.client() as client:
             nodes = {client.get_node_from_key(name).port for name in names_of(self.name)}
         assert len(nodes) > 1
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7, 6)
 class TestAsyncMultiLock(ContractOfSeveral):
     @pytest.fixture
     def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:

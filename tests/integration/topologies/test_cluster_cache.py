@@ -51,7 +51,7 @@ def test_no_method_reaches_the_key_of_a_lock(cache: RedisCache) -> None:
         assert lock.owned()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_it_does_what_django_redis_does_on_one_server(
     redis_server: RedisServer,
@@ -205,6 +205,7 @@ def test_held_locks_are_listed(cache: RedisCache) -> None:
     assert cache.held_locks().total == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["clear", "delete_pattern"])
 def test_emptying_the_cache_keeps_the_locks(cache: RedisCache, how: str) -> None:
     locks = [cache.lock(name, timeout=30) for name in MANY]
@@ -226,6 +227,7 @@ def test_emptying_the_cache_keeps_the_locks(cache: RedisCache, how: str) -> None
     assert waiter.result()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("held", [20, 60], ids=["at once", "step by step"])
 def test_clear_keeps_the_descriptions_of_the_holders(
     cache: RedisCache, cluster_client: redis.RedisCluster, held: int

@@ -162,6 +162,7 @@ def test_of_many_requests_at_once_one_is_served(
         assert free.result(PATIENCE)[0] == 200
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "view"), [("wsgi", "patient"), ("asgi", "patient"), ("asgi", "apatient")]
 )

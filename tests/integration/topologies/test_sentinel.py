@@ -21,7 +21,7 @@ from tests.support.backends import Backend, OnRedis
 from tests.support.tasks import InTasks, Tasks
 
 
-@pytest.mark.sample(3, 2)
+@pytest.mark.sample(7)
 class TestLock(LockContract):
     @pytest.fixture
     def backend(self, sentinel_servers: SentinelServers) -> Iterator[Backend]:
@@ -29,7 +29,7 @@ class TestLock(LockContract):
             yield OnRedis(client)
 
 
-@pytest.mark.sample(3, 1)
+@pytest.mark.sample(7, 1)
 class TestAsyncLock(LockContract):
     @pytest.fixture
     def backend(self, sentinel_servers: SentinelServers) -> Iterator[Backend]:

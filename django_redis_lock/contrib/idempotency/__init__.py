@@ -13,23 +13,23 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpResponse, JsonResponse
+from django.http import HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.translation import gettext as _
 from django.views import View
 from django_redis.exceptions import ConnectionInterrupted
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from ..cache import lock_cache
-from ..conf import SETTING, Conf
-from ..contention import Conflict, service_unavailable
-from ..decorators import (
+from ...cache import lock_cache
+from ...conf import SETTING, Conf
+from ...contention import Conflict, service_unavailable
+from ...decorators import (
     after_commit,
     around_handlers,
     current_lock,
@@ -38,16 +38,15 @@ from ..decorators import (
     locked,
     view_of,
 )
-from ..middleware import request_of
-from ..protocol.validation import check_count, check_seconds
-from ..steps import Steps, adrive, drive
-from ..threads import get_logger
+from ...middleware import request_of
+from ...protocol.validation import check_count, check_seconds
+from ...steps import Steps, adrive, drive
+from ...threads import get_logger
+from .requests import Scope, digest, field, header, of_django, what_is_sent
 
 if TYPE_CHECKING:
-    from django.http import HttpRequest
-
-    from ..cache import CurrentLock, RedisCache
-    from ..decorators.key_template import Args, Kwargs
+    from ...cache import CurrentLock, RedisCache
+    from ...decorators.key_template import Args, Kwargs
 
 __all__ = ["Idempotency", "field", "header", "idempotent"]
 
@@ -55,6 +54,8 @@ logger = get_logger("django_redis_lock.idempotency")
 
 V = TypeVar("V")
 
+#: Always kept: without them the body means something else.
+_OF_BODY = ("Content-Type", "Content-Encoding")
 #: Of a response that is kept. Cookies are its first client's.
 KEPT_HEADERS = (
     *("Content-Type", "Content-Language", "Content-Disposition", "Content-Location"),
@@ -66,6 +67,8 @@ REPLAYED = "Idempotency-Replayed"
 MAX_KEY_LENGTH = 255
 #: An attribute of a request: its visits, by view.
 _VISITS = "_idempotent"
+#: In place of an answer: the view is to run.
+_RUN = object()
 _FAILED = (ConnectionInterrupted, RedisError, OSError)
 
 
@@ -82,16 +85,6 @@ class Idempotency(NamedTuple):
     key: str
     attempt: int
     fence: int | None
-
-
-def header(name: str) -> Callable[[Any], str | None]:
-    """The key is in the request's header ``name``."""
-    return lambda request: request.headers.get(name)
-
-
-def field(name: str = "idempotency_key") -> Callable[[Any], str | None]:
-    """The key is in the field ``name`` of a form; see ``{% idempotency_key %}``."""
-    return lambda request: request.POST.get(name)
 
 
 def idempotent(
@@ -125,9 +118,10 @@ def idempotent(
 
     Args:
         scope: whose keys these are: a template over ``request`` and the arguments of the URL, or a
-            callable that takes the view's arguments. Two users may send the same key. None: all
-            clients have one space of keys, as the deliveries of a webhook do; then an authenticated
-            request is refused.
+            callable that takes the view's arguments. Two users may send the same key. Clients that
+            are not logged in are told apart by their cookie or their ``Authorization``. None, or a
+            text without a field: all clients have one space of keys, as the deliveries of a webhook
+            do; then an authenticated request is refused.
         key: takes the request and returns its key; None or empty: it has none.
         ttl: seconds for which a response is kept.
         methods: the HTTP methods that are protected.
@@ -156,7 +150,9 @@ def idempotent(
     if isinstance(methods, str) or not all(isinstance(method, str) for method in methods):
         raise TypeError(f"methods must be a list of names, not {methods!r}")
     verbs = frozenset(map(str.upper, methods))
-    rules = _Rules(scope, key, ttl, verbs, required, using, keep_errors, tuple(headers), max_body)
+    whose = Scope(scope)
+    all_headers = tuple(dict.fromkeys((*_OF_BODY, *headers)))
+    rules = _Rules(whose, key, ttl, verbs, required, using, keep_errors, all_headers, max_body)
     options: Any = {"timeout": timeout, "using": using, "critical": True}
     if wait:
         options.update(blocking=True, blocking_timeout=wait)
@@ -182,7 +178,7 @@ def idempotent(
 class _Rules(NamedTuple):
     """The arguments of ``idempotent``."""
 
-    scope: Any
+    scope: Scope
     key: Callable[[object], str | None]
     ttl: float
     methods: frozenset[str]
@@ -192,25 +188,16 @@ class _Rules(NamedTuple):
     headers: tuple[str, ...]
     max_body: int
 
-    def scope_of(self, request: HttpRequest, args: Args, kwargs: Kwargs) -> str:
-        if callable(self.scope):
-            return str(self.scope(*args, **kwargs))
-        if self.scope is not None:
-            return str(self.scope).format(**{**kwargs, "request": request})
-        if getattr(getattr(request, "user", None), "is_authenticated", False):
-            raise ImproperlyConfigured(
-                "idempotent(scope=None) is for clients without accounts, and this request is "
-                'authenticated: give a scope, such as "{request.user.pk}"'
-            )
-        return ""
+    def storable(self, response: object) -> bool:
+        return self.keep_errors or _status_of(response) < 500
 
-    def storable(self, response: Any) -> bool:
-        return self.keep_errors or response.status_code < 500
-
-    def stored(self, response: Any) -> dict[str, object]:
-        """What a record has of ``response``; without its body if that is too long."""
-        stored: dict[str, object] = {"status": response.status_code, "body": None}
-        if not getattr(response, "streaming", False) and len(response.content) <= self.max_body:
+    def stored(self, response: object) -> dict[str, object]:
+        """What a record has of ``response``; without its body if that is too long. What is no
+        response becomes one later, as the results of Django Ninja's operations do."""
+        stored: dict[str, object] = {"status": _status_of(response), "body": None}
+        if not isinstance(response, HttpResponseBase):
+            return {**stored, "result": response}
+        if isinstance(response, HttpResponse) and len(response.content) <= self.max_body:
             present = [name for name in self.headers if name in response.headers]
             stored["headers"] = [(name, response.headers[name]) for name in present]
             stored["body"] = base64.b64encode(response.content).decode()
@@ -228,18 +215,20 @@ class _Visit:
 
     def __init__(self, rules: _Rules, request: Any, key: str, of: Sequence[str]) -> None:
         self.request, self.key, self.began = request, key, False
-        self.name = f"idempotent-{_digest([json.dumps([*of, key]).encode()])}"
-        self.sent = _digest(_sent(request))
+        self.name = f"idempotent-{digest([json.dumps([*of, key]).encode()])}"
+        self.sent = digest(what_is_sent(request))
         self.cache: Any = lock_cache(rules.using or Conf().USING)
 
-    def answer(self, record: Any) -> HttpResponse | None:
-        """What ``record``, of an earlier request, says; None: the view is to run."""
+    def answer(self, record: Any) -> object:
+        """What ``record``, of an earlier request, says; _RUN: the view is to run."""
         if record is None:
-            return None
+            return _RUN
         if record["sent"] != self.sent:
             return _problem(422, _("This idempotency key was used for another request."))
         if "status" not in record:
-            return None
+            return _RUN
+        if "result" in record:
+            return record["result"]
         if record["body"] is None:
             return _problem(409, _("This operation was carried out; its response was not kept."))
         response = HttpResponse(base64.b64decode(record["body"]), status=record["status"])
@@ -252,7 +241,7 @@ class _Visit:
         """The record of the request that begins now."""
         attempt = record["attempt"] + 1 if record else 1
         mine = Idempotency(self.key, attempt, getattr(current_lock(), "fence", None))
-        self.request.idempotency = _of_django(self.request).idempotency = mine
+        self.request.idempotency = of_django(self.request).idempotency = mine
         return {"sent": self.sent, "attempt": attempt}
 
 
@@ -306,19 +295,22 @@ class _View:
             raise TypeError(f"idempotent() needs a request among the arguments of {self.dotted}")
         if request.method not in rules.methods:
             return None
-        key = (rules.key(request) or "").strip()
+        sent: object = rules.key(request)
+        if not isinstance(sent, (str, int, UUID, type(None))):
+            raise TypeError(f"key must return a str or None, not {sent!r}")
+        key = "" if sent is None else str(sent).strip()
         if len(key) > MAX_KEY_LENGTH:
             return _problem(400, _("The idempotency key is too long."))
         if not key:
             missing = _("This operation needs an idempotency key.")
             return _problem(400, missing) if rules.required else None
-        scope = rules.scope_of(request, args, kwargs)
-        visit = _Visit(rules, request, key, (self.dotted, scope))
-        vars(_of_django(request)).setdefault(_VISITS, {})[self] = visit
+        scope = rules.scope.of(request, args, kwargs)
+        visit = _Visit(rules, request, key, (self.dotted, *scope))
+        vars(of_django(request)).setdefault(_VISITS, {})[self] = visit
         return visit
 
     def _noted(self, args: Args, kwargs: Kwargs) -> _Visit:
-        visit: _Visit = vars(_of_django(request_of(args, kwargs)))[_VISITS][self]
+        visit: _Visit = vars(of_django(request_of(args, kwargs)))[_VISITS][self]
         return visit
 
     def _name(self, *args: object, **kwargs: object) -> str:
@@ -330,20 +322,22 @@ class _View:
         try:
             answer = visit.answer(visit.cache.get(visit.name))
         except _FAILED:
-            answer = None  # The lock could be requested, so this passes: the client tries again.
-        return answer or conflict.response(visit.request, 409, json=True)
+            answer = _RUN  # The lock could be requested, so this passes: the client tries again.
+        return conflict.response(visit.request, 409, json=True) if answer is _RUN else answer
 
     def _steps(self, asynchronous: bool, args: Args, kwargs: Kwargs) -> Steps[object]:
         """Run the view, under the lock."""
         visit, rules = self._noted(args, kwargs), self.rules
         cache = visit.cache
-        get, store = (cache.aget, cache.aset) if asynchronous else (cache.get, cache.set)
+        # The cache's own method may hide an outage (IGNORE_EXCEPTIONS).
+        get = sync_to_async(cache.client.get) if asynchronous else cache.client.get
         record = yield get(visit.name)
         answer = visit.answer(record)
-        if answer is not None:
+        if answer is not _RUN:
             return answer
         record = visit.next(record)
-        yield store(visit.name, record, rules.ttl)
+        if not (yield (cache.aset if asynchronous else cache.set)(visit.name, record, rules.ttl)):
+            raise RedisConnectionError("the beginning of the request could not be stored")
         visit.began = True
         response = self.function(*args, **kwargs)
         response = (yield response) if asynchronous else response
@@ -360,9 +354,11 @@ class _View:
     def _rendered(self, response: Any, args: Args, kwargs: Kwargs) -> object:
         if getattr(response, "is_rendered", True):
             return response
-        view: Any = view_of(self.function, args)
+        request = request_of(args, kwargs)
+        of_api_view = (getattr(request, "parser_context", None) or {}).get("view")
+        view: Any = view_of(self.function, args) or of_api_view
         if hasattr(view, "finalize_response"):  # Of Django REST framework.
-            response = view.finalize_response(view.request, response, *args[2:], **kwargs)
+            response = view.finalize_response(view.request, response, **kwargs)
         return response.render()
 
 
@@ -373,47 +369,26 @@ def _keep(
     has lost the lock does not replace what another attempt has stored since."""
     try:
         stored: Any = cache.get(name) if lock.lost else None
-        if stored is None or stored["attempt"] == record["attempt"]:
-            cache.set(name, record, ttl)
-    except _FAILED:
+        if stored is not None and stored["attempt"] != record["attempt"]:
+            return
+        if not cache.set(name, record, ttl):
+            raise RedisConnectionError("the response could not be stored")
+    except Exception:  # Also of a result that cannot be encoded.
         logger.exception(
             "The response for %(record)s was not kept: a repeat of the request runs again",
             {"record": name},
         )
 
 
-def _of_django(request: HttpRequest) -> Any:
-    return getattr(request, "_request", request)
+def _status_of(response: object) -> int:
+    """Of a view's response, or of what an operation of Django Ninja returns: ``(status, result)``,
+    or a result."""
+    if isinstance(response, tuple) and response and isinstance(response[0], int):
+        return response[0]
+    return int(getattr(response, "status_code", 200))
 
 
 def _problem(status: int, detail: str) -> HttpResponse:
     response = JsonResponse({"detail": detail}, status=status)
     response.headers["Cache-Control"] = "no-store"
     return response
-
-
-def _digest(parts: Iterable[bytes]) -> str:
-    hashed = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        hashed.update(b"%d:" % len(part))
-        hashed.update(part)
-    return hashed.hexdigest()
-
-
-def _sent(request: Any) -> Iterator[bytes]:
-    """What a repeat of ``request`` sends, too. Of a form, its fields: the boundary between its
-    parts, and the CSRF token, differ each time."""
-    request = _of_django(request)
-    yield request.method.encode()
-    yield request.get_full_path().encode()
-    if request.content_type not in ("multipart/form-data", "application/x-www-form-urlencoded"):
-        yield request.body
-        return
-    for name, values in sorted(request.POST.lists()):
-        if name != "csrfmiddlewaretoken":
-            yield from (text.encode() for text in (name, *values))
-    for name, files in sorted(request.FILES.lists()):
-        for file in files:
-            yield f"{name} {file.name}".encode()
-            yield from file.chunks()
-            file.seek(0)

@@ -1,0 +1,108 @@
+"""What a request with a key says: whose it is, and what its repeats must send, too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
+from django.http import RawPostDataException
+
+from ...decorators import Template
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+    from ...decorators.key_template import Args, Kwargs
+
+_OF_USER = re.compile(r"request\.user\b")
+
+
+def header(name: str) -> Callable[[Any], str | None]:
+    """The key is in the request's header ``name``."""
+    return lambda request: request.headers.get(name)
+
+
+def field(name: str = "idempotency_key") -> Callable[[Any], str | None]:
+    """The key is in the field ``name`` of a form; see ``{% idempotency_key %}``."""
+    return lambda request: request.POST.get(name)
+
+
+class Scope:
+    """Whose keys there are in a request: ``scope`` is that of ``idempotent``."""
+
+    def __init__(self, scope: object) -> None:
+        self._call = scope if callable(scope) else None
+        # Users are told apart also if their texts are equal.
+        self._template = Template("{scope}" if callable(scope) else str(scope or ""), typed=True)
+        self._fields = [] if callable(scope) else list(self._template.fields())
+
+    def of(self, request: HttpRequest, args: Args, kwargs: Kwargs) -> Sequence[str]:
+        """
+        Raises:
+            ImproperlyConfigured: the request is authenticated, and has no scope.
+        """
+        logged_in = getattr(getattr(request, "user", None), "is_authenticated", False)
+        if self._call is not None:
+            scope = self._call(*args, **kwargs)
+            kwargs = {"scope": scope}
+            is_user = scope in (None, "") or not getattr(scope, "is_authenticated", True)
+            is_set = not is_user
+        else:
+            is_set, is_user = bool(self._fields), any(map(_OF_USER.match, self._fields))
+        if logged_in and not is_set:
+            raise ImproperlyConfigured(
+                "idempotent(scope=None) is for clients without accounts, and this request is "
+                'authenticated: give a scope that names its user, such as "{request.user.pk}"'
+            )
+        text = self._template.fill({**kwargs, "request": request})
+        return [text, *(_client(request) if is_user and not logged_in else ())]
+
+
+def _client(request: HttpRequest) -> Sequence[str]:
+    """What tells clients apart that are not logged in, or whose token is read later."""
+    names = (settings.CSRF_COOKIE_NAME, settings.SESSION_COOKIE_NAME)
+    cookie = next(filter(None, map(request.COOKIES.get, names)), "")
+    return request.headers.get("Authorization", ""), cookie
+
+
+def of_django(request: HttpRequest) -> Any:
+    return getattr(request, "_request", request)
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    hashed = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        hashed.update(b"%d:" % len(part))
+        hashed.update(part)
+    return hashed.hexdigest()
+
+
+def what_is_sent(request: Any) -> Iterator[bytes]:
+    """What a repeat of ``request`` sends, too. Of a form, its fields: the boundary between its
+    parts, and the CSRF token, differ each time."""
+    plain = of_django(request)
+    yield plain.method.encode()
+    yield plain.get_full_path().encode()
+    if plain.content_type in ("multipart/form-data", "application/x-www-form-urlencoded"):
+        request = plain
+        for field in sorted(request.POST.lists()):
+            if field[0] != "csrfmiddlewaretoken":
+                yield json.dumps(field).encode()
+    else:
+        try:
+            yield plain.body
+            return
+        except (RawPostDataException, RequestDataTooBig):
+            if request is plain:
+                raise
+        yield repr(request.data).encode()  # Django REST framework has read it, or reads more.
+    for name, files in sorted(request.FILES.lists()):
+        for file in files:
+            yield f"{name} {file.name}".encode()
+            yield from file.chunks()
+            file.seek(0)

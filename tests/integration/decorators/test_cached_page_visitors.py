@@ -1,0 +1,208 @@
+"""``cached_page()``: what belongs to one visitor reaches no other, also where ``cache_page`` stores
+it, because its middleware comes later: what was read of the session, messages, a nonce."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+from django.contrib import messages
+from django.contrib.messages.storage.cookie import CookieStorage
+from django.contrib.sessions.backends.signed_cookies import SessionStore
+from django.contrib.sessions.middleware import SessionMiddleware
+from django.core.cache import cache, caches
+from django.http import HttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
+from django.views import View
+from rest_framework.renderers import StaticHTMLRenderer
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_redis_lock import cached_page
+from tests.integration.decorators.test_cached_page import MEMORY, PLAIN
+from tests.lanes import IN_MEMORY
+from tests.processes import until
+
+pytestmark = pytest.mark.invariant("U1")
+
+computed: list[str] = []
+
+
+@pytest.fixture(autouse=True, params=["redis", IN_MEMORY, "plain"])
+def _caches(request: pytest.FixtureRequest, client: redis.Redis, settings: Any) -> Iterator[None]:
+    kinds = {"redis": settings.CACHES["default"], "plain": PLAIN}
+    settings.CACHES = {"default": kinds.get(request.param, MEMORY)}
+    cache.clear()
+    computed.clear()
+    yield
+    computed.clear()
+
+
+def ask(name: str) -> Any:
+    """A request of the visitor ``name``, as the middleware gives it to the view."""
+    request: Any = RequestFactory().get("/page/")
+    if name:
+        store = SessionStore()
+        store["name"] = name
+        store.save()
+        request.session = SessionStore(store.session_key)
+        # That key has the time in it, and differs from one second to the next.
+        request.META["HTTP_COOKIE"] = f"sessionid={name}"
+    else:
+        request.session = SessionStore()
+    request.user = SimpleLazyObject(lambda: request.session.get("name", "nobody"))
+    request._messages = CookieStorage(request)
+    if name:
+        messages.info(request, f"for {name}")
+
+    def nonce() -> str:  # As django-csp does it.
+        request._csp_nonce = f"nonce {name}"
+        return str(request._csp_nonce)
+
+    request.csp_nonce = SimpleLazyObject(nonce)
+    return request
+
+
+#: What a page shows of its visitor.
+PARTS: dict[str, Callable[[Any], str]] = {
+    "session": lambda request: request.session.get("name", "nobody"),
+    "user": lambda request: f"Hello {request.user}",
+    "messages": lambda request: ", ".join(map(str, messages.get_messages(request))),
+    "nonce": lambda request: f"of {request.csp_nonce}",
+}
+
+
+def plain(part: Callable[[Any], str], request: Any) -> HttpResponse:
+    computed.append("")
+    return HttpResponse(part(request))
+
+
+def template(part: Callable[[Any], str], request: Any) -> TemplateResponse:
+    """The template reads it."""
+    computed.append("")
+    text = engines["django"].from_string("{{ part }}")
+    return TemplateResponse(request, text, {"part": lambda: part(request)})
+
+
+def function(answer: Any, **options: Any) -> Any:
+    @cached_page(60, **options)
+    def view(request: Any) -> Any:
+        return answer(request)
+
+    return view
+
+
+def coroutine_function(answer: Any, **options: Any) -> Any:
+    @cached_page(60, **options)
+    async def view(request: Any) -> Any:
+        return answer(request)
+
+    return lambda request: asyncio.run(view(request))
+
+
+def class_of_views(answer: Any, **options: Any) -> Any:
+    @method_decorator(cached_page(60, **options), name="dispatch")
+    class Page(View):
+        def get(self, request: Any) -> Any:
+            return answer(request)
+
+    return Page.as_view()
+
+
+def rest_framework(answer: Any, **options: Any) -> Any:
+    class Page(APIView):
+        authentication_classes = permission_classes = ()
+        renderer_classes = (StaticHTMLRenderer,)
+
+        @method_decorator(cached_page(60, **options))
+        def get(self, request: Any) -> Any:
+            made = answer(request._request)
+            return made if isinstance(made, TemplateResponse) else Response(made.content.decode())
+
+    return Page.as_view()
+
+
+KINDS = (function, coroutine_function, class_of_views, rest_framework)
+
+
+def text(view: Any, name: str) -> str:
+    request = ask(name)
+    response = view(request)
+    if hasattr(response, "render"):
+        response.render()
+    # What the middleware around all decorators sees.
+    SessionMiddleware(lambda request: response).process_response(request, response)
+    if request.session.accessed:
+        assert "Cookie" in response["Vary"]
+    return str(response.content.decode())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("answer", [plain, template])
+@pytest.mark.parametrize("part", PARTS)
+def test_each_visitor_sees_what_is_theirs(kind: Any, answer: Any, part: str) -> None:
+    if kind is rest_framework and part == "user":
+        pytest.skip("Django REST framework reads the user before the handler")
+    view = kind(partial(answer, PARTS[part]))
+    wanted = {name: PARTS[part](ask(name)) for name in ("ann", "bob", "")}
+    for name in ("ann", "bob", "ann", "bob"):
+        assert text(view, name) == wanted[name]
+    for name in ("", "bob", ""):  # A page without messages is for all; theirs come with the next.
+        assert text(view, name) in (wanted[name], wanted[""])
+    if part in ("session", "user"):
+        assert len(computed) == 3  # Each has a page of their own, and without a cookie one for all.
+
+
+@pytest.mark.parametrize("answer", [plain, template])
+@pytest.mark.parametrize("name", ["ann", ""])
+def test_what_has_nothing_of_a_visitor_is_for_all(answer: Any, name: str) -> None:
+    view = function(partial(answer, lambda request: "for all"))
+
+    def logged_in(request: Any) -> Any:
+        """A decorator around the page reads the session and the messages."""
+        assert request.session.get("name") is None or request.user
+        list(messages.get_messages(request))
+        return view(request)
+
+    assert {text(logged_in, each) for each in (name, "bob", "ann", "")} == {"for all"}
+    assert len(computed) == 1
+
+
+def test_a_nonce_with_its_policy_is_for_all() -> None:
+    """As where the cache is around the middleware that sets the policy."""
+
+    def answer(request: Any) -> HttpResponse:
+        response = plain(PARTS["nonce"], request)
+        response["Content-Security-Policy"] = f"script-src 'nonce-{request.csp_nonce}'"
+        return response
+
+    view = function(answer)
+    for name in ("ann", "bob"):
+        response = view(ask(name))
+        assert response.content == b"of nonce ann"
+        assert "nonce ann" in response["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("answer", [plain, template])
+@pytest.mark.parametrize("part", ["session", "user"])
+def test_a_refresh_in_the_background_stays_the_visitors(answer: Any, part: str) -> None:
+    if not hasattr(caches["default"], "mark_stale"):
+        pytest.skip("not of this backend")
+    view = function(partial(answer, PARTS[part]), stale=600, background=True)
+    for name in ("ann", "bob"):
+        text(view, name)
+    for number, name in enumerate(("ann", "bob"), 3):
+        for key in list(cache.keys("*.cache_page.*GET*")):
+            cache.mark_stale(key, stale=600)
+        text(view, name)
+        until(lambda number=number: len(computed) >= number)  # type: ignore[misc]
+    wanted = {name: PARTS[part](ask(name)) for name in ("ann", "bob", "")}
+    assert {name: text(view, name) for name in wanted} == wanted
