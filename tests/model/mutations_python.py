@@ -93,7 +93,7 @@ TESTS: dict[str, str] = {
     "decorators.cached": "cached cached_page typed_keys",
     "decorators.key_template": "decorator_keys naming locked_function",
     "decorators.on_lost": "locked_command cancel_on_lost run_locked",
-    "decorators.options": "first_mistakes declared locked_function cached",
+    "decorators.options": "arguments first_mistakes declared locked_function cached",
     "decorators.transactions": "locked_transactions on_commit idempotent",
     "decorators.views": "locked_view locked_class_views locked_rest_framework locked_who_answers",
 }

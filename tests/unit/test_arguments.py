@@ -39,6 +39,12 @@ NO_LENGTHS = [math.nan, math.inf, -math.inf, -1, -0.001, -1e300]
 TOO_LONG = [1e12, MAX_SECONDS * 1.001, 10**18]
 
 
+def test_only_a_lock_with_a_timeout_has_a_longest_hold() -> None:
+    locked("a", timeout=None)
+    with pytest.raises(ValueError, match="max_hold needs a timeout"):
+        locked("a", timeout=None, max_hold=5)
+
+
 def test_the_caches_of_a_lock_are_three_aliases_or_more() -> None:
     assert check_using(["a", "b", "c"]) == ("a", "b", "c")
     for value in (5, "default", {"a", "b", "c"}, ["a", "b", 5]):
