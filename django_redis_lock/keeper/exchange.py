@@ -60,7 +60,7 @@ class Resolving:
         self._under_way: futures.Future[object] | None = None
 
     def result(self, work: Callable[[], T], seconds: float) -> T:
-        """What ``work`` returns, or that of a former call, which has ended meanwhile. Raises
+        """What ``work`` returns, or that of a former call, which has ended by now. Raises
         redis-py's TimeoutError after so many ``seconds``; as long as it goes on, at once."""
         result, wait = self._under_way, 0.0
         if result is None:
