@@ -192,7 +192,9 @@ class TestLostReplies:
         with proxy.client() as shaky:
             lock = several(shaky, "a", "b")
             lock.acquire()
-            release = lock.members[0]._release_call(lock.members[0].local.token)
+            release = lock.members[0]._release_call(
+                lock.members[0].local.token, lock.members[0].local.hold
+            )
             rule = getattr(proxy, reply)(release.script)
             rule.marks = (b"django_redis_lock:locks",)  # It is part of another script.
             lock.release()

@@ -225,7 +225,7 @@ class Contender:
         wanted = self.world.random.choice((0.001, 0.01, 0.1, 2.0))
         until = min(began + wanted, deadline)
         self.world.reigns.append((began, until, elected.fence))
-        release = self.lock._release_call(elected.token)
+        release = self.lock._release_call(elected.token, None)
         self.world.after(
             max(0.0, until - began),
             lambda: self.ask(dict.fromkeys(range(SERVERS), release), 0.1, self.released),

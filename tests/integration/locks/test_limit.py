@@ -292,7 +292,7 @@ def test_a_grant_is_not_kept_for_a_waiter_that_has_another(client: redis.Redis) 
     keys = lock_keys(b"several")
     with several.client.pipeline() as pipe:
         for lock in locks[:2]:
-            call = lock._release_call(lock.local.token)
+            call = lock._release_call(lock.local.token, lock.local.hold)
             pipe.eval(call.script.source, len(call.keys), *call.keys, *call.args)
         assert pipe.execute() == [1, 1]
     taken = waiter.result()
