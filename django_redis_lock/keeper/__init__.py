@@ -39,9 +39,9 @@ LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0
 #: How long a process waits at its end, for its jobs and then for its notices.
 FLUSH_SECONDS = 1.0
-#: How long the first caller in a process waits for the keeper's imports, where nothing tells of a
-#: fork.
-LOADING_SECONDS = 2.0
+#: How long the first caller in a process waits for the keeper's thread to start, and, where nothing
+#: tells of a fork, to import.
+STARTING_SECONDS = 2.0
 #: Between two attempts to release what others wait for; if they are refused; and of all attempts:
 #: during an outage there are more and more of such jobs.
 MAX_PAUSE_SECONDS, REFUSED_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 30.0, 3600.0
@@ -256,9 +256,9 @@ class Keeper:
             heapq.heapify(self._due)
 
     def _start(self) -> None:
-        loaded = ThreadEvent()
+        started = ThreadEvent()
         thread = threading.Thread(
-            None, self._run, "django_redis_lock keeper", (loaded,), daemon=True
+            None, self._run, "django_redis_lock keeper", (started,), daemon=True
         )
         self._thread = thread
         self._wakes_at = -math.inf
@@ -266,7 +266,7 @@ class Keeper:
         def failed(error: RuntimeError) -> None:
             if self._thread is thread:
                 self._thread = None
-            loaded.set()
+            started.set()
             # Figures are written without it as the process ends.
             if any(job.deadline_scale < math.inf or job.flush_at_exit for job in self.jobs()):
                 logger.warning(
@@ -275,19 +275,21 @@ class Keeper:
 
         try:
             threads.start(thread, failed)
-            if threads.FORKS_UNNOTICED and self._loaded is None:
-                loaded.wait(LOADING_SECONDS)
+            if self._loaded is None:
+                # Else it starts while the caller goes on. What then waits, in the system, when a
+                # signal comes may have passed the interpreter on just before, and not hear of it.
+                started.wait(STARTING_SECONDS)
         except BaseException:
             self._thread = None  # It may run after all.
             raise
 
-    def _run(self, loaded: ThreadEvent) -> None:
+    def _run(self, started: ThreadEvent) -> None:
         threads.this_thread.is_keeper = True
         if threads.FORKS_UNNOTICED:
             # Not in the caller's thread: a signal handler may interrupt that in an import.
             with suppress(Exception):
                 _ = self._exchanges
-            loaded.set()
+        started.set()
         with self._mutex:
             if self._thread is None:  # A signal handler interrupted the one who started it.
                 self._thread = threading.current_thread()

@@ -297,7 +297,7 @@ def test_a_failed_entry_does_not_break_the_requests_own_transaction(
 ) -> None:
     monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", True)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-    monkeypatch.setattr(HeldLockAdmin, "log_change", partial(fails_for, 0))
+    monkeypatch.setattr(HeldLockAdmin, "log_change", staticmethod(partial(fails_for, 0)))
     lock = hold("a")
     assert confirm(admin_client, *choices(admin_client)).status_code == 302
     assert not lock.locked()
