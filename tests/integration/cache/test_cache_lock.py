@@ -344,7 +344,7 @@ def test_the_lock_is_released_if_no_connection_can_be_opened_to_ask_replicas(
 
     def without_connections(*args: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(Server, "_checkout_idle", lambda self, patience, once=False: None)
+            patch.setattr(Server, "_checkout_idle", lambda *args: None)
             patch.setattr(Server, "connect", refuse)
             return confirm(*args)
 

@@ -32,7 +32,7 @@ def test_a_lifetime_that_is_shortened_is_not_undone(
     """The answer lies on a connection that somebody else has, and nobody has looked."""
     kept = []
     monkeypatch.setattr(PendingReply, "_has_come", lambda self: False)
-    monkeypatch.setattr(Server, "checkin", lambda self, connection, _=None: kept.append(connection))
+    monkeypatch.setattr(Server, "checkin", lambda self, connection, *_: kept.append(connection))
     holder, lock = Lock(client, NAME, timeout=30), Lock(client, NAME, timeout=300)
     holder.acquire()
 
