@@ -61,8 +61,9 @@ class Field(NamedTuple):
     conversion: str | None
     spec: str
 
-    def text(self, values: dict[str, object]) -> tuple[str, object]:
-        """The text of the value, and the value; with a conversion or a format, the text twice."""
+    def text(self, values: dict[str, object], typed: bool) -> tuple[str, object]:
+        """The text of the value, and the value; with a conversion or a format, the text twice.
+        ``typed``: what a dataclass compares and does not show counts, too."""
         if self.name in values:
             value = values[self.name]
         else:  # A name with attributes and items.
@@ -70,7 +71,7 @@ class Field(NamedTuple):
         formats = self.conversion or self.spec
         if not formats and type(value) in (str, int):
             return str(value), value
-        value = self._reliable(value)
+        value = self._reliable(value, typed)
         shown = _formatter.convert_field(value, self.conversion)
         text = str(_formatter.format_field(shown, _formatter.vformat(self.spec, (), values)))
         if _ADDRESS.search(text):
@@ -80,7 +81,7 @@ class Field(NamedTuple):
             )
         return text, text if formats else value
 
-    def _reliable(self, value: object) -> object:
+    def _reliable(self, value: object, typed: bool) -> object:
         """``value``, with the items of a dict in one order. Raises ValueError if its text may
         differ between processes, as that of a set, or be cut short, as a queryset's."""
         kind = value.__class__  # Of a lazy object, what it stands for.
@@ -89,16 +90,18 @@ class Field(NamedTuple):
         if isinstance(value, Promise):  # A translation: its text in the language of the call.
             return str(value)
         if isinstance(value, dict):
-            items = [(self._reliable(key), self._reliable(item)) for key, item in value.items()]
+            keys = [self._reliable(key, typed) for key in value]
+            parts = [self._reliable(part, typed) for part in value.values()]
+            items = zip(keys, parts, strict=True)
             return dict(sorted(items, key=repr)) if kind is dict else value
         if isinstance(value, (list, tuple)):
-            parts = [self._reliable(part) for part in value]
+            parts = [self._reliable(part, typed) for part in value]
             return kind(parts) if kind in (list, tuple) else value
         no_str = kind.__str__ is object.__str__
         if no_str and dataclasses.is_dataclass(kind):
             for field in dataclasses.fields(kind):
-                if field.repr or field.compare:
-                    self._reliable(getattr(value, field.name))
+                if field.repr or (typed and field.compare):
+                    self._reliable(getattr(value, field.name), typed)
         elif no_str or (issubclass(kind, Sized) and issubclass(kind, Iterable)):
             raise ValueError(
                 f"{{{self.name}}} is or contains a value of type {kind.__name__}, whose text may "
@@ -156,7 +159,7 @@ class Template:
                     yield name
 
     def fill(self, values: dict[str, object]) -> str:
-        filled = [self._fill(*field.text(values)) for field in self._fields]
+        filled = [self._fill(*field.text(values, self._typed)) for field in self._fields]
         return self._literals[0] + "".join(
             text + literal for text, literal in zip(filled, self._literals[1:], strict=True)
         )

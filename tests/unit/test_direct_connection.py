@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from redis.connection import Connection
-from redis.exceptions import BusyLoadingError, InvalidResponse, NoScriptError
+from redis.exceptions import BusyLoadingError, NoScriptError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -62,7 +62,7 @@ def test_an_error_of_redis_leaves_the_connection_open(ends: Any) -> None:
     ("sent", "error"),
     [
         (b"-LOADING Redis is loading\r\n", BusyLoadingError),
-        (b"?what\r\n", InvalidResponse),
+        (b"?what\r\n", RedisConnectionError),
         (b"$5\r\nab", RedisTimeoutError),
         (b"", RedisTimeoutError),
     ],
