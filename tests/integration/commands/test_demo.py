@@ -100,7 +100,8 @@ class Demo:
             return False
 
     def has_left_nothing(self) -> bool:
-        return not self.processes() and not list(self.scratch.iterdir())
+        """The folder for the locks of this host stays, and is empty."""
+        return not self.processes() and not any(each.is_file() for each in self.scratch.rglob("*"))
 
     def close(self) -> None:
         for process in self.processes():
