@@ -231,7 +231,7 @@ def service_unavailable(
 def of_this_moment(answer: object) -> Any:
     """``answer``, noted as one that says nothing about the page, for a cache of pages around it."""
     if isinstance(answer, HttpResponseBase):
-        answer.is_of_this_moment = True  # type: ignore[attr-defined]
+        answer.is_of_this_moment = True  # type: ignore[attr-defined]  # our note
     return answer
 
 

@@ -307,8 +307,8 @@ def remembered(function: F) -> F:
     def call(text: Any, *args: object) -> Any:
         return cached(text, *args) if len(text) <= MAX_CACHED_LENGTH else function(text, *args)
 
-    call.cache_info = cached.cache_info  # type: ignore[attr-defined]
-    return call  # type: ignore[return-value]
+    call.cache_info = cached.cache_info  # type: ignore[attr-defined]  # as lru_cache has it
+    return call  # type: ignore[return-value]  # the same signature
 
 
 #: A pattern, which is compiled when it is first used: that takes longer than to import a module.

@@ -35,7 +35,7 @@ from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
 from . import lanes
-from .pace import pace, pytest_runtest_protocol  # noqa: F401
+from .pace import pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
 from .processes import STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels

@@ -59,7 +59,7 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def _each_row_and_column(cells: list[pytest.Item]) -> list[pytest.Item]:
     """As few of them as have each value of each ``parametrize`` once, each as often as another."""
-    values = {cell: {*enumerate(cell.callspec._idlist)} for cell in cells}  # type: ignore[attr-defined]
+    values = {cell: {*enumerate(cell.callspec._idlist)} for cell in cells}  # type: ignore[attr-defined]  # of tests with parameters
     missing = set().union(*values.values())
     used: Counter[tuple[int, str]] = Counter()
     chosen = []

@@ -37,7 +37,7 @@ _STREAMING = frozenset(
 _Any: Any = object
 
 
-class _ReplyCounter(_Any):  # type: ignore[misc]
+class _ReplyCounter(_Any):  # type: ignore[misc]  # the class of Any is known later
     """In front of a connection class of redis-py's or of the project's, see ``guarded``."""
 
     #: Requests that were, or may have been, sent without their replies having been read.

@@ -269,7 +269,7 @@ def test_one_name_for_all_who_are_not_logged_in(
     decorated = decorate(f"basket-{{{field}}}")(of_view)
     request = RequestFactory().get("/")
     for user in (User(pk=7), AnonymousUser(), AnonymousUser()):
-        request.user = user  # type: ignore[assignment]
+        request.user = user
         decorated(SimpleNamespace(request=request), request)
         expected = 0 if user.pk else 1
         assert caplog.text.count("below @login_required") == expected

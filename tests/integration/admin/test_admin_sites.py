@@ -170,7 +170,7 @@ def test_a_lock_that_is_hidden_is_on_no_page(
         admin_client.get(home.format("everything"))  # Shows the message.
         lock = hold(name)
         hurry()
-        until(lambda lock=lock: client.exists(lock.keys.owner))  # type: ignore[misc]
+        until(lambda lock=lock: client.exists(lock.keys.owner))  # type: ignore[misc]  # no types for a default
     metrics.flush()
 
     def names(site: str) -> set[str]:

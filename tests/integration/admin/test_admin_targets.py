@@ -406,7 +406,7 @@ def test_a_value_that_takes_the_place_of_a_lock_is_not_released(
     admin_client: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is decided where it is released, not where it is shown."""
-    from django_redis_lock.ops.inventory import releasing  # noqa: PLC0415
+    from django_redis_lock.ops.inventory import releasing  # noqa: PLC0415  # the part is optional
 
     lock = caches["default"].lock("report")
     assert lock.acquire(token="chosen")

@@ -130,7 +130,7 @@ class Checked(APIView):
         return HttpResponse("allowed")
 
 
-class Created(CreateAPIView):  # type: ignore[type-arg]
+class Created(CreateAPIView):
     """Whose ``post`` returns what ``create`` does."""
 
     permission_classes = ()
@@ -145,7 +145,7 @@ def publish(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpRespon
     return HttpResponse("ran")
 
 
-class Users(ModelAdmin):  # type: ignore[type-arg]
+class Users(ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
     actions = ("retire", publish)
 
     def get_queryset(self, request: HttpRequest) -> Any:
@@ -393,13 +393,13 @@ class Queued:
 def delayed(pk: int) -> None: ...
 
 
-delayed.delay = delayed  # type: ignore[attr-defined]
+delayed.delay = delayed  # type: ignore[attr-defined]  # as Celery's
 
 
 def operation(request: Any) -> None: ...
 
 
-operation._ninja_operation = object()  # type: ignore[attr-defined]
+operation._ninja_operation = object()  # type: ignore[attr-defined]  # as Django Ninja's
 
 
 @pytest.mark.parametrize("target", [Queued(), delayed, operation, functools.partial(Queued(), 3)])
