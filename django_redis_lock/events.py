@@ -13,7 +13,7 @@ An event is any named tuple; a listener ignores the ones it does not know.
 
 import re
 from collections.abc import Callable
-from functools import cache, lru_cache, partial, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, NamedTuple, TypeVar
 
 from .threads import Mutex, free_after_fork, get_logger, may_log, run_later, this_thread
@@ -311,9 +311,7 @@ def remembered(function: F) -> F:
     return call  # type: ignore[return-value]  # the same signature
 
 
-#: A pattern, which is compiled when it is first used: that takes longer than to import a module.
-compiled = cache(re.compile)
-
+#: ``re`` compiles it when it is first used: that takes longer than to import a module.
 _VARYING = r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[0-9a-f]{16,}|\d+"
 
 
@@ -321,7 +319,7 @@ _VARYING = r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[0-9a-f]{16,
 def group_of(name: str) -> str:
     """The default group of a name: the name with ``*`` for each number, UUID and hash in it, so
     that ``invoice-17`` and ``invoice-18`` are counted together; of a long name, its beginning."""
-    return as_group(compiled(_VARYING).sub("*", name[: 10 * MAX_GROUP_CHARACTERS]))
+    return as_group(re.sub(_VARYING, "*", name[: 10 * MAX_GROUP_CHARACTERS]))
 
 
 def as_group(text: str) -> str:

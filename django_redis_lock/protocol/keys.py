@@ -16,10 +16,11 @@ refused. ``tests/unit/test_keys.py`` proves both.
 """
 
 import binascii
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..events import MAX_CACHED, MAX_CACHED_LENGTH, compiled, remembered
+from ..events import MAX_CACHED, MAX_CACHED_LENGTH, remembered
 
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
 #: Emptying the database must restore the locks of every site. On a cluster, see ``index_key``.
@@ -147,7 +148,7 @@ def _before_part(key: bytes) -> bytes:
 
 def key_of_companion(companion: bytes) -> bytes | None:
     """The key to which ``companion`` belongs; None if it is none."""
-    found = compiled(_COMPANION).fullmatch(companion)
+    found = re.fullmatch(_COMPANION, companion)
     if found is None:
         return None
     key = found[1] if found[2] is None else found[2]
@@ -156,7 +157,7 @@ def key_of_companion(companion: bytes) -> bytes | None:
 
 def is_of_a_database(key: bytes) -> bool:
     """Whether ``key`` is an index, a heartbeat, or has metrics."""
-    return compiled(_OF_A_DATABASE).fullmatch(key) is not None
+    return re.fullmatch(_OF_A_DATABASE, key) is not None
 
 
 def is_reserved(key: bytes) -> bool:
