@@ -14,6 +14,9 @@ from tests.processes import PATIENCE
 
 __all__ = ["until_quiet"]
 
+#: What the names of the package's threads begin with; a test's own are its own affair.
+OURS = "django_redis_lock"
+
 
 def until_quiet() -> None:
     """Have the keeper forget its jobs, and wait until this process does nothing by itself."""
@@ -27,15 +30,14 @@ def until_quiet() -> None:
 
 def _at_work() -> list[str]:
     idle: set[threading.Thread | None] = set()
-    found = [type(job).__name__ for job in _forget_jobs()]
+    found = [f"{OURS} {type(job).__name__}" for job in _forget_jobs()]
     for reset in tuple(threads._resets):
         pool = getattr(reset, "__self__", None)
         if isinstance(pool, threads.ThreadPool):
             found += [pool._name] if pool._waiting or pool._busy else []
             idle |= pool._threads
-    ours = (thread for thread in threading.enumerate() if thread not in idle)
-    names = (thread.name for thread in ours if thread.name != "django_redis_lock keeper")
-    return found + [name for name in names if name.startswith("django_redis_lock")]
+    found += [thread.name for thread in threading.enumerate() if thread not in idle]
+    return [name for name in found if name.startswith(OURS) and name != f"{OURS} keeper"]
 
 
 def _forget_jobs() -> list[Job]:
