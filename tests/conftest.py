@@ -28,6 +28,7 @@ from hypothesis import settings as hypothesis_settings
 
 from django_redis_lock.contrib import metrics, unique_tasks
 from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.contrib.redlock import base as redlock
 from django_redis_lock.decorators import wrapper
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
@@ -57,6 +58,9 @@ redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 
 if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), path)))
+
+# A server that stands still with the machine is not down.
+redlock.SERVER_TIMEOUT_SECONDS = 5.0
 
 # A shell without job control has started us in the background, or nohup has. The processes that
 # tests start and interrupt must not inherit that.
