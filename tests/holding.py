@@ -48,6 +48,13 @@ class Renewals:
         self._left = left
         return self._counted
 
+    def follow(self, times: int) -> None:
+        """Have the keeper do the next ones now, and wait for them."""
+        for _ in range(times):
+            half = self._left // 2
+            assert self._client.pexpire(self._key, half)
+            until(lambda half=half: (hurry(), self._client.pttl(self._key) > half)[1])
+
 
 def hurry(*kinds: type[Job]) -> None:
     """Have the keeper of this process do now what it would do within seconds: describe holders,

@@ -184,9 +184,8 @@ def test_a_lost_lock_is_reported_as_such(client: redis.Redis, form: str) -> None
 def test_a_label_without_an_encoding_does_not_keep_a_lock_from_being_renewed(
     client: redis.Redis, label: str
 ) -> None:
-    with Lock(client, "name", timeout=2, renew=True, label=label) as lock:
-        renewals = Renewals(client, KEYS.lock)
-        until(lambda: lock.lost or renewals.count() > 3)
+    with Lock(client, "name", timeout=60, renew=True, label=label) as lock:
+        Renewals(client, KEYS.lock).follow(4)
         lock.ensure_held()
 
 

@@ -677,10 +677,9 @@ def test_an_answer_that_is_held_up_costs_other_servers_nothing(
     assert waiter.result()
     reader = Background(lambda: Lock(shaky, "another", timeout=30).acquire(blocking=False))
     with own_server.client() as other:
-        elsewhere = Lock(other, "elsewhere", timeout=1.5, renew=True)
+        elsewhere = Lock(other, "elsewhere", timeout=60, renew=True)
         elsewhere.acquire()
-        renewals = Renewals(other, "elsewhere")
-        until(lambda: renewals.count() >= 2 or elsewhere.lost)
+        Renewals(other, "elsewhere").follow(2)
         assert not elsewhere.lost
         assert not reader.done
         elsewhere.release()

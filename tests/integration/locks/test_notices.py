@@ -22,7 +22,7 @@ import django_redis_lock
 from django_redis_lock import Lock, events, threads
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.threads import ThreadPool
-from tests.holding import Renewals
+from tests.holding import Renewals, hurry
 from tests.processes import PATIENCE, WHOLE_END, until
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -68,13 +68,12 @@ def listening(blocking: Blocking) -> Iterator[None]:
 @pytest.mark.parametrize("attached", [handling, listening])
 def test_one_that_blocks_costs_no_lock_its_renewal(client: redis.Redis, attached: Any) -> None:
     blocking = Blocking()
-    kept, lost = Lock(client, "kept", 0.6, renew=True), Lock(client, "lost", 0.3, renew=True)
+    kept, lost = (Lock(client, name, 60, renew=True) for name in ("kept", "lost"))
     with attached(blocking), kept:
         assert lost.acquire()
         client.delete("lost")
-        until(lambda: blocking.threads)
-        renewals = Renewals(client, "kept")
-        until(lambda: renewals.count() > 5 or kept.lost)
+        until(lambda: (hurry(), blocking.threads)[1])
+        Renewals(client, "kept").follow(6)
         assert not kept.lost
         blocking.released.set()
     assert "django_redis_lock keeper" not in blocking.threads
@@ -198,10 +197,9 @@ NO_TEXT = os.fsdecode(b"import \xff.csv")
 
 def test_a_label_that_cannot_be_encoded(client: redis.Redis) -> None:
     """Of a file name, as ``os.listdir`` gives it."""
-    lock = Lock(client, "a", 0.7, renew=True, label=NO_TEXT)
+    lock = Lock(client, "a", 60, renew=True, label=NO_TEXT)
     with lock:
-        renewals = Renewals(client, "a")
-        until(lambda: renewals.count() > 3 or lock.lost)
+        Renewals(client, "a").follow(4)
         assert not lock.lost
         owner = lock.holder()
         assert owner is not None
