@@ -25,7 +25,7 @@ from django_redis_lock.contrib import fallback
 from django_redis_lock.contrib.fallback import Attempt
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import questions
-from django_redis_lock.locking.waiting import threads
+from django_redis_lock.locking.waiting import queue, threads
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.holder_scripts import HELD, RESET
 from django_redis_lock.protocol.holders import HolderInfo
@@ -206,9 +206,17 @@ class TestGrant:
         assert ttl > 20
 
     def test_nothing_is_left_behind(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None, pace: int
+        self,
+        client: redis.Redis,
+        shaky: redis.Redis,
+        proxy: Proxy,
+        token: str | None,
+        monkeypatch: pytest.MonkeyPatch,
+        pace: int,
     ) -> None:
         """The holder goes on after the waiter has given up."""
+        # Else the keeper looks before that whether the lock is free.
+        monkeypatch.setattr(queue, "WATCH_INTERVAL_SECONDS", 2 * PATIENCE)
         holder = Lock(client, "shaky", grant_timeout=GRANT)
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)

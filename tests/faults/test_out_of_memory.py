@@ -91,10 +91,9 @@ def waits(memory: Memory) -> bool:
 
 @kinds
 def test_a_renewed_lock_is_kept(memory: Memory, make: Callable[..., Any]) -> None:
-    with make(memory, timeout=2, renew=True) as lock:
+    with make(memory, timeout=60, renew=True) as lock:
         memory.is_used_up()
-        renewals = Renewals(memory.client, NAME)
-        until(lambda: lock.lost or renewals.count() > 3)
+        Renewals(memory.client, NAME).follow(4)
         lock.ensure_held()
         assert lock.owned()
 
