@@ -114,10 +114,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if tokens or (type(tokens) is not list or any(tokens)):",
     ): "nothing is done about what has no token, only more slowly",
     (
-        "locking.base",
-        "if local.renewal is not None and local.renewal is not before[3]:",
-    ): "with the hold the renewal has changed, too: they are assigned in one statement",
-    (
         "locking.waiting.queue",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
     ): "the keeper only looks a little earlier",
