@@ -160,10 +160,10 @@ def test_which_arguments_are_kept_packed(arg: Any, kept: bool) -> None:
 
 def test_keys_are_kept_packed_if_they_are_few_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "MAX_CACHED", 2)
-    monkeypatch.setattr(execute, "MAX_CACHED_LENGTH", 4)
+    monkeypatch.setattr(execute, "MAX_CACHED_LENGTH", 5)
     monkeypatch.setattr(execute, "_packed_keys", kept := {})
-    short = [(b"%d" % number * 9,) for number in range(3)]  # 16 bytes, packed.
-    long = (b"1234567890",)
+    short = [(b"%d" % number * 13,) for number in range(3)]  # 20 bytes, packed.
+    long = (b"1" * 14,)
     assert pack(Call(OTHER.script, long, ())) == pack(Call(OTHER.script, long, ()))
     assert not kept
     pack(Call(OTHER.script, short[0], ()))
@@ -320,10 +320,14 @@ def test_a_busy_server_is_asked_again_for_as_long_as_its_caller_waits(now: Now) 
         policy = policy_for(Server(), patience)
         began = now.seconds
         pauses = []
-        with pytest.raises(NotReady) as refused:
+
+        def retry_forever(policy: Any = policy, node: Any = node, pauses: Any = pauses) -> None:
             while True:
                 pauses.append(policy.after(BUSY, node))
                 now.seconds += pauses[-1]
+
+        with pytest.raises(NotReady) as refused:
+            retry_forever()
         assert pauses[:5] == PAUSES[:5]
         assert max(pauses) <= 0.2
         assert now.seconds - began == pytest.approx(seconds)

@@ -94,7 +94,6 @@ def awaited(method: Callable[..., Any]) -> Callable[..., Any]:
 class AsyncBase(Base):
     """The same for tasks."""
 
-    connect_check_health = awaited(Base.connect_check_health)  # type: ignore[assignment]
     _connect = awaited(Base._connect)  # type: ignore[assignment]
     disconnect = awaited(Base.disconnect)  # type: ignore[assignment]
     send_packed_command = awaited(Base.send_packed_command)  # type: ignore[assignment]
@@ -104,7 +103,7 @@ class AsyncBase(Base):
         if self._sock is None:
             await self.connect_check_health()
 
-    async def connect_check_health(self, check_health: bool = True) -> None:  # type: ignore[no-redef]
+    async def connect_check_health(self, check_health: bool = True) -> None:  # type: ignore[override]
         await self._connect()  # type: ignore[func-returns-value]
         self.done.append(("connected", check_health))
 

@@ -354,7 +354,9 @@ def test_at_the_end_everything_is_closed_and_forgotten(moment: Moment) -> None:
     exchanges.end()
     assert server.made[0].closed
     assert "close but 1" in server.told
-    assert not (exchanges._links or exchanges._locating or exchanges._done)
+    assert not (exchanges._links)
+    assert not (exchanges._locating)
+    assert not (exchanges._done)
     assert exchanges.pause == math.inf
 
 

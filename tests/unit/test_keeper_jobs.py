@@ -1,5 +1,4 @@
-"""What the keeper decides without its thread: when a job is due, and whom it wakes. The clock is the
-test's own."""
+"""What the keeper decides without its thread: when a job is due, and whom it wakes. Time is faked."""
 
 from __future__ import annotations
 
@@ -411,9 +410,10 @@ def test_a_thread_that_never_started_is_started_by_the_next_job(
         raise KeyboardInterrupt
 
     keeper = Keeper()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(threads, "start", interrupted)
-        keeper.add(Turn(keeper))
+        with pytest.raises(KeyboardInterrupt):
+            keeper.add(Turn(keeper))
     do_one(keeper)
 
 

@@ -389,7 +389,8 @@ def beat(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Any:
     jobs: dict[Any, float | None] = {}
 
     class Noting:
-        subscribed: list[Any] = []
+        def __init__(self) -> None:
+            self.subscribed: list[Any] = []
 
         def add(self, job: Any) -> None:
             jobs[job] = None
@@ -409,7 +410,6 @@ def beat(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Any:
             return SimpleNamespace(close=lambda: closed.append(1), received=received)
 
     noting = Noting()
-    noting.subscribed = []
     monkeypatch.setattr(records, "keeper", lambda: noting)
     return SimpleNamespace(server=Nowhere(), jobs=jobs, keeper=noting)
 
