@@ -1,4 +1,4 @@
-"""What the keeper decides without its thread: when a job is due, and whom it wakes. Time is faked."""
+"""What the keeper decides without its thread: when a job is due, and whom it wakes."""
 
 from __future__ import annotations
 

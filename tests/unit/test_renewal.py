@@ -210,6 +210,21 @@ def test_a_handle_that_is_collected_inside_its_block_has_the_keeper_release_the_
     assert len(logged(caplog, "keeper", "inside its with block")) == 1
 
 
+def test_a_handle_that_has_been_left_is_collected_without_further_ado(
+    make: Any, monkeypatch: pytest.MonkeyPatch, keeper: Any
+) -> None:
+    hurried: list[Any] = []
+    keeper.reschedule = lambda job, due: hurried.append(job)
+    monkeypatch.setattr(renewals, "keeper", lambda: keeper)
+    renewal = job(make(30))
+    handle: Any = Renewals(renewal.hold, renewal)
+    handle.entered(2.0, 3.0)
+    handle.discard()
+    assert keeper.discarded == [renewal]
+    del handle
+    assert not hurried
+
+
 def test_a_lock_that_was_released_meets_no_second_release(
     make: Any, keeper: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -331,7 +331,7 @@ def test_a_waiter_with_a_fallback_does_not_wait_for_long(
 
 
 def test_at_the_deadline_there_is_one_more_try(jobs: list[Any]) -> None:
-    waiter, queue = waiter_of(request(deadline=1000.12), AWAY, outcomes=[AWAY] * 9)
+    waiter, _ = waiter_of(request(deadline=1000.12), AWAY, outcomes=[AWAY] * 9)
     with pytest.raises(redis.ConnectionError):
         drive(waiter._wait_through_outages())
     assert waiter.slept == [0.05, pytest.approx(0.07)]
