@@ -67,7 +67,7 @@ TESTS: dict[str, str] = {
     "busy refusals",
     "keeper": "keeper_jobs keeper hold lock notices redis refusals busy shutdown told_at_once",
     "keeper.exchange": "keeper_exchange keeper lock redis busy refusals full_server "
-    "forgotten_connections outage",
+    "forgotten_connections outage imports_in_background",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights "
     "aget_or_set stampede computation_events nested_values background_context shutdown outage "
     "exporters",

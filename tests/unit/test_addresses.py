@@ -101,9 +101,9 @@ def test_a_password_alone_has_a_user_where_redis_py_names_one(
 
 def test_words_are_packed_in_the_pools_encoding() -> None:
     packer = own_settings(Connection, {"encoding": "latin-1"}, 1.0)["command_packer"]
-    assert b"\xe4" in b"".join(packer.pack("é".replace("é", "ä"), 1))
+    assert b"\xe4" in b"".join(packer.pack("SELECT", "ä", 1))
     plain = own_settings(Connection, {}, 1.0)["command_packer"]
-    assert "ä".encode() in b"".join(plain.pack("ä", b"x"))
+    assert "ä".encode() in b"".join(plain.pack("SELECT", "ä", b"x"))
 
 
 def test_without_a_timeout_a_reply_may_take_five_seconds() -> None:
@@ -274,7 +274,7 @@ def test_a_server_knows_its_pools_as_long_as_they_are_there() -> None:
     del second
     gc.collect()
     assert gone() is None
-    assert len(server.pools) == known - 1
+    assert len(server.pools) < known
 
 
 def test_a_forked_child_knows_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,10 +309,9 @@ def test_a_pool_whose_server_became_a_replica_is_renewed(known: bool) -> None:
 # -- retries of redis-py's -------------------------------------------------------------------------
 
 
-def test_a_connection_that_follows_is_one_of_the_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = follow_address(
-        redis.Redis(port=7, retry=Retry(NoBackoff(), 3), retry_on_error=[OSError])
-    )
+def test_a_connection_that_follows_is_one_of_the_pools() -> None:
+    usual = Retry(NoBackoff(), 3)
+    client = follow_address(redis.Redis(port=7, retry=usual, retry_on_error=[OSError]))
     settings = client.connection_pool.connection_kwargs
     retry = settings["retry"]
     assert isinstance(retry, FollowingRetry)
@@ -321,8 +320,8 @@ def test_a_connection_that_follows_is_one_of_the_pools(monkeypatch: pytest.Monke
     assert follow_address(client).connection_pool.connection_kwargs["retry"] is retry
     assert follow_address(object()) is not None  # type: ignore[type-var]
     errors: list[Any] = []
-    usual: Any = SimpleNamespace(update_supported_errors=errors.append)
-    following = FollowingRetry(usual, client.connection_pool)
+    noting: Any = SimpleNamespace(update_supported_errors=errors.append)
+    following = FollowingRetry(noting, client.connection_pool)
     following.update_supported_errors([OSError, ReadOnlyError])
     assert errors == [[OSError]]
 

@@ -479,7 +479,7 @@ def test_an_idle_connection_that_does_not_answer_is_replaced(
     assert not link.checking
     assert connection.closed is not usable
     # The other idle ones may have broken for the same reason.
-    assert server.told == [] if usable else ["close but 0"]
+    assert server.told == ([] if usable else ["close but 0"])
     link.send([b"call"], 1.0)
     assert len(server.made) == (0 if usable else 1)
 

@@ -281,6 +281,17 @@ def test_the_queue_is_registered_if_the_lock_is_taken(jobs: list[Any], clock: Fa
     assert queue.registered
 
 
+def test_a_queue_is_unregistered_if_the_call_that_registers_it_is_not_answered(
+    jobs: list[Any],
+) -> None:
+    waiter, queue = waiter_of(request(), outcomes=[redis.ResponseError("lost")], registered=False)
+    assert not queue._may_be_registered
+    with pytest.raises(redis.ResponseError):
+        drive(waiter._wait_through_outages())
+    queue.leave(waiter)
+    assert [type(job) for job in jobs] == [SentOnce]
+
+
 def test_what_is_free_is_taken(jobs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[Any] = []
     note = SimpleNamespace(note_vanished=lambda *args: noted.append(args))
