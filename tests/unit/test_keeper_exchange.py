@@ -319,6 +319,30 @@ def test_of_a_cluster_the_call_goes_to_the_server_that_has_its_keys(moment: Mome
     assert job.answers == [(3, 1000.0)]
 
 
+def test_calls_of_a_cluster_fail_with_their_server_and_are_not_sent_later(moment: Moment) -> None:
+    node: Any = Server()
+    node.refuses_connections = redis.ConnectionError("refused")
+    topology: Any = Server()
+    topology.is_topology = True
+    topology.locate = lambda keys, patience: node
+    jobs = [Noted(topology) for _ in range(BATCH + 1)]
+    exchanges = begun(*jobs)
+    assert len(exchanges.turn(0.0)) == BATCH + 1
+    assert all(len(job.errors) == 1 for job in jobs)
+    assert exchanges.pause == math.inf
+
+
+def test_each_reply_gives_the_next_its_whole_time(moment: Moment) -> None:
+    server: Any = Server()
+    exchanges = begun(Noted(server, 0.0), Noted(server, 1.0))
+    exchanges.turn(0.0)
+    moment.awake += 0.75
+    server.made[0].replies.append(1)
+    exchanges.turn(0.0)
+    exchanges.turn(math.inf)
+    assert moment.waits[-1] == pytest.approx(1.0)
+
+
 def test_a_call_whose_server_is_not_known_fails(moment: Moment) -> None:
     topology: Any = Server()
     topology.is_topology = True

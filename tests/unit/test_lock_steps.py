@@ -477,7 +477,7 @@ def test_an_extension_follows_the_confirmation_of_a_grant(replace: bool) -> None
     lock = held(Extended.DONE)
     hold: Any = lock.local.hold
     asked: list[bool] = []
-    hold.pending = Pending(lambda wait: asked.append(wait))
+    hold.pending = Pending(asked.append)
     lock.extend(5, replace_ttl=replace)
     assert asked == [True]
     assert (hold.pending is None) is replace
@@ -582,9 +582,7 @@ def test_with_a_limit_it_is_locked_if_all_places_are_taken(taken: int, locked: b
     places = [of_holder(b"%d" % place, 9000 - place, place) for place in range(1, taken + 1)]
     lock.outcomes += [places, places, places]
     assert lock.locked() is locked
-    assert [holder.ttl for holder in lock.holders()] == sorted(
-        9 - p / 1000 for p in range(1, taken + 1)
-    )
+    assert [holder.place for holder in lock.holders()] == [3, 2, 1][-taken:]
     first = lock.held()
     assert first is not None
     assert (first.place, first.limit) == (taken, 3)
@@ -715,7 +713,7 @@ def test_what_one_call_asks_for(clock: FakeClock) -> None:
         make(reentrant=True)._request(None, None, None, "mine")
 
 
-def test_what_a_hold_is_made_of() -> None:
+def test_what_a_hold_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_lost() -> None:
         """It is called."""
 
@@ -727,9 +725,10 @@ def test_what_a_hold_is_made_of() -> None:
         hold = make(on_lost=on_lost, label="nightly", **options)._new_hold()
         assert hold._renews_for == renews_for
         assert hold.label == "nightly"
-        assert hold.subject is None
+        assert hold.subject is not None
         assert callable(hold.on_lost)
-    assert make()._new_hold().on_lost is None
+    monkeypatch.setattr(events, "listeners", [])
+    assert make()._new_hold().on_lost is make()._new_hold().subject is None
     assert make()._new_hold()._warns_after == 24.0
     assert make(warn_after=3)._new_hold()._warns_after == 3
     assert make(renew=True, max_hold=100)._new_hold()._warns_after == 80.0
@@ -745,7 +744,7 @@ def test_a_place_above_the_limit_is_passed_on_to_nobody() -> None:
 
 
 def test_what_is_refused_when_it_is_made() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument|renews"):
+    with pytest.raises(TypeError, match="renews"):
         make(renews=True)
     with pytest.raises(ValueError, match="reentrant and id exclude each other"):
         make(reentrant=True, id="x")

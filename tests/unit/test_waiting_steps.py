@@ -112,6 +112,7 @@ class FakeQueue(WaitQueue):
         super().__init__(self.shared, wanted, loop)
         self.replies = list(replies)
         self.done: list[Any] = []
+        self.known_while_it_lasts: list[Any] = []
         self.answer: Any = 1100.0
         self.may_not_block = False
 
@@ -131,6 +132,7 @@ class FakeQueue(WaitQueue):
 
     def pop_ended(self, seconds: float) -> bool:
         self.done.append(seconds)
+        self.known_while_it_lasts += [getattr(waiter, "_reply", None) for waiter in self.waiters]
         if self.replies[0] is ...:
             time.sleep(seconds)
             del self.replies[0]
@@ -292,6 +294,20 @@ def test_a_queue_is_unregistered_if_the_call_that_registers_it_is_not_answered(
     assert [type(job) for job in jobs] == [SentOnce]
 
 
+def test_a_round_trip_is_left_for_the_last_try(jobs: list[Any], clock: FakeClock) -> None:
+    wanted = request(deadline=1001.0)
+    waiter, queue = waiter_of(wanted, grant(), outcomes=[REFUSED_REPLY], registered=False)
+    run = waiter._run
+
+    def slow(call: Call, patience: float | None) -> Any:
+        clock.now += 0.004
+        return run(call, patience)
+
+    waiter._run = slow  # type: ignore[method-assign]
+    assert drive(waiter._wait_through_outages()) is not None
+    assert queue.steps()[2] == pytest.approx(0.996 - 0.004)
+
+
 def test_what_is_free_is_taken(jobs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[Any] = []
     note = SimpleNamespace(note_vanished=lambda *args: noted.append(args))
@@ -369,6 +385,7 @@ def test_a_pop_that_was_ended_is_followed_by_another(jobs: list[Any]) -> None:
     waiter, queue = waiter_of(request(), None, grant())
     assert drive(waiter._wait_in_redis()) is not None
     assert queue.steps() == ["connect", POP, 3600.0, POP, 3600.0, ("extend", 1030.0)]
+    assert queue.known_while_it_lasts == [...] * 2
     assert not waiter.calls
 
 
@@ -406,11 +423,12 @@ def test_a_poll_ends_with_the_lock(jobs: list[Any]) -> None:
 @pytest.mark.parametrize("outcome", [AWAY, None])
 def test_a_grant_whose_extension_failed_is_given_back(jobs: list[Any], outcome: Any) -> None:
     wanted = request(limit=1, attempt=b"chosen")
+    wanted.may_hold.append((b"mine", b"chosen"))
     waiter, queue = waiter_of(wanted, grant(60, b"/2"))
     queue.answer = outcome
     with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
         drive(waiter._take_grant())
-    assert wanted.may_hold == []
+    assert wanted.may_hold == [(b"mine", b"chosen")]  # Elsewhere, it may have the lock.
     releases = [job._call for job in jobs if isinstance(job, DeferredRelease)]
     assert [call.args[0] for call in releases] == [b"T", b"mine"]
     assert all(call.keys == KEYS.at_place(2) for call in releases)
