@@ -237,11 +237,12 @@ class Exchanges:
     """What is to be sent to each server, and which replies are to come. For the keeper's thread
     only."""
 
+    _timeout = REPLY_TIMEOUT_SECONDS
+
     def __init__(self) -> None:
         self._links: dict[Server, Link] = {}
         self._locating: defaultdict[Server, Resolving] = defaultdict(Resolving)
         self._sequence = itertools.count()
-        self._timeout = REPLY_TIMEOUT_SECONDS
         self._done: list[Job] = []
 
     @staticmethod

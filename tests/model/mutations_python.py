@@ -32,23 +32,24 @@ THRESHOLD = 92
 #: By module, or the package it is in: the names of the test files, the quick ones first. The
 #: longest name counts.
 TESTS: dict[str, str] = {
-    "locking": "renewal hold owner lock_arguments local lock lock_waiting async_lock reentry "
+    "locking": "lock_steps task_steps renewal hold owner lock_arguments local lock lock_waiting "
+    "async_lock reentry "
     "clients logging signals why_lost lost_replies interrupts",
-    "locking.operations": "lock lock_waiting async_lock logging signals reentry why_lost refusals "
+    "locking.operations": "lock_steps lock lock_waiting async_lock logging signals reentry why_lost refusals "
     "out_of_memory redis_down lost_replies interrupts",
     "locking.records": "renewal hold inventory_scripts heartbeat logging inventory why_lost "
     "told_at_once",
     "locking.causes": "renewal why_lost told_at_once",
-    "locking.questions": "lock async_lock inventory why_lost",
-    "locking.replicas": "cache_lock lock async_lock failover_sentinel",
-    "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
-    "locking.waiting": "waiting_steps wait_queue lock_waiting lock async_lock "
+    "locking.questions": "lock_steps lock async_lock inventory why_lost",
+    "locking.replicas": "lock_steps task_steps cache_lock lock async_lock failover_sentinel",
+    "locking.aio": "task_steps async_lock cancel_on_lost reentry cancelled closed_waits",
+    "locking.waiting": "waiting_steps task_steps wait_queue lock_waiting lock async_lock "
     "unconfirmed_grants closed_waits cancelled dead_pop lost_replies outage redis interrupts",
-    "transport": "server server_calls execute direct_connection own_connections packing breaker "
+    "transport": "server server_calls addresses execute direct_connection own_connections packing breaker "
     "connections lock "
     "get_or_set redis lost_replies lost_replies_of_the_cache forgotten_connections outage "
     "refusals",
-    "transport.aio_client": "aio_connection async_lock aget_or_set cancelled redis lost_replies "
+    "transport.aio_client": "aio_client aio_connection async_lock aget_or_set cancelled redis lost_replies "
     "forgotten_connections outage moved_address",
     "transport.aio_connection": "aio_connection async_lock aget_or_set cancelled "
     "forgotten_connections",
@@ -58,10 +59,10 @@ TESTS: dict[str, str] = {
     "transport.guarded_connection": "guarded_connection pool_interrupts lost_replies_of_the_cache "
     "postponed_timeouts",
     "transport.hints": "execute hints refusals",
-    "transport.over_a_loop": "full_server",
-    "transport.pool": "server clients pool_interrupts moved_address lost_replies_of_the_cache",
+    "transport.over_a_loop": "addresses full_server",
+    "transport.pool": "addresses server clients pool_interrupts moved_address lost_replies_of_the_cache",
     "transport.refusals": "execute hints refusals full_server busy out_of_memory",
-    "transport.registry": "server server_calls forks clients connections lock moved_address "
+    "transport.registry": "addresses server server_calls forks clients connections lock moved_address "
     "sentinel",
     "transport.retry": "execute lost_replies lost_replies_of_the_cache redis outage redis_down "
     "busy refusals",
