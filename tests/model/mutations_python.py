@@ -33,10 +33,9 @@ THRESHOLD = 92
 #: longest name counts.
 TESTS: dict[str, str] = {
     "locking": "lock_steps task_steps renewal hold owner lock_arguments local lock lock_waiting "
-    "async_lock reentry "
-    "clients logging signals why_lost lost_replies interrupts",
-    "locking.operations": "lock_steps lock lock_waiting async_lock logging signals reentry why_lost refusals "
-    "out_of_memory redis_down lost_replies interrupts",
+    "async_lock reentry clients logging signals why_lost lost_replies interrupts",
+    "locking.operations": "lock_steps lock lock_waiting async_lock logging signals reentry "
+    "why_lost refusals out_of_memory redis_down lost_replies interrupts",
     "locking.records": "renewal hold inventory_scripts heartbeat logging inventory why_lost "
     "told_at_once",
     "locking.causes": "renewal why_lost told_at_once",
@@ -45,12 +44,11 @@ TESTS: dict[str, str] = {
     "locking.aio": "task_steps async_lock cancel_on_lost reentry cancelled closed_waits",
     "locking.waiting": "waiting_steps task_steps wait_queue lock_waiting lock async_lock "
     "unconfirmed_grants closed_waits cancelled dead_pop lost_replies outage redis interrupts",
-    "transport": "server server_calls addresses execute direct_connection own_connections packing breaker "
-    "connections lock "
-    "get_or_set redis lost_replies lost_replies_of_the_cache forgotten_connections outage "
-    "refusals",
-    "transport.aio_client": "aio_client aio_connection async_lock aget_or_set cancelled redis lost_replies "
-    "forgotten_connections outage moved_address",
+    "transport": "server server_calls addresses execute direct_connection own_connections packing "
+    "breaker connections lock get_or_set redis lost_replies lost_replies_of_the_cache "
+    "forgotten_connections outage refusals",
+    "transport.aio_client": "aio_client aio_connection async_lock aget_or_set cancelled redis "
+    "lost_replies forgotten_connections outage moved_address",
     "transport.aio_connection": "aio_connection async_lock aget_or_set cancelled "
     "forgotten_connections",
     "transport.circuit_breaker": "breaker redis_down outage",
@@ -60,13 +58,15 @@ TESTS: dict[str, str] = {
     "postponed_timeouts",
     "transport.hints": "execute hints refusals",
     "transport.over_a_loop": "addresses full_server",
-    "transport.pool": "addresses server clients pool_interrupts moved_address lost_replies_of_the_cache",
+    "transport.pool": "addresses server clients pool_interrupts moved_address "
+    "lost_replies_of_the_cache",
     "transport.refusals": "execute hints refusals full_server busy out_of_memory",
-    "transport.registry": "addresses server server_calls forks clients connections lock moved_address "
-    "sentinel",
+    "transport.registry": "addresses server server_calls forks clients connections lock "
+    "moved_address sentinel",
     "transport.retry": "execute lost_replies lost_replies_of_the_cache redis outage redis_down "
     "busy refusals",
-    "keeper": "keeper_jobs keeper hold lock notices redis refusals busy shutdown told_at_once",
+    "keeper": "keeper_jobs keeper hold lock notices redis refusals busy shutdown told_at_once "
+    "imports_in_background",
     "keeper.exchange": "keeper_exchange keeper lock redis busy refusals full_server "
     "forgotten_connections outage imports_in_background",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights "

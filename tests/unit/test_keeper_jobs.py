@@ -369,6 +369,20 @@ def test_only_the_first_caller_waits_for_the_thread_to_start(
     assert started == [(PATIENCE - 1, True)]
 
 
+def test_one_thread_is_started_however_long_that_takes(
+    keeper: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[threading.Thread] = []
+    monkeypatch.setattr(threads, "start", lambda thread, failed: made.append(thread))
+    slow = Keeper()
+    slow._loaded = object()  # type: ignore[assignment]  # then nobody waits for its start
+    for due in (1010.0, 1020.0):
+        slow.add(Lasting(due))
+    [thread] = made
+    assert slow._thread is thread
+    assert thread.daemon
+
+
 def test_a_thread_that_could_not_start_is_not_waited_for(
     started: list[tuple[float, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

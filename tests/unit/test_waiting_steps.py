@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -779,6 +780,26 @@ def test_a_thread_that_reads_the_answer_is_not_waited_for(jobs: list[Any]) -> No
     assert pending.confirm(True) == 1100.0
 
 
+def test_an_answer_that_has_not_come_is_waited_for_if_wanted(jobs: list[Any]) -> None:
+    connection = Connection(1)
+    connection.can_read = lambda timeout=0: False  # type: ignore[method-assign]
+    pending = pending_on(connection)
+    assert pending.confirm(False) is None
+    assert pending.confirmed() == 1100.0
+    queue, _ = thread_queue(connection)
+    queue.extend(CALL, 1100.0)
+    connection.replies.append(1)
+    client: Any = None
+    queue.connect(client)
+    assert not connection.replies
+
+
+def test_a_connection_that_has_ended_is_not_waited_for(jobs: list[Any]) -> None:
+    connection = Connection(AWAY)
+    assert pending_on(connection).confirm(False) is None
+    assert connection.closed
+
+
 def test_an_interrupt_while_the_answer_is_read_ends_the_connection(jobs: list[Any]) -> None:
     connection = Connection(KeyboardInterrupt())
     pending = pending_on(connection)
@@ -815,6 +836,60 @@ def test_a_connection_for_pops_has_nothing_left_to_read(jobs: list[Any]) -> None
     told = len(node.told)
     queue.end()
     assert len(node.told) == told
+
+
+def test_a_grant_is_extended_where_the_pop_is(jobs: list[Any]) -> None:
+    connection = Connection()
+    queue, server = thread_queue(connection)
+    node = queue.node = Nowhere()
+    queue.begin_pop(b"pop")
+    queue.extend(CALL, 1100.0)
+    assert connection.sent == [b"pop", pack(CALL, known=False)]
+    assert (len(node.known_scripts), len(server.known_scripts)) == (1, 0)
+
+
+def test_a_queue_is_woken_by_the_end_of_its_connection(jobs: list[Any]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = Connection()
+        connection._sock = ours  # type: ignore[attr-defined]
+        queue, _ = thread_queue(connection)
+        queue.wake()
+        assert theirs.recv(1) == b""
+
+
+@pytest.mark.parametrize("outcome", [5, AWAY, KeyboardInterrupt()])
+def test_each_end_of_a_wait_leaves_the_queue(
+    jobs: list[Any], monkeypatch: pytest.MonkeyPatch, clock: FakeClock, outcome: Any
+) -> None:
+    waiter, _ = thread_waiter(monkeypatch)
+    left: list[int] = []
+    leave = waiter._leave_anywhere
+
+    def steps(refused: Any) -> Any:
+        waiter._sleep(2.0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+        yield
+
+    def interrupted() -> None:
+        left.append(1)
+        if len(left) == 1:
+            raise KeyboardInterrupt
+        leave()
+
+    monkeypatch.setattr(waiter, "_wait", steps)
+    monkeypatch.setattr(waiter, "_leave_anywhere", interrupted)
+    if outcome == 5:
+        assert waiter.wait() == 5
+        assert not left
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            waiter.wait()
+        assert len(left) == 2
+    assert clock.now == 1002.0
+    assert not waiter.queue.waiters
 
 
 def test_a_connection_without_a_socket_cannot_be_waited_on(jobs: list[Any]) -> None:
