@@ -318,7 +318,7 @@ def test_a_connection_that_follows_is_one_of_the_pools() -> None:
     assert retry.get_retries() == 3
     assert settings["retry_on_error"] == [OSError, ReadOnlyError]
     assert follow_address(client).connection_pool.connection_kwargs["retry"] is retry
-    assert follow_address(object()) is not None  # type: ignore[type-var]
+    assert follow_address(object()) is not None
     errors: list[Any] = []
     noting: Any = SimpleNamespace(update_supported_errors=errors.append)
     following = FollowingRetry(noting, client.connection_pool)

@@ -213,7 +213,7 @@ def test_another_is_used_while_something_large_is_on_its_way(world: World) -> No
         large, other = world.idle(Connection(takes=False)), Connection()
         large.in_transfer = True
         assert connection_to(world.server) is None
-        of_loop.others[world.server] = other  # type: ignore[assignment]
+        of_loop.others[world.server] = other
         other.generation = 7
         assert connection_to(world.server) is None
         other.generation = 0
@@ -265,7 +265,7 @@ def test_the_connections_before_a_new_one_are_retired(
         before.in_transfer, before.answers = in_transfer, False
         before.generation = generation
         other.in_transfer = True
-        of_loop.others[world.server] = other  # type: ignore[assignment]
+        of_loop.others[world.server] = other
         gone = world.idle(Connection(), left)
         left.retired = True
         world.new.append(Connection())
@@ -273,7 +273,7 @@ def test_the_connections_before_a_new_one_are_retired(
         assert before.retired is not kept
         assert other.retired is kept
         assert of_loop.connections == {world.server: new}
-        assert of_loop.others[world.server] is (before if kept else other)  # type: ignore[comparison-overlap]
+        assert of_loop.others[world.server] is (before if kept else other)
         assert gone.retired
 
     run(main)
@@ -603,15 +603,15 @@ def test_what_leads_to_a_server_that_has_left_is_closed(world: World) -> None:
         old, new = Server(), Server()
         for server in (old, new):
             pool = SimpleNamespace(disconnect=disconnect)
-            of_loop.clients[server] = SimpleNamespace(connection_pool=pool)  # type: ignore[index]
-            of_loop.others[server] = Connection()  # type: ignore[index,assignment]
-        connection = of_loop.others[old]  # type: ignore[index]
+            of_loop.clients[server] = SimpleNamespace(connection_pool=pool)
+            of_loop.others[server] = Connection()
+        connection = of_loop.others[old]
         old.retired = True
         of_loop.forget_retired()
         await asyncio.sleep(0)
         assert closed == [{"inuse_connections": False}]
         assert list(of_loop.clients) == list(of_loop.others) == [new]
-        assert connection.retired  # type: ignore[attr-defined]
+        assert connection.retired
 
     run(main)
 
@@ -681,4 +681,4 @@ def test_the_pool_of_a_loop_leads_to_the_same_server_with_its_own_settings() -> 
         pass
 
     with pytest.raises(TypeError, match="Own has no twin for asyncio"):
-        aio_client._pool_like(redis.ConnectionPool(connection_class=Own))  # type: ignore[arg-type]
+        aio_client._pool_like(redis.ConnectionPool(connection_class=Own))

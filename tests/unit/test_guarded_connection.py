@@ -94,20 +94,20 @@ def awaited(method: Callable[..., Any]) -> Callable[..., Any]:
 class AsyncBase(Base):
     """The same for tasks."""
 
-    _connect = awaited(Base._connect)  # type: ignore[assignment]
-    disconnect = awaited(Base.disconnect)  # type: ignore[assignment]
-    send_packed_command = awaited(Base.send_packed_command)  # type: ignore[assignment]
-    check_health = awaited(Base.check_health)  # type: ignore[assignment]
+    _connect = awaited(Base._connect)
+    disconnect = awaited(Base.disconnect)
+    send_packed_command = awaited(Base.send_packed_command)
+    check_health = awaited(Base.check_health)
 
-    async def connect(self) -> None:  # type: ignore[override]
+    async def connect(self) -> None:
         if self._sock is None:
             await self.connect_check_health()
 
-    async def connect_check_health(self, check_health: bool = True) -> None:  # type: ignore[override]
-        await self._connect()  # type: ignore[func-returns-value]
+    async def connect_check_health(self, check_health: bool = True) -> None:
+        await self._connect()
         self.done.append(("connected", check_health))
 
-    async def send_command(self, *args: Any, **options: Any) -> None:  # type: ignore[override]
+    async def send_command(self, *args: Any, **options: Any) -> None:
         await self.send_packed_command(args, **options)
 
     async def read_response(self) -> Any:
@@ -267,7 +267,7 @@ def test_an_interrupt_while_it_connects_leaves_it_unusable(one: Guarded) -> None
     """Before it has selected its database."""
     one.disconnect()
 
-    class Interrupted(Threads if isinstance(one.connection, Threads) else Tasks):  # type: ignore[misc]
+    class Interrupted(Threads if isinstance(one.connection, Threads) else Tasks):
         def connect_check_health(self, *args: Any, **options: Any) -> Any:
             raise KeyboardInterrupt
 

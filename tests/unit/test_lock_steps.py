@@ -55,12 +55,12 @@ class Scripted(Lock):
 
     def _send_acquire(self, request: Any) -> Any:
         self.acquired_with.append(request)
-        time.clock.now += 0.25  # type: ignore[attr-defined]
+        time.clock.now += 0.25
         return self._next()
 
     def _wait(self, request: Any, refused: Any) -> Any:
         self.waits.append((request, refused))
-        time.clock.now += 2.0  # type: ignore[attr-defined]
+        time.clock.now += 2.0
         return self._next()
 
     def _run(self, call: Any) -> Any:
@@ -172,8 +172,12 @@ def test_after_a_wait_the_lock_is_contended(heard: list[Any]) -> None:
     assert heard[-1][1:] == (2.25, True, 7)
 
 
-def test_behind_others_of_its_process_a_caller_sends_nothing(heard: list[Any]) -> None:
-    lock = make(waited())
+def test_behind_others_of_its_process_a_caller_sends_nothing(
+    heard: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    held()
+    heard.clear()
+    lock = make(waited(), blocking_timeout=5)
     other: Any = SimpleNamespace()
     queues[lock._queue_key()] = other
     assert lock.acquire()
@@ -181,6 +185,7 @@ def test_behind_others_of_its_process_a_caller_sends_nothing(heard: list[Any]) -
     [(request, refused)] = lock.waits
     assert (request.waiter, refused) == (b"", None)
     assert [type(event) for event in heard] == [events.Contended, events.Acquired]
+    assert logged(caplog, "lock", "held by the same thread")
     again = make(FENCE)
     assert again.acquire(blocking=False)
     assert again.acquired_with
@@ -607,11 +612,11 @@ def test_who_is_in_the_way_of_a_block() -> None:
     lock = make(REFUSED, of_holder(b"x", 2500), blocking=False)
     with pytest.raises(LockError, match="report") as refused, lock:
         pass
-    assert refused.value.holder is not None  # type: ignore[attr-defined]
+    assert refused.value.holder is not None
     away = make(REFUSED, AWAY, blocking=False)
     with pytest.raises(LockError) as unknown, away:
         pass
-    assert unknown.value.holder is None  # type: ignore[attr-defined]
+    assert unknown.value.holder is None
 
 
 def test_the_heartbeat_of_a_silent_holder_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -734,7 +739,7 @@ def test_what_a_hold_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make(renew=True, max_hold=100)._new_hold()._warns_after == 80.0
 
 
-def test_a_place_above_the_limit_is_passed_on_to_nobody() -> None:
+def test_a_place_above_the_limit_is_not_passed_on() -> None:
     for place, limit in ((2, 2), (3, 0)):
         lock = make([0, 20_000, FENCE], waited(place=place), limit=2)
         assert lock.acquire()
@@ -763,7 +768,7 @@ def test_what_is_refused_when_it_is_made() -> None:
 def test_a_fork_of_the_holder_may_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lock = held()
     assert lock.local.hold is not None
-    lock.local.hold.process = None  # type: ignore[assignment]
+    lock.local.hold.process = None
     for call in (lock.release, lambda: lock.extend(5)):
         with pytest.raises(LockNotOwnedError, match="a parent process's lock"):
             call()

@@ -314,7 +314,7 @@ def test_the_last_one_that_began_keeps_a_lock_alive(make: Any, keeper: Any) -> N
     second.begin()
     assert keeper.added == [first, second]
     left: list[Any] = []
-    second.heartbeat = SimpleNamespace(leave=left.append)  # type: ignore[assignment]
+    second.heartbeat = SimpleNamespace(leave=left.append)
     first.stop()
     assert latest[key] is second
     second.stop()
@@ -480,7 +480,9 @@ def test_it_goes_on_for_a_moment_after_the_last_lock(
     assert len(beat.keeper.subscribed) == 2
 
 
-def test_the_next_heartbeat_is_due_whoever_sends_it(beat: Any, make: Any, clock: FakeClock) -> None:
+def test_the_next_heartbeat_is_due_after_the_last_of_any_lock(
+    beat: Any, make: Any, clock: FakeClock
+) -> None:
     heartbeat = Heartbeat.join(of_lock(beat, make))
     heartbeat.answered(1, sent_at=1000.0)
     clock.now = 1003.0

@@ -204,12 +204,12 @@ def test_a_queue_that_ends_closes_its_connection_after_the_answer(jobs: list[Any
         while not connection.done:
             await asyncio.sleep(0)
         queue.end()
-        queue.connection = bare = Connection()  # type: ignore[assignment]
+        queue.connection = bare = Connection()
         queue.end()
         while not bare.done:
             await asyncio.sleep(0)
         assert (connection.done, bare.done) == (["disconnect"], ["disconnect"])
-        queue.connection = cut = Connection()  # type: ignore[assignment]
+        queue.connection = cut = Connection()
         await asyncio.to_thread(queue.end)
         assert cut.done == ["cut"]
 
@@ -580,7 +580,7 @@ def test_a_forked_child_leaves_nothing() -> None:
     entry, _ = entry_of(hold)
     inner = State()
     entry.enter(inner, None)
-    hold.process = None  # type: ignore[assignment]
+    hold.process = None
     assert not entry.leave(inner)
     assert entry.times(inner) == 1
 
@@ -686,7 +686,7 @@ def test_a_block_whose_lock_was_lost_ends_with_that(lost: str) -> None:
         async def released(call: Any) -> Any:
             return Answer(1, False)
 
-        lock.acquire, lock._run = acquire, released  # type: ignore[method-assign, assignment]
+        lock.acquire, lock._run = acquire, released
 
         async def block() -> None:
             async with lock:

@@ -304,7 +304,7 @@ def test_a_round_trip_is_left_for_the_last_try(jobs: list[Any], clock: FakeClock
         clock.now += 0.004
         return run(call, patience)
 
-    waiter._run = slow  # type: ignore[method-assign]
+    waiter._run = slow
     assert drive(waiter._wait_through_outages()) is not None
     assert queue.steps()[2] == pytest.approx(0.996 - 0.004)
 
@@ -577,7 +577,7 @@ def test_each_reply_is_a_sign_of_life(clock: FakeClock) -> None:
     queue.received(request(), None)
     queue.node = node
     queue.received(request(), None)
-    assert queue.server.told == node.told == ["answered"]  # type: ignore[attr-defined]
+    assert queue.server.told == node.told == ["answered"]
 
 
 @pytest.mark.parametrize(
@@ -767,7 +767,7 @@ def test_the_answer_about_a_grant_is_its_parents_in_a_forked_child(
 
 def test_a_thread_that_reads_the_answer_is_not_waited_for(jobs: list[Any]) -> None:
     pending = pending_on(Connection(1))
-    pending._mutex = SimpleNamespace(acquire=lambda blocking: blocking, release=lambda: 1 / 0)  # type: ignore[assignment]
+    pending._mutex = SimpleNamespace(acquire=lambda blocking: blocking, release=lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pending.confirm(False)
     assert pending._open
@@ -775,14 +775,14 @@ def test_a_thread_that_reads_the_answer_is_not_waited_for(jobs: list[Any]) -> No
     def fail() -> None:
         raise RuntimeError("cannot release un-acquired lock")
 
-    pending._mutex.release = fail  # type: ignore[method-assign]
+    pending._mutex.release = fail
     assert pending.confirm(False) is None
     assert pending.confirm(True) == 1100.0
 
 
 def test_an_answer_that_has_not_come_is_waited_for_if_wanted(jobs: list[Any]) -> None:
     connection = Connection(1)
-    connection.can_read = lambda timeout=0: False  # type: ignore[method-assign]
+    connection.can_read = lambda timeout=0: False
     pending = pending_on(connection)
     assert pending.confirm(False) is None
     assert pending.confirmed() == 1100.0
@@ -852,7 +852,7 @@ def test_a_queue_is_woken_by_the_end_of_its_connection(jobs: list[Any]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connection = Connection()
-        connection._sock = ours  # type: ignore[attr-defined]
+        connection._sock = ours
         queue, _ = thread_queue(connection)
         queue.wake()
         assert theirs.recv(1) == b""
@@ -894,7 +894,7 @@ def test_each_end_of_a_wait_leaves_the_queue(
 
 def test_a_connection_without_a_socket_cannot_be_waited_on(jobs: list[Any]) -> None:
     connection = Connection()
-    connection._sock = object()  # type: ignore[attr-defined]
+    connection._sock = object()
     with pytest.raises(MayNotBlock):
         thread_queue(connection)
     assert connection.closed
@@ -910,7 +910,7 @@ def test_a_pop_is_waited_for_in_parts(jobs: list[Any], clock: FakeClock) -> None
         clock.now += timeout
         return False
 
-    connection.can_read = can_read  # type: ignore[method-assign]
+    connection.can_read = can_read
     assert not queue.pop_ended(3.0)
     assert sum(looks) == pytest.approx(3.0)
     looks.clear()
