@@ -478,7 +478,8 @@ def test_after_an_internal_error_the_keeper_closes_its_connections_and_goes_on(
     monkeypatch.setattr(exchanges, "turn", fail)
     monkeypatch.setattr(time, "sleep", pauses.append)
     do_one(keeper)
-    until(lambda: closed)
+    until(lambda: pauses)
+    assert closed == [True]
     do_one(keeper)
     assert pauses == [0.1]
     until(lambda: ended(keeper))

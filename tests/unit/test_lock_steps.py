@@ -359,7 +359,7 @@ def test_whether_a_release_counts(
     assert lock.local.token is None
 
 
-@pytest.mark.parametrize(("at", "reason"), [(1029.0, "deleted"), (1030.0, "expired")])
+@pytest.mark.parametrize(("at", "reason"), [(1029.0, "deleted or rep"), (1030.0, "expired before")])
 def test_why_a_release_came_too_late(clock: FakeClock, at: float, reason: str) -> None:
     lock = held(0, [b"", b"%d" % FENCE, b"", b"1", b""])
     clock.now = at
@@ -367,14 +367,16 @@ def test_why_a_release_came_too_late(clock: FakeClock, at: float, reason: str) -
         lock.release()
 
 
-def test_why_is_not_asked_where_it_is_known(heard: list[Any]) -> None:
+def test_why_is_not_asked_where_it_is_known(heard: list[Any], jobs: list[Any]) -> None:
     lock = held(0)
+    jobs[0]._naming = True
     assert lock.local.hold is not None
     lock.local.hold.lose("it is known")
     before = len(heard)
     with pytest.raises(LockNotOwnedError, match="it is known"):
         lock.release()
-    assert len(heard) == before  # Nor is it told twice.
+    assert len(heard) == before  # Nor is it told twice, or recorded.
+    assert not of_kind(jobs, SentOnce)
 
 
 def test_without_an_answer_a_release_can_be_done_again(jobs: list[Any]) -> None:
@@ -399,6 +401,19 @@ def test_an_interrupted_release_is_left_to_the_keeper(jobs: list[Any], heard: li
     count = len(jobs)
     lock._leave_to_keeper()  # There is nothing more to release.
     assert len(jobs) == count
+
+
+def test_a_lock_that_nothing_releases_is_left_to_the_keeper(jobs: list[Any]) -> None:
+    lock = held()
+    [renewal] = jobs
+    lock._leave_to_keeper()
+    assert lock.local.hold is not None
+    assert lock.local.hold.released
+    assert (renewal,) in jobs
+    assert len(of_kind(jobs, DeferredRelease)) == 1
+    unsure = make(AWAY, id="theirs")
+    unsure._leave_to_keeper()
+    assert of_kind(jobs, DeferredRelease)[-1]._call.args[0] == b"theirs"
 
 
 @pytest.mark.parametrize(
@@ -494,7 +509,7 @@ def test_an_extension_that_is_refused(clock: FakeClock, verb: str) -> None:
         return lock.extend(5) if verb == "extend" else lock.reacquire()
 
     deleted = [b"", b"%d" % FENCE, b"", b"1", b""]
-    for at, reason in ((1010.0, "deleted"), (1030.0, "expired")):
+    for at, reason in ((1010.0, "deleted or replaced"), (1030.0, "expired before")):
         clock.now = 1000.0
         lock = held(Extended.NOT_OWNED, deleted)
         clock.now = at
