@@ -18,8 +18,10 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT = Path(__file__).parents[1]
 #: What starts for these is started once.
 TOGETHER = "tests/browser/"
-#: What a file has that stays together: a fixture for all of it, or the syntax trees of all sources.
-MADE_ONCE = ('scope="module"', "from tests.support.sources import")
+#: What a file has that stays together: a fixture for all of it, or something that it remembers.
+MADE_ONCE = ('scope="module"', "from functools import cache")
+#: What all files have that read the package's sources.
+SOURCES = "from tests.support.sources import"
 
 
 class FromBothEnds(LoadScopeScheduling):
@@ -51,8 +53,10 @@ def _scope(function: str) -> str:
     if function.startswith(TOGETHER):
         return TOGETHER
     file = function.partition("::")[0]
-    once = [mark for mark in MADE_ONCE if mark in _text(file)]
-    return function if not once else file if once == [MADE_ONCE[0]] else MADE_ONCE[1]
+    text = _text(file)
+    if SOURCES in text:
+        return SOURCES
+    return file if any(made in text for made in MADE_ONCE) else function
 
 
 @cache
