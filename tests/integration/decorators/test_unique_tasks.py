@@ -47,6 +47,8 @@ app = Celery(
     task_cls="celery.contrib.django.task:DjangoTask",
 )
 app.conf.update(task_publish_retry=False, broker_connection_retry_on_startup=False)
+# A worker that is to end does so when its poll has ended.
+app.conf.broker_transport_options = {"polling_interval": 0.05}
 
 
 @setup_logging.connect
