@@ -22,7 +22,7 @@ from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import registry
 from tests.processes import until
 
-__all__ = ["Renewals", "hold", "hurry", "outages", "settle", "silence", "table_of"]
+__all__ = ["Renewals", "hold", "hurry", "outages", "renew", "settle", "silence", "table_of"]
 
 
 @contextmanager
@@ -55,6 +55,13 @@ def hurry(*kinds: type[Job]) -> None:
     for job in keeper().jobs():
         if isinstance(job, kinds or (Renewal, QueueWatch)):
             keeper().reschedule(job, time.monotonic())
+
+
+def renew(client: Any, key: str | bytes, kind: type[Job] = Renewal) -> None:
+    """Have the keeper of this process renew what it renews at ``key``, for more than 30 s, now."""
+    client.pexpire(key, 30_000)
+    hurry(kind)
+    until(lambda: client.pttl(key) > 30_000)
 
 
 def settle() -> None:
