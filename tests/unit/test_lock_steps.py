@@ -81,11 +81,17 @@ def clock() -> Iterator[FakeClock]:
 
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the keeper is given to do, and when to do it, and what is taken from it."""
+    """What the keeper is given to do, and when to do it, and what is taken from it. Locks of
+    earlier tests may be collected meanwhile."""
     noted: list[Any] = []
+
+    def note(*what: Any) -> None:
+        if what[0] in noted:
+            noted.append(what)
+
     monkeypatch.setattr(Keeper, "add", lambda keeper, job: noted.append(job))
-    monkeypatch.setattr(Keeper, "discard", lambda keeper, job: noted.append((job,)))
-    monkeypatch.setattr(Keeper, "reschedule", lambda keeper, job, due: noted.append((job, due)))
+    monkeypatch.setattr(Keeper, "discard", lambda keeper, job: note(job))
+    monkeypatch.setattr(Keeper, "reschedule", lambda keeper, job, due: note(job, due))
     return noted
 
 
@@ -308,7 +314,7 @@ def test_a_release(
     caplog.set_level(logging.DEBUG, "django_redis_lock.lock")
     lock = held(1, min_hold=2.0)
     [renewal] = jobs
-    renewal._naming = True
+    renewal._may_be_described = True
     clock.now = 1003.0
     lock.release()
     [call] = lock.calls
@@ -341,7 +347,7 @@ def test_whether_a_release_counts(
 ) -> None:
     lock = held(answer, NOT_HELD)
     renewal = jobs[0]
-    renewal._naming = True
+    renewal._may_be_described = True
     hold: Any = lock.local.hold
     if again:
         hold.end()  # A release before this one has failed.
@@ -369,7 +375,7 @@ def test_why_a_release_came_too_late(clock: FakeClock, at: float, reason: str) -
 
 def test_why_is_not_asked_where_it_is_known(heard: list[Any], jobs: list[Any]) -> None:
     lock = held(0)
-    jobs[0]._naming = True
+    jobs[0]._may_be_described = True
     assert lock.local.hold is not None
     lock.local.hold.lose("it is known")
     before = len(heard)
@@ -716,13 +722,13 @@ def test_what_one_call_asks_for(clock: FakeClock) -> None:
     request, wait = lock._request(None, None, None, None)
     assert (wait, request.deadline, request.sleep, request.grant_timeout) == (7, 1007.0, 0.5, 3)
     assert (request.replicas, request.limit, request.attempt) == (1, 2, b"")
-    assert request.may_hold == [(request.token, b"")]
+    assert request.may_hold == [(request.token, b"", 1)]
     assert request.waiter
     request, wait = lock._request(0.0, False, 9, "mine")
     assert (wait, request.deadline, request.sleep, request.waiter) == (0.0, None, 0.0, b"")
     assert request.token == b"mine"
     assert len(request.attempt) == 16
-    assert request.may_hold == [(b"mine", request.attempt)]
+    assert request.may_hold == [(b"mine", request.attempt, 1)]
     for blocking_timeout, deadline in ((9, 1009.0), (0, None)):
         request, wait = lock._request(None, True, blocking_timeout, None)
         assert (wait, request.deadline) == (blocking_timeout, deadline)

@@ -129,9 +129,9 @@ def test_the_answer_about_a_grant(
     async def main() -> None:
         connection: Any = Connection(*outcomes)
         pending = PendingAnswer(connection, CALL, 1100.0)
-        assert pending.confirm(True) is None
+        assert pending.read_reply(True) is None
         assert await pending.confirmed() == confirmed
-        assert pending.confirm(False) == confirmed
+        assert pending.read_reply(False) == confirmed
         assert connection.sent == [pack(CALL), pack(CALL, known=False)][: len(outcomes)]
         assert connection.done == ["disconnect"] * fails
         assert jobs == ["hurry"] * fails
@@ -147,7 +147,7 @@ def test_an_answer_whose_loop_has_ended_is_not_known() -> None:
         return pending
 
     pending = run(main)
-    assert pending.confirm(True) is None
+    assert pending.read_reply(True) is None
 
 
 # -- the queue of a loop ---------------------------------------------------------------------------
@@ -176,10 +176,10 @@ def test_a_connection_for_pops_is_made_once_and_has_no_answer_to_come(
         await queue.connect(client)
         assert (queue.node, queue.connection) == (node, connection)
         assert made == [(KEYS, 5.0)]
-        pending = await queue.extend(CALL, 1100.0)
+        pending = await queue.send_take_grant(CALL, 1100.0)
         await queue.connect(client)
         assert len(made) == 1
-        assert pending.confirm(False) == 1100.0
+        assert pending.read_reply(False) == 1100.0
         assert queue.pending is None
         await queue.begin_pop(b"pop")
         assert await queue.pop_ended(PATIENCE)
@@ -194,7 +194,7 @@ def test_a_queue_that_ends_closes_its_connection_after_the_answer(jobs: list[Any
         queue, _ = queue_of()
         connection: Any = Connection(...)
         queue.connection = connection
-        await queue.extend(CALL, 1100.0)
+        await queue.send_take_grant(CALL, 1100.0)
         queue.end()
         assert queue.connection is queue.pending is None
         for _ in range(5):
@@ -428,15 +428,15 @@ def test_a_grant_is_confirmed_before_a_change() -> None:
             asked.append("confirmed")
 
         class Pending:
-            def confirm(self, wait: bool) -> float:
-                asked.append("confirm")
+            def read_reply(self, wait: bool) -> float:
+                asked.append("read")
                 return math.inf
 
         pending: Any = Pending()
         pending.confirmed = confirmed
         hold.pending = pending
         await lock._confirm_lifetime(hold)
-        assert asked == ["confirmed", "confirm"]
+        assert asked == ["confirmed", "read"]
         assert hold.pending is None
         await lock._confirm_lifetime(hold)
         assert lock._loop() is asyncio.get_running_loop()
