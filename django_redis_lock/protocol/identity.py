@@ -29,13 +29,9 @@ def hostname() -> str:
     return encodable(socket.gethostname())
 
 
-@lru_cache(maxsize=1)
 def process_id() -> str:
     """A unique id of this process, unlike its pid."""
-    return secrets.token_urlsafe(6)
-
-
-after_fork(process_id.cache_clear)
+    return _process_id
 
 
 def new_token() -> bytes:
@@ -51,26 +47,26 @@ def named_token() -> bytes:
 
 def waiter_id() -> bytes:
     """A unique id, from which the admin reads the waiter's process, thread and begin."""
-    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.process_and_thread)
-
-
-_waiters = itertools.count(secrets.randbits(40))
+    here = _here
+    return b"%d %.3f %b" % (next(here.waiters), time.time(), here.process_and_thread)
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
+        # Of each thread: before Python 3.14, two that count without the GIL get one number.
+        self.waiters = itertools.count(secrets.randbits(40))
         name = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
         self.process_and_thread = name.encode(errors="backslashreplace")
 
 
-_here = _Here()
+_here, _process_id = _Here(), secrets.token_urlsafe(6)
 
 
 @after_fork
 def _forget_names() -> None:
-    """The child has another process id."""
-    global _here
-    _here = _Here()
+    """The child is another process."""
+    global _here, _process_id
+    _here, _process_id = _Here(), secrets.token_urlsafe(6)
 
 
 def fingerprint(token: bytes) -> str:
