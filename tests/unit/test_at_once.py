@@ -285,9 +285,7 @@ def flight(server: Server) -> InProcessFlight:
 
 def test_one_caller_of_a_process_queries_redis() -> None:
     server = nowhere()
-    results = at_once(
-        *[lambda _: ((mine := flight(server)), in_process.join(mine))] * 3, rounds=1
-    )
+    results = at_once(*[lambda _: ((mine := flight(server)), in_process.join(mine))] * 3, rounds=1)
     [each] = results
     assert sum(mine is shared for mine, shared in each) == 1
     assert len({shared for _, shared in each}) == 1

@@ -155,7 +155,7 @@ class Database(Commands):
                 session.shutdown()
 
     def _sessions(self) -> list[Session]:
-        # Copied first: others may be collected meanwhile, in another thread.
+        # Copied first: another thread may collect some.
         return [session for known in list(self._connected) if (session := known()) is not None]
 
     def forget(self, session: Session) -> None:
