@@ -47,14 +47,14 @@ def named_token() -> bytes:
 
 def waiter_id() -> bytes:
     """A unique id, from which the admin reads the waiter's process, thread and begin."""
-    here = _here
-    return b"%d %.3f %b" % (next(here.waiters), time.time(), here.process_and_thread)
+    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.process_and_thread)
+
+
+_waiters = itertools.count(secrets.randbits(40))
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        # Of each thread: before Python 3.14, two that count without the GIL get one number.
-        self.waiters = itertools.count(secrets.randbits(40))
         name = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
         self.process_and_thread = name.encode(errors="backslashreplace")
 

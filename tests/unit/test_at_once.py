@@ -11,8 +11,10 @@ import math
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +43,7 @@ from django_redis_lock.threads import ThreadPool
 from django_redis_lock.transport import Server, server_of
 from django_redis_lock.transport.address import Address
 from django_redis_lock.transport.circuit_breaker import Breaker
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE
 from tests.support.background import Background
 
 KEYS = lock_keys(b"report")
@@ -77,6 +79,16 @@ def at_once(*works: Callable[[int], object], rounds: int = 200) -> list[list[Any
 
     running = [Background(run, work) for work in works]
     return [list(results) for results in zip(*(each.result() for each in running), strict=True)]
+
+
+class Slow(str):
+    """A name during whose look-up another thread goes on."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        time.sleep(0)
+        return super().__hash__()
 
 
 def nowhere() -> Server:
@@ -204,21 +216,26 @@ def request(name: bytes, waiter: bytes = b"") -> AcquireRequest:
 def test_waiters_come_and_go_while_others_unregister(jobs: list[Job]) -> None:
     """Each registered for the queue that it did not need."""
     server: Any = nowhere()
+    others: list[waiting.WaitQueue] = [Queue(server, request(b"other-%d" % n)) for n in range(300)]
+    queues.update((queue.key, queue) for queue in others)
 
-    def come_and_go(number: int) -> None:
-        for name in range(20):
+    asked = [request(b"%d" % number) for number in range(20)]
+    another = request(b"another", b"id")
+
+    def come_and_go(_: int) -> None:
+        for wanted in asked:
             waiter: Any = Waiter()
-            asked = request(b"%d" % name)
-            waiting.join(waiter, Queue(server, asked), threads.ThreadEvent)
+            waiting.join(waiter, Queue(server, wanted), threads.ThreadEvent)
             waiter.queue.leave(waiter)
 
-    def unregister(number: int) -> None:
-        for _ in range(20):
-            waiting.unregister(server, request(b"another", b"id"))
+    def unregister(_: int) -> None:
+        for _ in range(50):
+            waiting.unregister(server, another)
 
     at_once(come_and_go, come_and_go, unregister, rounds=50)
-    assert not queues
-    assert len(jobs) >= 50 * 20
+    assert [*queues.values()] == others
+    queues.clear()
+    assert len(jobs) >= 50 * 50
 
 
 def test_one_waiter_of_a_process_waits_in_redis(jobs: list[Job]) -> None:
@@ -279,7 +296,7 @@ def test_the_keeper_knows_each_job() -> None:
 
 def flight(server: Server) -> InProcessFlight:
     runner = ThreadRunner.__new__(ThreadRunner)
-    runner.server = server
+    runner.server, runner.group = server, Slow("threads")
     return InProcessFlight(runner, b"value")
 
 
@@ -296,7 +313,7 @@ def test_one_caller_of_a_process_queries_redis() -> None:
 def test_a_flight_that_ends_twice_leaves_the_next_one() -> None:
     """The keeper ends it when a write has come first, its caller when the value is there."""
     server = nowhere()
-    ended = [flight(server) for _ in range(500)]
+    ended = [flight(server) for _ in range(200)]
     following = flight(server)
     in_process.join(ended[0])
 
@@ -391,14 +408,14 @@ def test_each_listener_hears_each_event_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_exporter_has_no_more_groups_than_allowed() -> None:
-    exporter: Any = exporters.Exporter([])
+    made: list[Any] = [exporters.Exporter([]) for _ in range(50)]
 
-    def group(thread: int, number: int) -> str:
-        exporter._group("common")
-        return str(exporter._group(f"{thread}-{number}"))
+    def group(thread: int, number: int) -> None:
+        for group in range(exporters.MAX_GROUPS // 3 + 5):
+            made[number]._group(Slow(f"{thread}-{group}"))
 
-    at_once(*(lambda n, thread=thread: group(thread, n) for thread in range(3)))
-    assert len(exporter._groups) == exporters.MAX_GROUPS
+    at_once(*(partial(group, thread) for thread in range(3)), rounds=len(made))
+    assert {len(exporter._groups) for exporter in made} == {exporters.MAX_GROUPS}
 
 
 def test_the_setting_is_there_while_it_is_overridden() -> None:
@@ -415,15 +432,25 @@ def test_the_setting_is_there_while_it_is_overridden() -> None:
 def test_a_pool_whose_threads_could_not_start_works_when_they_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pool, done = ThreadPool("pool", 2, 10_000, idle_seconds=0.1), threading.Event()
+    pool, done = ThreadPool("pool", 8, 10_000, idle_seconds=0.1), threading.Event()
 
-    def start(thread: threading.Thread, failed: Callable[[RuntimeError], object]) -> None:
-        Background(failed, RuntimeError("can't start new thread"))
+    starting: deque[Callable[[RuntimeError], object]] = deque()
+
+    def fail(_: int = 0) -> None:
+        for _ in range(10):
+            with suppress(IndexError):
+                starting.popleft()(RuntimeError("can't start new thread"))
+
+    def submit(_: int) -> None:
+        for _ in range(10):
+            pool.submit(int)
 
     with monkeypatch.context() as patch:
-        patch.setattr(threads, "start", start)
-        at_once(*[lambda _: pool.submit(int)] * 3, rounds=100)
-        until(lambda: not pool._threads)
+        patch.setattr(threads, "start", lambda thread, failed: starting.append(failed))
+        at_once(submit, fail, fail, rounds=300)
+        while starting:
+            fail()
+    assert not pool._threads
     assert pool.submit(done.set)
     assert done.wait(PATIENCE)
 
@@ -440,6 +467,8 @@ def test_threads_that_wait_move_one_clock() -> None:
 
 def test_databases_are_made_while_others_are_looked_up() -> None:
     server = MemoryServer()
+    others = [f"other-{number}" for number in range(300)]
+    databases.update((name, Database("in memory")) for name in others)
 
     def make(number: int) -> None:
         for place in range(20):
@@ -452,6 +481,8 @@ def test_databases_are_made_while_others_are_looked_up() -> None:
         at_once(make, lambda _: server._databases(), lambda _: server._databases(), rounds=50)
     finally:
         server._forget()
+        for name in others:
+            del databases[name]
     assert not server._databases()
 
 
