@@ -37,6 +37,7 @@ from django_redis_lock.locking import Hold, lock
 from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
 from django_redis_lock.transport import run
+from tests.lanes import examples
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -298,7 +299,7 @@ def test_it_keeps_nothing_that_comes_after_what_it_waits_for(
 SETS = strategies.sets(strategies.sampled_from("abcd"), min_size=1).map(sorted)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     plans=strategies.lists(strategies.lists(SETS, min_size=1, max_size=4), min_size=2, max_size=5),
     seed=strategies.randoms(use_true_random=False),
