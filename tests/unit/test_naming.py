@@ -89,6 +89,11 @@ def test_a_long_name_ends_in_a_hash(length: int) -> None:
     assert name("order-{a}", a="x" * (MAX_NAME_CHARACTERS - 6)) == long[:MAX_NAME_CHARACTERS]
 
 
+def test_a_long_name_is_the_same_in_each_version() -> None:
+    """In a rolling deployment, two versions must exclude each other."""
+    assert short("x" * 201) == f"{'x' * 168}~12bf1cc881648017342067435dc826c6"
+
+
 class Thing:
     pk = 7
 

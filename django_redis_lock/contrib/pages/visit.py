@@ -77,7 +77,15 @@ _open = weakref.WeakValueDictionary()
 class Visit:
     """One request for a page. A flight is at the key of the page or, as long as it is unknown what
     the pages of the URL vary on, at that of the headers. None there means that the page cannot be
-    cached: callers do not wait for each other. (For Django that is nothing.)"""
+    cached: callers do not wait for each other. (For Django that is nothing.)
+
+    Attributes:
+        timeout: seconds; of the page that this caller has computed.
+        own: what the view has deleted itself.
+    """
+
+    timeout: float
+    own: OwnWrites
 
     def __init__(
         self,
@@ -92,11 +100,8 @@ class Visit:
         self.asynchronous = asynchronous
         self.cache = value_cache(middleware.cache_alias)
         self.caller = self._here()
-        self.timeout = 0.0
-        #: The flight that this caller leads: the key in Redis, and the token; and what the view has
-        #: deleted itself.
+        #: The flight that this caller leads: the key in Redis, and the token.
         self.flight: tuple[bytes, bytes] | None = None
-        self.own = OwnWrites()
         #: The response, or an exception instead, if this caller has computed it.
         self.computed = _NOTHING
 

@@ -33,10 +33,12 @@ from django_redis_lock.cache import LocMemCache
 from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib import several_names as multi_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.contrib.several_names.members import MultiHold
+from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.locking import Hold, lock
 from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
-from django_redis_lock.transport import run
+from django_redis_lock.transport import run, server_of
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -163,8 +165,9 @@ def test_each_name_is_a_lock(any_client: redis.Redis, make: Callable[..., MultiL
     assert not any_client.exists("a", "b")
 
 
+@pytest.mark.parametrize("names", ["ab", "abcd"])
 def test_free_ones_take_one_round_trip_and_so_does_the_release(
-    make: Callable[..., MultiLock], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., MultiLock], monkeypatch: pytest.MonkeyPatch, names: str
 ) -> None:
     sent: list[Call] = []
 
@@ -174,7 +177,7 @@ def test_free_ones_take_one_round_trip_and_so_does_the_release(
 
     for module in (lock, multi_lock):
         monkeypatch.setattr(module, "run", counting)
-    made = make("a", "b", "c", "d")
+    made = make(*names)
     made.acquire()
     assert len(sent) == 1
     made.extend(100)
@@ -227,6 +230,33 @@ def test_one_that_is_lost_loses_all(
     assert any_client.exists("a")  # It is another's.
 
 
+def test_what_was_lost_before_all_were_acquired_is_told(
+    make: Callable[..., MultiLock],
+) -> None:
+    """The keeper may learn of it a moment before the caller has the last of them."""
+    told: list[str] = []
+    lock = make("a", "b")
+    lock.acquire()
+    holds: Any = [member.local.hold for member in lock.members]
+    assert holds[1].lose("by force")
+    lost = MultiHold(holds, server_of(lock.redis), 2.0, lambda: told.append("lost"))
+    assert (told, lost.is_valid) == (["lost"], False)
+    assert [hold.reason for hold in holds] == [
+        "it was held with b, which was lost: by force",
+        "by force",
+    ]
+
+
+def test_it_ends_when_the_first_of_its_names_ends(make: Callable[..., MultiLock]) -> None:
+    lock = make("a", "b")
+    with lock:
+        first, second = (member.local.hold for member in lock.members)
+        whole: Any = lock.local.hold
+        for one, other in ((first, second), (second, first)):
+            one.deadline, other.deadline = other.deadline + 5, other.deadline
+            assert whole.deadline == other.deadline
+
+
 def test_who_reports_the_loss_has_not_crashed(
     any_client: redis.Redis, make: Callable[..., MultiLock]
 ) -> None:
@@ -269,6 +299,18 @@ def test_what_expires_while_it_waits_for_another_is_taken_again(
     until(lambda: not any_client.exists("a"))
     second.release()
     assert waiter.result() == (True, True)
+
+
+@pytest.mark.parametrize(("waited", "left"), [(1.9, 18.1), (2.1, 20.0)])
+def test_what_it_has_held_for_long_while_it_waited_lives_longer(waited: float, left: float) -> None:
+    """Longer than a tenth of its lifetime."""
+    with override(MemoryServer(VirtualClock())):
+        cache: Any = caches["default"]
+        for name, seconds in (("a", 5.0), ("b", 5.0 + waited)):
+            assert cache.lock(name, timeout=seconds).acquire()
+        with cache.lock(["a", "b"], timeout=20):
+            assert cache.lock("a").ttl() == pytest.approx(left, abs=0.05)
+            assert cache.lock("b").ttl() == pytest.approx(20.0, abs=0.05)
 
 
 def test_one_try_is_one_try_however_short_it_lives(
