@@ -201,7 +201,7 @@ def test_only_a_command_from_a_command_line_owns_its_process() -> None:
     assert terminator(_called_from_command_line=True).owns_process
 
 
-def test_a_loss_after_the_work_interrupts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_after_the_work_does_not_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the work and the loss exclude each other."""
     monkeypatch.setattr(on_lost, "interrupt_main_thread", lambda: pytest.fail("it is over"))
     ending = terminator()

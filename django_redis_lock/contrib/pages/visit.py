@@ -77,15 +77,10 @@ _open = weakref.WeakValueDictionary()
 class Visit:
     """One request for a page. A flight is at the key of the page or, as long as it is unknown what
     the pages of the URL vary on, at that of the headers. None there means that the page cannot be
-    cached: callers do not wait for each other. (For Django that is nothing.)
+    cached: callers do not wait for each other. (For Django that is nothing.)"""
 
-    Attributes:
-        timeout: seconds; of the page that this caller has computed.
-        own: what the view has deleted itself.
-    """
-
-    timeout: float
-    own: OwnWrites
+    timeout: float  # Seconds; of the page that this caller has computed.
+    own: OwnWrites  # What the view has deleted itself.
 
     def __init__(
         self,

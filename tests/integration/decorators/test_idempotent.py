@@ -673,7 +673,7 @@ def test_what_is_just_short_enough_is_kept(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.records
 
 
-def test_a_request_without_a_user_is_of_nobody() -> None:
+def test_a_request_without_a_user_needs_no_scope() -> None:
     view = function(lambda request: HttpResponse("done"), scope=None)
     answers = []
     for _ in range(2):
