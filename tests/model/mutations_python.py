@@ -106,7 +106,8 @@ TESTS: dict[str, str] = {
     "decorators.on_lost": "sections locked_command cancel_on_lost run_locked",
     "decorators.options": "arguments first_mistakes declared locked_function cached",
     "decorators.transactions": "locked_transactions on_commit idempotent",
-    "decorators.views": "locked_view locked_class_views locked_rest_framework locked_who_answers",
+    "decorators.views": "sections first_mistakes locked_view locked_class_views "
+    "locked_rest_framework locked_who_answers locked_function",
 }
 
 #: Mutants that change nothing anybody could notice: (module, mutated line) -> why.
@@ -140,6 +141,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.idempotency",
         'return int(getattr(response, "status_code", 201))',
     ): "of a result, only whether it is a server's error counts",
+    (
+        "contrib.several_names",
+        "behind = [each for each in held if each.keys.lock >= member.keys.lock]",
+    ): "what it waits for is not held",
     (
         "contrib.pages.responses",
         'status = getattr(response, "status_code", 201)',
