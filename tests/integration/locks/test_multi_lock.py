@@ -38,7 +38,7 @@ from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, overri
 from django_redis_lock.locking import Hold, lock
 from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
-from django_redis_lock.transport import run, server_of
+from django_redis_lock.transport import NotReady, run, server_of
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -367,6 +367,26 @@ def test_no_callers_wait_for_each_other(plans: list[list[list[str]]], seed: rand
             seed.shuffle(names)
     callers = [Background(work, plan) for plan in plans]
     assert [caller.result() for caller in callers] == [len(plan) for plan in plans]
+
+
+#: An error, whether the caller has waited before, its wait, and whether it waits on.
+WAITS_ON: list[tuple[Exception, bool, float | None, bool]] = [
+    (NotReady("busy"), False, None, True),
+    (redis.ResponseError("MISCONF no disk"), False, None, False),
+    (redis.ResponseError("MISCONF no disk"), True, None, False),
+    (redis.ResponseError("MISCONF no disk"), False, 5.0, True),
+    (redis.ConnectionError("away"), False, None, False),
+    (redis.ConnectionError("away"), False, 5.0, False),
+    (redis.ConnectionError("away"), True, None, True),
+    (redis.ResponseError("ERR no such command"), True, 5.0, False),
+]
+
+
+@pytest.mark.parametrize(("error", "contended", "wait", "on"), WAITS_ON)
+def test_what_a_waiter_waits_through(
+    error: Exception, contended: bool, wait: float | None, on: bool
+) -> None:
+    assert multi_lock._passes(error, contended, wait) is on
 
 
 @pytest.mark.parametrize(
