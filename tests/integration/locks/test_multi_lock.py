@@ -373,7 +373,7 @@ def test_no_callers_wait_for_each_other(plans: list[list[list[str]]], seed: rand
 WAITS_ON: list[tuple[Exception, bool, float | None, bool]] = [
     (NotReady("busy"), False, None, True),
     (redis.ResponseError("MISCONF no disk"), False, None, False),
-    (redis.ResponseError("MISCONF no disk"), True, None, False),
+    (redis.ResponseError("MISCONF no disk"), True, None, True),
     (redis.ResponseError("MISCONF no disk"), False, 5.0, True),
     (redis.ConnectionError("away"), False, None, False),
     (redis.ConnectionError("away"), False, 5.0, False),
