@@ -95,7 +95,7 @@ TESTS: dict[str, str] = {
     "cached_page_visitors cached_page_own_writes cached_page_middleware cached_page_stampede "
     "other_backends background_context",
     "contrib.redlock": "redlock_decisions redlock redlock_faults",
-    "contrib.several_names": "multi_lock shared_handles cancelled several_names signals "
+    "contrib.several_names": "multi_lock shared_handles cancelled several_names interrupts signals "
     "lost_replies cluster_cache failover_cluster",
     "decorators": "sections declared decorator_keys first_mistakes arguments locked_function "
     "locked_view locked_tasks locked_transactions locked_who_answers locked_command "

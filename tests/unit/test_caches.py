@@ -12,11 +12,13 @@ import pytest
 import redis
 from asgiref.sync import markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
+from django_redis.exceptions import ConnectionInterrupted
 
 from django_redis_lock.cache import NO_LOCATION, LocMemCache, RedisCache, methods
 from django_redis_lock.cache.commands import _is_over, encoding
 from django_redis_lock.cache.get_or_set import awaitable
 from django_redis_lock.singleflight import DeferredCall
+from django_redis_lock.transport import CircuitOpen
 
 
 @pytest.fixture
@@ -125,6 +127,45 @@ def test_which_lifetimes_are_over(time: Any, over: bool) -> None:
     assert _is_over(time) is over
     if isinstance(time, (int, float)):
         assert _is_over(timedelta(seconds=time)) is over
+
+
+def failing(error: BaseException | None) -> Any:
+    """As django-redis fails."""
+    raise ConnectionInterrupted(connection=None) from error
+
+
+#: An error on a connection of the pool, and whether it says that the server is away.
+ERRORS: dict[str, tuple[BaseException | None, bool]] = {
+    "no connection": (redis.ConnectionError("away"), True),
+    "no reply": (redis.TimeoutError("silent"), True),
+    "a refusal": (redis.ResponseError("BUSY Redis is busy"), False),
+    "a wrong type": (redis.ResponseError("WRONGTYPE of the value"), False),
+    "no connection left in the pool": (redis.ConnectionError("Too many connections"), False),
+    "an error without a cause": (None, False),
+}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_which_errors_of_the_pool_count_as_an_outage(kind: str) -> None:
+    error, counts = ERRORS[kind]
+    cache = RedisCache(f"redis://127.0.0.1:1/0?client_name={list(ERRORS).index(kind)}", {})
+    breaker: Any = cache._breaker
+    for _ in range(3):  # At once: they cost nothing.
+        with pytest.raises(ConnectionInterrupted):
+            cache._with_breaker(failing, error)
+        assert bool(breaker.failing) is counts
+    assert cache._with_breaker(lambda: 5) == 5
+    assert not breaker.failing
+
+
+def test_while_an_outage_lasts_nothing_is_read_on_connections_of_the_pool() -> None:
+    cache = RedisCache("redis://127.0.0.1:1/0?client_name=outage", {})
+    breaker: Any = cache._breaker
+    for _ in range(2):
+        breaker.failed(redis.TimeoutError("silent"), 100.0)
+    with pytest.raises(ConnectionInterrupted) as refused:
+        cache._with_breaker(lambda: pytest.fail("it is sent"))
+    assert isinstance(refused.value.__cause__, CircuitOpen)
 
 
 # -- get_or_set ------------------------------------------------------------------------------------
