@@ -27,6 +27,7 @@ from django_redis_lock import (
     LockNotOwnedError,
     MultiLock,
     current_lock,
+    events,
     locked,
 )
 from django_redis_lock.cache import LocMemCache
@@ -35,7 +36,8 @@ from django_redis_lock.contrib import several_names as multi_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.several_names.members import MultiHold
 from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
-from django_redis_lock.locking import Hold, lock
+from django_redis_lock.events import Acquired, Contended, Rejected, Released, TimedOut
+from django_redis_lock.locking import Hold, lock, records
 from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
 from django_redis_lock.transport import NotReady, run, server_of
@@ -255,6 +257,41 @@ def test_it_ends_when_the_first_of_its_names_ends(make: Callable[..., MultiLock]
         for one, other in ((first, second), (second, first)):
             one.deadline, other.deadline = other.deadline + 5, other.deadline
             assert whole.deadline == other.deadline
+
+
+def test_each_name_has_its_events(any_client: redis.Redis, make: Callable[..., MultiLock]) -> None:
+    heard: list[Any] = []
+
+    def told() -> list[tuple[str, type]]:
+        kinds = [(event.subject.name, type(event)) for event in heard]
+        heard.clear()
+        return kinds
+
+    events.subscribe(heard.append)
+    try:
+        with make("a", "b"):
+            assert told() == [("a", Acquired), ("b", Acquired)]
+        assert told() == [("a", Released), ("b", Released)]
+        with Lock(any_client, "b", timeout=60):
+            told()
+            assert not make("a", "b").acquire(blocking=False)
+            assert told() == [("b", Contended), ("b", Rejected)]
+            assert not make("a", "b").acquire(blocking_timeout=0.01)
+            assert told() == [("b", Contended), ("b", TimedOut)]
+    finally:
+        events.unsubscribe(heard.append)
+
+
+def test_a_holder_that_has_crashed_is_noted(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[bytes] = []
+    monkeypatch.setattr(
+        records, "note_vanished", lambda server, keys, vanished, subject: noted.append(keys.name)
+    )
+    client.hset("{b}:owner", mapping={"host": "elsewhere", "pid": "1"})
+    with MultiLock(client, ["a", "b"], 60, lock_class=Lock):
+        assert noted == [b"b"]
 
 
 def test_who_reports_the_loss_has_not_crashed(
