@@ -79,6 +79,36 @@ def test_what_is_not_about_the_page_is_raised(
     assert outcome.value.response is response  # type: ignore[attr-defined]  # both have it
 
 
+USED = "CSRF_COOKIE_NEEDS_UPDATE"
+#: Whether a token was used around the page; what the page makes of it; and what is said then.
+TOKENS: list[tuple[bool | None, bool | None, bool | None, str]] = [
+    (None, None, None, ""),
+    (None, True, True, "a CSRF token"),
+    (True, None, True, ""),
+    (True, True, True, "a CSRF token"),
+    (True, False, False, ""),
+    (False, None, False, ""),
+    (False, True, True, "a CSRF token"),
+]
+
+
+@pytest.mark.parametrize(("around", "within", "after", "of_client"), TOKENS)
+def test_a_token_that_the_page_uses_is_told_from_one_that_is_used_around_it(
+    around: bool | None, within: bool | None, after: bool | None, of_client: str
+) -> None:
+    request = RequestFactory().get("/")
+    if around is not None:
+        request.META[USED] = around
+    conditions = Conditions(request)
+    conditions.take_out()
+    assert bool(request.META.get(USED)) is bool(around)
+    if within is not None:
+        request.META[USED] = within
+    conditions.put_back()
+    assert request.META.get(USED) is after
+    assert conditions.of_client == of_client
+
+
 def test_the_end_of_the_process_ends_no_flight() -> None:
     """The keeper may have ended before."""
     response, request = SimpleTemplateResponse("page.html"), RequestFactory().get("/")

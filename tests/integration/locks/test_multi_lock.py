@@ -40,6 +40,7 @@ from django_redis_lock.events import Acquired, Contended, Rejected, Released, Ti
 from django_redis_lock.locking import Hold, lock, records
 from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
+from django_redis_lock.steps import drive
 from django_redis_lock.transport import NotReady, run, server_of
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
@@ -292,6 +293,55 @@ def test_a_holder_that_has_crashed_is_noted(
     client.hset("{b}:owner", mapping={"host": "elsewhere", "pid": "1"})
     with MultiLock(client, ["a", "b"], 60, lock_class=Lock):
         assert noted == [b"b"]
+
+
+@pytest.mark.parametrize("end", ["release", "_leave_to_keeper"])
+def test_what_has_ended_is_not_lost(end: str) -> None:
+    """Each name has its own end, of which the keeper may learn before the last."""
+    told: list[str] = []
+    with override() as server:
+        lock = caches["default"].lock(["a", "b"], timeout=60, on_lost=lambda: told.append("lost"))
+        lock.acquire()
+        whole: Any = lock.local.hold
+        getattr(lock, end)()
+        server.clock.advance(0)
+        assert not server.held()
+    assert not whole.is_valid
+    whole._lose()
+    assert not told
+
+
+def test_what_cannot_be_given_up_is_left_to_the_keeper() -> None:
+    with override() as server:
+        lock: Any = caches["default"].lock(["a", "b"], timeout=60)
+        lock.acquire()
+        server.away = True
+        drive(lock._give_up(lock.members))
+        server.away = False
+        server.clock.advance(20)
+        assert not server.held()
+
+
+def test_a_release_that_fails_is_over(
+    any_client: redis.Redis, make: Callable[..., MultiLock]
+) -> None:
+    lock = make("a", "b")
+    lock.acquire()
+    assert Lock(any_client, "b").reset()
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+    assert lock.local.token is None
+    assert not any_client.exists("a", "b")
+
+
+def test_the_task_that_has_lost_one_of_the_names_is_cancelled(client: redis.Redis) -> None:
+    async def main() -> None:
+        async with caches["default"].alock(["a", "b"], timeout=60, cancel_on_lost=True):
+            await caches["default"].alock("b").reset()
+            await asyncio.wait_for(asyncio.Event().wait(), PATIENCE)
+
+    with pytest.raises(LockLost):
+        asyncio.run(main())
 
 
 def test_who_reports_the_loss_has_not_crashed(
