@@ -69,8 +69,8 @@ TESTS: dict[str, str] = {
     "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
     "singleflight.tasks": "aget_or_set stale get_or_set_many outage",
     "cache": "caches cache locmem get_or_set get_or_set_many direct_reads own_writes "
-    "observed_reads cache_lock lifetime_by_value lock_keys read_events where_keys_are_made clear clear_prefix "
-    "without_redis checks",
+    "observed_reads cache_lock lifetime_by_value lock_keys read_events where_keys_are_made clear "
+    "clear_prefix without_redis checks",
     "cache.commands": "caches cache direct_reads own_writes writes_end_flights read_events "
     "async_methods cluster_cache lost_replies_of_the_cache",
     "cache.context": "async_methods where_keys_are_made background_context stale aget_or_set",
