@@ -68,7 +68,7 @@ def server_of(client: Client) -> Server:
         # One that waits for less, or checks no certificate, must not decide that for others.
         settings = getattr(pool, "nodes_manager", pool).connection_kwargs
         tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
-        key = (*database, kind.patience(settings), *tls)
+        key = (*database, kind.timeouts(settings), *tls)
         server = _servers.get(key)
         if server is None:
             stand_in = None if _make_stand_in is None else _make_stand_in(database)

@@ -32,37 +32,43 @@ THRESHOLD = 92
 #: By module, or the package it is in: the names of the test files, the quick ones first. The
 #: longest name counts.
 TESTS: dict[str, str] = {
-    "locking": "hold owner lock_arguments local lock lock_waiting async_lock reentry clients "
-    "logging signals why_lost lost_replies interrupts",
-    "locking.operations": "lock lock_waiting async_lock logging signals reentry why_lost refusals "
-    "out_of_memory redis_down lost_replies interrupts",
-    "locking.records": "inventory_scripts heartbeat logging inventory why_lost told_at_once",
-    "locking.causes": "why_lost told_at_once",
-    "locking.questions": "lock async_lock inventory why_lost",
-    "locking.replicas": "cache_lock lock async_lock failover_sentinel",
-    "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
-    "locking.waiting": "wait_queue lock_waiting lock async_lock unconfirmed_grants closed_waits "
-    "cancelled dead_pop lost_replies outage redis interrupts",
-    "transport": "server direct_connection own_connections packing breaker connections lock "
-    "get_or_set redis lost_replies lost_replies_of_the_cache forgotten_connections outage "
-    "refusals",
-    "transport.aio_client": "aio_connection async_lock aget_or_set cancelled redis lost_replies "
-    "forgotten_connections outage moved_address",
+    "locking": "lock_steps task_steps renewal hold owner lock_arguments local lock lock_waiting "
+    "async_lock reentry clients logging signals why_lost lost_replies interrupts",
+    "locking.operations": "lock_steps lock lock_waiting async_lock logging signals reentry "
+    "why_lost refusals out_of_memory redis_down lost_replies interrupts",
+    "locking.records": "renewal hold inventory_scripts heartbeat logging inventory why_lost "
+    "told_at_once",
+    "locking.causes": "renewal why_lost told_at_once",
+    "locking.questions": "lock_steps lock async_lock inventory why_lost",
+    "locking.replicas": "lock_steps task_steps cache_lock lock async_lock failover_sentinel",
+    "locking.aio": "task_steps async_lock cancel_on_lost reentry cancelled closed_waits",
+    "locking.waiting": "waiting_steps task_steps wait_queue lock_waiting lock async_lock "
+    "unconfirmed_grants closed_waits cancelled dead_pop lost_replies outage redis interrupts",
+    "transport": "server server_calls addresses execute direct_connection own_connections packing "
+    "breaker connections lock get_or_set redis lost_replies lost_replies_of_the_cache "
+    "forgotten_connections outage refusals",
+    "transport.aio_client": "aio_client aio_connection async_lock aget_or_set cancelled redis "
+    "lost_replies forgotten_connections outage moved_address",
     "transport.aio_connection": "aio_connection async_lock aget_or_set cancelled "
     "forgotten_connections",
     "transport.circuit_breaker": "breaker redis_down outage",
-    "transport.execute": "packing observed_reads lost_replies_of_the_cache lost_replies outage",
-    "transport.guarded_connection": "direct_connection pool_interrupts lost_replies_of_the_cache "
+    "transport.execute": "execute packing observed_reads lost_replies_of_the_cache lost_replies "
+    "outage",
+    "transport.guarded_connection": "guarded_connection pool_interrupts lost_replies_of_the_cache "
     "postponed_timeouts",
-    "transport.hints": "hints refusals",
-    "transport.over_a_loop": "full_server",
-    "transport.pool": "clients pool_interrupts moved_address lost_replies_of_the_cache",
-    "transport.refusals": "hints refusals full_server busy out_of_memory",
-    "transport.registry": "clients connections lock moved_address sentinel",
-    "transport.retry": "lost_replies lost_replies_of_the_cache redis outage redis_down busy "
-    "refusals",
-    "keeper": "keeper hold lock notices redis refusals busy shutdown told_at_once",
-    "keeper.exchange": "keeper lock redis busy refusals full_server forgotten_connections outage",
+    "transport.hints": "execute hints refusals",
+    "transport.over_a_loop": "addresses full_server",
+    "transport.pool": "addresses server clients pool_interrupts moved_address "
+    "lost_replies_of_the_cache",
+    "transport.refusals": "execute hints refusals full_server busy out_of_memory",
+    "transport.registry": "addresses server server_calls forks clients connections lock "
+    "moved_address sentinel",
+    "transport.retry": "execute lost_replies lost_replies_of_the_cache redis outage redis_down "
+    "busy refusals",
+    "keeper": "keeper_jobs keeper hold lock notices redis refusals busy shutdown told_at_once "
+    "imports_in_background",
+    "keeper.exchange": "keeper_exchange keeper lock redis busy refusals full_server "
+    "forgotten_connections outage imports_in_background",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights "
     "aget_or_set stampede computation_events nested_values background_context shutdown outage "
     "exporters",
@@ -112,11 +118,26 @@ TESTS: dict[str, str] = {
 
 #: Mutants that change nothing anybody could notice: (module, mutated line) -> why.
 EQUIVALENT: dict[tuple[str, str], str] = {
+    ("keeper", "elif job.due <= self._wakes_at:"): "the keeper only wakes once more",
+    ("keeper", "if due <= self._wakes_at:"): "the keeper only wakes once more",
     (
         "keeper",
-        "if not self._jobs or self._wakes_at > time.monotonic() + IDLE_SECONDS:",
-    ): "the keeper only wakes more often",
-    ("keeper", "elif job.due <= self._wakes_at:"): "the keeper only wakes once more",
+        "self._wakes_at = earliest if (not (self._due)) else min(earliest, idle_until)",
+    ): "it looks once a second, so that it is only woken more often",
+    (
+        "keeper",
+        "self._wakes_at = earliest if self._due else max(earliest, idle_until)",
+    ): "it looks once a second, so that it is only woken more often",
+    ("transport.server", "self.generation = 1"): "each connection has the number of its server",
+    ("transport.server", "self.generation += 2"): "it is only compared with itself",
+    (
+        "transport.server",
+        "if patience is None or patience > self.timeout:",
+    ): "then the caller has just as much patience as the next",
+    (
+        "transport.pool",
+        "super().__init__(NoBackoff(), 1)",
+    ): "all calls go to the usual one",
     (
         "cache.commands",
         "if tokens or (type(tokens) is not list or any(tokens)):",
@@ -156,10 +177,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("decorators.wrapper", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
     ("decorators.wrapper", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
     (
-        "locking.base",
-        "if local.renewal is not None and local.renewal is not before[3]:",
-    ): "with the hold the renewal has changed, too: they are assigned in one statement",
-    (
         "locking.waiting.queue",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
     ): "the keeper only looks a little earlier",
@@ -175,7 +192,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "transport.retry",
         "self.patience -= first_patience(self.patience, self._server.timeout) or 1.0",
     ): "it is 0 only where no patience is left",
-    ("transport.circuit_breaker", "self._since = 1.0"): "it is set with the first failure",
 }
 
 SWAPPED = {

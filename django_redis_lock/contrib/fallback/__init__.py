@@ -105,7 +105,7 @@ class Attempt:
         token, attempt = named_token(), b""
         if self._request.chosen:
             token, attempt = self._request.token, new_token()
-        self._request.may_hold.append((token, attempt))
+        self._request.may_hold.append((token, attempt, 1))
         self._request = self._request._replace(token=token, attempt=attempt, waiter=waiter)
 
     def _hold_without_redis(self, error: BaseException) -> Steps[bool]:

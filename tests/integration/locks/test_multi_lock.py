@@ -37,11 +37,12 @@ from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.several_names.members import MultiHold
 from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.events import Acquired, Contended, Rejected, Released, TimedOut
-from django_redis_lock.locking import Hold, lock, records
+from django_redis_lock.locking import Hold, lock
 from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
 from django_redis_lock.steps import drive
 from django_redis_lock.transport import NotReady, run, server_of
+from tests.lanes import examples
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -288,7 +289,7 @@ def test_a_holder_that_has_crashed_is_noted(
 ) -> None:
     noted: list[bytes] = []
     monkeypatch.setattr(
-        records, "note_vanished", lambda server, keys, vanished, subject: noted.append(keys.name)
+        multi_lock, "note_vanished", lambda server, keys, vanished, subject: noted.append(keys.name)
     )
     client.hset("{b}:owner", mapping={"host": "elsewhere", "pid": "1"})
     with MultiLock(client, ["a", "b"], 60, lock_class=Lock):
@@ -427,7 +428,7 @@ def test_it_keeps_nothing_that_comes_after_what_it_waits_for(
 SETS = strategies.sets(strategies.sampled_from("abcd"), min_size=1).map(sorted)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     plans=strategies.lists(strategies.lists(SETS, min_size=1, max_size=4), min_size=2, max_size=5),
     seed=strategies.randoms(use_true_random=False),
