@@ -14,6 +14,8 @@ from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache as PlainCache
 from django_redis.client import DefaultClient
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import SETTING
@@ -429,7 +431,8 @@ def test_a_callers_client_that_is_down_is_replaced_by_no_other(
     redis_server: RedisServer, client: redis.Redis, kind: type[PlainCache]
 ) -> None:
     cache = kind(redis_server.url, {"OPTIONS": {"REPLICA_READ_ONLY": False}})
-    with redis.Redis(port=1) as away, pytest.raises(redis.ConnectionError):
+    at_once = Retry(NoBackoff(), 0)
+    with redis.Redis(port=1, retry=at_once) as away, pytest.raises(redis.ConnectionError):
         cache.set("a", 1, client=away)
     assert not client.keys()
 
