@@ -22,6 +22,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django_redis_lock import locked
 from django_redis_lock.contrib.testing import MemoryServer
 from django_redis_lock.decorators import RetryUntil, on_lost, outages_not_logged, section
+from django_redis_lock.decorators.options import Options
 from django_redis_lock.decorators.section import Section
 from django_redis_lock.decorators.views import complete
 
@@ -124,6 +125,16 @@ def test_blocks_that_are_left_leave_no_section(redis_locks: MemoryServer) -> Non
         assert not block._sections
         asyncio.run(main())
         assert not block._sections
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_loss_before_the_block_has_begun_is_told(asynchronous: bool) -> None:
+    told: list[str] = []
+    options = Options(on_lost=lambda: told.append("lost"))
+    tell = Section(options, "export", asynchronous=asynchronous)._on_lost_callback()
+    assert tell is not None
+    tell()
+    assert told == ["lost"]
 
 
 # -- what a function returns -----------------------------------------------------------------------
