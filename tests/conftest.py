@@ -75,10 +75,9 @@ for number, handler in (
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Each process has servers of its own; a server that was given can only be for one. Tests wait
-    more than they compute, so there are two processes for each core; with three, those that wait
-    for processes of their own came too late."""
+    more than they compute, so there are three processes for each core."""
     cores = os.cpu_count() or 1
-    return 0 if os.environ.get("REDIS_URL") else min(cores * 2, MOST_PROCESSES)
+    return 0 if os.environ.get("REDIS_URL") else min(cores * 3, MOST_PROCESSES)
 
 
 @pytest.hookimpl(optionalhook=True)

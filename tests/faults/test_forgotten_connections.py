@@ -202,7 +202,7 @@ def test_members_of_a_redlock_far_away(
         options: Any = {"port": proxy.port, "socket_timeout": 5.0 * pace}
         clients = [redis.asyncio.Redis(db=db, **options) for db in (1, 2, 3)]
         lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=1.0 * pace)
-        for delay in (0.0, 0.7 * pace):
+        for delay in (0.0, 0.6 * pace):
             proxy.accepts_after = delay
             assert await lock.acquire(blocking=False)
             await lock.release()
@@ -214,7 +214,7 @@ def test_members_of_a_redlock_far_away(
         asyncio.run(tasks())
     else:
         lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=1.0 * pace)
-        for delay in (0.0, 0.7 * pace):
+        for delay in (0.0, 0.6 * pace):
             proxy.accepts_after = delay
             taken(lock)
             time.sleep(PAUSE)

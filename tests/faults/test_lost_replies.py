@@ -42,7 +42,7 @@ from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_client, execute
 from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
-from tests.holding import Renewals, hurry
+from tests.holding import hurry, renew
 from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -687,7 +687,8 @@ def test_an_answer_that_is_held_up_costs_other_servers_nothing(
     with own_server.client() as other:
         elsewhere = Lock(other, "elsewhere", timeout=60, renew=True)
         elsewhere.acquire()
-        Renewals(other, "elsewhere").follow(2)
+        for _ in range(2):
+            renew(other, "elsewhere")
         assert not elsewhere.lost
         assert not reader.done
         elsewhere.release()

@@ -11,6 +11,7 @@ from functools import cache, partial
 from types import CodeType, FrameType
 from typing import Any
 
+from django_redis_lock.locking.waiting.steps import POPPING
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from tests.lanes import some
 from tests.support.background import Background
@@ -195,7 +196,7 @@ def _in_a_pop(frame: FrameType | None) -> bool:
             if not inside:
                 return False
             waiter = frame.f_locals["self"]
-            return waiter._reply is ...
+            return waiter._reply is POPPING
         frame = frame.f_back
     return False
 

@@ -52,7 +52,7 @@ from django_redis_lock.singleflight.in_process import FlightRenewal, InProcessFl
 from django_redis_lock.singleflight.leader import Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
-from tests.holding import Renewals, hurry, settle, table_of
+from tests.holding import hurry, renew, settle, table_of
 from tests.processes import PATIENCE, Link, Worker, processes, until
 from tests.redis_server import RedisServer
 
@@ -202,8 +202,8 @@ def test_another_sites_dead_entries_are_left_to_it(client: redis.Redis) -> None:
 def test_a_lock_that_is_granted_to_a_waiter_has_no_holder_yet(client: redis.Redis) -> None:
     hold(client, "held", None)
     lock = hold(client, "passed")
-    request = AcquireRequest(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0)
-    assert table_of(run(client, request.acquire(b"a waiter")).value)[0] == 0
+    request = AcquireRequest(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0, [])
+    assert table_of(run(client, request.acquire_call(b"a waiter")).value)[0] == 0
     lock.release()
     assert client.exists("passed")
     found = list_held(client, b"")
@@ -352,7 +352,8 @@ def test_signs_of_life(client: redis.Redis) -> None:
     assert (as_it_is.lifetime, as_it_is.renews) == (90, False)
     assert (as_it_is.renewal_interval, as_it_is.heartbeat_interval) == (30, 10)
     assert (endless.lifetime, endless.renews, endless.heartbeat_interval) == (math.inf, False, 10)
-    Renewals(client, "renewed").follow(2)
+    for _ in range(2):
+        renew(client, "renewed")
     seen = described(client, "renewed").seen
     assert seen is not None
     assert 0 <= seen < PATIENCE

@@ -22,7 +22,7 @@ import django_redis_lock
 from django_redis_lock import Lock, events, threads
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.threads import ThreadPool
-from tests.holding import Renewals, hurry
+from tests.holding import hurry, renew
 from tests.processes import PATIENCE, WHOLE_END, until
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -68,12 +68,14 @@ def listening(blocking: Blocking) -> Iterator[None]:
 @pytest.mark.parametrize("attached", [handling, listening])
 def test_one_that_blocks_costs_no_lock_its_renewal(client: redis.Redis, attached: Any) -> None:
     blocking = Blocking()
-    kept, lost = (Lock(client, name, 60, renew=True) for name in ("kept", "lost"))
+    kept, lost = Lock(client, "kept", 60, renew=True), Lock(client, "lost", 60, renew=True)
     with attached(blocking), kept:
         assert lost.acquire()
         client.delete("lost")
-        until(lambda: (hurry(), blocking.threads)[1])
-        Renewals(client, "kept").follow(6)
+        hurry()
+        until(lambda: blocking.threads)
+        for _ in range(3):
+            renew(client, "kept")
         assert not kept.lost
         blocking.released.set()
     assert "django_redis_lock keeper" not in blocking.threads
@@ -202,7 +204,8 @@ def test_a_label_that_cannot_be_encoded(client: redis.Redis) -> None:
     """Of a file name, as ``os.listdir`` gives it."""
     lock = Lock(client, "a", 60, renew=True, label=NO_TEXT)
     with lock:
-        Renewals(client, "a").follow(4)
+        for _ in range(3):
+            renew(client, "a")
         assert not lock.lost
         owner = lock.holder()
         assert owner is not None

@@ -294,6 +294,7 @@ def test_the_server_remembers_few_keys_of_each_lock(own_server: RedisServer) -> 
     with own_server.client() as client:
         locks = [Lock(client, f"{NAME}-{n}", timeout=600, limit=1 + n % 2) for n in range(20)]
         assert all(lock.acquire(blocking=False) for lock in locks)
+        hurry()
         until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
         listen(client)
         keeper().hurry()
@@ -468,6 +469,7 @@ def test_many_locks_have_one_connection(client: redis.Redis) -> None:
     locks = [Lock(client, f"{NAME}-{n}", timeout=600) for n in range(20)]
     for lock in locks:
         assert lock.acquire(blocking=False)
+    hurry()
     until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
     until(lambda: subscribed(client))
     assert len(client.client_list(_type="pubsub")) == 1
