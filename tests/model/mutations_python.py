@@ -128,7 +128,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "keeper",
         "self._wakes_at = earliest if self._due else max(earliest, idle_until)",
     ): "it looks once a second, so that it is only woken more often",
-    ("transport.server", "self.generation = 1"): "each connection has the number of its server",
+    (
+        "transport.server",
+        "self.generation = 1  #: How often they were renewed.",
+    ): "each connection has the number of its server",
     ("transport.server", "self.generation += 2"): "it is only compared with itself",
     (
         "transport.server",
