@@ -18,7 +18,7 @@ from django_redis_lock.clock import time
 from django_redis_lock.exceptions import TooFewReplicas
 from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import operations, questions, replicas
-from django_redis_lock.locking.hold import latest
+from django_redis_lock.locking.hold import Renewal, latest
 from django_redis_lock.locking.questions import Query
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol.acquisition import Acquisition, Extended, Refused
@@ -276,7 +276,8 @@ def test_a_failed_acquisition_leaves_what_it_may_hold_to_the_keeper(
     lock = make(error)
     with pytest.raises(redis.ConnectionError):
         lock.acquire()
-    assert [type(job) for job in jobs] == ([SentOnce, DeferredRelease] if sent else [])
+    left = [type(job) for job in jobs if isinstance(job, (SentOnce, DeferredRelease))]
+    assert left == ([SentOnce, DeferredRelease] if sent else [])
     jobs.clear()
     chosen = make(error)
     with pytest.raises(redis.ConnectionError):
@@ -297,7 +298,7 @@ def test_an_interrupt_after_the_lock_was_noted_gives_it_back(
     with pytest.raises(KeyboardInterrupt):
         lock.acquire(blocking=False)
     assert lock.local.token is lock.local.hold is lock.local.renewal is None
-    renewal = jobs[0]
+    [renewal] = of_kind(jobs, Renewal)
     assert renewal.hold.released
     assert (renewal,) in jobs
     assert len(of_kind(jobs, DeferredRelease)) == 1
@@ -313,7 +314,7 @@ def test_a_release(
 ) -> None:
     caplog.set_level(logging.DEBUG, "django_redis_lock.lock")
     lock = held(1, min_hold=2.0)
-    [renewal] = jobs
+    [renewal] = of_kind(jobs, Renewal)
     renewal._may_be_described = True
     clock.now = 1003.0
     lock.release()
@@ -346,7 +347,7 @@ def test_whether_a_release_counts(
     heard: list[Any], jobs: list[Any], answer: Answer, again: bool, released: bool
 ) -> None:
     lock = held(answer, NOT_HELD)
-    renewal = jobs[0]
+    [renewal] = of_kind(jobs, Renewal)
     renewal._may_be_described = True
     hold: Any = lock.local.hold
     if again:
@@ -375,7 +376,8 @@ def test_why_a_release_came_too_late(clock: FakeClock, at: float, reason: str) -
 
 def test_why_is_not_asked_where_it_is_known(heard: list[Any], jobs: list[Any]) -> None:
     lock = held(0)
-    jobs[0]._may_be_described = True
+    [renewal] = of_kind(jobs, Renewal)
+    renewal._may_be_described = True
     assert lock.local.hold is not None
     lock.local.hold.lose("it is known")
     before = len(heard)
@@ -411,7 +413,7 @@ def test_an_interrupted_release_is_left_to_the_keeper(jobs: list[Any], heard: li
 
 def test_a_lock_that_nothing_releases_is_left_to_the_keeper(jobs: list[Any]) -> None:
     lock = held()
-    [renewal] = jobs
+    [renewal] = of_kind(jobs, Renewal)
     lock._leave_to_keeper()
     assert lock.local.hold is not None
     assert lock.local.hold.released
@@ -478,7 +480,7 @@ def test_an_extension_prolongs_the_hold(
     jobs: list[Any], clock: FakeClock, replace: bool, answered_until: float
 ) -> None:
     lock = held(Extended.DONE)
-    renewal = jobs[0]
+    [renewal] = of_kind(jobs, Renewal)
     hold: Any = lock.local.hold
     clock.now = 1010.25
     assert lock.extend(5, replace_ttl=replace)
