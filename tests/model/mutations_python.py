@@ -116,7 +116,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "keeper",
         "self._wakes_at = earliest if self._due else max(earliest, idle_until)",
     ): "it looks once a second, so that it is only woken more often",
-    ("transport.server", "self.generation = 1"): "each connection has the number of its server",
+    (
+        "transport.server",
+        "self.generation = 1  #: How often they were renewed.",
+    ): "each connection has the number of its server",
     ("transport.server", "self.generation += 2"): "it is only compared with itself",
     (
         "transport.server",
@@ -134,6 +137,26 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "cache.tasks",
         "if tokens or (type(tokens) is not list or any(tokens)):",
     ): "nothing is done about what has no token, only more slowly",
+    (
+        "locking.lock",
+        'return self._change("reacquire", self._lifetime or 2.0, True)',
+    ): "without a lifetime there is an error",
+    (
+        "locking.aio",
+        'return await self._change("reacquire", self._lifetime or 2.0, True)',
+    ): "without a lifetime there is an error",
+    (
+        "locking.lock",
+        'seconds = check_seconds("additional_time", additional_time) or 1.0',
+    ): "zero and None are errors",
+    (
+        "locking.aio",
+        'seconds = check_seconds("additional_time", additional_time) or 1.0',
+    ): "zero and None are errors",
+    (
+        "locking.questions",
+        "if hold is None and lock.limit >= 1:",
+    ): "of a lock with one place both are the same question",
     (
         "locking.waiting.queue",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
@@ -238,6 +261,8 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
         return  # A text, nearly always.
     if isinstance(node, ast.keyword) and node.arg == "strict":
         return  # Of zip; both are as long, if there is no mistake.
+    if isinstance(node, ast.Compare) and ast.unparse(node.left) == "sys.version_info":
+        return  # It decides for other versions of Python.
     yield node
     for name, field in ast.iter_fields(node):
         if name not in ("annotation", "returns"):
