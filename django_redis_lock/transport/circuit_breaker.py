@@ -151,6 +151,12 @@ class Breaker:
         )
         events.emit(up)
 
+    def fell_back(self) -> bool:
+        """Count a lock that was taken without the server; whether it is the first of the outage."""
+        with self._mutex:
+            self.fallbacks += 1
+            return self.fallbacks == 1
+
     def known_outage(self) -> Outage | None:
         """None while the server answers."""
         with self._mutex:

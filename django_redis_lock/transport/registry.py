@@ -63,6 +63,8 @@ def server_of(client: Client) -> Server:
     if known is not None:
         return known
     with _registry:
+        if (known := _by_pool.get(pool)) is not None:
+            return known  # Another thread came first.
         kind = _kind_of(pool)
         database = (kind, *kind.identity(pool))
         # One that waits for less, or checks no certificate, must not decide that for others.

@@ -149,8 +149,7 @@ class Attempt:
         lock = self._lock
         breakers = [node.breaker for server in lock._servers for node in server.nodes()]
         breaker = next((b for b in breakers if b.failing), breakers[0])
-        first = not breaker.fallbacks  # Of this outage.
-        breaker.fallbacks += 1
+        first = breaker.fell_back()
         if events.listeners:
             events.emit(FellBack(lock.subject, lock.on_redis_down, error))
         if first:

@@ -148,9 +148,11 @@ class Topology(Server):
         return Server(address)
 
     def _keep_only(self, kept: Iterable[Server]) -> None:
-        gone = set(self._nodes.values()).difference(kept)
-        self._nodes = {where: node for where, node in self._nodes.items() if node not in gone}
-        for node in gone:
+        kept = set(kept)
+        for where, node in list(self._nodes.items()):  # Other threads may add to it.
+            if node in kept:
+                continue
+            self._nodes.pop(where, None)
             node.retired, node.MAX_IDLE_CONNECTIONS = True, 0
             node.close()
             node.breaker.replaced()

@@ -296,7 +296,7 @@ def join(waiter: Waiter, queue: WaitQueue, new_turn: Callable[[], WakeEvent]) ->
 
 def unregister(server: Server, request: AcquireRequest) -> None:
     """Have the keeper unregister the waiter id of ``request``, unless a queue goes on with it."""
-    if not any(queue.id == request.waiter for queue in tuple(queues.values())):
+    if not any(queue.id == request.waiter for queue in list(queues.values())):
         keeper().add(SentOnce(server, request.unregister_call(request.waiter)))
 
 
