@@ -63,11 +63,13 @@ TESTS: dict[str, str] = {
     "refusals",
     "keeper": "keeper hold lock notices redis refusals busy shutdown told_at_once",
     "keeper.exchange": "keeper lock redis busy refusals full_server forgotten_connections outage",
-    "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights "
-    "aget_or_set stampede computation_events nested_values background_context shutdown outage "
-    "exporters",
-    "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
-    "singleflight.tasks": "aget_or_set stale get_or_set_many outage",
+    "singleflight": "flight_steps runners get_or_set stale get_or_set_many error_ttl "
+    "writes_end_flights aget_or_set stampede computation_events nested_values background_context "
+    "shutdown outage exporters",
+    "singleflight.scripts": "flight_steps flight_scripts get_or_set get_or_set_many "
+    "writes_end_flights",
+    "singleflight.runners": "runners get_or_set stale get_or_set_many outage computation_events",
+    "singleflight.tasks": "runners aget_or_set stale get_or_set_many outage",
     "cache": "cache get_or_set get_or_set_many direct_reads own_writes observed_reads cache_lock "
     "lifetime_by_value lock_keys read_events where_keys_are_made",
     "cache.commands": "cache direct_reads own_writes read_events lost_replies_of_the_cache",
@@ -86,8 +88,13 @@ TESTS: dict[str, str] = {
     "cache.redis_py": "own_writes observed_reads cluster_cache cache",
     "cache.tasks": "async_methods aget_or_set",
     "cache.undecodable": "undecodable",
-    "contrib.fallback": "local redis_down local_lock_unavailable fault_table",
-    "contrib.redlock": "redlock_decisions redlock redlock_faults",
+    "contrib.fallback": "fallback local redis_down local_lock_unavailable fault_table",
+    "contrib.instant_loss": "instant_loss keeper told_at_once heartbeat outage",
+    "contrib.redlock": "fan_out votes redlock_decisions redlock redlock_faults told_at_once",
+    "contrib.redlock.base": "votes redlock_decisions redlock redlock_faults told_at_once",
+    "contrib.redlock.votes": "votes redlock_decisions redlock redlock_faults told_at_once",
+    "contrib.topology": "topology server cluster_discovery sentinel cluster cluster_cache "
+    "locked_servers failover_sentinel failover_cluster moved_address",
     "decorators": "declared decorator_keys locked_function locked_view locked_tasks "
     "locked_transactions locked_who_answers locked_command locked_class_views",
     "decorators.cached": "cached cached_page typed_keys",

@@ -1,11 +1,12 @@
-"""``ON_REDIS_DOWN``: what one call of ``acquire`` decides, between the lock in Redis and that of this
-host. No Redis runs here, and time passes only while a caller waits."""
+"""``ON_REDIS_DOWN``: what one call of ``acquire`` decides, between the lock in Redis and that of
+this host. No Redis runs here, and time passes only while a caller waits."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ from django_redis_lock.protocol import Acquisition, Owner, fingerprint
 from django_redis_lock.protocol.holders import HeldReply, HolderInfo
 from django_redis_lock.steps import drive
 from django_redis_lock.transport import server_of
+from tests.events import no_listeners
 from tests.support.clock import FakeClock, clock
 
-__all__ = ["clock"]
+__all__ = ["clock", "no_listeners"]
 
 # Quick cells, each of which is another decision.
-pytestmark = pytest.mark.sample(1)
+pytestmark = [pytest.mark.sample(1), pytest.mark.usefixtures("no_listeners")]
 
 OUT = RedisConnectionError("refused")
 
@@ -188,9 +190,7 @@ def test_a_holder_that_has_lost_the_lock_in_redis_is_in_nobodys_way(make: Any) -
 @pytest.mark.parametrize(
     ("seconds", "attempts"), [(NO_WAIT_SECONDS / 2, 1), (NO_WAIT_SECONDS * 1.5, 2)]
 )
-@pytest.mark.parametrize(
-    ("wait", "chosen"), [(None, None), (60, None), (60, "chosen")]
-)
+@pytest.mark.parametrize(("wait", "chosen"), [(None, None), (60, None), (60, "chosen")])
 def test_a_lock_in_redis_that_expired_meanwhile_is_taken_again(
     make: Any,
     clock: FakeClock,
@@ -275,7 +275,8 @@ def test_an_interrupted_wait_leaves_the_lock_of_another_user_of_the_handle(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = make(True)
-    assert (holder := other(lock)).try_acquire(ME)
+    holder = other(lock)
+    assert holder.try_acquire(ME)
 
     def interrupted(seconds: float) -> None:
         lock.local.hold = Hold(30)
@@ -293,7 +294,8 @@ def test_a_release_without_a_reply_is_left_to_the_keeper(
     make: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     lock = make(True)
-    assert (holder := other(lock)).try_acquire(ME)
+    holder = other(lock)
+    assert holder.try_acquire(ME)
 
     def fails() -> Any:
         yield from ()
@@ -357,7 +359,7 @@ def test_without_redis_it_goes_on(make: Any, clock: FakeClock, how: str) -> None
     assert isinstance(hold, FallbackHold)
     assert (lock.degraded, lock.fence, hold.deadline) == (how, None, math.inf)
     assert (lock.local.token, lock.local.renewal) == (hold.token, None)
-    ((event),) = told
+    (event,) = told
     assert event == FellBack(lock.subject, how, OUT)
     clock.now += 60
     owner = hold.owner()
@@ -370,9 +372,7 @@ def test_without_redis_it_goes_on(make: Any, clock: FakeClock, how: str) -> None
     assert held_locally(lock.local_folder) == []
 
 
-def test_of_an_outage_the_log_has_the_first(
-    make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_an_outage_the_log_has_the_first(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     breaker = server_of(make().redis).breaker
     breaker.answered()
     breaker.fallbacks = 0
@@ -398,7 +398,8 @@ def test_without_redis_it_waits_for_who_holds_it_here(
     make: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, wait: float | None
 ) -> None:
     lock = make(OUT)
-    assert (holder := other(lock)).try_acquire(ME, in_addition=True)
+    holder = other(lock)
+    assert holder.try_acquire(ME, in_addition=True)
 
     def sleep(seconds: float) -> None:
         clock.now += seconds
@@ -452,20 +453,19 @@ def test_where_the_host_can_have_none_the_lock_in_redis_is_enough(
     assert caplog.text.count("is in Redis only, and fails in an outage") == 1
     host = HostLock.of(lock)
     assert host.holder(away=False) is None
-    with pytest.raises(LocalLockUnavailable, match="Not a directory|File exists"):
+    with pytest.raises(LocalLockUnavailable, match=r"Not a directory|File exists"):
         acquire(lock)
     with pytest.raises(LocalLockUnavailable):
         host.holder(away=True)
 
 
-def test_a_task_does_not_sleep_in_its_loop(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_does_not_sleep_in_its_loop(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[Any] = []
     monkeypatch.setattr(time, "sleep", lambda seconds: slept.append("thread"))
     monkeypatch.setattr(time, "asleep", lambda seconds: slept.append("task"))
     lock = make()
-    assert (holder := other(lock)).try_acquire(ME)
+    holder = other(lock)
+    assert holder.try_acquire(ME)
     for kind in (Lock, AsyncLock):
         client: Any = lock.redis if kind is Lock else redis.asyncio.Redis(port=1)
         host = HostLock.of(kind(client, "report", local_folder=lock.local_folder))
@@ -486,18 +486,32 @@ SOMEBODY = HolderInfo(HeldReply(b"token", 5000, (), 0))
 
 def test_who_holds_it_in_redis_comes_first(make: Any) -> None:
     lock = make()
-    assert (holder := other(lock)).try_acquire(ME)
+    holder = other(lock)
+    assert holder.try_acquire(ME)
     assert holders(lock, in_redis(SOMEBODY)).parse(None) == [SOMEBODY]
     (held,) = holders(lock, in_redis()).parse(None)
     assert (held.owner, held.token, held.ttl, held.resting) == (ME, b"", math.inf, False)
-    assert held.held_for is None
+    assert (held.held_for, held.place) == (None, 0)
     holder.release()
     assert holders(lock, in_redis()).parse(None) == []
 
 
+@pytest.mark.parametrize(("since", "seconds"), [(-60.0, 60.0), (60.0, 0.0)])
+def test_how_long_it_is_held_here(make: Any, since: float, seconds: float) -> None:
+    """Not for less than no time, also if the clock was set back."""
+    lock = make()
+    holder = other(lock)
+    assert holder.try_acquire(replace(ME, since=time.time() + since))
+    (held,) = holders(lock, in_redis()).parse(None)
+    assert held.held_for == pytest.approx(seconds, abs=30)
+    assert seconds or held.held_for == 0.0
+    holder.release()
+
+
 def test_who_holds_it_here_as_well_has_lost_it_in_redis(make: Any) -> None:
     lock = make()
-    assert (holder := other(lock)).try_acquire(ME, in_addition=True)
+    holder = other(lock)
+    assert holder.try_acquire(ME, in_addition=True)
     query = holders(lock, in_redis())
     assert query.parse(None) == []
     (held,) = query.after(OUT)  # But in an outage it is the holder, as far as is known.

@@ -310,7 +310,9 @@ def test_a_standstill_of_this_process_counts_for_a_tenth(monkeypatch: pytest.Mon
         (5, [0, 1, 4], []),
     ],
 )
-def test_a_minority_that_is_away_is_spared(count: int, away: list[int], left_out: list[int]) -> None:
+def test_a_minority_that_is_away_is_spared(
+    count: int, away: list[int], left_out: list[int]
+) -> None:
     nodes: list[Any] = [Node() for _ in range(count)]
     for place in away:
         nodes[place].fail()

@@ -67,12 +67,13 @@ from django_redis_lock.singleflight.scripts import (
 )
 from django_redis_lock.threads import ThreadEvent
 from django_redis_lock.transport import pack_words, server_of
+from tests.events import no_listeners
 from tests.support.clock import FakeClock, clock
 
-__all__ = ["clock"]
+__all__ = ["clock", "no_listeners"]
 
 # Quick cells, each of which is another decision.
-pytestmark = pytest.mark.sample(1)
+pytestmark = [pytest.mark.sample(1), pytest.mark.usefixtures("no_listeners")]
 
 OUT = RedisConnectionError("away")
 WRONG = ResponseError("WRONGTYPE")
@@ -880,6 +881,22 @@ def test_a_miss_is_computed_and_stored(runner: Any) -> None:
     assert mine.ended.wait(0)
 
 
+def test_the_callers_of_the_process_look_again_when_a_write_ends_the_flight(
+    runner: Any, kept: list[Any]
+) -> None:
+    def compute(names: Any = None) -> Any:
+        kept[0].answered(0, 1001.0)
+        return {} if names else 5
+
+    found = single(runner, compute=compute)
+    Dialogue(found.get_value(1060.0)).answer([[1]])
+    assert runner.soon == [(leave, found._shared)]
+    kept.clear()
+    # Nobody waits for several values.
+    Dialogue(several(runner, compute).get_values([A, B], 1060.0)).answer([[1], [1]])
+    assert len(runner.soon) == 1
+
+
 @pytest.mark.parametrize(("is_stored", "encoded"), [(1, b"5"), (0, None), (OUT, b"5")])
 def test_what_other_callers_of_the_process_get(runner: Any, is_stored: Any, encoded: Any) -> None:
     """Not what a write has overtaken."""
@@ -921,9 +938,7 @@ def test_a_value_that_another_caller_computes_is_awaited(
     ("pttl", "deadline", "until"),
     [(30_000, 1060.0, 1002.0), (500, 1060.0, 1000.501), (30_000, 1001.0, 1001.0)],
 )
-def test_how_long_a_follower_waits(
-    runner: Any, pttl: int, deadline: float, until: float
-) -> None:
+def test_how_long_a_follower_waits(runner: Any, pttl: int, deadline: float, until: float) -> None:
     step = Dialogue(single(runner).get_value(deadline)).answer([follows(pttl=pttl)])
     assert step.until == pytest.approx(until)
 
@@ -985,7 +1000,9 @@ def test_one_that_is_overtaken_follows(runner: Any) -> None:
     assert ends(step, A)
     step = call.answer([1])
     assert step.scripts == take(A)
-    assert isinstance(call.answer([follows()]), Follow)
+    # It does not overtake that one, which has not begun either: they would do so in turns.
+    deferred = DeferredCall(compute, lambda function: function)
+    assert isinstance(call.answer([follows(token_for(deferred))]), Follow)
 
 
 def test_what_cannot_be_decoded_is_computed(runner: Any) -> None:
@@ -1083,7 +1100,12 @@ class TestWaitsInMemory:
 
     @pytest.mark.parametrize(
         ("stored", "result"),
-        [([b"value", 5000], "value"), (None, TOO_LATE), (OUT, TOO_LATE), ([b"unreadable", 5], TOO_LATE)],
+        [
+            ([b"value", 5000], "value"),
+            (None, TOO_LATE),
+            (OUT, TOO_LATE),
+            ([b"unreadable", 5], TOO_LATE),
+        ],
     )
     def test_at_its_deadline_it_reads_once_more(
         self, call: Dialogue, stored: Any, result: Any
@@ -1325,5 +1347,3 @@ def test_a_background_that_is_full(runner: Any) -> None:
     assert ends(call.answer(False), A)
     call.answer([1])
     assert call.result == "old"
-
-

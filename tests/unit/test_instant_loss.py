@@ -1,5 +1,5 @@
-"""What listens for messages to this process: its dialogue with a server, and its pauses after errors.
-No Redis runs here."""
+"""What listens for messages to this process: its dialogue with a server, and its pauses after
+errors. No Redis runs here."""
 
 from __future__ import annotations
 

@@ -67,7 +67,9 @@ def test_they_are_listed_by_their_names(tmp_path: Path) -> None:
     assert held_locally(tmp_path) == [("a", ME), ("b", ME), ("c", ME)]
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"5", b"null", b"{}", b'{"name": 5, "fields": 5}'])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"5", b"null", b"{}", b'{"name": 5, "fields": 5}']
+)
 def test_a_holder_that_has_not_described_itself_yet(tmp_path: Path, text: bytes) -> None:
     mine = lock(tmp_path)
     assert mine.try_acquire(ME)
@@ -83,8 +85,8 @@ def test_a_holder_that_has_not_described_itself_yet(tmp_path: Path, text: bytes)
 def test_whether_it_is_held_in_addition_to_that_in_redis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_addition: bool, full: bool
 ) -> None:
-    """Also on a full disk, which takes no description. What a process that was killed has left there
-    does not count."""
+    """Also on a full disk, which takes no description. What a process that was killed has left
+    there does not count."""
 
     def no_room(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -259,7 +261,8 @@ def test_threads_exclude_each_other(tmp_path: Path) -> None:
 
 def test_it_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import sys; from tests.unit.test_local import lock, ME, Path; mine = lock(Path(sys.argv[1]))\n"
+        "import sys; from tests.unit.test_local import lock, ME, Path\n"
+        "mine = lock(Path(sys.argv[1]))\n"
         "assert mine.try_acquire(ME); print('has it', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

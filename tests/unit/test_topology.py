@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis.asyncio
@@ -229,8 +229,8 @@ def test_what_another_thread_has_just_discovered_is_enough(
     cluster: Any, clock: FakeClock, said: Said
 ) -> None:
     cluster._discovering = mutex = Recorded()
-    mutex.on_acquired = lambda: cluster._take_in(cluster._node(*A), said[A]) or setattr(
-        cluster, "_discover_at", math.inf
+    mutex.on_acquired = lambda: (
+        cluster._take_in(cluster._node(*A), said[A]) or setattr(cluster, "_discover_at", math.inf)
     )
     assert where(cluster.locate(())) == A
     assert said.asked == []
@@ -277,10 +277,8 @@ def test_without_keys_any_slot_will_do(cluster: Any, said: Said) -> None:
 def test_all_primaries_are_looked_up_anew(cluster: Any, said: Said) -> None:
     """Slots may have moved without a refusal; and some may have no owner."""
     cluster.locate(())
-    said.update(dict.fromkeys((A, B, C), [slots(0, 99, B)]))
-    assert {where(node): slots for node, slots in cluster.primaries().items()} == {
-        B: [*range(100)]
-    }
+    said.update({each: [slots(0, 99, B)] for each in (A, B, C)})
+    assert {where(node): slots for node, slots in cluster.primaries().items()} == {B: [*range(100)]}
 
 
 def test_keys_of_one_slot_go_into_one_call(cluster: Any) -> None:
@@ -334,7 +332,7 @@ def test_a_server_that_has_left_is_forgotten(cluster: Any, said: Said) -> None:
     old[A].breaker.failed(SILENT, 5.0)
     ended: list[Connection] = []
     closed.disconnect = lambda *_: ended.append(closed)
-    said.update(dict.fromkeys((A, B, C), [slots(0, SLOTS - 1, B, C)]))
+    said.update({each: [slots(0, SLOTS - 1, B, C)] for each in (A, B, C)})
     cluster.primaries()
     assert {where(node) for node in cluster.nodes()[1:]} == {B, C}
     assert [old[each].retired for each in (A, B, C)] == [True, False, False]
@@ -421,7 +419,7 @@ def test_those_that_are_away_are_asked_last(cluster: Any, said: Said) -> None:
     cluster._node(*B).breaker.failed(SILENT, 0.0)
     cluster.primaries()
     assert said.asked == [C, B]
-    assert [where(node) for node in cluster._known] == [C, B, A]
+    assert [where(node) for node in cluster._known] == [C, A, B]
     cluster._node(*B).breaker.answered()
 
 
@@ -453,7 +451,7 @@ def test_a_discovery_without_time_for_all_goes_on_with_the_others(
 def test_when_no_node_answers_it_begins_again_with_those_of_the_settings(
     cluster: Any, clock: FakeClock, said: Said
 ) -> None:
-    said.update(dict.fromkeys((A, B), [slots(0, SLOTS - 1, C)]))
+    said.update({each: [slots(0, SLOTS - 1, C)] for each in (A, B)})
     cluster.locate(())
     said[C] = SILENT
     with pytest.raises(RedisConnectionError):
@@ -515,7 +513,9 @@ def test_sentinels_are_asked_each_second(service: Any, clock: FakeClock, said: S
 
 
 @pytest.mark.parametrize("in_resp3", [True, False])
-def test_the_latest_epoch_is_right(service: Any, clock: FakeClock, said: Said, in_resp3: bool) -> None:
+def test_the_latest_epoch_is_right(
+    service: Any, clock: FakeClock, said: Said, in_resp3: bool
+) -> None:
     service.locate(())
     old = service.locate(())
     clock.now += 1
@@ -550,7 +550,7 @@ def test_a_dead_sentinel_is_asked_last(service: Any, clock: FakeClock, said: Sai
 def test_no_sentinel_answers(service: Any, clock: FakeClock, said: Said) -> None:
     said.update(dict.fromkeys((ONE, TWO, THREE), RedisConnectionError("refused")))
     for _ in range(5):
-        with pytest.raises(RedisConnectionError, match="service 'main': refused$"):
+        with pytest.raises(RedisConnectionError, match=r"service 'main': refused$"):
             service.locate(())
         clock.now = service._discover_at
     # No server is known that could be away, so it is the service; but no caller has waited.
@@ -652,7 +652,9 @@ def test_a_new_connection_leads_to_a_primary(
     connection = Introduced(role)
     asked: list[Any] = []
     monkeypatch.setattr(
-        Server, "connect", lambda self, *args, **changes: asked.append((args, changes)) or connection
+        Server,
+        "connect",
+        lambda self, *args, **changes: asked.append((args, changes)) or connection,
     )
     primary = Primary(redis.ConnectionPool(host="127.0.0.1", port=7001))
     if error is None:
@@ -725,8 +727,8 @@ def test_addresses_that_are_no_clusters(url: str, error: str) -> None:
 class FakeCluster:
     """A redis-py client without nodes, which counts."""
 
-    made: list[FakeCluster] = []
-    values: list[Any] | Exception = []
+    made: ClassVar[list[FakeCluster]] = []
+    values: ClassVar[list[Any] | Exception] = []
 
     def __init__(self, startup_nodes: list[Any], **settings: Any) -> None:
         self.startup_nodes, self.settings, self.ended = startup_nodes, settings, 0

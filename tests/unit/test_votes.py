@@ -1,5 +1,5 @@
-"""A lock on several servers: what each reply and each round of replies means, and what is sent next.
-No server runs, and time stands still."""
+"""A lock on several servers: what each reply and each round of replies means, and what is sent
+next. No server runs, and time stands still."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
+import redis.asyncio
 from redis.exceptions import BusyLoadingError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -27,20 +28,21 @@ from django_redis_lock.contrib.redlock.votes import (
     majority,
     merged,
 )
+from django_redis_lock.contrib.topology.client import LazyCluster
 from django_redis_lock.locking import causes
 from django_redis_lock.protocol import EXTEND, Call, Extended, Refused, Taken, fingerprint
 from django_redis_lock.protocol.acquisition import LAST_TRY_SECONDS, Clock, Vanished
 from django_redis_lock.protocol.holder_scripts import HEARTBEATS, HELD, RESET
 from django_redis_lock.protocol.keys import lock_keys, quorum_fence_key
 from django_redis_lock.protocol.lock_scripts import RELEASE, RENEW
-from django_redis_lock.steps import drive
 from django_redis_lock.transport import note_sent, server_of
+from tests.events import no_listeners
 from tests.support.clock import FakeClock, clock
 
-__all__ = ["clock"]
+__all__ = ["clock", "no_listeners"]
 
 # Quick cells, each of which is another decision.
-pytestmark = pytest.mark.sample(1)
+pytestmark = [pytest.mark.sample(1), pytest.mark.usefixtures("no_listeners")]
 
 KEYS = lock_keys(b"report")
 GONE = [b"", b"", b"", b"", b""]  # RENEW's reply about a lock without a trace.
@@ -97,7 +99,9 @@ def test_a_hundredth_and_two_milliseconds_of_a_lifetime_do_not_count(
 def test_what_a_round_of_votes_means(clock: FakeClock, text: str, outcome: str) -> None:
     ballot = Ballot(len(text), replies(text), clock.now, 10)
     names = ("passes", "too_few", "won", *(("stored",) if ballot.won else ()))
-    assert [name for name in names if getattr(ballot, name)] == sorted(outcome.split(), key=names.index)
+    assert [name for name in names if getattr(ballot, name)] == sorted(
+        outcome.split(), key=names.index
+    )
     counts = [letter in "gG" for letter in text]
     assert [vote > 0 for vote in ballot.votes] == counts
     if any(counts):
@@ -353,7 +357,11 @@ OUT = RedisConnectionError("away")
         (EXTEND, [1, 0, 0], Extended.NOT_OWNED),
         (EXTEND, [1, -1, 0], Extended.NOT_OWNED),
         (EXTEND, [-1, -1, 1], Extended.NO_LIFETIME),
-        (RENEW, [[b"", b"a"], [b'{"what": "reset"}', b""], [b"", b""]], [b'{"what": "reset"}', b""]),
+        (
+            RENEW,
+            [[b"", b"a"], [b'{"what": "reset"}', b""], [b"", b""]],
+            [b'{"what": "reset"}', b""],
+        ),
         (RENEW, [[b"", b"a"], [b"", b"b"], OUT], [b"", b"a"]),
         # The latest heartbeat.
         (HEARTBEATS, [[100, b"10"], [1000, b"990"], [500, None]], [1000, b"990"]),
@@ -486,7 +494,12 @@ def test_a_round_begins_with_a_fence_that_no_server_has_given(
 
 @pytest.mark.parametrize(
     ("wait", "passed", "patience"),
-    [(None, 0, 0.25), (60, 0, 0.25), (60, 59.9, 0.1 + LAST_TRY_SECONDS), (60, 61, LAST_TRY_SECONDS)],
+    [
+        (None, 0, 0.25),
+        (60, 0, 0.25),
+        (60, 59.9, 0.1 + LAST_TRY_SECONDS),
+        (60, 61, LAST_TRY_SECONDS),
+    ],
 )
 def test_a_round_does_not_outlast_the_wait(
     make: Any, clock: FakeClock, wait: float | None, passed: float, patience: float
@@ -579,7 +592,8 @@ def test_the_queue_is_that_of_the_first_which_refuses(make: Any, clock: FakeCloc
     call.expect_release(2)  # What it has before that it keeps.
     call.answer(1)
     assert (call.step.place, call.step.request.outage_patience) == (1, 0.0)
-    assert not call.step.request.waiter
+    # A grant there is taken with the token that the other servers have.
+    assert (call.step.request.waiter, call.step.request.chosen) == (b"", True)
     call.send(object())
     call.expect_votes()
     call.answer(grant(), grant(), grant(), lost(), unsent())
@@ -588,8 +602,10 @@ def test_the_queue_is_that_of_the_first_which_refuses(make: Any, clock: FakeCloc
 
 
 def test_a_wait_that_ends_gives_back_what_it_has(make: Any) -> None:
-    call = Dialogue(make(), 5)
-    call.answer(grant(), REFUSAL, unsent())
+    call = Dialogue(make(count=5), 5)
+    call.answer(grant(), REFUSAL, grant(), REFUSAL, unsent())
+    call.expect_release(2)
+    call.answer(1)
     assert call.step.place == 1
     call.send(None)
     call.expect_release(0)
@@ -618,6 +634,11 @@ def test_without_the_server_of_the_queue_the_others_are_asked(make: Any, error: 
     call.answer(1, 1)
     call.go_on(lambda: call.steps.throw(error))
     call.expect_votes()
+    call.answer(unsent(), REFUSAL, REFUSAL)
+    # What the first has granted in the meantime is released there later.
+    assert [places for places, _ in call.lock.left] == [{0}]
+    assert call.step.place == 1
+    call.send(object())
     call.answer(unsent(), grant(), grant())
     assert call.result.contended
 
@@ -660,9 +681,14 @@ class TestLostReplies:
         assert call.request.may_hold == [(call.step.request.token, b"")]
         assert call.step.request.token != token
         call.send(object())
-        assert call.expect_votes() == call.step.calls[0].args[0] != token
+        later = call.expect_votes()
+        assert later != token
+        call.answer(REFUSAL, REFUSAL, REFUSAL)
+        # It has a reply to each request with that one.
+        assert (call.step.request.token, len(call.lock.left)) == (later, 1)
+        call.send(object())
         call.answer(grant(), grant(), REFUSAL)
-        assert call.result.token != token
+        assert call.result.token == later
 
     def test_what_came_before_the_queue_is_given_back_with_the_old_one(self, make: Any) -> None:
         call = Dialogue(make())
@@ -839,14 +865,35 @@ def test_how_long_a_server_may_take(options: dict[str, Any], seconds: float) -> 
         ({"replicas": 1}, "replicas are for a lock on one server"),
         ({"limit": 2}, "limit must be 1"),
         ({"limit": 1}, None),
+        ({"redis": "redis://localhost"}, "needs their clients, not 'redis://localhost'"),
+        ({"redis": redis.Redis(port=7100)}, "needs their clients, not <redis"),
+        ({"redis": [redis.Redis(port=7100 + n) for n in range(2)]}, "at least 3 of them, not 2"),
+        ({"redis": [redis.Redis(port=7100)] * 3}, "must be different ones"),
+        ({"redis": [LazyCluster([("one", 1)], {})] * 3}, "no cluster, no Sentinel"),
     ],
 )
 def test_arguments_of_a_lock_on_several_servers(options: dict[str, Any], error: str | None) -> None:
+    options = {"timeout": 5, "redis": clients(), "name": "report", **options}
     if error is None:
-        Redlock(clients(), "report", **options)
+        Redlock(**options)
     else:
-        with pytest.raises(ValueError, match=error):
-            Redlock(clients(), "report", **{"timeout": 5, **options})
+        with pytest.raises((TypeError, ValueError), match=error):
+            Redlock(**options)
+
+
+def test_threads_and_tasks_wait_and_sleep_in_their_own_ways(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ThreadWaiter", "TaskWaiter"):
+        waiter = SimpleNamespace(wait=lambda name=name: name)
+        monkeypatch.setattr(base, name, lambda *of_it, waiter=waiter: waiter)
+    monkeypatch.setattr(votes.time, "sleep", lambda seconds: "a thread sleeps")
+    monkeypatch.setattr(votes.time, "asleep", lambda seconds: "a task sleeps")
+    tasks = [redis.asyncio.Redis(port=7100 + number) for number in range(3)]
+    of_threads, of_tasks = Redlock(clients(), "report"), AsyncRedlock(tasks, "report")
+    assert of_threads._wait_at(0, None) == "ThreadWaiter"
+    assert of_tasks._wait_at(0, None) == "TaskWaiter"
+    assert (of_threads._sleep(1), of_tasks._sleep(1)) == ("a thread sleeps", "a task sleeps")
 
 
 @pytest.mark.parametrize(
