@@ -178,7 +178,7 @@ def test_who_waits_gets_it_when_the_other_releases_it(
     assert len(lock.did) == 1
 
 
-def test_a_holder_that_has_lost_the_lock_in_redis_is_in_nobodys_way(make: Any) -> None:
+def test_a_holder_that_has_lost_the_lock_in_redis_keeps_no_other_out(make: Any) -> None:
     """It holds that of this host in addition, and the caller has that in Redis."""
     lock = make(True)
     holder = other(lock)
@@ -191,7 +191,7 @@ def test_a_holder_that_has_lost_the_lock_in_redis_is_in_nobodys_way(make: Any) -
     ("seconds", "attempts"), [(NO_WAIT_SECONDS / 2, 1), (NO_WAIT_SECONDS * 1.5, 2)]
 )
 @pytest.mark.parametrize(("wait", "chosen"), [(None, None), (60, None), (60, "chosen")])
-def test_a_lock_in_redis_that_expired_meanwhile_is_taken_again(
+def test_a_lock_in_redis_that_expired_during_the_wait_is_taken_again(
     make: Any,
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,

@@ -329,10 +329,12 @@ def test_only_those_that_would_be_asked_count(*_: Any) -> None:
     assert [*spared(nodes, {1: CALL, 2: CALL})] == [1]
 
 
-def test_what_is_spared_gets_no_request() -> None:
-    away, connection = Node(Connection(5)), Connection(5)
+@pytest.mark.parametrize("call", [CALL, URGENT])
+def test_what_is_spared_gets_no_request(call: Call) -> None:
+    """Nor a release: the keeper sends that."""
+    away = Node(Connection(5))
     away.fail()
-    answers = send(away, Node(connection), Node(Connection(5)))
+    answers = send(away, Node(Connection(5)), Node(Connection(5)), call=call)
     assert isinstance(answers.pop(0), CircuitOpen)
     assert answers == {1: 5, 2: 5}
     assert away.answers == 0

@@ -898,14 +898,19 @@ def test_the_callers_of_the_process_look_again_when_a_write_ends_the_flight(
 
 
 @pytest.mark.parametrize(("is_stored", "encoded"), [(1, b"5"), (0, None), (OUT, b"5")])
-def test_what_other_callers_of_the_process_get(runner: Any, is_stored: Any, encoded: Any) -> None:
+def test_what_other_callers_of_the_process_get(
+    runner: Any, heard: list[Any], monkeypatch: pytest.MonkeyPatch, is_stored: Any, encoded: Any
+) -> None:
     """Not what a write has overtaken."""
+    monkeypatch.setattr(events, "trace_parent", lambda: "trace")
     found = single(runner)
     call = Dialogue(found.get_value(1060.0))
     call.answer([[1]])
     call.answer(is_stored if isinstance(is_stored, Exception) else [is_stored])
     assert call.result == 5
-    assert (found._shared.encoded, found._shared.computed) == (encoded, encoded is not None)
+    shared = found._shared
+    assert (shared.encoded, shared.computed) == (encoded, encoded is not None)
+    assert shared.trace == ("trace" if encoded else "")
 
 
 def test_a_value_that_is_there(runner: Any) -> None:
@@ -980,7 +985,7 @@ def test_who_is_late_to_overtake_looks_again(runner: Any) -> None:
     assert call.result == "value"
 
 
-def test_a_task_without_a_thread_overtakes_nobody(runner: Any) -> None:
+def test_a_task_without_a_thread_overtakes_no_caller(runner: Any) -> None:
     runner.in_thread = False
     deferred = DeferredCall(lambda: 5, lambda function: function)
     call = Dialogue(single(runner).get_value(1060.0))
@@ -1075,14 +1080,18 @@ class TestWaitsInMemory:
         leave(first)
         assert call.answer(True).scripts == take(A)
 
+    @pytest.mark.parametrize("requests", [0, 1])
     def test_after_the_first_each_request_is_later(
-        self, call: Dialogue, first: Any, runner: Any
+        self, first: Any, found: Any, runner: Any, requests: int
     ) -> None:
+        first.requests = requests
+        call = Dialogue(found.get_value(1060.0))
         leave(first)
         second = InProcessFlight(runner, A)
+        second.requests = 1
         assert join(second) is second
         assert call.answer(True) == Await(second.ended, 1060.0)
-        second.requests, second.encoded = 1, b"value"
+        second.encoded = b"value"
         call.answer(True)
         assert call.result == "value"
 

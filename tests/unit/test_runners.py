@@ -4,7 +4,6 @@ and what it leaves behind. No Redis runs here."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -473,7 +472,12 @@ class Node:
         assert streams == (b"one",)
         return self
 
-    seen_at = locate
+    def seen_at(self, streams: Any) -> Any:
+        self.locate(streams)
+        return self.primary
+
+    #: That of the streams, None if it is not known.
+    primary: Any = None
 
     def checkout(self) -> Any:
         if isinstance(self.connection, Exception):
@@ -511,6 +515,7 @@ BROKEN = RedisTimeoutError("frozen")
     [
         (Blocking(TRACE), ["answered", "kept"], "00-1"),
         (Blocking(), [], ""),
+        (Blocking(), [], None),
         (Blocking(BROKEN), [BROKEN, 0.05], ""),
         (OUT, [OUT, 0.05], ""),
         (Blocking(ResponseError("NOPERM")), None, ResponseError),
@@ -522,32 +527,42 @@ def test_a_thread_waits_for_the_end_of_a_flight(
     runner = thread_runner()
     runner.server = node = Node(connection)
     monkeypatch.setattr(runners.time, "sleep", node.did.append)
-    wait = lambda: runner.wait_for_leader((b"one", b"two"), 1002.0)  # noqa: E731
-    if isinstance(outcome, str):
-        assert wait() == outcome
+    until = 999.0 if outcome is None else 1002.0
+
+    def wait() -> Any:
+        return runner.wait_for_leader((b"one", b"two"), until)
+
+    if outcome is None or isinstance(outcome, str):
+        assert wait() == (outcome or "")
         assert node.did == did
     else:
         with pytest.raises(outcome):
             wait()
         assert len(node.did) == 1
     if isinstance(connection, Blocking):
-        assert connection.sent == [reading([b"one"], 1002.0)]
-        assert connection.patience == 2.0
+        assert connection.sent == [reading([b"one"], until)]
+        assert connection.patience == max(0.0, until - clock.now)
         assert connection.closed is (node.did != ["answered", "kept"])
 
 
 @pytest.mark.parametrize(
-    ("connection", "until", "did", "outcome"),
+    ("connection", "known", "until", "did", "outcome"),
     [
-        (Blocking(TRACE), 1e9, ["answered"], "00-1"),
-        (Blocking(), 0.0, [], ""),
-        (Blocking(BROKEN), 1e9, [BROKEN, 0.05], ""),
-        (OUT, 1e9, [OUT, 0.05], ""),
-        (Blocking(ResponseError("NOPERM")), 1e9, None, ResponseError),
+        (Blocking(TRACE), False, 1e9, ["answered"], "00-1"),
+        (Blocking(TRACE), True, 1e9, ["answered"], "00-1"),
+        (Blocking(), False, 0.0, [], ""),
+        (Blocking(BROKEN), False, 1e9, [BROKEN, 0.05], ""),
+        (OUT, False, 1e9, [OUT, 0.05], ""),
+        (Blocking(ResponseError("NOPERM")), False, 1e9, None, ResponseError),
     ],
 )
 def test_a_task_waits_for_the_end_of_a_flight(
-    monkeypatch: pytest.MonkeyPatch, connection: Any, until: float, did: Any, outcome: Any
+    monkeypatch: pytest.MonkeyPatch,
+    connection: Any,
+    known: bool,
+    until: float,
+    did: Any,
+    outcome: Any,
 ) -> None:
     node = Node(connection)
 
@@ -561,6 +576,9 @@ def test_a_task_waits_for_the_end_of_a_flight(
     monkeypatch.setattr(in_tasks, "aconnect", aconnect)
     monkeypatch.setattr(in_tasks.time, "asleep", asleep)
 
+    if known:
+        node.primary = Node(None)
+
     async def main() -> Any:
         runner: Any = AsyncRunner(redis.asyncio.Redis(port=7601))
         runner.server = node
@@ -568,7 +586,7 @@ def test_a_task_waits_for_the_end_of_a_flight(
 
     if isinstance(outcome, str):
         assert asyncio.run(main()) == outcome
-        assert node.did == did
+        assert (node.primary.did if known else node.did) == did
     else:
         with pytest.raises(outcome):
             asyncio.run(main())
@@ -688,14 +706,31 @@ def test_a_wait_of_tasks_ends_in_time() -> None:
                 cancelled.append(True)
                 raise
 
-        assert await _within(hang(), 0.0) is None
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert cancelled in ([True], [])
-        gc.collect()
-        assert len(asyncio.all_tasks()) == 1
+        task = asyncio.ensure_future(hang())
+        await asyncio.sleep(0)
+        assert await _within(task, 0.0) is None
+        await asyncio.wait({task})
+        assert cancelled == [True]
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+@pytest.mark.parametrize(("until", "seconds"), [(1002.0, 2.0), (999.0, 0.0)])
+def test_how_long_a_task_waits(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, until: float, seconds: float
+) -> None:
+    waits: list[float] = []
+
+    async def wait(tasks: Any, seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(in_tasks.time, "wait", wait)
+
+    async def main() -> None:
+        assert await _within(asyncio.sleep(0), until) is None
 
     asyncio.run(main())
+    assert waits == [seconds]
 
 
 def test_a_task_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,7 +274,7 @@ def test_without_keys_any_slot_will_do(cluster: Any, said: Said) -> None:
     assert where(cluster.locate(())) == B
 
 
-def test_all_primaries_are_looked_up_anew(cluster: Any, said: Said) -> None:
+def test_all_primaries_are_looked_up_again(cluster: Any, said: Said) -> None:
     """Slots may have moved without a refusal; and some may have no owner."""
     cluster.locate(())
     said.update({each: [slots(0, 99, B)] for each in (A, B, C)})

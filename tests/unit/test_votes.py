@@ -3,6 +3,7 @@ next. No server runs, and time stands still."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock import AsyncRedlock, Redlock, TooFewServers
+from django_redis_lock.contrib import redlock
 from django_redis_lock.contrib.redlock import base, votes
 from django_redis_lock.contrib.redlock.base import FENCE_LEAD_MICROSECONDS, Election
 from django_redis_lock.contrib.redlock.votes import (
@@ -931,6 +933,36 @@ def test_what_an_extension_has_changed_on_each_server(
     answer = lock._merge(call, 1000.0, dict(enumerate(of_servers)))
     assert (answer.value, answer.sent_twice) == (Extended.DONE, False)
     assert lock.local.hold.votes == pytest.approx(held)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_lifetime_begins_when_it_is_requested(
+    make: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """And not with the reply."""
+    patience: list[float] = []
+
+    def ask(servers: Any, calls: Any, seconds: float) -> dict[int, int]:
+        assert len(servers) == len(calls) == 3
+        clock.now += 5
+        patience.append(seconds)
+        return dict.fromkeys(calls, 1)
+
+    async def aask(servers: Any, calls: Any, seconds: float) -> dict[int, int]:
+        return ask(servers, calls, seconds)
+
+    monkeypatch.setattr(redlock, "ask", ask)
+    monkeypatch.setattr(redlock, "_aask", aask)
+    tasks = [redis.asyncio.Redis(port=7100 + number) for number in range(3)]
+    lock: Any = AsyncRedlock(tasks, "report", timeout=10) if asynchronous else make(Redlock)
+    lock.local.hold = make_hold(1009, 1008, 1007)
+    call = Call(EXTEND, KEYS, (b"token", 20_000, "1", b"", b""))
+    answer = lock._run(call)
+    if asynchronous:
+        answer = asyncio.run(answer)
+    assert answer.value == Extended.DONE
+    assert lock.local.hold.votes == [pytest.approx(1020 - 0.202)] * 3
+    assert patience == [0.25]
 
 
 def test_an_extension_is_renewed_from_then_on(make: Any) -> None:
