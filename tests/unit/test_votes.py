@@ -955,13 +955,19 @@ def test_a_lifetime_begins_when_it_is_requested(
     monkeypatch.setattr(redlock, "_aask", aask)
     tasks = [redis.asyncio.Redis(port=7100 + number) for number in range(3)]
     lock: Any = AsyncRedlock(tasks, "report", timeout=10) if asynchronous else make(Redlock)
-    lock.local.hold = make_hold(1009, 1008, 1007)
     call = Call(EXTEND, KEYS, (b"token", 20_000, "1", b"", b""))
-    answer = lock._run(call)
+
+    async def in_a_task() -> tuple[Any, Any]:
+        lock.local.hold = make_hold(1009, 1008, 1007)
+        return await lock._run(call), lock.local.hold
+
     if asynchronous:
-        answer = asyncio.run(answer)
+        answer, hold = asyncio.run(in_a_task())
+    else:
+        lock.local.hold = hold = make_hold(1009, 1008, 1007)
+        answer = lock._run(call)
     assert answer.value == Extended.DONE
-    assert lock.local.hold.votes == [pytest.approx(1020 - 0.202)] * 3
+    assert hold.votes == [pytest.approx(1020 - 0.202)] * 3
     assert patience == [0.25]
 
 
