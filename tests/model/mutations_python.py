@@ -108,6 +108,36 @@ TESTS: dict[str, str] = {
 #: Mutants that change nothing anybody could notice: (module, mutated line) -> why.
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
+        "contrib.fallback",
+        'held = HolderInfo(HeldReply(b"", -2, (), 0, 0))',
+    ): "a lifetime below 0 has no end",
+    (
+        "contrib.fallback",
+        'held = HolderInfo(HeldReply(b"", -1, (), 1, 0))',
+    ): "there are no fields with a time that the server's would be compared with",
+    (
+        "contrib.fallback.file_lock",
+        "os.truncate(self._file.fileno(), 1)",
+    ): "that byte is overwritten, or another length follows",
+    (
+        "contrib.fallback.file_lock",
+        "text = os.pread(file, 10001, 0)",
+    ): "a longer text is incomplete even so",
+    ("contrib.redlock.base", "default=1,"): "a fence is at least 1 in any case",
+    (
+        "contrib.redlock.votes",
+        "return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) "
+        "or 1))",
+    ): "a microsecond",
+    (
+        "singleflight.leader",
+        "subject, began = None, 1.0",
+    ): "it is measured only for listeners",
+    (
+        "singleflight.flight",
+        "began, requests_before = time.monotonic(), -2",
+    ): "any number below 0 says that there is none yet",
+    (
         "keeper",
         "if not self._jobs or self._wakes_at > time.monotonic() + IDLE_SECONDS:",
     ): "the keeper only wakes more often",
@@ -264,7 +294,7 @@ def _edits_of(node: Any, lines: list[str]) -> Iterator[Edit]:
         case ast.BinOp() if not isinstance(node.left, ast.Constant | ast.JoinedStr):
             yield from between(node.left, node.right, node.op, "arithmetic")
         case ast.UnaryOp(op=ast.Not()):
-            yield edit(node.col_offset, node.operand.col_offset, "", "not")
+            yield edit(node.col_offset, node.col_offset + len("not "), "", "not")
         case ast.Call(func=ast.Name(id="min" | "max" as name)):
             other = "max" if name == "min" else "min"
             yield edit(node.func.col_offset, node.func.end_col_offset, other, "bound")

@@ -167,6 +167,7 @@ def test_without_an_idle_connection_a_thread_connects(
     node = Node(new=Connection(5), checked=checked)
     assert send(node) == {0: 5}
     assert (node.patience, node.idle) == ([PATIENCE], [node.new])
+    assert node.new.sent == [pack(CALL)]
     assert asking[0]._checking == longer
 
 

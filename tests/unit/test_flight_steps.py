@@ -412,7 +412,9 @@ class TestUnseen:
         if why == "failing":
             runner.server.breaker.failed(OUT, 0.0)
         keys = (A, B) if why == "several" else (A,)
-        assert Dialogue(make_leader(runner, *keys).query(unseen=True)).step.scripts == take(*keys)
+        lead = make_leader(runner, *keys)
+        lead.sent_at = 1000.0  # A request before.
+        assert Dialogue(lead.query(unseen=True)).step.scripts == take(*keys)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -34,8 +35,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import topology
 from django_redis_lock.contrib.topology import (
-    ASYNC_PARSER,
-    PARSER,
     Cluster,
     Node,
     Primary,
@@ -214,6 +213,13 @@ class Recorded:
             raise RuntimeError("another thread has it")
 
 
+def test_others_wait_for_the_first_discovery(cluster: Any) -> None:
+    cluster._discovering = Recorded(taken=True)
+    with pytest.raises(RedisConnectionError, match="no answer in time"):
+        cluster.locate((), 0.5)
+    assert cluster._discovering.timeouts == [0.5]
+
+
 def test_others_wait_for_a_discovery_only_after_errors(cluster: Any, clock: FakeClock) -> None:
     cluster.locate(())
     cluster._discovering = Recorded(taken=True)
@@ -343,14 +349,23 @@ def test_a_server_that_has_left_is_forgotten(cluster: Any, said: Said) -> None:
     assert (old[A].breaker.failing, old[A].breaker.silent) == (False, True)
 
 
-def test_the_settings_of_its_servers(cluster: Any) -> None:
+@pytest.mark.parametrize("parser", [None, object])
+def test_the_settings_of_its_servers(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, parser: Any
+) -> None:
+    """Early versions of redis-py know the errors of a cluster by a parser."""
+    monkeypatch.setattr(topology, "PARSER", parser)
+    monkeypatch.setattr(topology, "ASYNC_PARSER", parser)
     node = cluster._node(*A)
     assert isinstance(node, Node)
     assert node.timeout == 3.0
-    assert node.address.connection_kwargs.get("parser_class") is PARSER
-    settings: dict[str, Any] = {}
-    node.for_tasks(settings)
-    assert settings.get("parser_class") is ASYNC_PARSER
+    expected = {} if parser is None else {"parser_class": parser}
+    host, port = A
+    settings = {"socket_timeout": 3.0, "host": host, "port": port}
+    assert node.address.connection_kwargs == {**settings, **expected}
+    of_tasks: dict[str, Any] = {}
+    node.for_tasks(of_tasks)
+    assert of_tasks == expected
     assert node.discovered
     assert not cluster.must_connect()
 
@@ -446,6 +461,15 @@ def test_a_discovery_without_time_for_all_goes_on_with_the_others(
     assert [where(node) for node in cluster._known] == [*order[1:], order[0]]
     cluster._look(clock.now + 1)
     assert said.asked == order
+
+
+def test_so_does_the_first_discovery(cluster: Any, clock: FakeClock, said: Said) -> None:
+    said[A] = SILENT
+    for asked in ([A], [A, B]):
+        with suppress(RedisConnectionError):
+            cluster._look(clock.now)
+        assert said.asked == asked
+    assert where(cluster.locate(())) == A
 
 
 def test_when_no_node_answers_it_begins_again_with_those_of_the_settings(
