@@ -130,6 +130,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "or 1))",
     ): "a microsecond",
     (
+        "contrib.topology.client",
+        "client = client or self.get_client(write=True)",
+    ): "one client reads and writes",
+    (
         "singleflight.leader",
         "subject, began = None, 1.0",
     ): "it is measured only for listeners",

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock.contrib import redlock
-from django_redis_lock.contrib.redlock import PARTS, _aask, _FanOut, ask, spared
+from django_redis_lock.contrib.redlock import PARTS, _aask, _Connecting, _FanOut, ask, spared
 from django_redis_lock.protocol import Call
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.lock_scripts import RELEASE
@@ -294,6 +294,69 @@ def test_a_standstill_of_this_process_counts_for_a_tenth(monkeypatch: pytest.Mon
     assert waits[5:15] == [0.1] * 10
     assert max(waits[15:]) < 0.001  # What is there by then is read.
     assert PARTS == 10
+
+
+class Waits:
+    """Stands for the events on which a thread waits for threads that connect.
+
+    Attributes:
+        seconds: of each wait.
+        during: what happens in a wait, by its number.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds: list[float] = []
+        self.during: dict[int, Callable[[], object]] = {}
+        self._now = 1000.0
+        monkeypatch.setattr(redlock, "ThreadEvent", lambda: self)
+        monkeypatch.setattr(redlock.real_time, "monotonic", self._monotonic)
+        monkeypatch.setattr(redlock, "start", lambda *_: None)
+
+    def _monotonic(self) -> float:
+        self._now += 1e-6
+        return self._now
+
+    def wait(self, seconds: float) -> None:
+        self.seconds.append(round(seconds, 3))
+        self._now += seconds
+        self.during.pop(len(self.seconds), lambda: None)()
+
+    def set(self) -> None: ...
+
+
+@pytest.mark.parametrize(("checked", "parts"), [(False, 10), (True, 15)])
+def test_how_long_a_connection_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, checked: bool, parts: int
+) -> None:
+    waits = Waits(monkeypatch)
+    assert isinstance(send(Node(checked=checked), patience=1.0)[0], RedisTimeoutError)
+    assert waits.seconds[:parts] == [0.1] * parts
+    assert sum(waits.seconds[parts:]) < 0.001
+
+
+@pytest.mark.parametrize("number", [0, 1, 10])
+def test_what_comes_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """And what has come before that is not waited for."""
+    waits = Waits(monkeypatch)
+    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)  # type: ignore[list-item]  # no server
+    fan_out.send(0)
+
+    def finish() -> None:
+        fan_out._finish(fan_out._connecting[0], 5)
+
+    if number:
+        waits.during[number] = finish
+    else:
+        finish()
+    fan_out.collect(1.0)
+    assert (fan_out.answers, len(waits.seconds)) == ({0: 5}, number)
+
+
+def test_who_waits_for_a_connection_is_woken() -> None:
+    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)  # type: ignore[list-item]  # no server
+    assert not fan_out._came.wait(0)
+    fan_out._finish(_Connecting(), 5)
+    assert fan_out._came.wait(0)
 
 
 # -- servers that are known to be away -------------------------------------------------------------

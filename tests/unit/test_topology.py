@@ -753,10 +753,11 @@ class FakeCluster:
 
     made: ClassVar[list[FakeCluster]] = []
     values: ClassVar[list[Any] | Exception] = []
+    manager = SimpleNamespace(create_redis_node=object, nodes_cache={})
 
     def __init__(self, startup_nodes: list[Any], **settings: Any) -> None:
         self.startup_nodes, self.settings, self.ended = startup_nodes, settings, 0
-        self.nodes_manager = SimpleNamespace(create_redis_node=object, nodes_cache={})
+        self.nodes_manager = self.manager
         self.made.append(self)
 
     def mget_nonatomic(self, keys: list[str]) -> list[Any]:
@@ -792,6 +793,7 @@ def test_a_cluster_connects_at_its_first_use_and_once(made: list[FakeCluster]) -
     assert client is two.client.get_client()
     assert not hasattr(client, "connection_pool")
     assert not hasattr(client, "__len__")
+    assert client.get_encoder().encode("é") == "é".encode()
     one.client.connection_factory.disconnect(client)
     assert made == []
     FakeCluster.values = []
@@ -803,9 +805,26 @@ def test_a_cluster_connects_at_its_first_use_and_once(made: list[FakeCluster]) -
     assert [*client.nodes_manager.startup_nodes] == ["one:1", "two:2"]
 
 
+def test_connections_to_all_nodes_are_guarded(
+    made: list[FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to those that join later."""
+    guarded: list[Any] = []
+    monkeypatch.setattr(clients, "guard", lambda node: guarded.append(node) or node)
+    known = SimpleNamespace(redis_connection="known")
+    manager = SimpleNamespace(
+        create_redis_node=lambda *where, **options: (where, options), nodes_cache={"one:1": known}
+    )
+    monkeypatch.setattr(FakeCluster, "manager", manager)
+    make_cache().client.get_client().mget_nonatomic([])
+    assert guarded == ["known"]
+    assert manager.create_redis_node("two", port=2) == guarded[1] == (("two",), {"port": 2})
+
+
 def test_the_options_of_a_cluster(made: list[FakeCluster]) -> None:
     options: dict[str, Any] = {"USERNAME": "user", "PASSWORD": "secret", "SOCKET_TIMEOUT": 2}
     options |= {"SOCKET_CONNECT_TIMEOUT": 1, "REDIS_CLIENT_KWARGS": {"read_from_replicas": True}}
+    options |= {"CONNECTION_POOL_KWARGS": {"max_connections": 7}}
     FakeCluster.values = []
     make_cache(**options).client.get_client().mget_nonatomic([])
     make_cache().client.get_client().mget_nonatomic([])
@@ -816,6 +835,7 @@ def test_the_options_of_a_cluster(made: list[FakeCluster]) -> None:
             "socket_timeout": 2,
             "socket_connect_timeout": 1,
             "read_from_replicas": True,
+            "max_connections": 7,
         },
         {},
     ]
