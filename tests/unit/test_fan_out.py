@@ -334,6 +334,15 @@ def test_how_long_a_connection_is_waited_for(
     assert sum(waits.seconds[parts:]) < 0.001
 
 
+def test_a_wait_costs_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a whole part for each of many replies."""
+    Waits(monkeypatch)
+    monkeypatch.setattr(redlock, "readable", lambda connections, seconds: connections[:1])
+    assert send(*[Node(Connection(5)) for _ in range(25)], patience=1.0) == dict.fromkeys(
+        range(25), 5
+    )
+
+
 @pytest.mark.parametrize("number", [0, 1, 10])
 def test_what_comes_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """And what has come before that is not waited for."""
