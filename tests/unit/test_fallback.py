@@ -56,6 +56,7 @@ class Scripted(Lock):
 
     outcomes: list[Any]
     did: list[Any]
+    granted_place = 1
     #: What happens in the meantime.
     before: Callable[[], object] = staticmethod(lambda: None)
 
@@ -68,7 +69,8 @@ class Scripted(Lock):
         if outcome:
             hold = Hold(self.timeout)
             until = time.monotonic() + (self.timeout or math.inf)
-            hold.begin(Acquisition(request.token, 7, time.monotonic(), until), self.keys)
+            granted = Acquisition(request.token, 7, time.monotonic(), until)
+            hold.begin(granted, self.keys.at_place(self.granted_place))
             self.local.hold, self.local.token = hold, hold.token
             self.before()
         return outcome
@@ -210,8 +212,18 @@ def test_a_lock_in_redis_that_expired_during_the_wait_is_taken_again(
         if clock.now >= 1000 + seconds:
             holder.release()
 
+    def is_free() -> bool:
+        attempt = other(lock)
+        try:
+            return attempt.try_acquire(ME)
+        finally:
+            attempt.release()
+
+    free: list[bool] = []
+    lock.before = lambda: free.append(is_free())
     monkeypatch.setattr(time, "sleep", sleep)
     assert acquire(lock, wait, chosen) is True
+    assert free == [False, True][:attempts]
     assert len(lock.did) == attempts
     assert lock.local.hold.on_end is not None
     if attempts == 2:
@@ -271,6 +283,23 @@ def test_an_interrupted_wait_for_this_host_ends_both(
     assert other(lock).try_acquire(ME)
 
 
+def test_who_is_interrupted_just_after_it_does_not_keep_it(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error refers to what was taken."""
+
+    def interrupted(attempt: Attempt, error: BaseException) -> None:
+        assert not other(lock).try_acquire(ME)
+        raise KeyboardInterrupt
+
+    lock = make(OUT)
+    monkeypatch.setattr(Attempt, "_tell", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        acquire(lock)
+    assert other(lock).try_acquire(ME)
+    del caught
+
+
 def test_an_interrupted_wait_leaves_the_lock_of_another_user_of_the_handle(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,9 +336,12 @@ def test_a_release_without_a_reply_is_left_to_the_keeper(
     holder.release()
 
 
-def test_a_lost_lock_gives_back_that_of_this_host_first(make: Any, clock: FakeClock) -> None:
+@pytest.mark.parametrize("outcome", [True, OUT])
+def test_a_lost_lock_gives_back_that_of_this_host_first(
+    make: Any, clock: FakeClock, outcome: Any
+) -> None:
     """The same handle acquires again: else it would wait for itself."""
-    lock = make(True, True, timeout=10)
+    lock = make(True, outcome, timeout=10)
     assert acquire(lock) is True
     clock.now += 5
     file = other(lock)
@@ -334,12 +366,39 @@ def test_a_hold_without_one_of_this_host_is_left_alone(make: Any) -> None:
 
 
 def test_each_place_of_a_lock_has_its_own_on_this_host(make: Any) -> None:
-    lock, second = make(True, limit=2), make(True, limit=2)
-    second.keys = lock.keys.at_place(2)
-    assert acquire(lock) is acquire(second, 0) is True
-    identity = HostLock.of(lock).identity
-    assert identity() == identity(lock.keys.lock) != identity(second.keys.lock)
-    assert identity() == b"localhost:1/0\0report"
+    first, second = make(True, limit=2), make(True, limit=2)
+    second.granted_place = 2
+    assert acquire(first) is acquire(second, 0) is True
+    for lock in (first, second):
+        assert lock.local.hold.on_end.__self__.is_in_addition()
+    host = HostLock.of(first)
+    second_place = LocalLock(host.identity(second.local.hold.keys.lock), "two", host.folder)
+    assert not second_place.try_acquire(ME)
+    first.local.hold.end()
+    assert other(first).try_acquire(ME)
+    assert host.identity() == host.identity(first.keys.lock) == b"localhost:1/0\0report"
+
+
+def test_without_redis_a_lock_with_places_is_one(
+    make: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the call has had a place in Redis before."""
+    lock = make(True, OUT, limit=2, timeout=0.011)
+    lock.granted_place = 2
+    host = HostLock.of(lock)
+    holder = LocalLock(host.identity(lock.keys.at_place(2).lock), "two", host.folder)
+    assert holder.try_acquire(ME)
+
+    def sleep(pause: float) -> None:
+        clock.now += pause
+        if clock.now >= 1000.1:
+            holder.release()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert acquire(lock) is True
+    assert lock.degraded == "local"
+    assert not other(lock).try_acquire(ME)
+    assert holder.try_acquire(ME)
 
 
 # -- while it does not -----------------------------------------------------------------------------

@@ -260,9 +260,11 @@ def test_an_error_after_its_end_is_none(caplog: pytest.LogCaptureFixture) -> Non
 def test_its_thread_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[threading.Thread] = []
     monkeypatch.setattr(instant_loss.threads, "start", lambda thread, _: started.append(thread))
-    subscription, _ = make(Node())
+    subscription = Subscription(Node(), b"channel", print)  # type: ignore[arg-type]  # no server
     subscription.start()
     assert [thread.daemon for thread in started] == [True]
+    subscription.close()
+    started[0].run()  # It has nothing to do any more.
 
 
 def test_the_keepers_connection_is_tracked_once() -> None:

@@ -383,7 +383,13 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_made(tmp_path: Path) -> None:
-    assert lock(tmp_path / "var" / "locks").try_acquire(ME)
+    """For whom the umask lets."""
+    before = os.umask(0o027)
+    try:
+        assert lock(tmp_path / "var" / "locks").try_acquire(ME)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "var" / "locks").stat().st_mode) == 0o750
 
 
 @pytest.mark.parametrize(("folder_mode", "mode"), [(0o1777, 0o666), (0o770, 0o660), (0o755, 0o600)])
