@@ -444,7 +444,7 @@ def make(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         lock.left, lock.contended = [], []
         return lock
 
-    chance = SimpleNamespace(randbelow=lambda most: most // 2, token_hex=lambda n: "ab" * n)
+    chance = SimpleNamespace(randbelow=lambda most: most - 50, token_hex=lambda n: "ab" * n)
     monkeypatch.setattr(base, "secrets", chance)
     base._clocks.clear()
     base._fences.clear()

@@ -78,8 +78,8 @@ def problem_of(folder: str | os.PathLike[str] | None = None) -> LocalLockUnavail
     except LocalLockUnavailable as error:
         return error
     finally:
-        second.release()
-        first.release()
+        for attempt in (second, first):
+            attempt.release()
     return None
 
 
