@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
-from django_redis_lock.contrib.redlock import _FanOut
+from django_redis_lock.contrib.redlock import _FanOut, base
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.transport.registry import server_of
 from tests.holding import settle
@@ -27,7 +27,14 @@ from tests.support.backends import places
 from tests.support.background import Background
 
 FIVE = 5
+#: Seconds for which a server is waited for.
 LIMIT = 0.25
+
+
+@pytest.fixture(autouse=True)
+def _limit(monkeypatch: pytest.MonkeyPatch, pace: int) -> None:
+    monkeypatch.setitem(globals(), "LIMIT", LIMIT * pace)
+    monkeypatch.setattr(base, "SERVER_TIMEOUT_SECONDS", LIMIT)
 
 
 class Five:

@@ -231,8 +231,8 @@ def test_a_lock_in_redis_that_expired_during_the_wait_is_taken_again(
         assert left == (None if wait is None else pytest.approx(1060 - clock.now))
         assert second.waiter not in (b"", first.waiter)
         assert first.may_hold == [
-            (first.token, first.attempt),
-            (second.token, second.attempt),
+            (first.token, first.attempt, 1),
+            (second.token, second.attempt, 1),
         ]
         if chosen:
             assert (second.token, bool(second.attempt)) == (b"chosen", True)

@@ -7,8 +7,6 @@ import hashlib
 import math
 import os
 import stat
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -26,7 +24,7 @@ from django_redis_lock.contrib.fallback.file_lock import (
     problem_of,
 )
 from django_redis_lock.protocol.owner import Owner
-from tests.processes import in_threads
+from tests.processes import Link, in_threads, processes
 from tests.support.clock import FakeClock, clock
 
 __all__ = ["clock"]
@@ -259,23 +257,19 @@ def test_threads_exclude_each_other(tmp_path: Path) -> None:
     assert in_threads(4, work) == [20] * 4
 
 
+def hold(link: Link, folder: Path) -> None:
+    mine = lock(folder)
+    assert mine.try_acquire(ME)
+    link.say("has it")
+    link.hear()
+
+
 def test_it_ends_with_its_process(tmp_path: Path) -> None:
-    code = (
-        "import sys; from tests.unit.test_local import lock, ME, Path\n"
-        "mine = lock(Path(sys.argv[1]))\n"
-        "assert mine.try_acquire(ME); print('has it', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "has it\n"
+    with processes(hold, tmp_path) as (other,):
+        other.go()
+        assert other.hear() == "has it"
         assert not lock(tmp_path).try_acquire(ME)
         other.kill()
-        other.wait()
         assert lock(tmp_path).holder() is None
         assert lock(tmp_path).try_acquire(ME)
 
@@ -374,6 +368,14 @@ def test_another_users_file_is_taken_only_where_the_folder_is_for_all(
         mine.try_acquire(ME)
     assert shared.holder() is None
     assert shared.try_acquire(ME)
+
+
+def test_a_file_with_a_second_name_is_refused(tmp_path: Path) -> None:
+    """It may be another program's."""
+    (tmp_path / "other").touch()
+    lock(tmp_path).path.hardlink_to(tmp_path / "other")
+    with pytest.raises(LockError, match="a second name"):
+        lock(tmp_path).try_acquire(ME)
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def renewal(
 ) -> Callable[..., VotedRenewal]:
     """Makes what renews a hold at the first server, given as ``make_hold`` is."""
     server = server_of(redis.Redis(port=1))
-    monkeypatch.setattr(VotedRenewal, "_described", lambda job: added.append("described"))
+    monkeypatch.setattr(VotedRenewal, "_note_described", lambda job: added.append("described"))
 
     def make(*of_servers: float, **options: Any) -> VotedRenewal:
         return VotedRenewal(server, make_hold(*of_servers, **options), 0)
@@ -373,6 +373,7 @@ OUT = RedisConnectionError("away")
         (HELD, [held(b"one", 5000), held(b"one", 9000), held(b"one", -1)], (b"one", 9000, [])),
         (HELD, [held(b"one", -1), held(b"one", 9000), held(b"one", -1)], (b"one", -1, [])),
         (HELD, [held(b"one", 0), held(b"one", 0), OUT], (b"one", 0, [])),
+        (HELD, [held(b"one", 5, b"x"), held(b"one", 5, b"y"), OUT], (b"one", 5, [b"x"])),
         (
             HELD,
             [held(b"one", 9, b"id", b"x"), held(b"one", 9, b"id", ID), held(b"one", 9)],
@@ -444,6 +445,7 @@ def make(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         lock.left, lock.contended = [], []
         return lock
 
+    monkeypatch.setattr(base, "SERVER_TIMEOUT_SECONDS", 0.25)  # Other tests have more patience.
     chance = SimpleNamespace(randbelow=lambda most: most - 50, token_hex=lambda n: "ab" * n)
     monkeypatch.setattr(base, "secrets", chance)
     base._clocks.clear()
@@ -563,7 +565,7 @@ def test_a_majority_in_one_round(make: Any) -> None:
     assert call.result[:6] == (token, 5_000_000, 1000.0, pytest.approx(1009.898), b"", None)
     assert not call.result.contended
     assert call.result.votes == (call.result.deadline, call.result.deadline, -math.inf)
-    assert call.request.may_hold == [(token, b"")]
+    assert call.request.may_hold == [(token, b"", 1)]
     assert call.lock.left == call.lock.contended == []
     servers = call.lock._servers
     assert [base._fences.get(server) for server in servers] == [5_000_000, 5_000_000, None]
@@ -680,7 +682,7 @@ class TestLostReplies:
         ((places, release),) = call.lock.left
         assert places == {1}
         assert (release.script, release.args[0]) == (RELEASE, token)
-        assert call.request.may_hold == [(call.step.request.token, b"")]
+        assert call.request.may_hold == [(call.step.request.token, b"", 1)]
         assert call.step.request.token != token
         call.send(object())
         later = call.expect_votes()
@@ -855,8 +857,8 @@ def test_who_vanished_is_recorded(make: Any, monkeypatch: pytest.MonkeyPatch) ->
         ({"timeout": 30, "server_timeout": 2}, 2),
     ],
 )
-def test_how_long_a_server_may_take(options: dict[str, Any], seconds: float) -> None:
-    assert Redlock(clients(), "report", **options).server_timeout == seconds
+def test_how_long_a_server_may_take(make: Any, options: dict[str, Any], seconds: float) -> None:
+    assert make(Redlock, **{"timeout": None, **options}).server_timeout == seconds
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from django_redis_lock.contention import Conflict
 from django_redis_lock.decorators import on_lost
 from django_redis_lock.decorators.section import RetryUntil
 from django_redis_lock.protocol.identity import hostname
-from tests.holding import hold
+from tests.holding import hold, hurry
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 from tests.support.logs import logged
@@ -99,6 +99,7 @@ def test_a_command_whose_lock_is_taken_prints_one_line_with_the_holder(
     client: redis.Redis, kind: type[Ran], code: int
 ) -> None:
     with hold("nightly", label="the other run"):
+        hurry()
         until(lambda: client.exists(OWNER))
         found, out, errors, runs = run(kind)
     assert (found, out, runs) == (code, "", 0)
@@ -113,6 +114,7 @@ def test_a_command_whose_lock_is_taken_prints_one_line_with_the_holder(
 
 def test_a_command_may_be_skipped_quietly(client: redis.Redis) -> None:
     with hold("nightly", label="the other run"):
+        hurry()
         until(lambda: client.exists(OWNER))
         code, out, errors, runs = run(Quiet)
     assert (code, out, runs) == (0, "", 0)
@@ -287,7 +289,7 @@ def hang_in_a_process(link: Link) -> None:
 def test_a_command_that_hangs_then_is_ended_all_the_same(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with processes(hang_in_a_process, spawned=True) as (worker,):
+    with processes(hang_in_a_process) as (worker,):
         worker.go()
         assert worker.hear() == "running"
         client.set(":1:lock:fragile", "another's")
@@ -407,6 +409,7 @@ class Target(Ran):
 def test_a_command_that_waits_says_for_whom(redis_server: RedisServer, client: redis.Redis) -> None:
     lock = caches["default"].lock("nightly", label="the other run")
     assert lock.acquire(blocking=False)
+    hurry()
     until(lambda: client.exists(OWNER))
     with processes(run_in_a_process, Target) as (worker,):
         worker.go()
@@ -451,6 +454,7 @@ def test_a_function_gets_its_arguments_and_gives_its_result() -> None:
 
 def test_a_function_whose_lock_is_taken_raises_with_attributes(client: redis.Redis) -> None:
     with hold("nightly", timeout=20, label="the other run"):
+        hurry()
         until(lambda: client.exists(OWNER))
         with pytest.raises(LockNotAcquired) as caught:
             add(1)
@@ -466,11 +470,13 @@ def test_a_function_whose_lock_is_taken_raises_with_attributes(client: redis.Red
 def test_its_label_is_shown_and_the_dotted_name_if_it_has_none(client: redis.Redis) -> None:
     @locked("nightly")
     def nameless() -> str:
+        hurry()
         until(lambda: client.exists(OWNER))
         return client.hget(OWNER, "label").decode()
 
     @locked("nightly", label="the sums")
     def labelled() -> str:
+        hurry()
         until(lambda: client.exists(OWNER))
         return client.hget(OWNER, "label").decode()
 

@@ -202,8 +202,8 @@ def test_another_sites_dead_entries_are_left_to_it(client: redis.Redis) -> None:
 def test_a_lock_that_is_granted_to_a_waiter_has_no_holder_yet(client: redis.Redis) -> None:
     hold(client, "held", None)
     lock = hold(client, "passed")
-    request = AcquireRequest(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0)
-    assert table_of(run(client, request.acquire(b"a waiter")).value)[0] == 0
+    request = AcquireRequest(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0, [])
+    assert table_of(run(client, request.acquire_call(b"a waiter")).value)[0] == 0
     lock.release()
     assert client.exists("passed")
     found = list_held(client, b"")

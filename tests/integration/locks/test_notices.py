@@ -22,7 +22,7 @@ import django_redis_lock
 from django_redis_lock import Lock, events, threads
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.threads import ThreadPool
-from tests.holding import Renewals
+from tests.holding import hurry, renew
 from tests.processes import PATIENCE, WHOLE_END, until
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -68,13 +68,14 @@ def listening(blocking: Blocking) -> Iterator[None]:
 @pytest.mark.parametrize("attached", [handling, listening])
 def test_one_that_blocks_costs_no_lock_its_renewal(client: redis.Redis, attached: Any) -> None:
     blocking = Blocking()
-    kept, lost = Lock(client, "kept", 0.6, renew=True), Lock(client, "lost", 0.3, renew=True)
+    kept, lost = Lock(client, "kept", 60, renew=True), Lock(client, "lost", 60, renew=True)
     with attached(blocking), kept:
         assert lost.acquire()
         client.delete("lost")
+        hurry()
         until(lambda: blocking.threads)
-        renewals = Renewals(client, "kept")
-        until(lambda: renewals.count() > 5 or kept.lost)
+        for _ in range(3):
+            renew(client, "kept")
         assert not kept.lost
         blocking.released.set()
     assert "django_redis_lock keeper" not in blocking.threads
@@ -198,10 +199,10 @@ NO_TEXT = os.fsdecode(b"import \xff.csv")
 
 def test_a_label_that_cannot_be_encoded(client: redis.Redis) -> None:
     """Of a file name, as ``os.listdir`` gives it."""
-    lock = Lock(client, "a", 0.7, renew=True, label=NO_TEXT)
+    lock = Lock(client, "a", 60, renew=True, label=NO_TEXT)
     with lock:
-        renewals = Renewals(client, "a")
-        until(lambda: renewals.count() > 3 or lock.lost)
+        for _ in range(3):
+            renew(client, "a")
         assert not lock.lost
         owner = lock.holder()
         assert owner is not None
