@@ -117,10 +117,11 @@ def test_one_that_the_server_has_closed_is_passed_over() -> None:
     assert (closed.closed, node.idle) == (True, [good])
 
 
-def test_a_script_that_is_not_known_is_sent_by_its_source() -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_script_that_is_not_known_is_sent_by_its_source(is_new: bool) -> None:
     connection = Connection(NoScriptError("NOSCRIPT"))
     connection.replies.append(5)
-    node = Node(connection)
+    node = Node(new=connection) if is_new else Node(connection)
     assert send(node) == {0: 5}
     assert connection.sent == [pack(CALL), pack(CALL, known=False)]
     assert node.idle == [connection]
