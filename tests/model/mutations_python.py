@@ -166,6 +166,26 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if tokens or (type(tokens) is not list or any(tokens)):",
     ): "nothing is done about what has no token, only more slowly",
     (
+        "locking.lock",
+        'return self._change("reacquire", self._lifetime or 2.0, True)',
+    ): "without a lifetime there is an error",
+    (
+        "locking.aio",
+        'return await self._change("reacquire", self._lifetime or 2.0, True)',
+    ): "without a lifetime there is an error",
+    (
+        "locking.lock",
+        'seconds = check_seconds("additional_time", additional_time) or 1.0',
+    ): "zero and None are errors",
+    (
+        "locking.aio",
+        'seconds = check_seconds("additional_time", additional_time) or 1.0',
+    ): "zero and None are errors",
+    (
+        "locking.questions",
+        "if hold is None and lock.limit >= 1:",
+    ): "of a lock with one place both are the same question",
+    (
         "contrib.idempotency",
         'return int(getattr(response, "status_code", 201))',
     ): "of a result, only whether it is a server's error counts",
@@ -287,6 +307,8 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
         return  # A text, nearly always.
     if isinstance(node, ast.keyword) and node.arg == "strict":
         return  # Of zip; both are as long, if there is no mistake.
+    if isinstance(node, ast.Compare) and ast.unparse(node.left) == "sys.version_info":
+        return  # It decides for other versions of Python.
     yield node
     for name, field in ast.iter_fields(node):
         if name not in ("annotation", "returns"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -421,6 +422,18 @@ def test_all_connections_to_the_address_end_and_no_others(connections: Any) -> N
     assert not after.closed
     one.discovered = True
     assert not one.renew(after)
+
+
+def test_a_forked_child_knows_none_of_its_parents_connections(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = server.connect()
+    everywhere = {weakref.ref(server), weakref.ref(of_address(type(kept)))}
+    monkeypatch.setattr(server_module, "_all", everywhere)
+    assert server._made
+    server_module._forget_connections()
+    assert not server._made
+    assert not everywhere
 
 
 @pytest.mark.parametrize("known", [True, False])
