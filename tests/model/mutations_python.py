@@ -192,6 +192,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "what is right is only checked",
     (
         "cache.methods",
+        "if len(self._by_prefix) >= MAX_CACHED:",
+    ): "one pattern fewer is remembered",
+    (
+        "cache.methods",
         'yield _pattern(other[0], config.get("VERSION", 2), other[1])',
     ): "the pattern matches each version that is a number",
     (
