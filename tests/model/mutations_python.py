@@ -32,7 +32,7 @@ THRESHOLD = 92
 #: By module, or the package it is in: the names of the test files, the quick ones first. The
 #: longest name counts.
 TESTS: dict[str, str] = {
-    "locking": "lock_steps task_steps renewal hold owner lock_arguments local lock lock_waiting "
+    "locking": "lock_steps task_steps renewal hold owner lock_arguments lock lock_waiting "
     "async_lock reentry clients logging signals why_lost lost_replies interrupts",
     "locking.operations": "lock_steps lock lock_waiting async_lock logging signals reentry "
     "why_lost refusals out_of_memory redis_down lost_replies interrupts",
@@ -173,6 +173,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "transport.server",
         "self.generation = 1  #: How often they were renewed.",
     ): "each connection has the number of its server",
+    ("transport.server", "poll.poll(seconds * 1001)"): "a wait is a thousandth longer",
+    (
+        "transport.address",
+        "return bool(self._readable(timeout * 1001))",
+    ): "a wait is a thousandth longer",
     ("transport.server", "self.generation += 2"): "it is only compared with itself",
     (
         "transport.server",
