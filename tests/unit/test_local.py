@@ -375,8 +375,13 @@ def test_a_file_with_a_second_name_is_refused(tmp_path: Path) -> None:
     """It may be another program's."""
     (tmp_path / "other").touch()
     lock(tmp_path).path.hardlink_to(tmp_path / "other")
-    with pytest.raises(LockError, match="a second name"):
-        lock(tmp_path).try_acquire(ME)
+    mine = lock(tmp_path)
+    for call in (lambda: mine.try_acquire(ME), mine.holder):
+        with pytest.raises(LockError, match="a second name"):
+            call()
+    assert mine._file is not None
+    assert mine._file.closed
+    assert held_locally(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
