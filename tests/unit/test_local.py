@@ -237,6 +237,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 def test_a_handle_that_is_dropped_gives_it_up(tmp_path: Path) -> None:
     lock(tmp_path).try_acquire(ME)
+    assert not [*tmp_path.iterdir()]
     assert lock(tmp_path).try_acquire(ME)
 
 

@@ -622,6 +622,15 @@ def test_a_host_that_is_forced(clock: FakeClock, said: Said) -> None:
     assert where(service.locate(())) == ("10.0.0.9", 7001)
 
 
+def test_no_server_has_the_address_of_another(clock: FakeClock) -> None:
+    """That of the pool, if it has one."""
+    manager = redis.sentinel.Sentinel([ONE])
+    pool = manager.master_for("main", host="10.0.0.9", port=1, db=3).connection_pool
+    service = SentinelService(pool)
+    assert not {"host", "port", "path"} & {*service._common.connection_kwargs}
+    assert service._common.connection_kwargs["db"] == 3
+
+
 def test_clients_of_one_service_share_it() -> None:
     def server(name: str = "main", *sentinels: tuple[str, int], **options: Any) -> Server:
         manager = redis.sentinel.Sentinel([*(sentinels or (ONE, TWO))])
