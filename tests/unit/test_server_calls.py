@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,13 @@ def test_each_reply_is_waited_for_as_long_as_the_caller_wants(
     connections.made[0].replies = [1, SILENT]
     with pytest.raises(redis.TimeoutError, match=r"within 1\.500 s"):
         server.exchange(b"command", 2, 1.5)
+
+
+def test_an_error_about_rights_says_which(server: Server) -> None:
+    error = redis.exceptions.NoPermissionError("User x has no permissions to run the 'get' command")
+    server.on_error(error)
+    assert "may not run GET" in str(error)
+    assert not server.is_moving_slots()
 
 
 def test_an_answer_ends_an_outage(server: Any, connections: Any) -> None:
@@ -421,6 +429,18 @@ def test_all_connections_to_the_address_end_and_no_others(connections: Any) -> N
     assert not after.closed
     one.discovered = True
     assert not one.renew(after)
+
+
+def test_a_forked_child_knows_none_of_its_parents_connections(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = server.connect()
+    everywhere = {weakref.ref(server), weakref.ref(of_address(type(kept)))}
+    monkeypatch.setattr(server_module, "_all", everywhere)
+    assert server._made
+    server_module._forget_connections()
+    assert not server._made
+    assert not everywhere
 
 
 @pytest.mark.parametrize("known", [True, False])

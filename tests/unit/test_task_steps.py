@@ -88,6 +88,7 @@ class Connection:
 
     def request(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
         self.sent.append(command)
+        self.expected = replies
         future = asyncio.get_running_loop().create_future()
         self.replies.append(future)
         outcome = self.outcomes.pop(0)
@@ -390,7 +391,15 @@ def test_replicas_confirm(monkeypatch: pytest.MonkeyPatch, answers: bool) -> Non
         assert timeout == 0.01
         return connection
 
+    waits: list[Any] = []
+    wait_for = asyncio.wait_for
+
+    def noted(work: Any, timeout: float) -> Any:
+        waits.append(timeout)
+        return wait_for(work, timeout)
+
     monkeypatch.setattr(aio, "aconnect", aconnect)
+    monkeypatch.setattr(asyncio, "wait_for", noted)
 
     async def main() -> None:
         client: Any = None
@@ -398,6 +407,8 @@ def test_replicas_confirm(monkeypatch: pytest.MonkeyPatch, answers: bool) -> Non
         if answers:
             confirmed = await confirming
             assert (confirmed.held, confirmed.replicas) == (True, 2)
+            assert connection.expected == 2
+            assert 0.02 in waits
         else:
             with pytest.raises(redis.TimeoutError):
                 await confirming
@@ -653,6 +664,29 @@ def test_a_loss_cancels_the_task_of_the_block_once() -> None:
         assert not late.has_caused(ValueError())
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("must_cancel", "waits_for", "cancelled"),
+    [
+        (True, None, True),
+        (False, None, False),
+        (False, False, False),
+        (False, True, True),
+        (None, False, False),
+    ],
+)
+def test_before_python_3_11_a_task_that_is_being_cancelled_shows_it(
+    monkeypatch: pytest.MonkeyPatch, must_cancel: Any, waits_for: Any, cancelled: bool
+) -> None:
+    task: Any = SimpleNamespace()
+    if must_cancel is not None:
+        task._must_cancel = must_cancel
+    if waits_for is not None:
+        task._fut_waiter = SimpleNamespace(cancelled=lambda: waits_for)
+    assert not aio._is_cancelled_already(task) or sys.version_info < (3, 11)
+    monkeypatch.setattr(aio, "sys", SimpleNamespace(version_info=(3, 10)))
+    assert aio._is_cancelled_already(task) is cancelled
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="such a task does not count who cancels it")

@@ -99,14 +99,8 @@ class Nowhere(Server):
 
 
 def request(**options: Any) -> AcquireRequest:
-    of_it = {
-        "token": b"mine",
-        "attempt": b"",
-        "lifetime": 30.0,
-        "grant_timeout": 2.0,
-        "may_hold": [],
-    }
-    return AcquireRequest(KEYS, **of_it | options)
+    of_it = {"token": b"mine", "attempt": b"", "lifetime": 30.0, "grant_timeout": 2.0}
+    return AcquireRequest(KEYS, may_hold=[], **of_it | options)
 
 
 class FakeQueue(WaitQueue):

@@ -230,14 +230,15 @@ def test_a_killed_leader_is_replaced(redis_server: RedisServer, client: redis.Re
 
 
 def test_a_computation_longer_than_its_flight_is_one_computation(
-    redis_server: RedisServer, client: redis.Redis
+    redis_server: RedisServer, client: redis.Redis, pace: int
 ) -> None:
-    with processes(ask, redis_server.url, 1, {"LOCK_FLIGHT_TIMEOUT": 1.5}, True, count=3) as crew:
+    options = {"LOCK_FLIGHT_TIMEOUT": 1.5 * pace}
+    with processes(ask, redis_server.url, 1, options, True, count=3) as crew:
         crew.go()
         leader = leader_of(crew)
         token = client.get(flight_key(KEY))
-        # As many renewals as three lifetimes need.
-        for _ in range(9):
+        # More renewals than a lifetime needs.
+        for _ in range(5):
             left = client.pttl(flight_key(KEY))
             until(lambda at=left: at - client.pttl(flight_key(KEY)) > 50)
             left = client.pttl(flight_key(KEY))

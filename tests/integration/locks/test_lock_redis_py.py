@@ -145,6 +145,7 @@ class TestBothKinds:
         waiter = Background(lambda: Lock(client, "name", timeout=30).acquire())
         until(lambda: client.info("clients")["blocked_clients"])
         theirs.release()
+        hurry()
         assert waiter.result() is True
 
     def test_their_waiter_notices_our_release(self, client: redis.Redis) -> None:
