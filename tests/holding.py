@@ -7,22 +7,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import redis
 from django.core.cache import caches
 
 from django_redis_lock import Lock
 from django_redis_lock.clock import time
 from django_redis_lock.events import Outage
-from django_redis_lock.keeper import Job, keeper
+from django_redis_lock.keeper import DeferredRelease, Job, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
+from django_redis_lock.locking.waiting import queue
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.protocol.acquisition import Refused, parse_acquire
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import registry
 from tests.processes import until
 
-__all__ = ["Renewals", "hold", "hurry", "outages", "settle", "silence", "table_of"]
+__all__ = [
+    "Renewals",
+    "deferred_releases",
+    "expect_renewal",
+    "hold",
+    "hurry",
+    "outages",
+    "settle",
+    "silence",
+    "table_of",
+    "until_released",
+    "watch_often",
+]
 
 
 @contextmanager
@@ -55,6 +69,28 @@ def hurry(*kinds: type[Job]) -> None:
     for job in keeper().jobs():
         if isinstance(job, kinds or (Renewal, WaiterHeartbeat)):
             keeper().reschedule(job, time.monotonic())
+
+
+def expect_renewal(client: redis.Redis, key: str | bytes, lifetime: float) -> None:
+    """Have the keeper renew what is at ``key`` for so many seconds, and wait until it has."""
+    client.pexpire(key, int(lifetime * 500))
+    until(lambda: (hurry(Renewal), client.pttl(key) > lifetime * 800)[1])
+
+
+def watch_often(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.2) -> None:
+    """Have the keeper of this process look so often at what is waited for: whether its holder has
+    vanished, or its blocking pop. It would each two seconds."""
+    monkeypatch.setattr(queue, "WATCH_INTERVAL_SECONDS", seconds)
+
+
+def deferred_releases() -> list[DeferredRelease]:
+    """What the keeper of this process is still to release."""
+    return [job for job in keeper().jobs() if isinstance(job, DeferredRelease)]
+
+
+def until_released() -> None:
+    """Have the keeper release now, and once more, as it does, what callers could not."""
+    until(lambda: (hurry(DeferredRelease), not deferred_releases())[1])
 
 
 def settle() -> None:

@@ -6,7 +6,6 @@ The locks never expire where that would hide what was left behind, and grants li
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from django_redis_lock.clock import time as clock
 from django_redis_lock.contrib import fallback
 from django_redis_lock.contrib.fallback import Attempt
 from django_redis_lock.keeper import DeferredRelease, keeper
-from django_redis_lock.locking import questions
+from django_redis_lock.locking import Renewal, questions
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.holder_scripts import HELD, RESET
@@ -42,7 +41,7 @@ from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_client, execute
 from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
-from tests.holding import Renewals, hurry
+from tests.holding import Renewals, deferred_releases, expect_renewal, hurry, until_released
 from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -124,12 +123,10 @@ class TestAcquire:
         proxy.lose_reply(ACQUIRE, times=2)
         with pytest.raises(redis.ConnectionError):
             Lock(shaky, "shaky").acquire(token=holder.local.token)
-        free_again = threading.Event()
-        Background(lambda: (free(client), free_again.set()))
-        assert not free_again.wait(2.5)  # The keeper has asked twice by then.
+        until_released()
         assert holder.owned()
         holder.release()
-        assert free_again.wait(PATIENCE)
+        free(client)
 
     def test_a_waiter_whose_question_was_lost_waits_on(
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
@@ -221,10 +218,6 @@ class TestGrant:
         with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
             waiter.result()
         free(client)
-
-
-def deferred_releases() -> list[DeferredRelease]:
-    return [job for job in keeper().jobs() if isinstance(job, DeferredRelease)]
 
 
 class TestRelease:
@@ -473,14 +466,14 @@ class TestExtend:
 class TestRenewal:
     @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
     def test_it_is_tried_again(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str, pace: int
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str
     ) -> None:
-        lock = Lock(shaky, "shaky", timeout=4 * pace, renew=True)
+        lock = Lock(shaky, "shaky", timeout=60, renew=True)
         lock.acquire()
-        rules = [getattr(proxy, kind)(RENEW, times=2) for _ in range(2)]
-        for rule in rules:
-            assert rule.applied.acquire(timeout=PATIENCE)
-        until(lambda: client.pttl("shaky") > 3500 * pace)
+        rule = getattr(proxy, kind)(RENEW, times=4)
+        for _ in range(4):
+            until(lambda: (hurry(Renewal), rule.applied.acquire(blocking=False))[1])
+        expect_renewal(client, "shaky", 60)
         lock.ensure_held()
         lock.release()
 
@@ -491,7 +484,7 @@ class TestInterrupted:
     def test_it_ends_with_min_hold_and_not_before(self, client: redis.Redis, proxy: Proxy) -> None:
         async def main() -> float:
             async with redis.asyncio.Redis(port=proxy.port) as shaky:
-                lock = AsyncLock(shaky, "shaky", min_hold=2)
+                lock = AsyncLock(shaky, "shaky", min_hold=0.5)
                 await lock.acquire()
                 began = time.monotonic()
                 await cancelled(lock.release(), proxy)
@@ -500,7 +493,7 @@ class TestInterrupted:
 
         began = asyncio.run(main())
         free(client)
-        assert time.monotonic() - began > 1.9
+        assert time.monotonic() - began > 0.45
 
     def test_who_takes_it_again_by_the_same_token_keeps_it(
         self, client: redis.Redis, proxy: Proxy
@@ -511,10 +504,8 @@ class TestInterrupted:
                 await lock.acquire()
                 await cancelled(lock.release(), proxy)
                 assert await lock.acquire(blocking_timeout=PATIENCE)
-                again = time.monotonic() + 1.5  # The keeper looks after its work a second later.
-                while time.monotonic() < again:
-                    await asyncio.sleep(0.05)
-                    assert await lock.owned()
+                await asyncio.to_thread(until_released)
+                assert await lock.owned()
                 await lock.release()
 
         asyncio.run(main())

@@ -30,14 +30,16 @@ from tests.support.values import elsewhere, lands_elsewhere
 from .proxy import Proxy
 
 #: Seconds a call waits for a server that does not answer.
-TIMEOUT = 0.4
+TIMEOUT = 0.15
 #: Seconds for which calls fail at once, before one of them waits again.
-PAUSE = 1.0
+PAUSE = 0.5
 CALLS = 100
 
 
 @pytest.fixture(autouse=True)
-def _brief_pauses(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def _brief_pauses(settings: Any, monkeypatch: pytest.MonkeyPatch, pace: int) -> None:
+    monkeypatch.setitem(globals(), "TIMEOUT", TIMEOUT * pace)
+    monkeypatch.setitem(globals(), "PAUSE", PAUSE * pace)
     settings.DJANGO_REDIS_LOCK = {"BREAKER_PAUSE": PAUSE}
     # The keeper's reply would end an outage; it only makes calls of locks that it renews.
     monkeypatch.setattr(hold, "DESCRIBE_AFTER", 1000.0)

@@ -18,9 +18,9 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
 from django_redis_lock.contrib.redlock import _FanOut
-from django_redis_lock.keeper import DeferredRelease, keeper
+from django_redis_lock.locking import Renewal
 from django_redis_lock.transport.registry import server_of
-from tests.holding import settle
+from tests.holding import hurry, settle, until_released, watch_often
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -39,6 +39,17 @@ class Five:
             server.start()
         self.clients = [s.client(retry=Retry(NoBackoff(), 0)) for s in self.servers]
 
+    def recover(self) -> None:
+        """What was done to the servers is undone, and forgotten."""
+        for server, client in zip(self.servers, self.clients, strict=True):
+            if server.frozen:
+                server.resume()
+            if not server.runs:
+                server.start()
+            server.flush()
+            server_of(client).close()
+            server_of(client).answered()
+
     def lock(self, **options: Any) -> Redlock:
         return Redlock(self.clients, "faulty", **{"timeout": 30, **options})
 
@@ -55,13 +66,19 @@ class Five:
             server.close()
 
 
-@pytest.fixture
-def five() -> Iterator[Five]:
+@pytest.fixture(scope="module")
+def _five() -> Iterator[Five]:
     found = Five()
     try:
         yield found
     finally:
         found.close()
+
+
+@pytest.fixture
+def five(_five: Five) -> Iterator[Five]:
+    yield _five
+    _five.recover()
 
 
 def seconds(work: Any) -> float:
@@ -149,11 +166,11 @@ class TestMinority:
     def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five) -> None:
         """So all can be restarted under a lock, one after the other."""
         told = threading.Event()
-        lock = five.lock(timeout=1, renew=True, on_lost=told.set)
+        lock = five.lock(timeout=60, renew=True, on_lost=told.set)
         lock.acquire()
         for server, client in zip(five.servers, five.clients, strict=True):
             server.restart()
-            until(lambda client=client: client.get("faulty") == lock.local.token)
+            until(lambda c=client: (hurry(Renewal), c.get("faulty") == lock.local.token)[1])
         assert not told.is_set()
         lock.ensure_held()
         assert not five.lock().acquire(blocking=False)
@@ -162,10 +179,11 @@ class TestMinority:
 
     def test_a_server_that_was_away_gives_its_vote_when_it_is_back(self, five: Five) -> None:
         five.servers[0].kill()
-        lock = five.lock(timeout=1, renew=True)
+        lock = five.lock(timeout=60, renew=True)
         lock.acquire()
         five.servers[0].start()
-        until(lambda: five.clients[0].get("faulty") == lock.local.token)
+        client, token = five.clients[0], lock.local.token
+        until(lambda: (hurry(Renewal), client.get("faulty") == token)[1])
         lock.release()
 
     def test_another_caller_does_not_get_the_lock_during_the_vote(self, five: Five) -> None:
@@ -205,12 +223,12 @@ class TestMajority:
             assert len(caught.value.errors) == 3
         lock.ensure_held()
 
-    def test_a_waiter_waits_until_its_deadline(self, five: Five) -> None:
+    def test_a_waiter_waits_until_its_deadline(self, five: Five, pace: int) -> None:
         holder = five.lock()
         holder.acquire()
         # It must hear of all five: it waits at the first that says that the lock is taken.
         wanted = five.lock(server_timeout=10)
-        waiter = Background(lambda: wanted.acquire(blocking_timeout=2))
+        waiter = Background(lambda: wanted.acquire(blocking_timeout=0.8 * pace))
         until(lambda: places("faulty"))
         for server in five.servers[:3]:
             server.kill()
@@ -307,7 +325,11 @@ class TestContenders:
             intervals = [interval for result in crew.results() for interval in result]
         assert len(intervals) == 4 * 6
 
-    def test_idle_waiters_cost_next_to_nothing(self, five: Five) -> None:
+    def test_idle_waiters_cost_next_to_nothing(
+        self, five: Five, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        interval = 0.5  # Instead of two seconds.
+        watch_often(monkeypatch, interval)
         holder = five.lock()
         holder.acquire()
 
@@ -321,9 +343,9 @@ class TestContenders:
         until(lambda: all(c.hexists("{faulty}:owner", "id") for c in five.clients))
         settle()
         began, before = time.monotonic(), calls(five)
-        time.sleep(2.2)
+        time.sleep(1.2 * interval)
         made = calls(five) - before
-        assert made <= 1 + (time.monotonic() - began) // 2  # One every two seconds.
+        assert made <= 1 + (time.monotonic() - began) // interval
         holder.release()
         assert all(waiter.result() for waiter in waiters)
 
@@ -376,7 +398,7 @@ def test_what_was_broken_off_leaves_nothing_behind(five: Five) -> None:
             await client.aclose()
 
     asyncio.run(main())
-    until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
+    until_released()
     assert five.holders() == [None] * FIVE
 
 

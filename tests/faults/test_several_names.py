@@ -13,12 +13,18 @@ import redis
 from django_redis_lock import Lock, MultiLock
 from django_redis_lock.contrib.several_names.members import ACQUIRE_ALL
 from tests.faults.proxy import Proxy
+from tests.holding import watch_often
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
 
 NAMES = ["a", "b", "c", "d", "e"]
+
+
+@pytest.fixture(autouse=True)
+def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_often(monkeypatch)
 
 
 def several(client: Any, *names: str, **options: Any) -> MultiLock:
@@ -112,8 +118,12 @@ def hold_until_lost(link: Link, url: str) -> None:
         link.say([member.lost for member in lock.members])
 
 
+#: A frozen waiter keeps others from the lock for as long.
+BRIEF = {"grant_timeout": 0.5}
+
+
 def wait(link: Link, url: str) -> None:
-    with redis.Redis.from_url(url) as client, several(client, "a", "b") as lock:
+    with redis.Redis.from_url(url) as client, several(client, "a", "b", **BRIEF) as lock:
         link.say(lock.fences)
 
 
@@ -135,12 +145,12 @@ class TestFrozen:
 
     def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
         """Its grant ends, another has the names, and it waits again."""
-        first = several(client, "a", "b")
+        first = several(client, "a", "b", **BRIEF)
         first.acquire()
         with processes(wait, redis_server.url) as (frozen,):
             frozen.go()
             until(lambda: blocked(client) == 1)
-            second = several(client, "b", "a", thread_local=False)
+            second = several(client, "b", "a", thread_local=False, **BRIEF)
             waiter = Background(second.acquire)
             until(lambda: blocked(client) == 2)
             frozen.pause()
