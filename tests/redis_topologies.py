@@ -228,8 +228,8 @@ class ClusterServers(Group):
     def __init__(self, node_timeout: float = 60.0) -> None:
         ports = [fresh_port(NODE_PORTS) for _ in range(6)]
         self._ids = {port: secrets.token_hex(20) for port in ports}
-        #: The ids of primaries that never were: all nodes begin as their replicas, and three nodes
-        #: replace them. One that begins as a primary serves nobody for two seconds.
+        #: The ids of primaries that never were: those of today begin as their replicas, and replace
+        #: them. One that begins as a primary serves nobody for two seconds.
         self._former = [secrets.token_hex(20) for _ in range(3)]
         config: dict[str, str | int] = {
             **PROMPT,
@@ -255,7 +255,8 @@ class ClusterServers(Group):
         for n, port in enumerate(ports):
             myself = "myself," if port == me else ""
             where = f"{self._ids[port]} 127.0.0.1:{port}@{port + 10_000} {myself}"
-            lines.append(f"{where}slave {self._former[n % 3]} 0 0 {n % 3 + 1} connected")
+            primary = self._former[n] if n < 3 else self._ids[ports[n - 3]]
+            lines.append(f"{where}slave {primary} 0 0 {n % 3 + 1} connected")
         epoch = 3 + ports.index(me)  # Another for each that will be a primary.
         return "\n".join([*lines, f"vars currentEpoch {epoch} lastVoteEpoch 0\n"])
 

@@ -156,6 +156,7 @@ def test_callers_go_on(
         outages() as found,
     ):
         old = servers.primary.port
+        world.old_goes_on = fail is by_hand
 
         def replace() -> None:
             servers.replicate()
@@ -163,7 +164,8 @@ def test_callers_go_on(
 
         failovers.go_on(world, CALLERS, replace)
     if fail is kill:  # An outage of that server, which ends when it is replaced.
-        assert [type(event) for event in found] == [ServerDown, ServerUp]
+        kinds = [type(event) for event in found]
+        assert kinds.count(ServerDown) == kinds.count(ServerUp) > 0
         assert {event.server for event in found} == {f"127.0.0.1:{old}/0"}
 
 
@@ -245,14 +247,9 @@ def test_the_loser_calls_on_lost_and_the_waiter_acquires(
     assert other.fence > fence
 
 
-@pytest.fixture
-def _little_patience(monkeypatch: pytest.MonkeyPatch, pace: int) -> None:
-    module = "django_redis_lock.locking.replicas"
-    monkeypatch.setattr(f"{module}.MIN_PATIENCE_SECONDS", 0.3 * pace)
-    monkeypatch.setattr(f"{module}.MAX_PATIENCE_SECONDS", 0.5 * pace)
+REPLICAS = "django_redis_lock.locking.replicas"
 
 
-@pytest.mark.usefixtures("_little_patience")
 class TestReplicas:
     """Who wants the lock to be on a replica, too."""
 
@@ -279,10 +276,16 @@ class TestReplicas:
         holder.release()
         assert waiter.result() is True
 
-    @pytest.mark.parametrize("wait", [0, 0.4])
+    @pytest.mark.parametrize("wait", [0, 0.7])
     def test_it_is_given_back_when_they_are_too_few(
-        self, servers: SentinelServers, sentinel_client: redis.Redis, wait: float, pace: int
+        self,
+        servers: SentinelServers,
+        sentinel_client: redis.Redis,
+        wait: float,
+        pace: int,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setattr(f"{REPLICAS}.MIN_PATIENCE_SECONDS", 0.6 * pace)
         cut_off(servers.primary, servers.replicas[:1])
         until(lambda: sentinel_client.wait(1, 100) == 1)  # The other one had to connect again.
         patience = wait * pace
@@ -296,12 +299,15 @@ class TestReplicas:
         with Lock(sentinel_client, "failing", timeout=30, replicas=1):
             pass
 
-    def test_tasks_may_want_it_as_well(self, servers: SentinelServers) -> None:
+    def test_tasks_may_want_it_as_well(
+        self, servers: SentinelServers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def main() -> None:
             client = AsyncSentinel(servers.addresses).master_for(servers.name)
             async with AsyncLock(client, "failing", timeout=30, replicas=2):
                 assert await asyncio.to_thread(replicated, servers)
             await asyncio.to_thread(cut_off, servers.primary, servers.replicas)
+            monkeypatch.setattr(f"{REPLICAS}.MAX_PATIENCE_SECONDS", 0.2)
             lock = AsyncLock(client, "failing", timeout=30, replicas=2)
             with pytest.raises(TooFewReplicas):
                 await lock.acquire()
