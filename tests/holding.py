@@ -3,7 +3,9 @@ are away."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import time as system_time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +32,7 @@ __all__ = [
     "expect_renewal",
     "hold",
     "hurry",
+    "hurry_until",
     "outages",
     "settle",
     "silence",
@@ -71,10 +74,25 @@ def hurry(*kinds: type[Job]) -> None:
             keeper().reschedule(job, time.monotonic())
 
 
+def hurry_until(condition: Callable[[], Any], *kinds: type[Job]) -> None:
+    """As ``hurry``, again and again until ``condition()`` holds; it must come to the end of it in
+    between."""
+    again = -math.inf
+
+    def holds() -> Any:
+        nonlocal again
+        if system_time.monotonic() > again:
+            again = system_time.monotonic() + 0.1
+            hurry(*kinds)
+        return condition()
+
+    until(holds)
+
+
 def expect_renewal(client: redis.Redis, key: str | bytes, lifetime: float) -> None:
     """Have the keeper renew what is at ``key`` for so many seconds, and wait until it has."""
     client.pexpire(key, int(lifetime * 500))
-    until(lambda: (hurry(Renewal), client.pttl(key) > lifetime * 800)[1])
+    hurry_until(lambda: client.pttl(key) > lifetime * 800, Renewal)
 
 
 def watch_often(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.2) -> None:
@@ -90,7 +108,7 @@ def deferred_releases() -> list[DeferredRelease]:
 
 def until_released() -> None:
     """Have the keeper release now, and once more, as it does, what callers could not."""
-    until(lambda: (hurry(DeferredRelease), not deferred_releases())[1])
+    hurry_until(lambda: not deferred_releases(), DeferredRelease)
 
 
 def settle() -> None:

@@ -14,7 +14,7 @@ from django_redis_lock import Lock, LockNotOwnedError, MultiLock
 from django_redis_lock.locking import Renewal
 from tests.faults import failovers
 from tests.faults.failovers import TAG, World
-from tests.holding import hurry
+from tests.holding import hurry_until
 from tests.integration.topologies.test_cluster_cache import cluster_cache
 from tests.processes import PATIENCE, until
 from tests.redis_topologies import ClusterServers, ask, cluster, cut_off, slot_of
@@ -107,7 +107,7 @@ def test_the_loser_calls_on_lost_and_the_waiter_acquires(servers: ClusterServers
         replica.resume()
         servers.fail_over(NAME, "TAKEOVER")
         assert waiter.result()
-        until(lambda: (hurry(Renewal), told.is_set())[1])
+        hurry_until(told.is_set, Renewal)
         assert holder.lost
         assert fence is not None
         assert other.fence > fence

@@ -21,7 +21,7 @@ from django_redis_lock.locking import Renewal
 from django_redis_lock.transport import aio_client, server_of
 from tests.faults import failovers
 from tests.faults.failovers import Caller, World
-from tests.holding import hurry, settle
+from tests.holding import hurry, hurry_until, settle
 from tests.processes import PATIENCE, until
 from tests.redis_topologies import SentinelServers, ask, cut_off, sentinels
 from tests.support.background import Background
@@ -241,7 +241,7 @@ def test_the_loser_calls_on_lost_and_the_waiter_acquires(
         replica.resume()
     servers.fail_over()
     assert waiter.result()
-    until(lambda: (hurry(Renewal), told.is_set())[1])
+    hurry_until(told.is_set, Renewal)
     assert holder.lost
     assert fence is not None
     assert other.fence > fence

@@ -22,7 +22,7 @@ from redis.retry import Retry
 from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
 from django_redis_lock.keeper import keeper
 from django_redis_lock.transport import server_of
-from tests.holding import hurry, until_released
+from tests.holding import hurry_until, until_released
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
@@ -217,7 +217,7 @@ def test_without_any_connection_the_keeper_tries_until_one_is_free(full: Full) -
     full.cut(but=before)
     full.fill()
     refused = full.admin.info("stats")["rejected_connections"]
-    until(lambda: (hurry(), full.admin.info("stats")["rejected_connections"] > refused + 2)[1])
+    hurry_until(lambda: full.admin.info("stats")["rejected_connections"] > refused + 2)
     full.admin.config_set("maxclients", 100)
     keeper().hurry()
     until(lambda: full.admin.hgetall("{held}:owner"))

@@ -32,7 +32,7 @@ from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
 from tests.faults.test_processes import NAME, blocked, hold, in_a_child, until_blocked, wait
-from tests.holding import expect_renewal, hurry, watch_often
+from tests.holding import expect_renewal, hurry_until, watch_often
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places as waiting
@@ -272,8 +272,14 @@ def test_a_granted_place_has_its_full_lifetime(
 
 
 def test_nothing_is_left_of_a_wait_that_ends_without_replies(
-    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock, pace: int
+    client: redis.Redis,
+    shaky: redis.Redis,
+    proxy: Proxy,
+    first: Lock,
+    pace: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    watch_often(monkeypatch, PATIENCE)  # Not at all before it ends.
     holder = held(client)
     lock = lock_of(shaky, timeout=None, grant_timeout=GRANT)
     proxy.lose_reply(PLACE_LEAVE, times=10**6)
@@ -335,7 +341,7 @@ def test_what_a_holder_sends_is_done_once(
     renewed = held(shaky, timeout=60, renew=True)
     rules = [proxy.lose_reply(RENEW), proxy.lose_request(RENEW)]
     for rule in rules:
-        until(lambda rule=rule: (hurry(Renewal), rule.applied.acquire(blocking=False))[1])
+        hurry_until(lambda rule=rule: rule.applied.acquire(blocking=False), Renewal)
     expect_renewal(client, SECOND, 60)
     renewed.ensure_held()
 
@@ -415,7 +421,7 @@ def test_waiters_acquire_and_holders_learn_that_the_data_is_lost(
     else:
         own_server.restart()
     until(lambda: sum(each.done for each in background) == 2)
-    until(lambda: (hurry(Renewal), all(lock.lost for lock in holders))[1])
+    hurry_until(lambda: all(lock.lost for lock in holders), Renewal)
     taken = [each.result() for each in background if each.done]
     assert {lock.place for lock in taken} == {1, 2}
     assert min(lock.fence for lock in taken) > max(lock.fence for lock in holders)

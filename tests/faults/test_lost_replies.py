@@ -41,7 +41,14 @@ from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_client, execute
 from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
-from tests.holding import Renewals, deferred_releases, expect_renewal, hurry, until_released
+from tests.holding import (
+    Renewals,
+    deferred_releases,
+    expect_renewal,
+    hurry,
+    hurry_until,
+    until_released,
+)
 from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -154,7 +161,7 @@ class TestAcquire:
         holder = Lock(client, "shaky")
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)
-        waiter = Background(lambda: lock.acquire(blocking_timeout=1.5 * pace, token=token))
+        waiter = Background(lambda: lock.acquire(blocking_timeout=0.8 * pace, token=token))
         until(lambda: client.info("clients")["blocked_clients"])
         lost = proxy.lose_reply(ACQUIRE, times=2)
         client.delete("shaky")
@@ -334,7 +341,7 @@ class TestRelease:
             ends = time.monotonic() + 0.5 * pace + 0.1
             until(lambda: time.monotonic() > ends)
             assert client.exists("shaky")
-        until(lambda: not client.exists("shaky"))
+        hurry_until(lambda: not client.exists("shaky"), DeferredRelease)
 
     @pytest.fixture
     def sent_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,10 +350,10 @@ class TestRelease:
 
     @pytest.mark.usefixtures("sent_at_once")
     def test_the_keeper_releases_what_a_frozen_server_reads_after_the_lifetime(
-        self, own_server: RedisServer
+        self, own_server: RedisServer, pace: int
     ) -> None:
         """The lifetime begins when the server reads the request."""
-        with own_server.client(socket_timeout=0.5) as client:
+        with own_server.client(socket_timeout=0.2 * pace) as client:
             lock = Lock(client, "shaky", timeout=300)
             with lock:
                 fence = lock.fence
@@ -357,12 +364,15 @@ class TestRelease:
                 pass_time(400)
                 until(lambda: all(job.due > clock.monotonic() for job in keeper().jobs()))
             own_server.resume()
-            until(lambda: client.zscore(INDEX, LAST_FENCE) > fence)
-            until(lambda: not client.exists("shaky"))
+            until(lambda: own_server.asking.zscore(INDEX, LAST_FENCE) > fence)
+            hurry_until(lambda: not own_server.asking.exists("shaky"), DeferredRelease)
 
     @pytest.mark.usefixtures("sent_at_once")
-    def test_the_keeper_gives_up_a_server_that_stays_away(self, own_server: RedisServer) -> None:
-        with own_server.client(socket_timeout=0.5) as client, moved_clock() as pass_time:
+    def test_the_keeper_gives_up_a_server_that_stays_away(
+        self, own_server: RedisServer, pace: int
+    ) -> None:
+        timeout = 0.2 * pace
+        with own_server.client(socket_timeout=timeout) as client, moved_clock() as pass_time:
             lock = Lock(client, "shaky", timeout=300)
             with lock:
                 pass  # There is a connection now.
@@ -377,7 +387,7 @@ class TestRelease:
     def test_the_keeper_does_not_repeat_forever_what_is_refused(self, client: redis.Redis) -> None:
         with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=None):
             client.eval("redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 1)", 1, "shaky")
-        until(lambda: not deferred_releases())
+        until_released()
 
     def test_the_keeper_bears_a_lasting_refusal_as_long_as_the_lock_lives(
         self, own_server: RedisServer
@@ -472,7 +482,7 @@ class TestRenewal:
         lock.acquire()
         rule = getattr(proxy, kind)(RENEW, times=4)
         for _ in range(4):
-            until(lambda: (hurry(Renewal), rule.applied.acquire(blocking=False))[1])
+            hurry_until(lambda: rule.applied.acquire(blocking=False), Renewal)
         expect_renewal(client, "shaky", 60)
         lock.ensure_held()
         lock.release()
