@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Crew", "Seat", "WorkerFailed"]
 
 #: Seconds after which a process that has said nothing is taken to hang.
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 _forkserver = multiprocessing.get_context("forkserver")
 
