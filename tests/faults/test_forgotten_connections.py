@@ -35,9 +35,9 @@ from .proxy import Proxy
 
 pytestmark = pytest.mark.invariant("P2")
 
-#: Seconds: that an idle connection has to answer; the time-out of a socket; within which a call must
-#: end, on a busy machine, though its first connection is silent; and for which a grant lives that a
-#: forgotten pop does not get.
+#: Seconds: that an idle connection has to answer; the time-out of a socket; within which a call
+#: must end, on a busy machine, though its first connection is silent; and for which a grant lives
+#: that a forgotten pop does not get.
 PROBE, TIMEOUT, SOON, GRANT = 0.1, 2 * PATIENCE, 15.0, 0.5
 
 
