@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -367,10 +368,12 @@ def calls(five: Five) -> int:
 
 def contend(link: Link, urls: list[str], times: int) -> list[tuple[float, float]]:
     clients = [redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) for url in urls]
-    lock = Redlock(clients, "faulty", timeout=30, blocking_timeout=PATIENCE)
-    intervals = []
-    for _ in range(times):
-        with lock:
+    # Also on a busy machine, a server that is not there has not just been slow.
+    patience: dict[str, Any] = {"server_timeout": 5.0, "blocking_timeout": 2 * PATIENCE}
+    intervals: list[tuple[float, float]] = []
+    while len(intervals) < times:
+        # Of one call, a majority may meet its servers just when they are restarted.
+        with suppress(TooFewServers), Redlock(clients, "faulty", timeout=60, **patience):
             began = time.monotonic()
             time.sleep(0.002)
             intervals.append((began, time.monotonic()))
