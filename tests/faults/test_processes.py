@@ -368,7 +368,7 @@ def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
 def test_a_child_leaves_an_unread_answer_to_its_parent(
     client: redis.Redis, redis_server: RedisServer, tasks: bool, pace: int
 ) -> None:
-    """That to TAKE_GRANT, for which a waiter that gets a lock does not wait, if its grant is young."""
+    """That to TAKE_GRANT, for which a waiter that gets a lock does not wait if its grant is new."""
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
     grant_timeout = 1.2 * pace
