@@ -480,8 +480,8 @@ class TestRenewal:
     ) -> None:
         lock = Lock(shaky, "shaky", timeout=60, renew=True)
         lock.acquire()
-        rule = getattr(proxy, kind)(RENEW, times=4)
-        for _ in range(4):
+        rule = getattr(proxy, kind)(RENEW, times=2)
+        for _ in range(2):
             hurry_until(lambda: rule.applied.acquire(blocking=False), Renewal)
         expect_renewal(client, "shaky", 60)
         lock.ensure_held()

@@ -108,7 +108,7 @@ class TestMinority:
         assert lock.owned()
         lock.release()
         # By now it is known, and costs nothing; each cycle would ask it twice.
-        cycles = 100
+        cycles = 40
         assert (
             seconds(lambda: [lock.acquire() and lock.release() for _ in range(cycles)])
             < cycles * LIMIT
