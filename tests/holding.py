@@ -20,7 +20,7 @@ from django_redis_lock.keeper import DeferredRelease, Job, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.locking.waiting import queue
-from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
+from django_redis_lock.locking.waiting.queue import QueueWatch
 from django_redis_lock.protocol.acquisition import Refused, parse_acquire
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import registry
@@ -29,11 +29,11 @@ from tests.processes import until
 __all__ = [
     "Renewals",
     "deferred_releases",
-    "expect_renewal",
     "hold",
     "hurry",
     "hurry_until",
     "outages",
+    "renew",
     "settle",
     "silence",
     "table_of",
@@ -70,7 +70,7 @@ def hurry(*kinds: type[Job]) -> None:
     """Have the keeper of this process do now what it would do within seconds: describe holders,
     renew their locks or find them lost, look at what is waited for; or only jobs of ``kinds``."""
     for job in keeper().jobs():
-        if isinstance(job, kinds or (Renewal, WaiterHeartbeat)):
+        if isinstance(job, kinds or (Renewal, QueueWatch)):
             keeper().reschedule(job, time.monotonic())
 
 
@@ -89,10 +89,10 @@ def hurry_until(condition: Callable[[], Any], *kinds: type[Job]) -> None:
     until(holds)
 
 
-def expect_renewal(client: redis.Redis, key: str | bytes, lifetime: float) -> None:
-    """Have the keeper renew what is at ``key`` for so many seconds, and wait until it has."""
-    client.pexpire(key, int(lifetime * 500))
-    hurry_until(lambda: client.pttl(key) > lifetime * 800, Renewal)
+def renew(client: Any, key: str | bytes, kind: type[Job] = Renewal) -> None:
+    """Have the keeper of this process renew what it renews at ``key``, for more than 30 s, now."""
+    client.pexpire(key, 30_000)
+    hurry_until(lambda: client.pttl(key) > 30_000, kind)
 
 
 def watch_often(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.2) -> None:

@@ -90,4 +90,4 @@ def some(cases: Iterable[T], each: int) -> list[T]:
 
 def examples(number: int) -> int:
     """How often something is tried at random; with ``--all``, ``number`` times."""
-    return number if everything else number // 6
+    return number if everything else max(1, number // 10)

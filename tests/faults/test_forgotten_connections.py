@@ -26,7 +26,7 @@ from django_redis_lock.transport import (
     server,
     server_of,
 )
-from tests.holding import expect_renewal, watch_often
+from tests.holding import renew, watch_often
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
@@ -208,13 +208,17 @@ def test_the_tasks_of_a_loop(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool, pace: int) -> None:
+def test_members_of_a_redlock_far_away(
+    proxy: Proxy, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, pace: int
+) -> None:
     """Until a new connection is there, most of the time passes that a server has. The old one is
     checked before that time begins."""
+    monkeypatch.setattr(address, "PROBE_SECONDS", address.PROBE_SECONDS * pace)
 
     async def tasks() -> None:
-        clients = [redis.asyncio.Redis(port=proxy.port, db=db) for db in (1, 2, 3)]
-        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=0.6 * pace)
+        options: Any = {"port": proxy.port, "socket_timeout": 5.0 * pace}
+        clients = [redis.asyncio.Redis(db=db, **options) for db in (1, 2, 3)]
+        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=0.8 * pace)
         for delay in (0.0, 0.4 * pace):
             proxy.accepts_after = delay
             assert await lock.acquire(blocking=False)
@@ -226,7 +230,7 @@ def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool, pace: i
     if asynchronous:
         asyncio.run(tasks())
     else:
-        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=0.6 * pace)
+        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=0.8 * pace)
         for delay in (0.0, 0.4 * pace):
             proxy.accepts_after = delay
             taken(lock)
@@ -270,7 +274,7 @@ def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis) -> None:
     lock = Lock(through(proxy), "idle", 60, renew=True, on_lost=lambda: lost.append(1))
     with lock:
         for _ in range(3):
-            expect_renewal(client, "idle", 60)
+            renew(client, "idle")
             pause(proxy)
         lock.ensure_held()
     assert not lost

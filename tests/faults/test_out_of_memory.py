@@ -18,7 +18,7 @@ from redis.exceptions import OutOfMemoryError
 from django_redis_lock import Lock, LockError, Redlock
 from django_redis_lock.singleflight.in_process import FlightRenewal
 from tests import lanes
-from tests.holding import expect_renewal, hurry, watch_often
+from tests.holding import hurry, renew, watch_often
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -98,8 +98,8 @@ def waits(memory: Memory) -> bool:
 def test_a_renewed_lock_is_kept(memory: Memory, make: Callable[..., Any]) -> None:
     with make(memory, timeout=60, renew=True) as lock:
         memory.is_used_up()
-        for _ in range(3):
-            expect_renewal(memory.client, NAME, 60)
+        for _ in range(4):
+            renew(memory.client, NAME)
         lock.ensure_held()
         assert lock.owned()
 
@@ -188,7 +188,7 @@ def test_holders_of_places_keep_them_and_pass_them_on(memory: Memory) -> None:
     until(lambda: waits(memory) and places(NAME) == 2)
     memory.is_used_up()
     for lock in (first, second):
-        expect_renewal(memory.client, lock.local.hold.keys.lock, 60)
+        renew(memory.client, lock.local.hold.keys.lock)
     assert first.owned()
     assert second.owned()
     second.release()

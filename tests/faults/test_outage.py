@@ -38,8 +38,8 @@ CALLS = 100
 
 @pytest.fixture(autouse=True)
 def _brief_pauses(settings: Any, monkeypatch: pytest.MonkeyPatch, pace: int) -> None:
-    monkeypatch.setitem(globals(), "TIMEOUT", TIMEOUT * pace)
-    monkeypatch.setitem(globals(), "PAUSE", PAUSE * pace)
+    for name in ("TIMEOUT", "PAUSE"):
+        monkeypatch.setitem(globals(), name, globals()[name] * pace)
     settings.DJANGO_REDIS_LOCK = {"BREAKER_PAUSE": PAUSE}
     # The keeper's reply would end an outage; it only makes calls of locks that it renews.
     monkeypatch.setattr(hold, "DESCRIBE_AFTER", 1000.0)

@@ -400,7 +400,7 @@ def fork_with_an_answer_to_come(
     _, status = os.waitpid(pid, 0)
     PendingReply._has_come = has_come
     lock.extend(60)
-    answer = pending.confirm(True)
+    answer = pending.read_reply(True)
     lock.release()
     return {"child": status, "answer": "the parent's" if answer else answer}
 

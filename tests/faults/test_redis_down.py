@@ -424,9 +424,12 @@ def test_several_servers(own_server: RedisServer, folder: str) -> None:
             server.close()
 
 
-def test_too_few_replicas_are_no_outage(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_replicas_are_no_outage(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who wants more than one server to know of the lock does not get one that none knows of."""
     monkeypatch.setattr("django_redis_lock.locking.replicas.MAX_PATIENCE_SECONDS", 0.2)
+    cache = cache_of(own_server, LOCK_ON_REDIS_DOWN="local", SOCKET_TIMEOUT=PATIENCE)
     with pytest.raises(TooFewReplicas):
         cache.lock("nightly", replicas=1, timeout=30).acquire()
     until(lambda: not cache.lock("nightly").locked())

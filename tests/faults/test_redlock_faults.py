@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
-from django_redis_lock.contrib.redlock import _FanOut
+from django_redis_lock.contrib.redlock import _FanOut, base
 from django_redis_lock.locking import Renewal
 from django_redis_lock.transport.registry import server_of
 from tests import lanes
@@ -29,12 +29,19 @@ from tests.support.backends import places
 from tests.support.background import Background
 
 FIVE = 5
+#: Seconds for which a server is waited for.
 LIMIT = 0.25
 
 
 @pytest.fixture(autouse=True)
 def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
     watch_often(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _limit(monkeypatch: pytest.MonkeyPatch, pace: int) -> None:
+    monkeypatch.setitem(globals(), "LIMIT", LIMIT * pace)
+    monkeypatch.setattr(base, "SERVER_TIMEOUT_SECONDS", LIMIT)
 
 
 class Five:
@@ -185,7 +192,9 @@ class TestMinority:
         lock.release()
         assert five.holders() == [None] * FIVE
 
-    def test_a_server_that_was_away_gives_its_vote_when_it_is_back(self, five: Five) -> None:
+    def test_a_server_that_was_away_gives_its_vote_when_it_is_back(
+        self, five: Five, pace: int
+    ) -> None:
         five.servers[0].kill()
         lock = five.lock(timeout=60, renew=True)
         lock.acquire()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -17,4 +18,6 @@ def tree(path: Path) -> ast.Module:
 @cache
 def nodes(of: ast.AST) -> tuple[ast.AST, ...]:
     """The node and all below it."""
-    return tuple(ast.walk(of))
+    found = tuple(ast.walk(of))
+    gc.freeze()  # They stay to the end: no search for garbage need look at them.
+    return found

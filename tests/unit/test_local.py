@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import stat
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -22,7 +20,7 @@ from django_redis_lock.contrib.fallback.file_lock import (
     pauses,
 )
 from django_redis_lock.protocol.owner import Owner
-from tests.processes import in_threads
+from tests.processes import Link, in_threads, processes
 
 ME = Owner("abcd", "host", 42, "main", "a test", 1_700_000_000.0)
 
@@ -85,22 +83,19 @@ def test_threads_exclude_each_other(tmp_path: Path) -> None:
     assert in_threads(4, work) == [20] * 4
 
 
+def hold(link: Link, folder: Path) -> None:
+    mine = lock(folder)
+    assert mine.try_acquire(ME)
+    link.say("has it")
+    link.hear()
+
+
 def test_it_ends_with_its_process(tmp_path: Path) -> None:
-    code = (
-        "import sys; from tests.unit.test_local import *; mine = lock(Path(sys.argv[1]))\n"
-        "assert mine.try_acquire(ME); print('has it', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "has it\n"
+    with processes(hold, tmp_path) as (other,):
+        other.go()
+        assert other.hear() == "has it"
         assert not lock(tmp_path).try_acquire(ME)
         other.kill()
-        other.wait()
         assert lock(tmp_path).holder() is None
         assert lock(tmp_path).try_acquire(ME)
 

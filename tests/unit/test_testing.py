@@ -37,12 +37,12 @@ from django_redis_lock import (
     TooFewServers,
     events,
 )
-from django_redis_lock.contrib import metrics
+from django_redis_lock.contrib import metrics, testing
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.testing import MemoryServer, RedisLocksMixin, VirtualClock, override
 from django_redis_lock.decorators import cached, locked
 from django_redis_lock.keeper import Keeper, keeper
-from tests.processes import PATIENCE, in_threads
+from tests.processes import PATIENCE, Link, in_threads, processes
 
 #: Nothing listens there: whoever asks Redis fails, and at once.
 NOWHERE = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
@@ -68,7 +68,10 @@ def test_a_wait_moves_the_virtual_clock_to_the_end_of_the_holder(memory: MemoryS
     assert second.owned()
 
 
-def test_a_wait_that_cannot_end_is_refused(memory: MemoryServer) -> None:
+def test_a_wait_that_cannot_end_is_refused(
+    memory: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing, "MAX_LONG_WAITS", 1)  # Each is a thousand looks of the keeper.
     assert lock_of("report").acquire()
     with pytest.raises(AssertionError, match="never end"):
         lock_of("report").acquire()
@@ -220,28 +223,19 @@ def test_override_stays_away_from_the_locks_of_this_host(tmp_path: Path, away: b
         held.release()
 
 
+def acquire_locally(link: Link, folder: str) -> None:
+    with override() as server:
+        server.away = True
+        lock = lock_of("report", on_redis_down="local", local_folder=folder, blocking=False)
+        link.say(lock.acquire())
+        link.hear()
+
+
 def test_override_stays_away_from_the_locks_of_other_processes(tmp_path: Path) -> None:
     """Else the processes of pytest-xdist would take each other's."""
-    code = f"""
-import redis
-from django_redis_lock import Lock
-from django_redis_lock.contrib.testing import override
-
-with override() as server:
-    server.away = True
-    options = {{"on_redis_down": "local", "local_folder": {str(tmp_path)!r}}}
-    lock = Lock(redis.Redis(port=1), "report", 5, blocking=False, **options)
-    print(lock.acquire(), flush=True)
-    input()
-"""
-    command = [sys.executable, "-c", code]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
-    try:
-        assert [each.stdout and each.stdout.readline() for each in processes] == ["True\n"] * 2
-    finally:
-        for each in processes:
-            each.communicate("\n")
+    with processes(acquire_locally, str(tmp_path), count=2) as crew:
+        crew.go()
+        assert [worker.hear() for worker in crew] == [True, True]
 
 
 def test_a_lock_from_before_the_override_is_not_lost_by_its_clock() -> None:

@@ -13,6 +13,7 @@ import pytest
 from django.utils.translation.template import templatize
 
 import django_redis_lock
+from tests.support.sources import nodes, tree
 
 PACKAGE = Path(django_redis_lock.__file__).parent
 LANGUAGES = {"de": 2, "zh_Hans": 1}
@@ -28,12 +29,12 @@ def texts() -> Texts:
     """All texts of the package that are to be translated, with their plurals."""
     found: Texts = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        found.update(_calls(path.read_text()))
+        found.update(_calls(tree(path)))
     for path in sorted(PACKAGE.rglob("*.html")):
         # Django turns a template into what looks like calls in a program.
         pieces = re.findall(r" n?gettext\((?:.*?)\) | _\((?:.*?)\) ", _one_line(path), re.S)
         for piece in pieces:
-            found.update(_calls(piece.strip()))
+            found.update(_calls(ast.parse(piece.strip())))
     return found
 
 
@@ -41,8 +42,8 @@ def _one_line(path: Path) -> str:
     return templatize(path.read_text()).replace("count)", "1)")
 
 
-def _calls(source: str) -> Iterator[tuple[str, str | None]]:
-    for node in ast.walk(ast.parse(source)):
+def _calls(within: ast.AST) -> Iterator[tuple[str, str | None]]:
+    for node in nodes(within):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         if node.func.id in FUNCTIONS and isinstance(node.args[0], ast.Constant):

@@ -13,6 +13,7 @@ from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import runners
+from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.values import (
@@ -226,14 +227,15 @@ def ask_in_rounds(link: Link, url: str, backwards: bool, rounds: int) -> list[st
 def test_keys_in_opposite_order_are_computed_once_without_deadlock(
     redis_server: RedisServer,
 ) -> None:
+    rounds = examples(200)
     with (
-        processes(ask_in_rounds, redis_server.url, False, 200, count=2) as ahead,
-        processes(ask_in_rounds, redis_server.url, True, 200, count=2) as back,
+        processes(ask_in_rounds, redis_server.url, False, rounds, count=2) as ahead,
+        processes(ask_in_rounds, redis_server.url, True, rounds, count=2) as back,
     ):
         for worker in (*ahead, *back):
             worker.go()
         computed = [key for result in (*ahead.results(), *back.results()) for key in result]
-    assert sorted(computed) == sorted({f"{r}:{n}" for r in range(200) for n in range(5)})
+    assert sorted(computed) == sorted({f"{r}:{n}" for r in range(rounds) for n in range(5)})
 
 
 # -- failures ----------------------------------------------------------------------------------

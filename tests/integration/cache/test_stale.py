@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
+from django.core.cache import caches
 from django.utils import timezone, translation
 
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.signals import value_refresh_failed
-from django_redis_lock.singleflight import runners
+from django_redis_lock.singleflight import FlightRenewal, runners
 from django_redis_lock.threads import ThreadPool
-from tests.holding import Renewals
+from tests.holding import renew
 from tests.processes import PATIENCE, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.values import KEY, RAISE, TERMS, Asking, Broken, Producer, age, elsewhere, make
@@ -61,6 +63,28 @@ def test_a_value_is_kept_for_its_timeout_and_the_stale_time(
 ) -> None:
     cache.get_or_set("report", "old", **TERMS)
     assert 3_650_000 < client.pttl(KEY) <= 3_660_000
+
+
+def test_a_long_stale_time_begins_when_the_timeout_ends(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    """A thousandth of it is a quarter of an hour."""
+    terms: Any = {"timeout": 1_000_000, "stale": 1_000_000}
+    cache.get_or_set("report", "old", **terms)
+    client.pexpire(KEY, 1_000_500_000)
+    assert cache.get_or_set("report", "new", **terms) == "old"
+    client.pexpire(KEY, 999_500_000)
+    assert cache.get_or_set("report", "new", **terms) == "new"
+
+
+def test_a_value_is_stale_to_its_last_moment() -> None:
+    clock = VirtualClock()
+    with override(MemoryServer(clock)):
+        for way in (caches["default"].get_or_set, async_to_sync(caches["default"].aget_or_set)):
+            way("report", "old", 600, stale=60)
+            clock.advance(660)
+            assert way("report", "new", 600, stale=60) == "new"
+            caches["default"].delete("report")
 
 
 def test_a_fresh_value_is_not_computed(cache: RedisCache) -> None:
@@ -460,7 +484,7 @@ def test_what_waits_in_the_background_is_computed_once_and_kept(
     """Also if it waits for longer than a flight lives."""
     single = ThreadPool("test", threads=1, max_waiting=64, idle_seconds=5)
     monkeypatch.setattr(runners, "background", single)
-    cache, new = make(redis_server, LOCK_FLIGHT_TIMEOUT=1.5), Producer("new")
+    cache, new = make(redis_server, LOCK_FLIGHT_TIMEOUT=60), Producer("new")
     terms = {**TERMS, "background": True}
     for key in ("report", "other"):
         cache.get_or_set(key, "old", **terms)
@@ -469,8 +493,8 @@ def test_what_waits_in_the_background_is_computed_once_and_kept(
     assert slow.begun.wait(PATIENCE)
     assert cache.get_or_set("report", new, **terms) == "old"
     token = client.get(flight_key(KEY))
-    renewals = Renewals(client, flight_key(KEY))
-    until(lambda: renewals.count() >= 4)
+    for _ in range(4):
+        renew(client, flight_key(KEY), FlightRenewal)
     assert client.get(flight_key(KEY)) == token
     assert cache.get_or_set("report", new, **terms) == "old"
     slow.finish.set()

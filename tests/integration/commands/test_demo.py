@@ -173,7 +173,7 @@ def expect_a_signal_to_stop(demo: Demo, signum: signal.Signals) -> None:
     assert demo.has_left_nothing()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 1)  # ``make demo-check`` runs the other's processes.
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["--only-serve", "--no-redis"])
 def test_the_site_has_locks_to_show(start: Start, how: str) -> None:

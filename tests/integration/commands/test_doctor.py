@@ -26,6 +26,7 @@ from django_redis_lock.ops import doctor as probes
 from django_redis_lock.ops.doctor import Finding, Level, Target, examine
 from django_redis_lock.ops.doctor.acl import LOCKS, MORE
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
+from tests.holding import hurry
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers
@@ -297,6 +298,7 @@ def use_locks() -> None:
         waiter = threading.Thread(target=lambda: other.acquire() and other.release())
         waiter.start()
         until(lambda: lock.redis.zcount(lock.keys.waiters, "-inf", "+inf"))
+        hurry()
         until(lambda: lock.redis.hgetall(lock.keys.owner))
         lock.extend(5)
         assert lock.holder() is not None
@@ -359,6 +361,7 @@ def use_everything(own_server: RedisServer, settings: Any, capfd: Any) -> None:
     default.set_many({"a": 2})
     default.delete("a")
     with default.lock("import") as lock:
+        hurry()
         until(lambda: lock.redis.hgetall(lock.keys.owner))
         for words in (["list", "--kind", "all"], ["show", "import"]):
             Command().run_from_argv(["manage.py", "locks", *words])
@@ -431,6 +434,7 @@ def test_the_printed_rule_for_locks_is_enough_and_has_nothing_in_excess(
     settings.CACHES = {"default": {**cache, "LOCATION": grant(own_server, rule, database)}}
     use_locks()
     with suppress(LockNotOwnedError), caches["default"].lock("endless", timeout=None) as lock:
+        hurry()
         until(lambda: lock.redis.hgetall(lock.keys.owner))
         caches["default"].lock("endless").reset()
     metrics.flush()
@@ -453,6 +457,7 @@ def test_the_printed_rule_for_everything_is_enough_and_has_nothing_in_excess(
     use_locks()
     use_everything(own_server, settings, capfd)
     with suppress(LockNotOwnedError), caches["default"].lock("endless", timeout=None) as lock:
+        hurry()
         until(lambda: lock.redis.hgetall(lock.keys.owner))
         caches["default"].lock("endless").reset()
     caches["default"].set("a1", 1)

@@ -25,6 +25,7 @@ from django_redis_lock import Lock
 from django_redis_lock.management import Exit
 from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.management.job import Program
+from tests.holding import hurry
 from tests.processes import PATIENCE, ManageCommand, until
 from tests.redis_server import RedisServer, closed_port
 from tests.support.logs import logged
@@ -125,6 +126,7 @@ def test_what_makes_no_sense_is_refused(
 
 def test_a_lock_that_is_taken(capfd: Any, client: redis.Redis) -> None:
     with lock(label="the other"):
+        hurry()
         until(lambda: client.exists("{:1:lock:job}:owner"))
         code, out, err = here(capfd, ["job", "--", "check"])
         assert (code, out) == (75, "")

@@ -145,20 +145,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
-def test_check_has_nothing_to_say(project: Project) -> None:
-    assert project.manage("check") == "System check identified no issues (0 silenced).\n"
-
-
 COMMANDS = """
 from django.core.management import call_command
-for words in ((), ("--json",), ("doctor",)):
-    call_command("locks", *words)
+for words in (["check"], ["locks"], ["locks", "--json"], ["locks", "doctor"]):
+    call_command(*words)
     print("END", flush=True)
 """
 
 
-def test_the_list_and_the_doctor_say_whose_locks_they_know(project: Project) -> None:
-    shown, document, found = project.manage("shell", "-v", "0", "-c", COMMANDS).split("END\n")[:3]
+def test_the_commands_say_whose_locks_they_know(project: Project) -> None:
+    said = project.manage("shell", "-v", "0", "-c", COMMANDS)
+    checked, shown, document, found = said.split("END\n")[:4]
+    assert checked == "System check identified no issues (0 silenced).\n"
     assert "The locks of the cache default are in the memory of each process" in shown
     assert json.loads(document)["in_memory"] == ["default"]
     assert "there is none: the locks are in the memory of each process" in " ".join(found.split())

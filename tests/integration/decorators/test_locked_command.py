@@ -22,7 +22,7 @@ from django_redis_lock.contention import Conflict
 from django_redis_lock.decorators import on_lost
 from django_redis_lock.decorators.section import RetryUntil
 from django_redis_lock.protocol.identity import hostname
-from tests.holding import hold
+from tests.holding import hold, hurry
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 from tests.support.logs import logged
@@ -99,6 +99,7 @@ def test_a_command_whose_lock_is_taken_prints_one_line_with_the_holder(
     client: redis.Redis, kind: type[Ran], code: int
 ) -> None:
     with hold("nightly", label="the other run"):
+        hurry()
         until(lambda: client.exists(OWNER))
         found, out, errors, runs = run(kind)
     assert (found, out, runs) == (code, "", 0)
@@ -113,6 +114,7 @@ def test_a_command_whose_lock_is_taken_prints_one_line_with_the_holder(
 
 def test_a_command_may_be_skipped_quietly(client: redis.Redis) -> None:
     with hold("nightly", label="the other run"):
+        hurry()
         until(lambda: client.exists(OWNER))
         code, out, errors, runs = run(Quiet)
     assert (code, out, runs) == (0, "", 0)
@@ -200,6 +202,8 @@ def test_a_killed_command_blocks_the_next_one_no_longer_than_its_lock_lives(
         assert worker.hear() == "running"
         worker.kill()
     assert run(Brief)[0] == 1
+    assert 0 < client.pttl(":1:lock:brief") <= 2000
+    client.pexpire(":1:lock:brief", 1)
     until(lambda: not client.exists(":1:lock:brief"))
     assert run(Brief)[0] == 0
 
@@ -287,7 +291,7 @@ def hang_in_a_process(link: Link) -> None:
 def test_a_command_that_hangs_then_is_ended_all_the_same(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with processes(hang_in_a_process, spawned=True) as (worker,):
+    with processes(hang_in_a_process) as (worker,):
         worker.go()
         assert worker.hear() == "running"
         client.set(":1:lock:fragile", "another's")
@@ -407,6 +411,7 @@ class Target(Ran):
 def test_a_command_that_waits_says_for_whom(redis_server: RedisServer, client: redis.Redis) -> None:
     lock = caches["default"].lock("nightly", label="the other run")
     assert lock.acquire(blocking=False)
+    hurry()
     until(lambda: client.exists(OWNER))
     with processes(run_in_a_process, Target) as (worker,):
         worker.go()
@@ -451,6 +456,7 @@ def test_a_function_gets_its_arguments_and_gives_its_result() -> None:
 
 def test_a_function_whose_lock_is_taken_raises_with_attributes(client: redis.Redis) -> None:
     with hold("nightly", timeout=20, label="the other run"):
+        hurry()
         until(lambda: client.exists(OWNER))
         with pytest.raises(LockNotAcquired) as caught:
             add(1)
@@ -466,11 +472,13 @@ def test_a_function_whose_lock_is_taken_raises_with_attributes(client: redis.Red
 def test_its_label_is_shown_and_the_dotted_name_if_it_has_none(client: redis.Redis) -> None:
     @locked("nightly")
     def nameless() -> str:
+        hurry()
         until(lambda: client.exists(OWNER))
         return client.hget(OWNER, "label").decode()
 
     @locked("nightly", label="the sums")
     def labelled() -> str:
+        hurry()
         until(lambda: client.exists(OWNER))
         return client.hget(OWNER, "label").decode()
 

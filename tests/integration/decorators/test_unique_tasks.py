@@ -47,6 +47,8 @@ app = Celery(
     task_cls="celery.contrib.django.task:DjangoTask",
 )
 app.conf.update(task_publish_retry=False, broker_connection_retry_on_startup=False)
+# A worker that is to end does so when its poll has ended.
+app.conf.broker_transport_options = {"polling_interval": 0.05}
 
 
 @setup_logging.connect
@@ -419,7 +421,8 @@ def test_a_worker_that_is_killed_frees_the_name_after_its_timeout(
 
 @of_each_kind
 def test_if_sending_fails_the_name_is_free(task: Any) -> None:
-    nowhere = Connection("amqp://127.0.0.1:1//")
+    tries = {"max_retries": 1, "interval_start": 0.01}
+    nowhere = Connection("amqp://127.0.0.1:1//", transport_options=tries)
     with pytest.raises(OperationalError):
         task.apply_async((7,), connection=nowhere, retry=False)
     assert not name().locked()

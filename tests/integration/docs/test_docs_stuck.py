@@ -15,7 +15,7 @@ from django.core.cache import cache
 from django.core.management import BaseCommand, CommandError, call_command
 
 from django_redis_lock import locked
-from tests.holding import silence
+from tests.holding import hurry, silence
 from tests.processes import until
 
 TEXT = (Path(__file__).parents[3] / "docs" / "stuck.md").read_text()
@@ -43,6 +43,7 @@ def silent(client: redis.Redis) -> Iterator[None]:
     """A holder that has not been heard of for a while, and one that waits for its lock."""
     lock = cache.lock("nightly-report", label="Nightly report")
     lock.acquire()
+    hurry()
     until(lambda: client.hexists(lock.keys.owner, "seen"))
     silence(client, lock.keys.lock, 24)
     yield

@@ -22,7 +22,7 @@ import django_redis_lock
 from django_redis_lock import Lock, events, threads
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.threads import ThreadPool
-from tests.holding import Renewals
+from tests.holding import hurry, renew
 from tests.processes import PATIENCE, WHOLE_END, until
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -68,13 +68,14 @@ def listening(blocking: Blocking) -> Iterator[None]:
 @pytest.mark.parametrize("attached", [handling, listening])
 def test_one_that_blocks_costs_no_lock_its_renewal(client: redis.Redis, attached: Any) -> None:
     blocking = Blocking()
-    kept, lost = Lock(client, "kept", 0.6, renew=True), Lock(client, "lost", 0.3, renew=True)
+    kept, lost = Lock(client, "kept", 60, renew=True), Lock(client, "lost", 60, renew=True)
     with attached(blocking), kept:
         assert lost.acquire()
         client.delete("lost")
+        hurry()
         until(lambda: blocking.threads)
-        renewals = Renewals(client, "kept")
-        until(lambda: renewals.count() > 5 or kept.lost)
+        for _ in range(3):
+            renew(client, "kept")
         assert not kept.lost
         blocking.released.set()
     assert "django_redis_lock keeper" not in blocking.threads
@@ -83,32 +84,35 @@ def test_one_that_blocks_costs_no_lock_its_renewal(client: redis.Redis, attached
 
 PROGRAM = """
 import logging, sys, threading, redis
-from django_redis_lock import Lock
+from django_redis_lock import Lock, keeper
 logging.disable()
 from django_redis_lock import events
+keeper.FLUSH_SECONDS = float(sys.argv[3])
+begun = threading.Event()
 def listener(event):
     if isinstance(event, events.Lost):
+        begun.set()
         threading.Event().wait(float(sys.argv[2]))
         print("Lost", event.subject.name, flush=True)
 events.subscribe(listener)
 client = redis.Redis.from_url(sys.argv[1])
-lock = Lock(client, "a", 0.3, renew=True)
+lock = Lock(client, "a", 60, renew=True)
 lock.acquire()
 client.delete("a")
-while not lock.lost:
-    pass
+keeper.keeper().hurry()
+assert begun.wait(30)
 """
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(("takes", "said"), [(0.2, "Lost a\n"), (600, "")])
+@pytest.mark.parametrize(("takes", "within", "said"), [(0.2, PATIENCE, "Lost a\n"), (600, 1.0, "")])
 def test_the_last_notices_are_delivered_before_the_process_ends(
-    client: redis.Redis, takes: float, said: str
+    client: redis.Redis, takes: float, within: float, said: str
 ) -> None:
     settings = client.connection_pool.connection_kwargs
     url = f"redis://{settings['host']}:{settings['port']}"
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, url, str(takes)],
+        [sys.executable, "-c", PROGRAM, url, str(takes), str(within)],
         check=False,
         capture_output=True,
         text=True,
@@ -198,10 +202,10 @@ NO_TEXT = os.fsdecode(b"import \xff.csv")
 
 def test_a_label_that_cannot_be_encoded(client: redis.Redis) -> None:
     """Of a file name, as ``os.listdir`` gives it."""
-    lock = Lock(client, "a", 0.7, renew=True, label=NO_TEXT)
+    lock = Lock(client, "a", 60, renew=True, label=NO_TEXT)
     with lock:
-        renewals = Renewals(client, "a")
-        until(lambda: renewals.count() > 3 or lock.lost)
+        for _ in range(3):
+            renew(client, "a")
         assert not lock.lost
         owner = lock.holder()
         assert owner is not None
