@@ -371,10 +371,7 @@ def test_a_child_leaves_an_unread_answer_to_its_parent(
     """That to TAKE_GRANT, for which a waiter that gets a lock does not wait if its grant is new."""
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
-    grant_timeout = 1.2 * pace
-    with processes(fork_with_an_answer_to_come, redis_server.url, tasks, grant_timeout) as (
-        parent,
-    ):
+    with processes(fork_with_an_answer_to_come, redis_server.url, tasks, pace) as (parent,):
         parent.go()
         until(lambda: client.exists(f"{{{NAME}}}:waiters"))
         holder.release()
@@ -382,10 +379,8 @@ def test_a_child_leaves_an_unread_answer_to_its_parent(
     assert not client.exists(NAME)
 
 
-def fork_with_an_answer_to_come(
-    link: Link, url: str, tasks: bool, grant_timeout: float
-) -> dict[str, Any]:
-    own = {"timeout": 60, "grant_timeout": grant_timeout, "thread_local": False}
+def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool, pace: int) -> dict[str, Any]:
+    own = {"timeout": 60, "grant_timeout": 1.2 * pace, "thread_local": False}
     if tasks:
         return asyncio.run(fork_in_a_task(url, own))
     lock = Lock(redis.Redis.from_url(url), NAME, **own)
