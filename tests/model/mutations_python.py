@@ -183,6 +183,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         'seconds = check_seconds("additional_time", additional_time) or 1.0',
     ): "zero and None are errors",
     (
+        "locking.causes",
+        "if (bounded(left.last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",
+    ): "a fence is a time in microseconds",
+    (
         "locking.questions",
         "if hold is None and lock.limit >= 1:",
     ): "of a lock with one place both are the same question",

@@ -138,6 +138,15 @@ def test_a_loss_at_the_deadline_is_an_end_by_time(make: Any) -> None:
         assert renewal.hold.reason == reason
 
 
+def test_a_hold_was_released_if_it_has_ended_and_was_not_lost(make: Any) -> None:
+    hold, lost = make(30), make(30)
+    assert not hold.released
+    hold.end()
+    assert hold.released
+    lost.lose("it is gone")
+    assert not lost.released
+
+
 def test_of_two_questions_the_second_of_which_followed_the_first_the_second_counts(
     make: Any, clock: FakeClock
 ) -> None:
@@ -383,7 +392,7 @@ def test_of_a_chosen_token_only_events_since_the_acquisition_count(make: Any) ->
     hold = make(30)
     hold.attempt, hold.fence = b"attempt", 5_000_000
     fresh = {"last_fence": b"9999999"}
-    for at, reason in ((4.9, causes.EXPIRED), (5.0, "released by force")):
+    for at, reason in ((4.999999, causes.EXPIRED), (5.0, "released by force")):
         assert cause(told(events=event("reset", at), **fresh), NEVER, False, hold) == reason
 
 
