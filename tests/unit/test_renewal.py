@@ -129,6 +129,7 @@ def test_how_long_it_counts(make: Any, clock: FakeClock, renews: bool, last: flo
     assert renewal.call(last) is not None
     assert renewal.call(1030.0 if not renews else 1029.76) is None
     assert renewal.hold.lost
+    assert ("confirmed no renewal" in renewal.hold.reason) is renews
 
 
 def test_a_loss_at_the_deadline_is_an_end_by_time(make: Any) -> None:
