@@ -583,6 +583,9 @@ def test_the_age_of_a_heartbeat() -> None:
     assert later is not None
     assert later.seen == 0.0
     assert records.with_heartbeat(None, reply) is None
+    just_seen = records.with_heartbeat(Owner("id", process="p"), reply)
+    assert just_seen is not None
+    assert just_seen.seen == 0.0
     ages = records._ages(["a", "b", "c"], [100_000_000, b"x", b"9" * 20, b"9" * 19])
     assert ages == {"c": 0.0}
 
