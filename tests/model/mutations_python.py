@@ -184,10 +184,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if patience is None or patience > self.timeout:",
     ): "then the caller has just as much patience as the next",
     (
-        "transport.pool",
-        "super().__init__(NoBackoff(), 1)",
-    ): "all calls go to the usual one",
-    (
         "cache.commands",
         "if tokens or (type(tokens) is not list or any(tokens)):",
     ): "nothing is done about what has no token, only more slowly",
