@@ -149,17 +149,17 @@ class TestFrozen:
             waiter.release()
 
     def test_a_holder_that_goes_on_in_time_keeps_it(
-        self, client: redis.Redis, redis_server: RedisServer
+        self, client: redis.Redis, redis_server: RedisServer, pace: int
     ) -> None:
-        options = {"timeout": 4, "renew": True}
+        options = {"timeout": 4 * pace, "renew": True}
         with processes(hold, redis_server.url, options) as (frozen,):
             frozen.go()
             frozen.hear()
             token = client.get(NAME)
             frozen.pause()
-            until(lambda: client.pttl(NAME) < 2000)
+            until(lambda: client.pttl(NAME) < 2000 * pace)
             frozen.resume()
-            until(lambda: client.pttl(NAME) > 3500)
+            until(lambda: client.pttl(NAME) > 3500 * pace)
             assert client.get(NAME) == token
 
 
@@ -360,12 +360,12 @@ def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
 
 @pytest.mark.parametrize("tasks", [False, True])
 def test_a_child_leaves_an_unread_answer_to_its_parent(
-    client: redis.Redis, redis_server: RedisServer, tasks: bool
+    client: redis.Redis, redis_server: RedisServer, tasks: bool, pace: int
 ) -> None:
     """That to TAKE_GRANT, for which a waiter that gets a lock does not wait."""
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
-    with processes(fork_with_an_answer_to_come, redis_server.url, tasks) as (parent,):
+    with processes(fork_with_an_answer_to_come, redis_server.url, tasks, pace) as (parent,):
         parent.go()
         until(lambda: client.exists(f"{{{NAME}}}:waiters"))
         holder.release()
@@ -373,8 +373,8 @@ def test_a_child_leaves_an_unread_answer_to_its_parent(
     assert not client.exists(NAME)
 
 
-def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool) -> dict[str, Any]:
-    own = {"timeout": 60, "grant_timeout": 1.2, "thread_local": False}
+def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool, pace: int) -> dict[str, Any]:
+    own = {"timeout": 60, "grant_timeout": 1.2 * pace, "thread_local": False}
     if tasks:
         return asyncio.run(fork_in_a_task(url, own))
     lock = Lock(redis.Redis.from_url(url), NAME, **own)

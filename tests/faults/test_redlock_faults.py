@@ -153,10 +153,10 @@ class TestMinority:
         assert not five.lock(timeout=None).acquire(blocking_timeout=PATIENCE)
         until(lambda: not five.clients[first].exists("faulty"))
 
-    def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five) -> None:
+    def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five, pace: int) -> None:
         """So all can be restarted under a lock, one after the other."""
         told = threading.Event()
-        lock = five.lock(timeout=1, renew=True, on_lost=told.set)
+        lock = five.lock(timeout=1 * pace, renew=True, on_lost=told.set)
         lock.acquire()
         for server, client in zip(five.servers, five.clients, strict=True):
             server.restart()
@@ -167,9 +167,11 @@ class TestMinority:
         lock.release()
         assert five.holders() == [None] * FIVE
 
-    def test_a_server_that_was_away_gives_its_vote_when_it_is_back(self, five: Five) -> None:
+    def test_a_server_that_was_away_gives_its_vote_when_it_is_back(
+        self, five: Five, pace: int
+    ) -> None:
         five.servers[0].kill()
-        lock = five.lock(timeout=1, renew=True)
+        lock = five.lock(timeout=1 * pace, renew=True)
         lock.acquire()
         five.servers[0].start()
         until(lambda: five.clients[0].get("faulty") == lock.local.token)

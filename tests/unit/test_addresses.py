@@ -20,6 +20,7 @@ from redis.exceptions import InvalidResponse, ReadOnlyError
 from redis.retry import Retry
 
 from django_redis_lock import AsyncLock
+from django_redis_lock.contrib.topology import _without_address as without_address
 from django_redis_lock.transport import address, aio_client, over_a_loop, registry
 from django_redis_lock.transport.address import (
     KEEPALIVE_OPTIONS,
@@ -38,7 +39,6 @@ from django_redis_lock.transport.address import (
     still_answers,
     timeout_of,
     who,
-    without_address,
 )
 from django_redis_lock.transport.execute import pack_words
 from django_redis_lock.transport.pool import FollowingRetry, follow_address
@@ -109,9 +109,9 @@ def test_words_are_packed_in_the_pools_encoding() -> None:
 def test_without_a_timeout_a_reply_may_take_five_seconds() -> None:
     assert timeout_of({}) == timeout_of({"socket_timeout": None}) == 5.0
     assert timeout_of({"socket_timeout": 0.5}) == 0.5
-    assert Server.patience({}) == (5.0, 5.0)
-    assert Server.patience({"socket_connect_timeout": 1.0}) == (5.0, 1.0)
-    assert Server.patience({"socket_connect_timeout": 9.0, "socket_timeout": 2.0}) == (2.0, 2.0)
+    assert Server.timeouts({}) == (5.0, 5.0)
+    assert Server.timeouts({"socket_connect_timeout": 1.0}) == (5.0, 1.0)
+    assert Server.timeouts({"socket_connect_timeout": 9.0, "socket_timeout": 2.0}) == (2.0, 2.0)
 
 
 def test_what_connections_to_one_server_have_in_common() -> None:

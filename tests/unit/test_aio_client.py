@@ -469,7 +469,7 @@ def test_a_command_whose_reply_was_lost_is_sent_once_more(
             return future
 
         connection.request = request
-        call = aexchange(world.client, b"one", 3, again=again)
+        call = aexchange(world.client, b"one", 3, may_run_twice=again)
         if calls == 2:
             assert await call == 7
         else:
@@ -486,7 +486,7 @@ def test_what_runs_once_is_not_sent_on_a_connection_that_has_ended(
     async def main() -> None:
         connection = shared(world, 7)
         connection.ended = bool(ended)
-        assert await aexchange(world.client, b"one", again=bool(again)) == 7
+        assert await aexchange(world.client, b"one", may_run_twice=bool(again)) == 7
         assert connection.closed is bool(closes)
 
     run(main)

@@ -18,14 +18,16 @@ from django_redis_lock.clock import time
 from django_redis_lock.exceptions import TooFewReplicas
 from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import operations, questions, replicas
-from django_redis_lock.locking.hold import latest
+from django_redis_lock.locking.hold import Renewal, latest
 from django_redis_lock.locking.questions import Query
 from django_redis_lock.locking.waiting import queues
+from django_redis_lock.protocol import fingerprint
 from django_redis_lock.protocol.acquisition import Acquisition, Extended, Refused
 from django_redis_lock.protocol.holder_scripts import HELD
 from django_redis_lock.protocol.holders import HolderInfo
 from django_redis_lock.protocol.lock_scripts import EXTEND, RELEASE, RENEW
-from django_redis_lock.transport import Answer, NotReady, note_sent, server_of
+from django_redis_lock.protocol.script import Call
+from django_redis_lock.transport import Answer, NotReady, note_sent, pack, pack_words, server_of
 from tests.support.logs import logged
 
 from .test_hold import FakeClock, Pending
@@ -81,11 +83,21 @@ def clock() -> Iterator[FakeClock]:
 
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the keeper is given to do, and when to do it, and what is taken from it."""
+    """What the keeper is given to do, and when to do it, and what is taken from it. Locks of
+    earlier tests may be collected meanwhile."""
     noted: list[Any] = []
-    monkeypatch.setattr(Keeper, "add", lambda keeper, job: noted.append(job))
-    monkeypatch.setattr(Keeper, "discard", lambda keeper, job: noted.append((job,)))
-    monkeypatch.setattr(Keeper, "reschedule", lambda keeper, job, due: noted.append((job, due)))
+
+    def note(*what: Any) -> None:
+        if what[0] in noted:
+            noted.append(what)
+
+    def add(keeper: Keeper, job: Any) -> None:
+        if isinstance(job, (Renewal, SentOnce, DeferredRelease)):  # And not of the metrics.
+            noted.append(job)
+
+    monkeypatch.setattr(Keeper, "add", add)
+    monkeypatch.setattr(Keeper, "discard", lambda keeper, job: note(job))
+    monkeypatch.setattr(Keeper, "reschedule", lambda keeper, job, due: note(job, due))
     return noted
 
 
@@ -234,7 +246,7 @@ def test_a_holder_that_has_vanished_is_noted(monkeypatch: pytest.MonkeyPatch) ->
     ("lifetime", "wait", "patience"),
     [(30, None, 3.0), (30, 0.5, 1.0), (30, 2.5, 2.25), (6, None, 2.0), (None, None, 3.0)],
 )
-@pytest.mark.parametrize(("still_held", "known"), [(True, 2), (True, 1), (False, 2)])
+@pytest.mark.parametrize(("still_held", "known"), [(True, 1), (True, 0), (False, 1)])
 def test_replicas_have_some_time_to_confirm(
     monkeypatch: pytest.MonkeyPatch,
     lifetime: float | None,
@@ -243,7 +255,7 @@ def test_replicas_have_some_time_to_confirm(
     still_held: bool,
     known: int,
 ) -> None:
-    lock = make(FENCE, timeout=lifetime, replicas=2)
+    lock = make(FENCE, timeout=lifetime, replicas=1)
     asked: list[float] = []
 
     def confirm(acquired: Any, patience: float) -> Any:
@@ -251,7 +263,7 @@ def test_replicas_have_some_time_to_confirm(
         return replicas.Confirmed(still_held, known)
 
     monkeypatch.setattr(lock, "_confirm", confirm)
-    if still_held and known == 2:
+    if still_held and known:
         assert lock.acquire(blocking_timeout=wait)
     else:
         with pytest.raises(TooFewReplicas):
@@ -259,6 +271,26 @@ def test_replicas_have_some_time_to_confirm(
         [request] = lock.acquired_with
         assert request.may_hold == [(request.token, b"", 1)]
     assert asked == [pytest.approx(patience)]
+
+
+@pytest.mark.parametrize("still_held", [1, 0])
+def test_replicas_are_asked_after_a_write_on_the_same_connection(
+    monkeypatch: pytest.MonkeyPatch, still_held: int
+) -> None:
+    asked: list[Any] = []
+
+    def exchange(*args: Any) -> Any:
+        asked.append(args)
+        return [still_held, 2]
+
+    server: Any = SimpleNamespace(exchange=exchange)
+    server.locate = lambda keys: server
+    monkeypatch.setattr(replicas, "server_of", lambda client: server)
+    lock = make()
+    confirmed = replicas.confirm(lock.redis, lock.keys, b"T", 2, 1.5)
+    assert confirmed == (bool(still_held), 2)
+    mark = pack(Call(replicas.MARK, lock.keys, (b"T",)), known=False)
+    assert asked == [(mark + pack_words(b"WAIT", b"2", b"1500"), 2, 2.5)]
 
 
 @pytest.mark.parametrize("sent", [True, False])
@@ -270,7 +302,8 @@ def test_a_failed_acquisition_leaves_what_it_may_hold_to_the_keeper(
     lock = make(error)
     with pytest.raises(redis.ConnectionError):
         lock.acquire()
-    assert [type(job) for job in jobs] == ([SentOnce, DeferredRelease] if sent else [])
+    left = [type(job) for job in jobs if isinstance(job, (SentOnce, DeferredRelease))]
+    assert left == ([SentOnce, DeferredRelease] if sent else [])
     jobs.clear()
     chosen = make(error)
     with pytest.raises(redis.ConnectionError):
@@ -291,7 +324,7 @@ def test_an_interrupt_after_the_lock_was_noted_gives_it_back(
     with pytest.raises(KeyboardInterrupt):
         lock.acquire(blocking=False)
     assert lock.local.token is lock.local.hold is lock.local.renewal is None
-    renewal = jobs[0]
+    [renewal] = of_kind(jobs, Renewal)
     assert renewal.hold.released
     assert (renewal,) in jobs
     assert len(of_kind(jobs, DeferredRelease)) == 1
@@ -307,8 +340,8 @@ def test_a_release(
 ) -> None:
     caplog.set_level(logging.DEBUG, "django_redis_lock.lock")
     lock = held(1, min_hold=2.0)
-    [renewal] = jobs
-    renewal._naming = True
+    [renewal] = of_kind(jobs, Renewal)
+    renewal._may_be_described = True
     clock.now = 1003.0
     lock.release()
     [call] = lock.calls
@@ -340,8 +373,8 @@ def test_whether_a_release_counts(
     heard: list[Any], jobs: list[Any], answer: Answer, again: bool, released: bool
 ) -> None:
     lock = held(answer, NOT_HELD)
-    renewal = jobs[0]
-    renewal._naming = True
+    [renewal] = of_kind(jobs, Renewal)
+    renewal._may_be_described = True
     hold: Any = lock.local.hold
     if again:
         hold.end()  # A release before this one has failed.
@@ -369,7 +402,8 @@ def test_why_a_release_came_too_late(clock: FakeClock, at: float, reason: str) -
 
 def test_why_is_not_asked_where_it_is_known(heard: list[Any], jobs: list[Any]) -> None:
     lock = held(0)
-    jobs[0]._naming = True
+    [renewal] = of_kind(jobs, Renewal)
+    renewal._may_be_described = True
     assert lock.local.hold is not None
     lock.local.hold.lose("it is known")
     before = len(heard)
@@ -405,7 +439,7 @@ def test_an_interrupted_release_is_left_to_the_keeper(jobs: list[Any], heard: li
 
 def test_a_lock_that_nothing_releases_is_left_to_the_keeper(jobs: list[Any]) -> None:
     lock = held()
-    [renewal] = jobs
+    [renewal] = of_kind(jobs, Renewal)
     lock._leave_to_keeper()
     assert lock.local.hold is not None
     assert lock.local.hold.released
@@ -472,14 +506,14 @@ def test_an_extension_prolongs_the_hold(
     jobs: list[Any], clock: FakeClock, replace: bool, answered_until: float
 ) -> None:
     lock = held(Extended.DONE)
-    renewal = jobs[0]
+    [renewal] = of_kind(jobs, Renewal)
     hold: Any = lock.local.hold
     clock.now = 1010.25
     assert lock.extend(5, replace_ttl=replace)
     [call] = lock.calls
     assert call.script is EXTEND
     assert call.args[1:3] == (5000, "1" if replace else "0")
-    assert bool(call.args[4]) is not replace
+    assert len(call.args[4]) == (0 if replace else 16)
     assert hold.deadline == answered_until
     assert jobs[-1] == (renewal, 1010.25)
 
@@ -533,6 +567,10 @@ def test_a_token_from_elsewhere(clock: FakeClock) -> None:
     assert extend.args[0] == release.args[0] == b"theirs"
     assert release.args[2:4] == (2000, 0)
     assert lock.local.token is None
+    event = b'5000000 {"what": "reset", "id": "%b"}' % fingerprint(b"theirs").encode()
+    reset = make(0, [event, b"", b"", b"", b""], id="theirs")
+    with pytest.raises(LockNotOwnedError, match="released by force"):
+        reset.release()
     shared = make(0, OSError(), id="theirs", thread_local=False)
     with pytest.raises(LockNotOwnedError, match="it expired, was released by force, or its key"):
         shared.release()
@@ -606,8 +644,26 @@ def test_with_a_limit_it_is_locked_if_all_places_are_taken(taken: int, locked: b
     first = lock.held()
     assert first is not None
     assert (first.place, first.limit) == (taken, 3)
-    elsewhere = make(places, limit=3, id="2")
+    elsewhere = make(places, limit=2, id="2")
     assert elsewhere.owned()
+    inside = make([2, FENCE, FENCE], of_holder(b"x"), limit=2)
+    assert inside.acquire(blocking=False)
+    assert not inside.owned()
+    assert inside.calls[-1].keys == inside.keys.at_place(2)
+    inside.outcomes.append(of_holder(b"text"))
+    inside.local.token = "text"  # type: ignore[assignment]  # as redis-py's users may do
+    assert inside.owned()
+
+
+def test_with_a_fallback_who_holds_it_is_asked_in_either_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    either: Query[Any] = Query(None, lambda reply: [])
+    fallback = SimpleNamespace(holders=lambda lock, in_redis: either, check_policy=str)
+    lock, falling_back = make(), make(on_redis_down="run")
+    monkeypatch.setattr(questions, "part", lambda name: fallback)
+    assert questions.holders(falling_back) is either
+    assert questions.holders(lock) is not either
 
 
 def test_a_question_may_have_another_answer_after_an_error() -> None:
@@ -716,13 +772,13 @@ def test_what_one_call_asks_for(clock: FakeClock) -> None:
     request, wait = lock._request(None, None, None, None)
     assert (wait, request.deadline, request.sleep, request.grant_timeout) == (7, 1007.0, 0.5, 3)
     assert (request.replicas, request.limit, request.attempt) == (1, 2, b"")
-    assert request.may_hold == [(request.token, b"")]
+    assert request.may_hold == [(request.token, b"", 1)]
     assert request.waiter
     request, wait = lock._request(0.0, False, 9, "mine")
     assert (wait, request.deadline, request.sleep, request.waiter) == (0.0, None, 0.0, b"")
     assert request.token == b"mine"
     assert len(request.attempt) == 16
-    assert request.may_hold == [(b"mine", request.attempt)]
+    assert request.may_hold == [(b"mine", request.attempt, 1)]
     for blocking_timeout, deadline in ((9, 1009.0), (0, None)):
         request, wait = lock._request(None, True, blocking_timeout, None)
         assert (wait, request.deadline) == (blocking_timeout, deadline)

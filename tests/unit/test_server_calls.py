@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -86,7 +87,7 @@ class Unread:
         self._has_come = has_come
         self.asked: list[bool] = []
 
-    def confirm(self, wait: bool) -> float | None:
+    def read_reply(self, wait: bool) -> float | None:
         self.asked.append(wait)
         return 1.0 if self._has_come else None
 
@@ -155,6 +156,13 @@ def test_each_reply_is_waited_for_as_long_as_the_caller_wants(
         server.exchange(b"command", 2, 1.5)
 
 
+def test_an_error_about_rights_says_which(server: Server) -> None:
+    error = redis.exceptions.NoPermissionError("User x has no permissions to run the 'get' command")
+    server.on_error(error)
+    assert "may not run GET" in str(error)
+    assert not server.is_moving_slots()
+
+
 def test_an_answer_ends_an_outage(server: Any, connections: Any) -> None:
     server.breaker.failing = True
     connections.script.append([1, 1, WRONG])
@@ -175,7 +183,7 @@ def test_after_an_error_a_connection_is_kept_if_nothing_is_to_be_read_on_it(
 ) -> None:
     connections.script.append([error])
     with pytest.raises(type(error)):
-        server.exchange(b"command", replies, again=False)
+        server.exchange(b"command", replies, retry_elsewhere=False)
     assert connections.made[0].closed is not kept
     assert server.must_connect() is not kept
     assert told(server) == ["answered"]
@@ -188,7 +196,7 @@ def test_what_a_replica_refuses_is_sent_once_more_on_a_new_connection(
     connections.script += [[READONLY], [READONLY], [7]]
     server.discovered = discovered  # Then others say where the primary is.
     with pytest.raises(redis.exceptions.ReadOnlyError):
-        server.exchange(b"command", again=again)
+        server.exchange(b"command", retry_elsewhere=again)
     assert len(connections.made) == (2 if again and not discovered else 1)
     assert all(each.closed for each in connections.made)
     assert server.generation == int(again)
@@ -375,10 +383,10 @@ def test_a_connection_that_the_server_has_closed_is_not_used_for_what_runs_once(
 
     server.address = server.address._replace(connection_class=Ended)
     ended = idle(server, 7, since=now.seconds)
-    assert server.exchange(b"command", once=False) == 7
+    assert server.exchange(b"command", may_run_twice=True) == 7
     assert ended.looks == []
     connections.script += [[8]]
-    assert server.exchange(b"command", once=True) == 8
+    assert server.exchange(b"command", may_run_twice=False) == 8
     assert ended.looks[0] == 0
     assert ended.closed
 
@@ -421,6 +429,18 @@ def test_all_connections_to_the_address_end_and_no_others(connections: Any) -> N
     assert not after.closed
     one.discovered = True
     assert not one.renew(after)
+
+
+def test_a_forked_child_knows_none_of_its_parents_connections(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = server.connect()
+    everywhere = {weakref.ref(server), weakref.ref(of_address(type(kept)))}
+    monkeypatch.setattr(server_module, "_all", everywhere)
+    assert server._made
+    server_module._forget_connections()
+    assert not server._made
+    assert not everywhere
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -88,6 +88,7 @@ class Connection:
 
     def request(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
         self.sent.append(command)
+        self.expected = replies
         future = asyncio.get_running_loop().create_future()
         self.replies.append(future)
         outcome = self.outcomes.pop(0)
@@ -129,9 +130,9 @@ def test_the_answer_about_a_grant(
     async def main() -> None:
         connection: Any = Connection(*outcomes)
         pending = PendingAnswer(connection, CALL, 1100.0)
-        assert pending.confirm(True) is None
+        assert pending.read_reply(True) is None
         assert await pending.confirmed() == confirmed
-        assert pending.confirm(False) == confirmed
+        assert pending.read_reply(False) == confirmed
         assert connection.sent == [pack(CALL), pack(CALL, known=False)][: len(outcomes)]
         assert connection.done == ["disconnect"] * fails
         assert jobs == ["hurry"] * fails
@@ -147,7 +148,7 @@ def test_an_answer_whose_loop_has_ended_is_not_known() -> None:
         return pending
 
     pending = run(main)
-    assert pending.confirm(True) is None
+    assert pending.read_reply(True) is None
 
 
 # -- the queue of a loop ---------------------------------------------------------------------------
@@ -176,10 +177,10 @@ def test_a_connection_for_pops_is_made_once_and_has_no_answer_to_come(
         await queue.connect(client)
         assert (queue.node, queue.connection) == (node, connection)
         assert made == [(KEYS, 5.0)]
-        pending = await queue.extend(CALL, 1100.0)
+        pending = await queue.send_take_grant(CALL, 1100.0)
         await queue.connect(client)
         assert len(made) == 1
-        assert pending.confirm(False) == 1100.0
+        assert pending.read_reply(False) == 1100.0
         assert queue.pending is None
         await queue.begin_pop(b"pop")
         assert await queue.pop_ended(PATIENCE)
@@ -194,7 +195,7 @@ def test_a_queue_that_ends_closes_its_connection_after_the_answer(jobs: list[Any
         queue, _ = queue_of()
         connection: Any = Connection(...)
         queue.connection = connection
-        await queue.extend(CALL, 1100.0)
+        await queue.send_take_grant(CALL, 1100.0)
         queue.end()
         assert queue.connection is queue.pending is None
         for _ in range(5):
@@ -390,7 +391,15 @@ def test_replicas_confirm(monkeypatch: pytest.MonkeyPatch, answers: bool) -> Non
         assert timeout == 0.01
         return connection
 
+    waits: list[Any] = []
+    wait_for = asyncio.wait_for
+
+    def noted(work: Any, timeout: float) -> Any:
+        waits.append(timeout)
+        return wait_for(work, timeout)
+
     monkeypatch.setattr(aio, "aconnect", aconnect)
+    monkeypatch.setattr(asyncio, "wait_for", noted)
 
     async def main() -> None:
         client: Any = None
@@ -398,6 +407,8 @@ def test_replicas_confirm(monkeypatch: pytest.MonkeyPatch, answers: bool) -> Non
         if answers:
             confirmed = await confirming
             assert (confirmed.held, confirmed.replicas) == (True, 2)
+            assert connection.expected == 2
+            assert 0.02 in waits
         else:
             with pytest.raises(redis.TimeoutError):
                 await confirming
@@ -428,15 +439,15 @@ def test_a_grant_is_confirmed_before_a_change() -> None:
             asked.append("confirmed")
 
         class Pending:
-            def confirm(self, wait: bool) -> float:
-                asked.append("confirm")
+            def read_reply(self, wait: bool) -> float:
+                asked.append("read")
                 return math.inf
 
         pending: Any = Pending()
         pending.confirmed = confirmed
         hold.pending = pending
         await lock._confirm_lifetime(hold)
-        assert asked == ["confirmed", "confirm"]
+        assert asked == ["confirmed", "read"]
         assert hold.pending is None
         await lock._confirm_lifetime(hold)
         assert lock._loop() is asyncio.get_running_loop()
@@ -653,6 +664,29 @@ def test_a_loss_cancels_the_task_of_the_block_once() -> None:
         assert not late.has_caused(ValueError())
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("must_cancel", "waits_for", "cancelled"),
+    [
+        (True, None, True),
+        (False, None, False),
+        (False, False, False),
+        (False, True, True),
+        (None, False, False),
+    ],
+)
+def test_before_python_3_11_a_task_that_is_being_cancelled_shows_it(
+    monkeypatch: pytest.MonkeyPatch, must_cancel: Any, waits_for: Any, cancelled: bool
+) -> None:
+    task: Any = SimpleNamespace()
+    if must_cancel is not None:
+        task._must_cancel = must_cancel
+    if waits_for is not None:
+        task._fut_waiter = SimpleNamespace(cancelled=lambda: waits_for)
+    assert not aio._is_cancelled_already(task) or sys.version_info < (3, 11)
+    monkeypatch.setattr(aio, "sys", SimpleNamespace(version_info=(3, 10)))
+    assert aio._is_cancelled_already(task) is cancelled
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="such a task does not count who cancels it")

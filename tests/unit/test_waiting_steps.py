@@ -19,7 +19,7 @@ from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking.waiting import queue as queue_module
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.locking.waiting import threads as threads_module
-from django_redis_lock.locking.waiting.queue import WaiterHeartbeat, WaitQueue, join, unregister
+from django_redis_lock.locking.waiting.queue import QueueWatch, WaitQueue, join, unregister
 from django_redis_lock.locking.waiting.steps import MayNotBlock, Waiter
 from django_redis_lock.locking.waiting.threads import (
     AbandonedPop,
@@ -99,8 +99,8 @@ class Nowhere(Server):
 
 
 def request(**options: Any) -> AcquireRequest:
-    of_it = {"token": b"mine", "attempt": b"", "lifetime": 30.0, "grant_timeout": 2.0} | options
-    return AcquireRequest(KEYS, **of_it)._replace(may_hold=[])
+    of_it = {"token": b"mine", "attempt": b"", "lifetime": 30.0, "grant_timeout": 2.0}
+    return AcquireRequest(KEYS, may_hold=[], **of_it | options)
 
 
 class FakeQueue(WaitQueue):
@@ -146,7 +146,7 @@ class FakeQueue(WaitQueue):
             raise reply
         return reply
 
-    def extend(self, call: Call, until: float) -> Any:
+    def send_take_grant(self, call: Call, until: float) -> Any:
         self.done.append(("extend", until))
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -231,7 +231,7 @@ def test_the_first_of_a_queue_waits_in_redis(jobs: list[Any]) -> None:
     assert acquired.token == b"T"
     assert queue.registered
     assert queue.steps() == ["connect", POP, 3600.0, ("extend", 1030.0)]
-    assert [type(job) for job in jobs] == [WaiterHeartbeat]
+    assert [type(job) for job in jobs] == [QueueWatch]
     queue.leave(first)
     assert queue.steps() == ["end"]
 
@@ -424,12 +424,12 @@ def test_a_poll_ends_with_the_lock(jobs: list[Any]) -> None:
 @pytest.mark.parametrize("outcome", [AWAY, None])
 def test_a_grant_whose_extension_failed_is_given_back(jobs: list[Any], outcome: Any) -> None:
     wanted = request(limit=1, attempt=b"chosen")
-    wanted.may_hold.append((b"mine", b"chosen"))
+    wanted.may_hold.append((b"mine", b"chosen", 1))
     waiter, queue = waiter_of(wanted, grant(60, b"/2"))
     queue.answer = outcome
     with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
         drive(waiter._take_grant())
-    assert wanted.may_hold == [(b"mine", b"chosen")]  # Elsewhere, it may have the lock.
+    assert wanted.may_hold == [(b"mine", b"chosen", 1)]  # Elsewhere, it may have the lock.
     releases = [job._call for job in jobs if isinstance(job, DeferredRelease)]
     assert [call.args[0] for call in releases] == [b"T", b"mine"]
     assert all(call.keys == KEYS.at_place(2) for call in releases)
@@ -509,11 +509,11 @@ def test_the_keeper_looks_again_when_the_holders_lifetime_is_over(clock: FakeClo
     assert queue.clock is reading
 
 
-def test_a_queue_has_one_heartbeat(jobs: list[Any], clock: FakeClock) -> None:
+def test_a_queue_has_one_watch(jobs: list[Any], clock: FakeClock) -> None:
     queue = FakeQueue(request())
-    queue.refused(REFUSED)
+    queue.note_refused(REFUSED)
     clock.now += 1
-    queue.refused(REFUSED._replace(pttl=500))
+    queue.note_refused(REFUSED._replace(pttl=500))
     assert jobs[0] is jobs[1]
     assert jobs[0].due == 1001.5
     assert queue._may_be_registered
@@ -609,9 +609,9 @@ def test_until_when_a_grant_is_believed(
 # -- the keeper's look at a queue ------------------------------------------------------------------
 
 
-def watched(queue: FakeQueue, *, pttl: int = 500, untaken: int = 0) -> WaiterHeartbeat:
-    watch = WaiterHeartbeat(queue)
-    queue._heartbeat = watch
+def watched(queue: FakeQueue, *, pttl: int = 500, untaken: int = 0) -> QueueWatch:
+    watch = QueueWatch(queue)
+    queue._watch = watch
     watch.answered([pttl, SERVER_US, untaken], 1000.0)
     return watch
 
@@ -623,7 +623,7 @@ def test_a_look_keeps_the_queue_registered(
     note = SimpleNamespace(note_vanished=lambda *args: noted.append(args[2]))
     monkeypatch.setattr(queue_module, "records", note)
     _waiter, queue = waiter_of(request())
-    watch = WaiterHeartbeat(queue)
+    watch = QueueWatch(queue)
     assert watch.due == 1000.0 + WATCH_INTERVAL_SECONDS
     call: Any = watch.call(1000.0)
     assert call.args[0] == queue.id
@@ -662,7 +662,7 @@ def test_a_look_that_fails_wakes_those_who_do_not_wait_through_an_outage(
     waiter_of(request())
     waiter, queue = waiter_of(request(outage_patience=patience))
     queue.waiters.extend([waiter])
-    watch = WaiterHeartbeat(queue)
+    watch = QueueWatch(queue)
     watch.failed(AWAY, 1000.0)
     assert watch.due == 1000.5
     assert queue.steps() == (["wake"] if wakes else [])
@@ -676,7 +676,7 @@ def test_a_queue_whose_loop_is_closed_is_dissolved(jobs: list[Any]) -> None:
     loop: Any = Loop()
     queue = FakeQueue(request(waiter=b"first"), loop=loop)
     queues[queue.key] = queue
-    watch = queue._heartbeat = WaiterHeartbeat(queue)
+    watch = queue._watch = QueueWatch(queue)
     closed = False
     assert watch.call(1000.0) is not None
     closed = True
@@ -741,10 +741,10 @@ def test_the_answer_about_a_grant(
     pending = pending_on(connection, server)
     assert connection.sent == [pack(CALL, known=False)]
     assert CALL.script.sha in server.known_scripts
-    assert pending.confirm(False) is None
+    assert pending.read_reply(False) is None
     assert connection.looks == [0]
     connection.replies.append(reply)
-    assert pending.confirm(wait) == confirmed
+    assert pending.read_reply(wait) == confirmed
     assert pending.confirmed() == confirmed  # It is read once.
     assert connection.closed is closes
     assert jobs == ["hurry"] * hurries
@@ -769,25 +769,25 @@ def test_a_thread_that_reads_the_answer_is_not_waited_for(jobs: list[Any]) -> No
     pending = pending_on(Connection(1))
     pending._mutex = SimpleNamespace(acquire=lambda blocking: blocking, release=lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        pending.confirm(False)
+        pending.read_reply(False)
     assert pending._open
 
     def fail() -> None:
         raise RuntimeError("cannot release un-acquired lock")
 
     pending._mutex.release = fail
-    assert pending.confirm(False) is None
-    assert pending.confirm(True) == 1100.0
+    assert pending.read_reply(False) is None
+    assert pending.read_reply(True) == 1100.0
 
 
 def test_an_answer_that_has_not_come_is_waited_for_if_wanted(jobs: list[Any]) -> None:
     connection = Connection(1)
     connection.can_read = lambda timeout=0: False
     pending = pending_on(connection)
-    assert pending.confirm(False) is None
+    assert pending.read_reply(False) is None
     assert pending.confirmed() == 1100.0
     queue, _ = thread_queue(connection)
-    queue.extend(CALL, 1100.0)
+    queue.send_take_grant(CALL, 1100.0)
     connection.replies.append(1)
     client: Any = None
     queue.connect(client)
@@ -796,7 +796,7 @@ def test_an_answer_that_has_not_come_is_waited_for_if_wanted(jobs: list[Any]) ->
 
 def test_a_connection_that_has_ended_is_not_waited_for(jobs: list[Any]) -> None:
     connection = Connection(AWAY)
-    assert pending_on(connection).confirm(False) is None
+    assert pending_on(connection).read_reply(False) is None
     assert connection.closed
 
 
@@ -822,14 +822,14 @@ def test_a_connection_for_pops_has_nothing_left_to_read(jobs: list[Any]) -> None
     connection = Connection(1)
     queue, node = thread_queue(connection)
     assert queue.node is node
-    pending = queue.extend(CALL, 1100.0)
+    pending = queue.send_take_grant(CALL, 1100.0)
     client: Any = None
     queue.connect(client)
     assert queue.connection is connection
     assert not connection.replies
-    assert pending.confirm(False) == 1100.0
+    assert pending.read_reply(False) == 1100.0
     assert queue.pending is None
-    pending = queue.extend(CALL, 1100.0)
+    pending = queue.send_take_grant(CALL, 1100.0)
     queue.end()
     assert node.told[-1] == ("checkin", connection, pending)
     assert queue.connection is None
@@ -843,7 +843,7 @@ def test_a_grant_is_extended_where_the_pop_is(jobs: list[Any]) -> None:
     queue, server = thread_queue(connection)
     node = queue.node = Nowhere()
     queue.begin_pop(b"pop")
-    queue.extend(CALL, 1100.0)
+    queue.send_take_grant(CALL, 1100.0)
     assert connection.sent == [b"pop", pack(CALL, known=False)]
     assert (len(node.known_scripts), len(server.known_scripts)) == (1, 0)
 

@@ -15,6 +15,7 @@ from django_redis.cache import RedisCache as PlainCache
 from django_redis_lock import Lock, LockError, LockNotOwnedError, TooFewReplicas
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.transport import Server
+from tests.holding import hurry
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
 
@@ -253,6 +254,7 @@ def test_a_waiter_gets_it_when_a_plain_lock_is_released(
     def release_when_awaited() -> None:
         until(lambda: client.info("clients")["blocked_clients"] == 1)
         plain.release()
+        hurry()
 
     thread = threading.Thread(target=release_when_awaited)
     thread.start()

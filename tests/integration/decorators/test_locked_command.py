@@ -202,6 +202,8 @@ def test_a_killed_command_blocks_the_next_one_no_longer_than_its_lock_lives(
         assert worker.hear() == "running"
         worker.kill()
     assert run(Brief)[0] == 1
+    assert 0 < client.pttl(":1:lock:brief") <= 2000
+    client.pexpire(":1:lock:brief", 1)
     until(lambda: not client.exists(":1:lock:brief"))
     assert run(Brief)[0] == 0
 

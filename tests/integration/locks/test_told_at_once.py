@@ -643,10 +643,12 @@ def test_without_the_right_the_next_renewal_tells(own_server: RedisServer, right
         admin.execute_command("ACL SETUSER", "app", *rights)
         lost = threading.Event()
         with own_server.client(username="app", password="any") as other:
-            lock = Lock(other, NAME, timeout=6, renew=True, on_lost=lost.set)
+            lock = Lock(other, NAME, timeout=60, renew=True, on_lost=lost.set)
             assert lock.acquire(blocking=False)
+            hurry()
             until(lambda: admin.exists(lock.keys.owner))
             assert Lock(other, NAME).reset()
+            hurry()
             until(lost.is_set)
         until(lambda: not listeners())
 
