@@ -7,6 +7,7 @@ MINUTES ?= 10
 VENV := .venv
 VENV_NEWEST := .venv-newest
 VENV_OLDEST := .venv-oldest
+VENV_FREE := .venv-free-threaded
 # What most depends on Django: its admin, caches, views, commands and static files.
 BRIEF := tests/integration/admin/test_admin.py tests/integration/admin/test_admin_behaviour.py \
     tests/integration/admin/test_admin_processes.py tests/integration/admin/test_admin_release.py \
@@ -17,6 +18,9 @@ BRIEF := tests/integration/admin/test_admin.py tests/integration/admin/test_admi
 # The same for the oldest versions: what most depends on redis-py.
 BRIEFER := tests/integration/locks/test_lock.py tests/integration/locks/test_async_lock.py \
     tests/integration/cache/test_cache.py
+# Without the GIL: what threads of one process share.
+SHARED := tests/unit tests/faults tests/integration/locks tests/integration/cache \
+    tests/integration/decorators tests/integration/admin tests/integration/metrics
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 INSTALLED_DEMO := $(VENV)/.installed-demo
@@ -29,7 +33,7 @@ INSTALLED_RELEASE := $(VENV)/.installed-release
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test test-all test-newest test-oldest pictures model mutations mutations-python soak django-suite neighbours lint docs matrix dist messages bench clean
+.PHONY: help demo demo-check test test-all test-newest test-oldest test-free-threaded pictures model mutations mutations-python soak django-suite neighbours lint docs matrix dist messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +63,12 @@ test-oldest: ## A brief run on the oldest Python, Django and redis-py that are s
 	else $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_OLDEST) \
 	    PACKAGES="--editable .[demo] django==5.2.* redis==5.* $(OLDEST_TOOLS)" TESTS="$(BRIEFER)"; fi
 
+test-free-threaded: ## Locks, cache, views and faults on the newest Python without the GIL, if there is one.
+	@python=$$(sh .ci/find_python 15t 14t 13t); if [ -z "$$python" ]; then \
+	    echo "NOT RUN without the GIL: no Python 3.13t or later on the PATH or in pyenv." >&2; \
+	else PYTHON_GIL=0 $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_FREE) \
+	    PACKAGES="--editable .[demo] $(FREE_TOOLS)" TESTS="$(SHARED)"; fi
+
 # Those of the extra "test" that these tests need; the others take longer to install than they to run.
 OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django pytest-xdist
 
@@ -67,6 +77,7 @@ test-with:
 	test -x $(OTHER_VENV)/bin/python || $(OTHER) -m venv $(OTHER_VENV)
 	$(OTHER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
 	$(OTHER_VENV)/bin/python -c 'import sys, django, redis; print("Python", sys.version.split()[0], \
+	    *["without the GIL"] * (not getattr(sys, "_is_gil_enabled", lambda: True)()), \
 	    "with Django", django.__version__, "and redis-py", redis.__version__)'
 	$(OTHER_VENV)/bin/python -m pytest --numprocesses auto \
 	    -m "not slow" $(TESTS) $(ARGS)
@@ -120,7 +131,7 @@ bench: $(INSTALLED_BENCH) ## Measure against other locks.
 
 clean: ## Remove what these targets have made, and what killed runs of the tests have left.
 	-$(PYTHON) -m tests.leftovers
-	rm -rf $(VENV) $(VENV_NEWEST) $(VENV_OLDEST) .tox build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
+	rm -rf $(VENV) $(VENV_NEWEST) $(VENV_OLDEST) $(VENV_FREE) .tox build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN):

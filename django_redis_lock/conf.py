@@ -60,12 +60,13 @@ def given() -> Mapping[str, object]:
     """The dict ``DJANGO_REDIS_LOCK``, looked up once and after each override: looking up a missing
     setting in Django takes longer than the rest of a cache hit."""
     global _given
-    if _given is None:
+    found = _given  # Another thread may override it at any time.
+    if found is None:
         found = getattr(settings, "DJANGO_REDIS_LOCK", {})
         if not isinstance(found, Mapping):
             raise ImproperlyConfigured(f"DJANGO_REDIS_LOCK must be a dict, not {found!r}")
         _given = found
-    return _given
+    return found
 
 
 @receiver(setting_changed)

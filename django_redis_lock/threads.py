@@ -257,7 +257,8 @@ class ThreadPool:
         self._threads.add(thread)
 
         def failed(error: RuntimeError) -> None:
-            self._threads.discard(thread)
+            with self._mutex:  # ``submit`` replaces the set.
+                self._threads.discard(thread)
             logger.warning("Could not start the thread %r: %s", self._name, error)
 
         try:
@@ -368,14 +369,16 @@ def _not_in_the_keeper(record: logging.LogRecord) -> bool:
 
 #: Seconds between two lines of the log about the same failure.
 LOG_PAUSE_SECONDS = 60.0
+_noting = free_after_fork(Mutex())
 
 
 def may_log(about: T, logged_at: MutableMapping[T, float]) -> bool:
     """Whether the last line about the same is long enough ago; one is expected now."""
-    if was_logged(about, logged_at):
-        return False
-    logged_at[about] = time.monotonic()
-    return True
+    with _noting:
+        if was_logged(about, logged_at):
+            return False
+        logged_at[about] = time.monotonic()
+        return True
 
 
 def was_logged(about: T, logged_at: MutableMapping[T, float]) -> bool:

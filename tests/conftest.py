@@ -26,12 +26,10 @@ from django.conf import settings
 from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 
-from django_redis_lock import threads
 from django_redis_lock.contrib import metrics, unique_tasks
 from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.contrib.redlock import base as redlock
 from django_redis_lock.decorators import wrapper
-from django_redis_lock.keeper import keeper
-from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
 from . import lanes
@@ -40,6 +38,7 @@ from .processes import STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
 from .support.machine import Watch
+from .support.quiet import until_quiet
 
 # How long one example takes says something of the machine only.
 hypothesis_settings.register_profile("no deadline", deadline=None)
@@ -59,6 +58,9 @@ redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 
 if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), path)))
+
+# A server that stands still with the machine is not down.
+redlock.SERVER_TIMEOUT_SECONDS = 5.0
 
 # A shell without job control has started us in the background, or nohup has. The processes that
 # tests start and interrupt must not inherit that.
@@ -120,6 +122,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+    """When all that the test had is closed, what goes on in the background ends at once."""
+    try:
+        return (yield)
+    finally:
+        until_quiet()
+        metrics._metrics._reset()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Each failure says how busy the machine was."""
     report = yield
@@ -175,7 +187,6 @@ def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
         yield client
         if isinstance(redis_server, RedisServer):
             _expect_nobody_waits(redis_server.asking)
-    _forget_held_locks()
 
 
 @pytest.fixture(params=["redis", lanes.IN_MEMORY])
@@ -255,19 +266,3 @@ def _expect_nobody_waits(client: redis.Redis) -> None:
             client.client_kill_filter(_id=blocked["id"])
     threads = ", ".join(sorted(thread.name for thread in threading.enumerate()))
     assert not waiting, f"the test has left {waiting} waiting behind; its threads: {threads}"
-
-
-def _forget_held_locks() -> None:
-    """A lock the test did not release is no business of the next test's keeper."""
-    for job in keeper().jobs():
-        if isinstance(job, Heartbeat):
-            job._renewals.clear()
-            keeper().reschedule(job, time.monotonic())
-        else:
-            keeper().discard(job)
-    # Nor is what the keeper is about to say of it.
-    deadline = time.monotonic() + 0.2
-    while keeper()._under_way and time.monotonic() < deadline:
-        time.sleep(0.001)
-    threads.flush(0.2)
-    metrics._metrics._reset()

@@ -16,7 +16,7 @@ from django_redis_lock.events import Outage
 from django_redis_lock.keeper import Job, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
-from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
+from django_redis_lock.locking.waiting.queue import QueueWatch
 from django_redis_lock.protocol.acquisition import Refused, parse_acquire
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import registry
@@ -53,7 +53,7 @@ def hurry(*kinds: type[Job]) -> None:
     """Have the keeper of this process do now what it would do within seconds: describe holders,
     renew their locks or find them lost, look at what is waited for; or only jobs of ``kinds``."""
     for job in keeper().jobs():
-        if isinstance(job, kinds or (Renewal, WaiterHeartbeat)):
+        if isinstance(job, kinds or (Renewal, QueueWatch)):
             keeper().reschedule(job, time.monotonic())
 
 

@@ -409,7 +409,7 @@ class LockContract:
         assert waiter.result() is True
 
     def test_threads_take_turns(self, make: Any) -> None:
-        shared = make(timeout=30)
+        shared = make(timeout=30, grant_timeout=30)
         inside: list[int] = []
 
         def work() -> int:

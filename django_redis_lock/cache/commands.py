@@ -247,9 +247,9 @@ class OwnConnections(Commands):
         """django-redis increments by a script, which returns nothing if there is no number."""
         call = self._counting(script, name, args)
         try:
-            return exchange(self.client, pack(call), again=False)
+            return exchange(self.client, pack(call), may_run_twice=False)
         except NoScriptError:
-            return exchange(self.client, pack(call, known=False), again=False)
+            return exchange(self.client, pack(call, known=False), may_run_twice=False)
 
     def pipeline(self, *args: object, **kwargs: object) -> "Batch":
         return Batch(self.client)
@@ -265,8 +265,8 @@ class OwnConnections(Commands):
         return run(self.client, call).value
 
     def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Step[Reply]:
-        command, again = write.packed() + look_at_flights(write.keys), write.may_run_twice
-        reply, tokens = exchange(self.client, command, 2, again=again)
+        command, may_run_twice = write.packed() + look_at_flights(write.keys), write.may_run_twice
+        reply, tokens = exchange(self.client, command, 2, may_run_twice=may_run_twice)
         if tokens and (type(tokens) is not list or any(tokens)):
             self._end(Seen([write], [reply], tokens, own))
         return reply

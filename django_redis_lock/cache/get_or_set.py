@@ -218,7 +218,7 @@ class GetOrSet(CacheReader):
         """The steps of ``get_or_set``, after a ``read`` that returned no value, or without one."""
         began = time.monotonic()
         chosen = self._options(timeout, options)
-        if self._has_plain_keys or isinstance(runner, ThreadRunner):
+        if self._has_plain_keys:  # As in most caches, without a generator.
             nkey = self._encoded_key(key, version)
         else:
             [nkey] = yield from self._keys(runner, [key], version)
@@ -383,7 +383,6 @@ class GetOrSet(CacheReader):
         self, runner: Runner, names: Iterable[str], version: int | None
     ) -> Steps[list[bytes]]:
         """The keys of ``names`` in Redis. A task may have to make them in Django's thread."""
-
         if self._has_plain_keys or isinstance(runner, ThreadRunner):
             return [self._encoded_key(name, version) for name in names]
         make = sync_to_async(lambda: [self._encoded_key(name, version) for name in names])

@@ -40,9 +40,9 @@ class TaskCommands(OwnConnections):
         if is_observed(self.client):
             return await self.client.eval(call.script.source, 2, *call.keys, *call.args)
         try:
-            return await aexchange(self.client, pack(call), again=False)
+            return await aexchange(self.client, pack(call), may_run_twice=False)
         except NoScriptError:
-            return await aexchange(self.client, pack(call, known=False), again=False)
+            return await aexchange(self.client, pack(call, known=False), may_run_twice=False)
 
     def batch(self) -> Batch | FlightEnding:
         """What collects writes that are then sent together."""
@@ -67,8 +67,8 @@ class TaskCommands(OwnConnections):
     async def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Reply:
         if is_observed(self.client):
             return await self._run(write.call(own))
-        command, again = write.packed() + look_at_flights(write.keys), write.may_run_twice
-        reply, tokens = await aexchange(self.client, command, 2, again=again)
+        command, may_run_twice = write.packed() + look_at_flights(write.keys), write.may_run_twice
+        reply, tokens = await aexchange(self.client, command, 2, may_run_twice=may_run_twice)
         if tokens and (type(tokens) is not list or any(tokens)):
             await self._end(Seen([write], [reply], tokens, own))
         return reply

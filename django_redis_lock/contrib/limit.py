@@ -75,7 +75,7 @@ end
 )
 
 # untaken_grants(): those on the list, none if it is unreadable. void_grants(): those of the present
-# place do not count any more. grant_end(): as in lock_scripts.
+# place do not count any more. grant_suffix(): as in lock_scripts.
 _GRANTS = shared(
     """
 local function untaken_grants()
@@ -108,7 +108,7 @@ local function void_grants()
   end
 end
 
-local function grant_end()
+local function grant_suffix()
   local number = place_number()
   if number > max_places() then return nil end
   return number > 1 and '/' .. number or ''
@@ -179,10 +179,10 @@ end
     _library,
 )
 
-# earliest_end(): the lifetime left to the place that ends first, as PTTL gives it.
-_EARLIEST_END = shared(
+# shortest_left(): the lifetime left to the place that ends first, as PTTL gives it.
+_LIFETIME_LEFT = shared(
     """
-local function earliest_end()
+local function shortest_left()
   local least = -1
   for number = 1, max_places() do
     local left = redis.call('PTTL', number == 1 and name or places .. number)
@@ -199,7 +199,7 @@ PLACE_ACQUIRE_FIRST = """
 local number, holder = choose(ARGV[1], ARGV[3])
 if not number then
   if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
-  return string.format('%d %d', earliest_end(), now())
+  return string.format('%d %d', shortest_left(), now())
 end
 use_place(number)
 
@@ -257,7 +257,7 @@ for number = 1, max_places() do
     made = made + 1
   end
 end
-return {earliest_end(), now(), made > 0 and 1 or 0, unpack(vanishings)}
+return {shortest_left(), now(), made > 0 and 1 or 0, unpack(vanishings)}
 """,
     _library,
 )

@@ -40,15 +40,19 @@ def after_commit(function: Callable[[], None]) -> None:
     none is open."""
     left = [each for each in open_transactions() if each.in_atomic_block]
 
-    def committed(connection: BaseDatabaseWrapper) -> None:
-        left.remove(connection)
-        if not left:
-            function()
+    # No ``partial``: Django writes the name of a function that fails in its log.
+    def end_of(connection: BaseDatabaseWrapper) -> Callable[[], None]:
+        def committed() -> None:
+            left.remove(connection)
+            if not left:
+                function()
+
+        return committed
 
     if not left:
         function()
     for each in tuple(left):
-        each.on_commit(functools.partial(committed, each), robust=True)
+        each.on_commit(end_of(each), robust=True)
 
 
 def _is_open(connection: BaseDatabaseWrapper) -> bool:

@@ -202,9 +202,6 @@ class Keeper:
             job.added_to.discard(job)
             return
         self._jobs.discard(job)
-        if not self._jobs and self._wakes_at > time.monotonic() + IDLE_SECONDS:
-            with self._mutex:
-                self._condition.notify()  # It waits for a job that is gone.
 
     def jobs(self) -> list[Job]:
         # Atomic, also in a Python without GIL: ``discard`` does not take the mutex.
@@ -261,7 +258,6 @@ class Keeper:
             None, self._run, "django_redis_lock keeper", (started,), daemon=True
         )
         self._thread = thread
-        self._wakes_at = -math.inf
 
         def failed(error: RuntimeError) -> None:
             if self._thread is thread:
@@ -321,7 +317,6 @@ class Keeper:
                 if batch or not pause:
                     self._wakes_at = -math.inf
                     return batch
-                # Set before the jobs are counted: ``discard`` of the last job reads it.
                 self._wakes_at = earliest if self._due else min(earliest, idle_until)
                 if self._jobs:
                     idle_until = now + IDLE_SECONDS

@@ -95,6 +95,9 @@ class Link:
     """One server: the jobs that wait for it, those whose calls it has been sent, and the connection
     for that."""
 
+    #: When the calls were sent, and, in real monotonic time, since when the connection is idle.
+    sent_at = _idle_since = -math.inf
+
     def __init__(self, server: Server) -> None:
         self.server = server
         #: A heap, the most urgent first; and those whose call is known already.
@@ -103,14 +106,11 @@ class Link:
         self.unanswered: deque[Job] = deque()
         #: Whether the reply to come is one to PING; and whether one to a call came from a replica.
         self.checking = self.misdirected = False
-        self.sent_at = -math.inf
         #: On a clock that stands still with the process's host: when the last reply came, or the
         #: calls were sent, and from when on more may be sent.
         self.heard_at = self.resumes_at = -math.inf
         self._connection: RawConnection | None = None
         self._connecting = Resolving()
-        #: Real monotonic time since which the connection is idle.
-        self._idle_since = -math.inf
         #: None if the connection is the keeper's own.
         self._give_back: Callable[[RawConnection], object] | None = None
 
@@ -237,11 +237,12 @@ class Exchanges:
     """What is to be sent to each server, and which replies are to come. For the keeper's thread
     only."""
 
+    _timeout = REPLY_TIMEOUT_SECONDS
+
     def __init__(self) -> None:
         self._links: dict[Server, Link] = {}
         self._locating: defaultdict[Server, Resolving] = defaultdict(Resolving)
         self._sequence = itertools.count()
-        self._timeout = REPLY_TIMEOUT_SECONDS
         self._done: list[Job] = []
 
     @staticmethod

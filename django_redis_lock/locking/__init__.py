@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from ..extension import on_first_use
 from .base import BaseLock as BaseLock
-from .base import Before as Before
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
 from .local_state import is_inside as is_inside

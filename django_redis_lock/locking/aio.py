@@ -133,7 +133,7 @@ class AsyncLock(LockOperations):
             raise
 
     async def _send_acquire(self, request: AcquireRequest) -> Reply:
-        call, patience = request.acquire(request.waiter), request.patience()
+        call, patience = request.acquire_call(request.waiter), request.patience()
         return (await arun(self.redis, call, patience=patience)).value
 
     async def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:

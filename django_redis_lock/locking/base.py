@@ -1,7 +1,8 @@
-"""A lock's arguments and state, for ``Lock`` and ``AsyncLock``. No input or output here."""
+"""A lock's arguments and state, and what the log and listeners hear. No input or output here."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
@@ -13,19 +14,9 @@ from typing import TYPE_CHECKING, Any
 from .. import events
 from ..clock import time
 from ..events import Subject, check_group
-from ..exceptions import LockError, LockNotOwnedError
+from ..exceptions import LockError, LockLost
 from ..extension import OnUse, part
-from ..keeper import DeferredRelease, keeper
-from ..protocol import (
-    AcquireRequest,
-    Acquisition,
-    Call,
-    lock_keys,
-    named_token,
-    new_token,
-    release_call,
-    waiter_id,
-)
+from ..protocol import AcquireRequest, lock_keys, named_token, printable, waiter_id
 from ..protocol.validation import (
     check_bool,
     check_name,
@@ -35,20 +26,24 @@ from ..protocol.validation import (
     checked_options,
     longest_hold,
 )
-from ..transport import Server, encoded, is_cluster, may_have_run, server_of
+from ..threads import get_logger
+from ..transport import Server, encoded, is_cluster, server_of
 from ..transport.registry import check_for_tasks
-from . import waiting
-from .hold import Hold, Renewal
-from .local_state import Entry, State, ThreadState, ThreadStateWithToken
-from .renewals import Renewals
+from .hold import Hold
+from .local_state import (
+    Entry,
+    State,
+    ThreadState,
+    ThreadStateWithToken,
+    acting_task,
+    is_held_by_caller,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Never
 
 mistakes = OnUse("protocol.mistakes")
-
-#: What a caller knew through a lock object; see ``State``. The number: how often it was in.
-Before = tuple[bytes | None, Hold | None, Renewals | None, Entry | None, int]
+logger = get_logger("django_redis_lock.lock")
 
 
 class BaseLock:
@@ -219,6 +214,30 @@ class BaseLock:
         hold: Hold | None = self.local.hold
         return hold is not None and hold.lost
 
+    @property
+    def lost_reason(self) -> str:
+        """Why the lock was lost: released by force and by whom, expired, deleted by another
+        program, or Redis lost its data. Known when ``on_lost`` is called; empty if not lost."""
+        hold: Hold | None = self.local.hold
+        if hold is None or not hold.lost:
+            return ""
+        return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
+
+    def ensure_held(self) -> None:
+        """Raise an error unless the lock is held; no round trip.
+
+        Raises:
+            LockLost: this lock object has acquired it, and does not hold it any more.
+            LockError: this lock object (in this thread or task) has not acquired it.
+        """
+        hold: Hold | None = self.local.hold
+        if hold is None:
+            raise LockError("The lock has not been acquired", self._shown)
+        if not hold.is_valid:
+            reason = self.lost_reason
+            text = f"The lock is not held any more{reason and f': {reason}'}"
+            raise LockLost(f"{text}; stop before doing harm", self._shown, reason=reason)
+
     def __repr__(self) -> str:
         hold: Hold | None = self.local.hold
         state = "lost" if self.lost else "not held here"
@@ -259,9 +278,9 @@ class BaseLock:
             attempt,
             self.timeout,
             self.grant_timeout,
+            [(mine, attempt, 1)],
             pause or 0.0,
             time.monotonic() + wait if wait else None,
-            [(mine, attempt)],
             self.replicas,
             self.subject,
             b"" if wait == 0 else self._new_waiter(),
@@ -302,103 +321,6 @@ class BaseLock:
             self.subject if events.listeners else None,
         )
 
-    def _owned_token(self, verb: str) -> bytes:
-        token = self.local.token
-        if token is None:
-            text = f"Cannot {verb} a lock that's not owned: this lock object has not acquired it"
-            if self.thread_local:
-                here = "task" if self.asynchronous else "thread"
-                text += f" in this {here} (thread_local=False: for all of them)"
-            raise LockError(f"{text}, or has released it", self._shown)
-        hold: Hold | None = self.local.hold
-        if hold is not None and hold.from_parent_process:
-            raise LockNotOwnedError(f"Cannot {verb} a parent process's lock", self._shown)
-        return token if isinstance(token, bytes) else self._encode(token)
-
-    def _release_call(self, token: bytes, hold: Hold | None) -> Call:
-        if hold is None:
-            terms = (self.grant_timeout, 0.0, 0, b"", self.limit)
-            return release_call(self.keys, token, new_token(), *terms)
-        entry = self.local.entry
-        min_hold = self.min_hold if entry is None else entry.min_hold
-        of_it = (min_hold, hold.fence, hold.attempt, hold.limit)
-        return release_call(hold.keys, token, new_token(), self.grant_timeout, *of_it)
-
-    def _forget(self, hold: Hold | None) -> None:
-        """The server has answered: the token of ``hold`` is used up."""
-        local = self.local
-        if local.hold is hold:  # Or somebody who shares this handle has the lock by now.
-            local.token = local.renewal = local.entry = None
-
-    # -- what the keeper does for the holder -------------------------------------------------
-
-    def _new_renewals(self) -> Renewals:
-        hold = self._new_hold()
-        return Renewals(hold, Renewal(server_of(self.redis), hold))
-
-    def _start_renewal(self, granted: Acquisition, renewals: Renewals) -> Hold:
-        hold, place, local = renewals.hold, granted.place, self.local
-        keys = self.keys if place == 1 else self.keys.at_place(place)
-        # A place above the limit, which a process with a larger one has passed on, ends here.
-        hold.begin(granted, keys, self.limit if place <= self.limit else 0)
-        hold.task = local.task
-        local.hold, local.token, local.renewal = hold, granted.token, renewals
-        renewals.begin()
-        return hold
-
-    def _entered(self) -> None:
-        """The lock was taken by ``with``."""
-        entry: Entry | None = self.local.entry
-        if entry is not None and entry.depth > 1:
-            return  # The block around this one is left after it.
-        if self.local.renewal is not None:  # There is none for a lock taken without Redis.
-            self.local.renewal.entered(self.grant_timeout, self.min_hold)
-
-    def _stop_renewal(self, hold: Hold | None, renewal: Renewals | None) -> None:
-        if hold is not None:
-            hold.end()
-        if renewal is not None:
-            renewal.discard()
-
-    def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
-        """The call of ``acquire`` ends with ``error``: release whatever Redis may have given to it,
-        also if the reply was lost, or an interrupt came before it was noted."""
-        sent = may_have_run(error)
-        if sent and request.waiter:
-            waiting.unregister(server_of(self.redis), request)
-        unsent = None if sent else (request.token, request.attempt)
-        for noted in request.may_hold:
-            if noted != unsent:
-                self._hand_over(request.give_back(*noted))
-
-    def _state(self) -> Before:
-        """What this thread or task knows through this handle."""
-        local = self.local
-        entry: Entry | None = local.entry
-        return local.token, local.hold, local.renewal, entry, entry.times(local) if entry else 0
-
-    def _undo(self, before: Before) -> None:
-        """Roll back an acquisition whose caller was interrupted."""
-        local, hold = self.local, self.local.hold
-        entry: Entry | None = local.entry
-        if self._is_anothers:
-            return
-        if entry is not None and entry.times(local) > before[4] and entry.leave(local):
-            return
-        if hold is None or hold is before[1] or not hold.by_this_thread:
-            local.entry = before[3]
-            return  # It was not noted, or the lock is another thread's, which shares this handle.
-        hold.end()
-        if local.renewal is not None and local.renewal is not before[2]:
-            local.renewal.discard()
-        local.token, local.hold, local.renewal, local.entry, _ = before
-
-    @property
-    def _is_anothers(self) -> bool:
-        """Whether another thread, which shares this handle, holds the lock by it."""
-        hold: Hold | None = self.local.hold
-        return hold is not None and hold.is_valid and not hold.by_this_thread
-
     @property
     def _servers(self) -> tuple[Server, ...]:
         return (server_of(self.redis),)
@@ -409,10 +331,69 @@ class BaseLock:
         entry: Entry | None = self.local.entry
         return self.timeout if entry is None else entry.timeout
 
-    def _hand_over(self, release: Call) -> None:
-        keeper().add(DeferredRelease(server_of(self.redis), release, self.timeout))
+    def _entered(self) -> None:
+        """The lock was taken by ``with``."""
+        entry: Entry | None = self.local.entry
+        if entry is not None and entry.depth > 1:
+            return  # The block around this one is left after it.
+        if self.local.renewal is not None:  # There is none for a lock taken without Redis.
+            self.local.renewal.entered(self.grant_timeout, self.min_hold)
 
-    def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
-        hold.held_until(deadline, asked_at)
-        if self.local.renewal is not None:
-            self.local.renewal.reschedule(asked_at)
+    # -- what listeners and the log hear -----------------------------------------------------
+
+    @property
+    def _printed(self) -> str:
+        return printable(self.keys.lock)
+
+    def _on_contended(self, waits: bool) -> None:
+        if events.listeners:
+            events.emit(events.Contended(self.subject, self.keys))
+        if waits and self.limit == 1:
+            self._warn_of_deadlock()
+
+    def _warn_of_deadlock(self) -> None:
+        if not self.asynchronous and acting_task() is not None:
+            message = "The wait for the lock %(lock)s stops this event loop: use cache.alock() or "
+            message += "AsyncLock"
+        elif self.thread_local and is_held_by_caller(self):  # Else another may release it.
+            who = "task" if self.asynchronous else "thread"
+            message = f"The lock %(lock)s is held by the same {who} that waits for it now: release "
+            message += "it first, or give reentrant=True both times"
+        else:
+            return
+        logger.warning(message, {"lock": self._printed})
+
+    def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            waited = time.monotonic() - asked_at
+            logger.debug(
+                "Acquired %(lock)s after %(waited).3f s, fence %(fence)d",
+                {"lock": self._printed, "waited": waited, "fence": hold.fence},
+            )
+        if events.listeners:
+            waited = time.monotonic() - asked_at
+            events.emit(events.Acquired(self.subject, waited, contended, hold.fence))
+
+    def _emit_timed_out(self, asked_at: float, blocking: bool) -> None:
+        waited = time.monotonic() - asked_at
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "Did not get %(lock)s within %(waited).3f s",
+                {"lock": self._printed, "waited": waited},
+            )
+        if events.listeners:
+            events.emit(
+                events.TimedOut(self.subject, waited) if blocking else events.Rejected(self.subject)
+            )
+
+    def _emit_released(self, hold: Hold | None) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("Released %(lock)s", {"lock": self._printed})
+        if events.listeners and hold is not None:
+            events.emit(events.Released(self.subject, time.monotonic() - hold.began, hold.fence))
+
+    def _emit_lost(self, hold: Hold | None, reason: str) -> None:
+        """A release found that the lock had ended before, which was not emitted yet."""
+        if events.listeners and hold is not None and hold.released:
+            held = time.monotonic() - hold.began
+            events.emit(events.Lost(self.subject, held, reason, hold.fence))

@@ -2,7 +2,7 @@
 
 A lifetime is judged here, by ``Hold.lost``: the deadline is on this machine's monotonic clock, and
 starts *before* the command that set the lifetime was sent, so it is never later than the server's.
-After it the hold is lost, whatever the server says (invariant S5).
+After it the hold is lost, whatever the server says (S5 in ``docs/how_it_works.md``).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CHECK_INTERVAL_SECONDS = 10.0
 
 class Hold:
     """One acquisition, shared by the lock object and the keeper. It is made before the lock is
-    acquired; what the acquisition decides (``keys``, ``token``) it has from ``begin`` on.
+    acquired, to save time then; what that decides (``keys``, ``token``) it has from ``begin`` on.
 
     Args:
         renews_for: seconds for which it is renewed; -inf for never.
@@ -72,24 +72,25 @@ class Hold:
         warns_at: monotonic time of the warning that it is still held; inf for never.
         limit: the number of places that a release passes on, 1 for a plain lock.
         ended: released, lost or reset; the keeper stops renewing it.
+        reason: why it was lost.
+        task: the holder's task, None for a thread and for a task that is not known.
+        degraded: how it is held without Redis, None for a lock in Redis.
+        on_end: called at its release, for the lock of this host.
+        pending: the reply that confirms a grant, if it is to come.
     """
 
     ended = _lost = False
-    #: Why it was lost.
     reason = ""
     _confirmed_at = -math.inf
     #: What else is called when it is lost, while the key lives: the ``on_lost`` of callers that
     #: have gone in again (see ``Entry``), what cancels a task. A dict that is replaced and never
     #: changed: the keeper may be reading it.
     also_on_lost: Mapping[weakref.ref[Any], Callable[[], object]] = {}
-    #: The holder's task, None for a thread and for a task that is not known.
     task: weakref.ref[Any] | None = None
-    #: How it is held without Redis; and what its end gives back in addition.
     degraded: str | None = None
     on_end: Callable[[], object] | None = None
-    #: The reply that confirms a grant; None: none is to come.
     pending: PendingLifetime | None = None
-    #: Of all holds: it is kept for a few lines only.
+    #: Shared by all holds: it is held for a few lines only.
     _mutex = free_after_fork(Mutex())
 
     def __init__(
@@ -151,6 +152,7 @@ class Hold:
 
     @property
     def lost(self) -> bool:
+        """May read the reply to come, and so end the hold and tell everyone."""
         if self.ended:
             return self._lost
         if time.monotonic() < self.deadline:
@@ -182,7 +184,7 @@ class Hold:
     def confirm(self, wait: bool = False) -> None:
         """Note the reply that confirms the grant, if it has come."""
         pending = self.pending
-        until = None if pending is None else pending.confirm(wait)
+        until = None if pending is None else pending.read_reply(wait)
         if until is None:
             return
         self.pending = None
@@ -248,12 +250,13 @@ after_fork(latest.clear)
 class Renewal(Job):
     """Keeps a hold alive, describes the holder in Redis, and tells it when the lock is lost."""
 
-    #: Its ``Renewals``, as long as the holder's handle knows them.
-    kept_by: Callable[[], object] = object
+    #: Its ``Renewals``, as long as the holder's handle knows them; None: it need not.
+    kept_by: weakref.ref[Any] | None = None
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
-    _naming = False
-    #: That of this process on the server, if Redis has the description of the holder.
+    #: Whether Redis may have the description of the holder.
+    _may_be_described = False
+    #: This process's on the server, once Redis has it.
     heartbeat: Heartbeat | None = None
 
     def __init__(self, server: Server, hold: Hold) -> None:
@@ -286,7 +289,7 @@ class Renewal(Job):
         if self.heartbeat is not None:
             self.heartbeat.leave(self)
 
-    def _described(self) -> None:
+    def _note_described(self) -> None:
         if self.heartbeat is None:
             self.heartbeat = records.Heartbeat.join(self)
 
@@ -307,22 +310,22 @@ class Renewal(Job):
             return None
         if hold.ended:
             self.stop()
-            if hold.lost:  # With another name.
+            if hold.lost:  # As the holder noticed, or another name's job.
                 self.emit("lost", hold.reason)
             return None
         hold.confirm()
-        if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
-            renewing = self._renewing(now)
+        renewing = self._renewing(now)
+        if now >= hold.deadline - (self._margin if renewing else 0.0):
             unrenewed = "it expired before it was released"
             self._lose("it expired: Redis confirmed no renewal" if renewing else unrenewed)
             return None
         if now >= hold.warns_at:
             hold.warn()
-        if self._renewing(now) and self.kept_by() is None:
+        if renewing and (kept_by := self.kept_by) is not None and kept_by() is None:
             hold.renews_until = -math.inf
             message = "Lock %(lock)s was garbage-collected without release(); renewal stopped"
             logger.warning(message, hold.log_fields())
-        self._naming = True
+        self._may_be_described = True
         fields = () if self.heartbeat else (*hold.owner().fields(), *self._lock_fields())
         return renew_call(hold.keys, hold.token, hold.attempt, *fields, wanted=self._wanted(now))
 
@@ -353,7 +356,7 @@ class Renewal(Job):
 
     def emit(self, what: str, note: str = "") -> None:
         """Record what has happened, unless the lock was held for no time."""
-        if not self._naming:
+        if not self._may_be_described:
             return
         hold = self.hold
         held = time.monotonic() - hold.began
@@ -378,20 +381,20 @@ class Renewal(Job):
         """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 removes the lifetime."""
         hold = self.hold
         # What gave a grant its full lifetime may have been lost on the way.
-        full = hold.began + self.deadline_scale if hold.pending is not None else -math.inf
+        full = -math.inf if hold.pending is None else hold.began + (hold.lifetime or math.inf)
         until = max(hold.renews_until, full)
         if until <= now:
             return 0
         return -1 if hold.lifetime is None else milliseconds(min(hold.lifetime, until - now))
 
     def answered(self, value: Reply, sent_at: float) -> None:
-        renewed, hold = parse_renew(value, sent_at), self.hold
-        if renewed is None:
+        until, hold = parse_renew(value, sent_at), self.hold
+        if until is None:
             self._refused(value, early=sent_at < hold.deadline)
             return
-        self._described()
+        self._note_described()
         hold.pending = None
-        hold.held_until(renewed.until, sent_at)
+        hold.held_until(until, sent_at)
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:

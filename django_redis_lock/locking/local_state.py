@@ -106,7 +106,7 @@ class Entry:
 
     @property
     def depth(self) -> int:
-        return sum(self._times.values())
+        return sum(self.times(state) for each in self._times.keyrefs() if (state := each()))
 
     def times(self, state: State) -> int:
         return self._times.get(state, 0)

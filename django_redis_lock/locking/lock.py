@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
     from ..protocol import Owner
     from ..protocol.holders import HolderInfo
-    from . import questions, records, replicas
+    from . import questions, records
+    from . import replicas as replication
     from .questions import Query
 else:
     questions, records = OnUse("locking.questions"), OnUse("locking.records")
-    replicas = OnUse("locking.replicas")
+    replication = OnUse("locking.replicas")
 
 
 def refusing(instead: str) -> Callable[..., NoReturn]:
@@ -104,14 +105,15 @@ class Lock(LockOperations):
             raise
 
     def _send_acquire(self, request: AcquireRequest) -> Reply:
-        return run(self.redis, request.acquire(request.waiter), patience=request.patience()).value
+        call, patience = request.acquire_call(request.waiter), request.patience()
+        return run(self.redis, call, patience=patience).value
 
     def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return waiting.ThreadWaiter(self.redis, request).wait(refused)
 
-    def _confirm(self, acquired: Acquisition, patience: float) -> replicas.Confirmed:
+    def _confirm(self, acquired: Acquisition, patience: float) -> replication.Confirmed:
         where = self.redis, self.keys.at_place(acquired.place)
-        return replicas.confirm(*where, acquired.token, self.replicas, patience)
+        return replication.confirm(*where, acquired.token, self.replicas, patience)
 
     def _confirm_lifetime(self, hold: Hold) -> None:
         hold.confirm(wait=True)
@@ -231,7 +233,7 @@ class Lock(LockOperations):
             self._leave_to_keeper()
             raise
         try:
-            hold = before[1]
+            _, hold, _, _, _ = before
             if hold is not None and hold.from_parent_process:
                 return  # A forked child leaves its parent's block; the lock is the parent's.
             self.release()

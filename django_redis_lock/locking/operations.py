@@ -1,13 +1,12 @@
 """What the methods of a lock do, written once for threads and for tasks, as generators of steps;
 see ``steps``.
 
-``base`` has a lock's options and its state (``_owned_token``, ``_start_renewal``, ``_forget``);
-``lock`` and ``aio`` do the steps for threads and for tasks, and start the generators.
+``base`` has a lock's options and its state (``local``, see ``State``); ``lock`` and ``aio`` do the
+steps for threads and for tasks, and start the generators.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 from collections.abc import Callable
@@ -16,11 +15,10 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from redis.exceptions import RedisError
 
-from .. import events
 from ..clock import time
-from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from ..exceptions import LockError, LockLost, LockNotOwnedError
+from ..exceptions import LockError, LockNotOwnedError
 from ..extension import OnUse, part
+from ..keeper import DeferredRelease, keeper
 from ..protocol import (
     EXTEND,
     AcquireRequest,
@@ -32,42 +30,47 @@ from ..protocol import (
     Taken,
     as_bytes,
     milliseconds,
+    new_token,
     parse_acquire,
-    printable,
+    release_call,
 )
 from ..protocol.validation import check_seconds
 from ..steps import Step, Steps
-from ..threads import get_logger
-from ..transport import Answer, NotReady, is_refusal, server_of
-from .base import BaseLock, Before
-from .hold import Hold
-from .local_state import Entry, acting_task, is_held_by_caller
+from ..transport import Answer, NotReady, is_refusal, may_have_run, server_of
+from . import waiting
+from .base import BaseLock, logger
+from .hold import Hold, Renewal
+from .local_state import Entry
+from .renewals import Renewals
 from .waiting import QueueKey, queues
 
 if TYPE_CHECKING:
     import asyncio
 
     from ..protocol.holders import HolderInfo
-    from . import causes, questions, records, replicas
+    from . import causes, questions, records
+    from . import replicas as replication
     from .questions import Query
 else:
     causes, questions = OnUse("locking.causes"), OnUse("locking.questions")
-    records, replicas = OnUse("locking.records"), OnUse("locking.replicas")
+    records, replication = OnUse("locking.records"), OnUse("locking.replicas")
 
-logger = get_logger("django_redis_lock.lock")
+#: Token, hold, renewal and entry of a caller (see ``State``), and how many times it was inside.
+Before = tuple[bytes | None, Hold | None, Renewals | None, Entry | None, int]
 
 
 class LockOperations(BaseLock):
     """The steps of the methods, and their questions to Redis."""
 
+    #: Run a script.
     _run: Callable[[Call], Step[Answer]]
-    #: What ACQUIRE replies.
+    #: Send ACQUIRE; its reply.
     _send_acquire: Callable[[AcquireRequest], Step[Reply]]
-    #: Behind others, until the end of the wait.
+    #: Wait for the lock in this process's queue; None at the deadline.
     _wait: Callable[[AcquireRequest, Refused | None], Step[Acquisition | None]]
-    #: By the replicas, within so many seconds.
-    _confirm: Callable[[Acquisition, float], Step[replicas.Confirmed]]
-    #: Until the full lifetime of a lock got by a grant is confirmed.
+    #: Wait so many seconds, at most, until enough replicas know of the acquisition.
+    _confirm: Callable[[Acquisition, float], Step[replication.Confirmed]]
+    #: Wait for the reply to TAKE_GRANT.
     _confirm_lifetime: Callable[[Hold], Step[None]]
 
     def _loop(self) -> asyncio.AbstractEventLoop | None:
@@ -90,7 +93,7 @@ class LockOperations(BaseLock):
             return False
         if self.replicas:
             until = math.inf if wait is None else asked_at + wait
-            yield from replicas.confirmed(self, request, acquired, until)
+            yield from replication.confirmed(self, request, acquired, until)
         hold = self._start_renewal(acquired, renewals)
         self._emit_acquired(hold, asked_at, acquired.contended)
         return True
@@ -110,28 +113,38 @@ class LockOperations(BaseLock):
             reply = parse_acquire((yield self._send_acquire(request)), sent_at)
             if isinstance(reply, Taken):
                 if reply.vanished is not None:
-                    self._note_vanished(reply)
-                return request.acquired(reply)
+                    server = server_of(self.redis)
+                    records.note_vanished(server, self.keys, reply.vanished, self.subject)
+                return request.acquired_by_reply(reply)
             refused = reply
             self._on_contended(wait != 0)
         except Exception as error:
-            # A waiter waits until the server refuses no more; one with a fallback uses it. A wait
-            # without a deadline would hide that a disk is full.
-            lasting = wait is None and not isinstance(error, NotReady)
-            if wait == 0 or lasting or not is_refusal(error) or request.falls_back:
+            # A refusal may pass: wait for that, unless there is a fallback. Without a deadline only
+            # for a server that will be ready: a full disk must not be hidden.
+            worth_waiting = is_refusal(error) and wait != 0 and not request.falls_back
+            if not worth_waiting or (wait is None and not isinstance(error, NotReady)):
                 raise
         if wait == 0:
             return None
         waited = yield self._wait(request.with_margin(sent_at), refused)
         return waited
 
-    def _note_vanished(self, taken: Taken) -> None:
-        if taken.vanished is not None:
-            server = server_of(self.redis)
-            records.note_vanished(server, self.keys, taken.vanished, self.subject)
-
     def _queue_key(self) -> QueueKey:
         return server_of(self.redis), self.keys.lock, self._loop(), self.limit
+
+    def _new_renewals(self) -> Renewals:
+        hold = self._new_hold()
+        return Renewals(hold, Renewal(server_of(self.redis), hold))
+
+    def _start_renewal(self, granted: Acquisition, renewals: Renewals) -> Hold:
+        hold, place, local = renewals.hold, granted.place, self.local
+        keys = self.keys if place == 1 else self.keys.at_place(place)
+        # A place above the limit, which a process with a larger one has passed on, ends here.
+        hold.begin(granted, keys, self.limit if place <= self.limit else 0)
+        hold.task = local.task
+        local.hold, local.token, local.renewal = hold, granted.token, renewals
+        renewals.begin()
+        return hold
 
     # -- release -----------------------------------------------------------------------------
 
@@ -144,7 +157,7 @@ class LockOperations(BaseLock):
         # A release of this acquisition may have failed before, and perhaps only in the reply. Then
         # Redis has carried it out, and "not yours" is the reply to the second.
         again = hold is not None and hold.released
-        self._stop_renewal(hold, renewal)
+        self._end_hold(hold, renewal)  # From here on ``hold.released``.
         answer = yield self._run(call)
         released = bool(answer.value or answer.sent_twice or again)
         self._forget(hold)
@@ -159,6 +172,41 @@ class LockOperations(BaseLock):
             renewal.emit("released")
         self._emit_released(hold)
 
+    def _owned_token(self, verb: str) -> bytes:
+        """Raises LockError if there is none, LockNotOwnedError in a forked child."""
+        token = self.local.token
+        if token is None:
+            text = f"Cannot {verb} a lock that's not owned: this lock object has not acquired it"
+            if self.thread_local:
+                here = "task" if self.asynchronous else "thread"
+                text += f" in this {here} (thread_local=False: for all of them)"
+            raise LockError(f"{text}, or has released it", self._shown)
+        hold: Hold | None = self.local.hold
+        if hold is not None and hold.from_parent_process:
+            raise LockNotOwnedError(f"Cannot {verb} a parent process's lock", self._shown)
+        return token if isinstance(token, bytes) else self._encode(token)
+
+    def _release_call(self, token: bytes, hold: Hold | None) -> Call:
+        if hold is None:
+            grant = new_token(), self.grant_timeout
+            return release_call(self.keys, token, *grant, limit=self.limit)
+        entry = self.local.entry
+        min_hold = self.min_hold if entry is None else entry.min_hold
+        of_it = (min_hold, hold.fence, hold.attempt, hold.limit)
+        return release_call(hold.keys, token, new_token(), self.grant_timeout, *of_it)
+
+    def _end_hold(self, hold: Hold | None, renewal: Renewals | None) -> None:
+        if hold is not None:
+            hold.end()
+        if renewal is not None:
+            renewal.discard()
+
+    def _forget(self, hold: Hold | None) -> None:
+        """The server has answered: the token of ``hold`` is used up."""
+        local = self.local
+        if local.hold is hold:  # Or somebody who shares this handle has the lock by now.
+            local.token = local.renewal = local.entry = None
+
     def _leave_inner(self) -> bool:
         """Whether the caller has gone in more than once, and is out once now."""
         entry: Entry | None = self.local.entry
@@ -168,17 +216,57 @@ class LockOperations(BaseLock):
             self._not_owned("release", self.lost_reason)
         return True
 
+    # -- interrupts --------------------------------------------------------------------------
+    #
+    # A signal handler may raise at any point, also between two steps: ``acquire`` and ``release``
+    # of ``Lock`` catch that. The keeper releases what is left.
+
+    def _state(self) -> Before:
+        """What this thread or task knows through this handle."""
+        local = self.local
+        entry: Entry | None = local.entry
+        return local.token, local.hold, local.renewal, entry, entry.times(local) if entry else 0
+
+    def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
+        """``acquire`` ends with ``error``: release all that ``may_hold`` the lock."""
+        sent = may_have_run(error)
+        if sent and request.waiter:
+            waiting.unregister(server_of(self.redis), request)
+        unsent = None if sent else (request.token, request.attempt, 1)
+        for claim in request.may_hold:
+            if claim != unsent:
+                self._hand_over(request.release_call(*claim))
+
+    def _undo(self, before: Before) -> None:
+        """``acquire`` was interrupted: restore the state ``before``."""
+        _, hold_before, renewal_before, entry_before, times_before = before
+        local, hold = self.local, self.local.hold
+        entry: Entry | None = local.entry
+        if self._is_anothers:
+            return
+        if entry is not None and entry.times(local) > times_before and entry.leave(local):
+            return
+        if hold is None or hold is hold_before or not hold.by_this_thread:
+            local.entry = entry_before
+            return  # It was not noted, or the lock is another thread's, which shares this handle.
+        hold.end()
+        if local.renewal is not None and local.renewal is not renewal_before:
+            local.renewal.discard()
+        local.token, local.hold, local.renewal, local.entry, _ = before
+
     def _leave_to_keeper(self, before: Before | None = None) -> None:
         """The caller was interrupted while it released the lock, or could not reach Redis, and will
         not try again. ``before``: the state when the release began."""
         entry: Entry | None = self.local.entry
-        inside = 0 if entry is None else entry.times(self.local)
-        if before is not None and inside < before[4]:
-            if entry is not None and not inside:
-                entry.leave(self.local)  # Once more: the interrupt has cut it short.
-            return
-        if before is not None and self.local.hold is not before[1]:
-            return  # Another user of this handle has the lock by now.
+        if before is not None:
+            _, hold_before, _, _, times_before = before
+            times = 0 if entry is None else entry.times(self.local)
+            if times < times_before:  # This exit was counted.
+                if entry is not None and not times:
+                    entry.leave(self.local)  # The interrupt came in there: this completes it.
+                return
+            if self.local.hold is not hold_before:
+                return  # Another user of this handle has the lock by now.
         if entry is None or not entry.leave(self.local):
             self._hand_to_keeper()
 
@@ -194,16 +282,41 @@ class LockOperations(BaseLock):
             self._forget(hold)
             return
         release = self._release_call(self._owned_token("release"), hold)
-        self._stop_renewal(hold, self.local.renewal)
+        self._end_hold(hold, self.local.renewal)
         self._hand_over(release)
         self.local.token = self.local.renewal = self.local.entry = None
         self._emit_released(hold)
+
+    def _hand_over(self, release: Call) -> None:
+        keeper().add(DeferredRelease(server_of(self.redis), release, self.timeout))
+
+    def _release_failed(self, before: Before, error: BaseException, body_failed: bool) -> bool:
+        """The release at the end of a block failed. Returns whether the block swallows ``error``;
+        the body's own comes first."""
+        self._leave_to_keeper(before)
+        if not isinstance(error, Exception):
+            return False
+        if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
+            if not self.lost:  # That was logged.
+                logger.warning(
+                    "Releasing %(lock)s failed, which its block does not raise: %(error)s",
+                    {"lock": self._printed, "error": error},
+                )
+            return True
+        return False
+
+    @property
+    def _is_anothers(self) -> bool:
+        """Whether another thread, which shares this handle, holds the lock by it."""
+        hold: Hold | None = self.local.hold
+        return hold is not None and hold.is_valid and not hold.by_this_thread
 
     # -- extend and reacquire ----------------------------------------------------------------
 
     def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
         hold: Hold | None = self.local.hold
-        if self._owned_token(verb) and self.degraded:
+        self._owned_token(verb)  # Or an error.
+        if self.degraded:
             return True
         call = self._extend_call(verb, seconds, replace)
         if hold is not None and hold.pending is not None:
@@ -225,6 +338,11 @@ class LockOperations(BaseLock):
             self._prolonged(hold, until, sent_at)
         return True
 
+    def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
+        hold.held_until(deadline, asked_at)
+        if self.local.renewal is not None:
+            self.local.renewal.reschedule(asked_at)
+
     def _extend_call(self, verb: str, seconds: float, replace: bool) -> Call:
         token = self._owned_token(verb)
         hold: Hold | None = self.local.hold
@@ -239,30 +357,6 @@ class LockOperations(BaseLock):
         if limit == 1:
             return Call(EXTEND, keys, (token, amount, *how))
         return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
-
-    @property
-    def lost_reason(self) -> str:
-        """Why the lock was lost: released by force and by whom, expired, deleted by another
-        program, or Redis lost its data. Known when ``on_lost`` is called; empty if not lost."""
-        hold: Hold | None = self.local.hold
-        if hold is None or not hold.lost:
-            return ""
-        return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
-
-    def ensure_held(self) -> None:
-        """Raise an error unless the lock is held; no round trip.
-
-        Raises:
-            LockLost: this lock object has acquired it, and does not hold it any more.
-            LockError: this lock object (in this thread or task) has not acquired it.
-        """
-        hold: Hold | None = self.local.hold
-        if hold is None:
-            raise LockError("The lock has not been acquired", self._shown)
-        if not hold.is_valid:
-            reason = self.lost_reason
-            text = f"The lock is not held any more{reason and f': {reason}'}"
-            raise LockLost(f"{text}; stop before doing harm", self._shown, reason=reason)
 
     def _not_owned(self, verb: str, reason: str) -> NoReturn:
         text = f"Cannot {verb} a lock that's no longer owned{reason and f': {reason}'}"
@@ -292,75 +386,3 @@ class LockOperations(BaseLock):
         for held in holders:
             yield self._run(questions.reset_call_of(self, held))
         return bool(holders)
-
-    # -- what listeners and the log hear -----------------------------------------------------
-
-    @property
-    def _printed(self) -> str:
-        return printable(self.keys.lock)
-
-    def _on_contended(self, waits: bool) -> None:
-        if events.listeners:
-            events.emit(Contended(self.subject, self.keys))
-        if waits and self.limit == 1:
-            self._warn_of_deadlock()
-
-    def _warn_of_deadlock(self) -> None:
-        if not self.asynchronous and acting_task() is not None:
-            message = "The wait for the lock %(lock)s stops this event loop: use cache.alock() or "
-            message += "AsyncLock"
-        elif self.thread_local and is_held_by_caller(self):  # Else another may release it.
-            who = "task" if self.asynchronous else "thread"
-            message = f"The lock %(lock)s is held by the same {who} that waits for it now: release "
-            message += "it first, or give reentrant=True both times"
-        else:
-            return
-        logger.warning(message, {"lock": self._printed})
-
-    def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
-            waited = time.monotonic() - asked_at
-            logger.debug(
-                "Acquired %(lock)s after %(waited).3f s, fence %(fence)d",
-                {"lock": self._printed, "waited": waited, "fence": hold.fence},
-            )
-        if events.listeners:
-            waited = time.monotonic() - asked_at
-            events.emit(Acquired(self.subject, waited, contended, hold.fence))
-
-    def _emit_timed_out(self, asked_at: float, blocking: bool) -> None:
-        waited = time.monotonic() - asked_at
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug(
-                "Did not get %(lock)s within %(waited).3f s",
-                {"lock": self._printed, "waited": waited},
-            )
-        if events.listeners:
-            events.emit(TimedOut(self.subject, waited) if blocking else Rejected(self.subject))
-
-    def _emit_released(self, hold: Hold | None) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("Released %(lock)s", {"lock": self._printed})
-        if events.listeners and hold is not None:
-            events.emit(Released(self.subject, time.monotonic() - hold.began, hold.fence))
-
-    def _emit_lost(self, hold: Hold | None, reason: str) -> None:
-        """A release found that the lock had ended before, which was not emitted yet."""
-        if events.listeners and hold is not None and hold.released:
-            held = time.monotonic() - hold.began
-            events.emit(Lost(self.subject, held, reason, hold.fence))
-
-    def _release_failed(self, before: Before, error: BaseException, body_failed: bool) -> bool:
-        """The release at the end of a block failed. Returns whether the block swallows ``error``;
-        the body's own comes first."""
-        self._leave_to_keeper(before)
-        if not isinstance(error, Exception):
-            return False
-        if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
-            if not self.lost:  # That was logged.
-                logger.warning(
-                    "Releasing %(lock)s failed, which its block does not raise: %(error)s",
-                    {"lock": self._printed, "error": error},
-                )
-            return True
-        return False

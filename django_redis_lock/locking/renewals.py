@@ -36,7 +36,7 @@ class Renewals:
 
     def discard(self) -> None:
         for job in self.jobs:
-            job.kept_by = object  # No need to hear of the end of this.
+            job.kept_by = None
             job.stop()
 
     def reschedule(self, due: float) -> None:

@@ -1,16 +1,16 @@
-"""The request of a waiter, and the validity of a grant.
+"""The calls of a lock to Redis and their replies: of one ``acquire``, and of the holder.
 
-A grant is already the lock, for the short lifetime that the releaser gave it. The waiter sends
-TAKE_GRANT for the full lifetime and does not wait for the reply, unless the grant may have expired,
-because the process was stopped. A grant's fence is the server's time in microseconds at which it
-was made, and every reply has a reading of the server's clock; the difference is the grant's age.
+A grant is already the lock, for a short lifetime. The waiter sends TAKE_GRANT for the full one and
+does not wait for the reply, unless the grant may have expired, because the process was stopped. A
+grant's fence is the server's time in microseconds at which it was made, and every reply has a
+reading of the server's clock; the difference is the grant's age.
 """
 
 import math
 import re
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from ..clock import time
 from ..events import Subject
@@ -26,10 +26,13 @@ WATCH_INTERVAL_SECONDS = 2.0
 #: For the last try at the deadline.
 LAST_TRY_SECONDS = 0.1
 #: A grant that seems older, or older than a quarter of its lifetime, must be confirmed first; so
-#: must one that seems to come from the future by as much (the server's clock was set back).
+#: must one from the future (the server's clock was set back). See ``WaitQueue.received``.
 MAX_GRANT_AGE_SECONDS = 0.5
 #: Its token, its fence, and the number of its place if that is not the first.
 GRANT = rb"(?s)(.*):(\d{1,16})(?:/(\d+))?"
+
+#: A token that may hold the lock, its attempt, and its place.
+Claim: TypeAlias = tuple[bytes, bytes, int]
 
 
 class Clock(NamedTuple):
@@ -56,7 +59,7 @@ class Vanished(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The reply to ACQUIRE, LEAVE or VOTE: the caller has the lock.
+    """The reply to ACQUIRE, LEAVE or (Redlock's) VOTE: the caller has the lock.
 
     Attributes:
         sent_at: monotonic time at which the call was sent.
@@ -91,11 +94,11 @@ def parse_acquire(reply: Reply, sent_at: float) -> Taken | Refused:
     if isinstance(reply, int):  # Nearly always.
         return Taken(1, reply, reply, sent_at)
     if isinstance(reply, list):
-        place, number, server_us, *vanished = reply
+        place, fence_or_pttl, server_us, *vanished = reply
         if not place:
-            return Refused(number, server_us, sent_at)
+            return Refused(fence_or_pttl, server_us, sent_at)
         before = Vanished(*vanished[0]) if vanished else None
-        return Taken(place, number, server_us, sent_at, before)
+        return Taken(place, fence_or_pttl, server_us, sent_at, before)
     pttl, server_us = map(int, reply.split())
     return Refused(pttl, server_us, sent_at)
 
@@ -108,33 +111,29 @@ class Extended(IntEnum):
     NO_LIFETIME = -1
 
 
-class Renewed(NamedTuple):
-    """The reply to RENEW, of a lock that is held. ``until``: monotonic time at which it ends."""
-
-    until: float
-
-
 def renew_call(keys: LockKeys, token: bytes, attempt: bytes, *fields: str, wanted: int = 0) -> Call:
     """``wanted``: milliseconds to renew for; 0 leaves the lifetime as it is, -1 removes it.
     ``fields``: names and values of the description."""
+    # On a cluster, which has other indexes, the heartbeat is in another slot.
     heartbeat = process_key(process_id()) if keys.held_index == INDEX else b""
     mine = (token, wanted, attempt, events_key(keys.name), heartbeat)
     return Call(RENEW, keys.renewed, (*mine, *fields))
 
 
-def parse_renew(reply: Reply, sent_at: float) -> Renewed | None:
-    """None: the token does not hold the lock; see ``parse_not_held``."""
+def parse_renew(reply: Reply, sent_at: float) -> float | None:
+    """The monotonic time at which the lock ends; None: the token does not hold it, see
+    ``parse_not_held``."""
     if isinstance(reply, list):
         return None
-    return Renewed(math.inf if reply < 0 else sent_at + reply / 1000)
+    return math.inf if reply < 0 else sent_at + reply / 1000
 
 
 class PendingLifetime(Protocol):
-    """The reply to TAKE_GRANT, which has not been read yet."""
+    """The reply to TAKE_GRANT, which comes first on its connection and has not been read yet."""
 
-    def confirm(self, wait: bool) -> float | None:
-        """The confirmed deadline; None if there is no reply, ``-inf`` if the grant had expired.
-        ``wait`` for the reply if that needs no event loop."""
+    def read_reply(self, wait: bool) -> float | None:
+        """The confirmed deadline; None if there is no reply, ``-inf`` if the grant had expired (the
+        reply is 0). ``wait`` for the reply if that needs no event loop."""
 
 
 class Acquisition(NamedTuple):
@@ -175,10 +174,9 @@ class AcquireRequest(NamedTuple):
         margin: seconds before the deadline at which the last try is sent, so that the reply
             arrives in time.
         outage_patience: seconds for which a waiter keeps trying to reach a server that is away.
-        may_hold: the tokens, each with its attempt and perhaps its place, with which this call may
-            have acquired the lock; a list that all copies share. A token is added before it is
-            sent, and removed when Redis has confirmed its release. An interrupted call releases all
-            of them.
+        may_hold: the tokens with which this call may have acquired the lock: a list that all copies
+            share. Each is added before it is sent, and removed when its release is certain. If the
+            call is interrupted, ``LockOperations._abandon`` releases all of them.
         waiter: the waiter id that ACQUIRE sent; empty if it sent none.
     """
 
@@ -187,9 +185,9 @@ class AcquireRequest(NamedTuple):
     attempt: bytes
     lifetime: float | None
     grant_timeout: float
+    may_hold: list[Claim]
     sleep: float = 0.1
     deadline: float | None = None
-    may_hold: Any = ()
     replicas: int = 0
     subject: Subject | None = None
     waiter: bytes = b""
@@ -221,7 +219,7 @@ class AcquireRequest(NamedTuple):
         """Seconds to wait for a reply; None for as long as the client does."""
         if self.deadline is None:
             return None
-        # A frozen server costs a waiter that can do without it no more than a dead connection.
+        # A waiter that falls back waits no longer for a frozen server than for a dead one.
         longest = max(self.outage_patience, WATCH_INTERVAL_SECONDS)
         # The operating system limits it to 24 days.
         return min(self.left(), longest, 3600.0) + LAST_TRY_SECONDS
@@ -234,9 +232,9 @@ class AcquireRequest(NamedTuple):
         trip = time.monotonic() - sent_at
         return self._replace(margin=min(trip, (self.deadline - sent_at) / 50, 0.01))
 
-    # -- requests ---------------------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------------------
 
-    def acquire(self, waiter: bytes = b"") -> Call:
+    def acquire_call(self, waiter: bytes = b"") -> Call:
         mine = (self.token, milliseconds(self.lifetime), self.attempt)
         args = (*mine, waiter, milliseconds(WAITER_LIFETIME_SECONDS))
         if self.limit > 1:
@@ -247,7 +245,7 @@ class AcquireRequest(NamedTuple):
     def wake(self) -> bytes:
         return wake_key(self.keys.lock, self.token)
 
-    def leave(self, waiter: bytes, *, try_again: bool) -> Call:
+    def leave_call(self, waiter: bytes, *, try_again: bool) -> Call:
         """Stop waiting, with or without a last try; unregister ``waiter``, if given."""
         token = self.token if try_again else b""
         args = (token, milliseconds(self.lifetime), self.attempt, waiter)
@@ -255,7 +253,7 @@ class AcquireRequest(NamedTuple):
             return Call(part("limit").PLACE_LEAVE, (*self.keys, self.wake), (*args, self.limit))
         return Call(LEAVE, (*self.keys, self.wake), args)
 
-    def take(self, grant: Grant, waiter: bytes) -> Call:
+    def take_grant_call(self, grant: Grant, waiter: bytes) -> Call:
         """Give a grant its full lifetime; unregister ``waiter``, if given."""
         own = (self.token, self.attempt, grant.fence) if self.chosen else (b"", b"", 0)
         args = (grant.token, milliseconds(self.lifetime), waiter, *own)
@@ -263,10 +261,11 @@ class AcquireRequest(NamedTuple):
             return Call(part("limit").PLACE_TAKE_GRANT, self.keys, (*args, grant.place))
         return Call(TAKE_GRANT, self.keys, args)
 
-    def unregister(self, waiter: bytes) -> Call:
-        return self.take(Grant(b"", 0), waiter)
+    def unregister_call(self, waiter: bytes) -> Call:
+        # No lock has the empty token, so TAKE_GRANT does nothing else.
+        return self.take_grant_call(Grant(b"", 0), waiter)
 
-    def watch(self, waiter: bytes, members: int = 1) -> Call:
+    def watch_call(self, waiter: bytes, members: int = 1) -> Call:
         """Stay registered, for so many ``members`` of this process, and check whether the holder
         has vanished."""
         grant = (new_token(), milliseconds(self.grant_timeout))
@@ -275,9 +274,9 @@ class AcquireRequest(NamedTuple):
             return Call(part("limit").PLACE_WATCH, self.keys, (*args, members, self.limit))
         return Call(WATCH, self.keys, args)
 
-    def give_back(self, token: bytes, attempt: bytes = b"", place: int = 1) -> Call:
-        """Release the lock if ``token``, of a grant or of this request, holds it. A ``place`` above
-        the limit is where no script looks for the token."""
+    def release_call(self, token: bytes, attempt: bytes = b"", place: int = 1) -> Call:
+        """Release the lock if ``token``, of a grant or of this request, holds it."""
+        # A place above the limit is not passed on, and no script looks for a token there.
         keys = self.keys if place == 1 else self.keys.at_place(place)
         limit = self.limit if place <= self.limit else 0
         grant = new_token(), self.grant_timeout
@@ -289,17 +288,17 @@ class AcquireRequest(NamedTuple):
         """The deadline of a lock whose lifetime was set by a command sent at ``sent_at``."""
         return math.inf if self.lifetime is None else sent_at + self.lifetime
 
-    def acquired(self, taken: Taken, contended: bool = False) -> Acquisition:
+    def acquired_by_reply(self, taken: Taken, contended: bool = False) -> Acquisition:
         place, fence, _, began, _ = taken
         until = self.until(began)
         return Acquisition(self.token, fence, began, until, self.attempt, None, contended, place)
 
-    def taken(
-        self, grant: Grant, came_at: float, until: float, pending: PendingLifetime | None = None
+    def acquired_by_grant(
+        self, grant: Grant, arrived_at: float, until: float, pending: PendingLifetime | None = None
     ) -> Acquisition:
         token, fence, place = grant
         held_with = self.token if self.chosen else token
-        return Acquisition(held_with, fence, came_at, until, self.attempt, pending, True, place)
+        return Acquisition(held_with, fence, arrived_at, until, self.attempt, pending, True, place)
 
 
 def release_call(

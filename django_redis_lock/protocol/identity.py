@@ -29,13 +29,9 @@ def hostname() -> str:
     return encodable(socket.gethostname())
 
 
-@lru_cache(maxsize=1)
 def process_id() -> str:
     """A unique id of this process, unlike its pid."""
-    return secrets.token_urlsafe(6)
-
-
-after_fork(process_id.cache_clear)
+    return _process_id
 
 
 def new_token() -> bytes:
@@ -63,14 +59,14 @@ class _Here(threading.local):
         self.process_and_thread = name.encode(errors="backslashreplace")
 
 
-_here = _Here()
+_here, _process_id = _Here(), secrets.token_urlsafe(6)
 
 
 @after_fork
 def _forget_names() -> None:
-    """The child has another process id."""
-    global _here
-    _here = _Here()
+    """The child is another process."""
+    global _here, _process_id
+    _here, _process_id = _Here(), secrets.token_urlsafe(6)
 
 
 def fingerprint(token: bytes) -> str:

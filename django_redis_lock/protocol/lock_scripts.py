@@ -1,7 +1,7 @@
 """The Lua scripts of a lock, each under its contract: KEYS, ARGV, what it returns, why atomic.
 
-Keys of a lock are always passed in the order of ``LockKeys``; RENEW gets KEYS[1] in place of those
-that it does not read:
+Keys of a lock are always passed in the order of ``LockKeys``. (RENEW reads only KEYS[1], [4] and
+[5]; for the others it gets KEYS[1] again.)
 
 * KEYS[1], the lock: the token of its holder, with the lock's lifetime.
 * KEYS[2], the list of grants: a waiter's blocking pop is on it.
@@ -10,9 +10,8 @@ that it does not read:
 * KEYS[5], the index of the database: a sorted set of the held locks, each with its end, and of the
   last fence.
 
-Times are milliseconds unless a name says otherwise; a lifetime of 0 means none. Redis ends a lock
-by its own clock. Its holder counts the same lifetime by its own clock, from before the command was
-sent, so for the holder it never ends later (``Hold.deadline``).
+Times are milliseconds unless a name says otherwise; a lifetime of 0 means none. It ends by the
+clock of Redis and, never later, by that of the holder (``locking/hold.py``).
 
 A released lock that is awaited becomes a grant: the key gets a fresh token with a short lifetime,
 and the token goes to the list. The waiter whose pop returns it confirms it by TAKE_GRANT. One that
@@ -27,8 +26,8 @@ Redis out of memory (``noeviction``) refuses a script's commands that may alloca
 has written. So the first write of every script that keeps a lock, frees it or passes it on is one
 that Redis never refuses, such as DEL. Only ACQUIRE of a free lock may be refused, as a whole.
 
-``script`` puts each script together from its text and the shared functions that it calls. ``first``
-answers most calls before the rest is reached; an ``urgent`` one passes the circuit breaker.
+``script`` adds the shared functions that a text calls. ``first`` comes before the text, in the same
+chunk, and answers most calls; the text sees its locals. ``urgent`` ones pass the circuit breaker.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ end
 _FENCE = shared("""
 local function fence_after(last)
   last = tonumber(last) or 0
-  if not (last < 2^53) then last = 0 end  -- Not from here: Lua cannot count on from there.
+  if not (last < 2^53) then last = 0 end  -- Not one of ours: Lua cannot add 1 to it.
   return math.max(last + 1, now())
 end
 
@@ -66,11 +65,11 @@ local function next_fence()
 end
 """)
 
-# What differs for a lock with places. untaken(holder): whether `holder` is a grant that is still on
-# the list, so that the lock has no owner. `grants` names another lock's list.
+# ``contrib.limit`` has others of these, for a lock with places: ``limit=N``, N holders at once.
 #
-# void_grants(): those on the list do not count any more. grant_end(): how a grant ends; nil for a
-# place that is not passed on.
+# untaken(holder, grants): whether `holder` is the token of a grant that is still on the list, so
+# that the lock has no owner. `grants`: another lock's list. void_grants(): those on the list do not
+# count any more. grant_suffix(): what a grant ends with; nil for a place that is not passed on.
 _OF_PLACE = shared("""
 local function untaken(holder, grants)
   local first = redis.pcall('LINDEX', grants or KEYS[2], 0)
@@ -79,12 +78,12 @@ end
 
 local function void_grants() redis.call('DEL', KEYS[2]) end
 
-local function grant_end() return '' end
+local function grant_suffix() return '' end
 """)
 
 # put(command, key, ...): write to a key that is for people only; another form is replaced.
 #
-# describe_until(left): the owner's description outlasts the lock by a day, so that a waiter that
+# describe_until(left): the owner's description outlasts the lock by a day (86400000), so that who
 # finds the lock gone without a release can say whose it was. describe(left, ...): note fields and
 # values of the description, which is never worth an error.
 _DESCRIBE = shared("""
@@ -110,10 +109,10 @@ local function describe(left, ...)
 end
 """)
 
-# by_attempt(attempt, unknown): whether the present holder of a chosen token acquired the lock with
-# just this call; `unknown` if that is not on record any more.
+# by_attempt(attempt, unknown): whether the holder acquired the lock by this attempt, which names
+# one of the calls with the same chosen token (a caller's own); `unknown` if none is on record.
 #
-# describe_taken(lifetime, ...): as describe, when it is taken; the attempt of a chosen token so.
+# describe_taken(lifetime, ...): describe it when it is taken; its lifetime is the argument's text.
 _BY_ATTEMPT = shared("""
 local function by_attempt(attempt, unknown)
   local kept = redis.pcall('HGET', KEYS[4], 'attempt')
@@ -126,18 +125,18 @@ local function describe_taken(lifetime, ...)
 end
 """)
 
-# vanished(): of a holder gone so: {when its lifetime was over, or else now; owner's description}.
+# vanished(): of a holder that did not release: {end of its lifetime, now if unknown; description}.
 _VANISHED = shared("""
 local function vanished()
   local owner = redis.pcall('HGETALL', KEYS[4])
-  if #owner == 0 then return nil end  -- Nor has an error any.
+  if #owner == 0 then return nil end  -- An error has none, either.
   local left = redis.call('PTTL', KEYS[4])
   return {now() - (left < 0 and 0 or math.max(0, 86400000 - left)) * 1000, owner}
 end
 """)
 
 # note(lifetime): the index knows when the lock ends. One use in 64 removes locks that ended by
-# themselves, two for each that a use can add. A lock that another program has extended (redis-py
+# themselves: at most 128, since 64 uses add 64. A lock that another program has extended (redis-py
 # does not know the index) stays, with its true end.
 _NOTE = shared("""
 local function note(lifetime)
@@ -190,15 +189,15 @@ end
 """)
 
 # set_new(token, lifetime): next_fence and set_lock for nearly all calls, with nothing left of a
-# former holder, and a later time and end than on the index. Returns the fence; nil for others.
+# former holder, and a later time and end than on the index. Returns the fence; nil for others, and
+# for the one use in 64 in which note() removes locks.
 #
 # is_awaited(): whether there is a live waiter. hand_over(successor, lifetime): pass_on for nearly
 # all calls with one; whether it was done.
 #
 # grant(token, lifetime): pass the lock to the first waiter. Redis hands an element pushed to a list
-# to the client that has been blocked on it longest.
-#
-# pass_on(successor, lifetime): give the lock to the first live waiter; without one, delete it.
+# to the client that has been blocked on it longest. pass_on(successor, lifetime): do so if there
+# is a live waiter; else delete the lock.
 _PASS_ON = shared("""
 local function set_new(token, lifetime)
   local fence = now()
@@ -217,15 +216,15 @@ local function is_awaited()
 end
 
 local function hand_over(successor, lifetime)
-  local ending = grant_end()
-  if not ending or not is_awaited() or redis.call('EXISTS', KEYS[2]) == 1 then return false end
+  local suffix = grant_suffix()
+  if not suffix or not is_awaited() or redis.call('EXISTS', KEYS[2]) == 1 then return false end
   redis.call('DEL', KEYS[4])  -- Never refused, so the rest is not either.
   local fence = string.format('%d', now())
   local risen = redis.pcall('ZADD', KEYS[5], 'GT', 'CH', fence, 'django_redis_lock:fence')
   if risen ~= 1 then return false end
   redis.call('ZADD', KEYS[5], string.format('%d', now() / 1000 + lifetime), KEYS[1])
   redis.call('SET', KEYS[1], successor, 'PX', lifetime)
-  redis.call('RPUSH', KEYS[2], successor .. ':' .. fence .. ending)
+  redis.call('RPUSH', KEYS[2], successor .. ':' .. fence .. suffix)
   redis.call('PEXPIRE', KEYS[2], lifetime)
   return true
 end
@@ -236,12 +235,12 @@ local function grant(token, lifetime)
   local fence = string.format('%d', next_fence())
   redis.call('SET', KEYS[1], token, 'PX', lifetime)
   note(lifetime)
-  redis.call('RPUSH', KEYS[2], token .. ':' .. fence .. grant_end())
+  redis.call('RPUSH', KEYS[2], token .. ':' .. fence .. grant_suffix())
   redis.call('PEXPIRE', KEYS[2], lifetime)
 end
 
 local function pass_on(successor, lifetime)
-  if grant_end() and is_awaited() then
+  if grant_suffix() and is_awaited() then
     grant(successor, lifetime)
   else
     redis.call('DEL', KEYS[1], KEYS[4])
@@ -264,12 +263,12 @@ local function register(waiter, alive)
 end
 """)
 
-#: What a lock with places shares, too.
-common: Library = [each for each in shared_functions if each[1] not in _OF_PLACE]
+#: The functions that ``contrib.limit`` shares: those above but _OF_PLACE, and not those below.
+common: Library = [(calls, text) for calls, text in shared_functions if text not in _OF_PLACE]
 
 # is_takeable(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
 # what take returns if it could be, else nil. Out of memory, only a free lock is refused, before
-# anything is written. waits_no_more(waiter): leaves the queue. earliest_end(): the lifetime left.
+# anything is written. waits_no_more(waiter): leaves the queue. shortest_left(): the lifetime left.
 _TRY = shared("""
 local function is_takeable(holder, token, attempt)
   if not holder then return true end
@@ -289,10 +288,10 @@ local function waits_no_more(waiter)
   if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
 end
 
-local function earliest_end() return redis.call('PTTL', KEYS[1]) end
+local function shortest_left() return redis.call('PTTL', KEYS[1]) end
 """)
 
-#: The first parts, for nearly all calls: nothing is left of a former holder; it is held.
+#: Answers nearly all calls: it is free, and nothing is left of a former holder; it is held.
 ACQUIRE_FIRST = """
 if ARGV[2] ~= '0' and ARGV[3] == '' and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[4]) == 0 then
   local fence = set_new(ARGV[1], ARGV[2])
@@ -306,7 +305,7 @@ end
 """
 
 #: Take the lock if it is free; else, if requested, register as a waiter. A repeated call (its
-#: first reply was lost) finds its own token and succeeds again: invariant S3.
+#: first reply was lost) finds its own token and succeeds again: S3 in ``docs/how_it_works.md``.
 #:
 #: KEYS  lock keys
 #: ARGV  token, lifetime, attempt ('' if the token is fresh and so names the attempt itself),
@@ -315,8 +314,8 @@ end
 #:         or {1, fence, server time, vanished()}, or the holder's PTTL and the server time as text
 #: atomic because between "it is held" and "I wait" a release would find no waiter.
 ACQUIRE_BODY = """
-local fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3])
-return {number, fence, now(), gone}
+local fence, gone, place = try(ARGV[1], ARGV[2], ARGV[3])
+return {place, fence, now(), gone}
 """
 ACQUIRE = script(ACQUIRE_BODY, first=ACQUIRE_FIRST)
 
@@ -325,18 +324,17 @@ ACQUIRE = script(ACQUIRE_BODY, first=ACQUIRE_FIRST)
 #:
 #: KEYS  lock keys, then the waiter's wake list
 #: ARGV  token ('' not to try again), lifetime, attempt, waiter ('' to leave it registered)
-#: returns {1, fence, server time in microseconds, vanished()}
-#:         or {0, PTTL, server time in microseconds}
+#: returns {1, fence, server time in microseconds, vanished()} or {0, PTTL, server time}
 #: atomic because a grant made between the last try and the end of the wait would be lost.
 LEAVE_BODY = """
 redis.call('DEL', KEYS[6])
-local fence, gone, number
-if ARGV[1] ~= '' then fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3]) end
+local fence, gone, place
+if ARGV[1] ~= '' then fence, gone, place = try(ARGV[1], ARGV[2], ARGV[3]) end
 waits_no_more(ARGV[4])
 redis.call('RPUSH', KEYS[6], 'leave')
 redis.call('PEXPIRE', KEYS[6], 2000)
-if fence then return {number, fence, now(), gone} end
-return {0, earliest_end(), now()}
+if fence then return {place, fence, now(), gone} end
+return {0, shortest_left(), now()}
 """
 LEAVE = script(LEAVE_BODY, urgent=True)
 
@@ -364,6 +362,19 @@ note(ARGV[2])
 return 1
 """
 TAKE_GRANT = script(f"waits_no_more(ARGV[3]){TAKE_GRANT_BODY}")
+
+#: Answers nearly all releases: no waiter; hand_over() does it. ``%s``: other keys to delete.
+RELEASE_FIRST = """
+local holder = redis.call('GET', KEYS[1])
+local plain = holder == ARGV[1] and ARGV[4] == '0' and ARGV[6] == ''
+if plain and redis.call('EXISTS', KEYS[3]) == 0 then
+  redis.call('DEL', KEYS[1], %s)
+  redis.pcall('ZREM', KEYS[5], KEYS[1])
+  return 1
+end
+
+if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end
+"""
 
 #: Release the lock, and pass it to the first live waiter. Until `rest` ms after the acquisition, it
 #: stays taken without a holder, by the token that is stored as the owner's `rests`.
@@ -393,18 +404,6 @@ else
 end
 return 1
 """
-#: The first parts, for nearly all releases: no waiter; a waiter. ``%s``: what a holder leaves.
-RELEASE_FIRST = """
-local holder = redis.call('GET', KEYS[1])
-local plain = holder == ARGV[1] and ARGV[4] == '0' and ARGV[6] == ''
-if plain and redis.call('EXISTS', KEYS[3]) == 0 then
-  redis.call('DEL', KEYS[1], %s)
-  redis.pcall('ZREM', KEYS[5], KEYS[1])
-  return 1
-end
-
-if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end
-"""
 RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]", urgent=True)
 
 #: What the keeper does for a held lock or place: push its end out, never in; describe the holder.
@@ -414,8 +413,8 @@ RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]", urgent=
 #:       it ('' for any), the keys of its events and of its process's heartbeat ('' on a cluster),
 #:       then the owner's fields and values, if any
 #: returns the remaining lifetime as PTTL gives it, or ``NotHeld`` if this token does not hold it
-#: A lock that was renewed a moment ago stays as it is: a report of a change must not lead to the
-#: next. No more KEYS: see ``LockKeys.renewed``; and who has no right to those two loses no lock.
+#: A lock with more than 99 % of its lifetime left stays as it is: a report of a change leads here.
+#: As KEYS, those of ARGV would be remembered (``LockKeys.renewed``), or refused to some users.
 #: atomic because all must apply to this token's lock and to no other.
 RENEW = script(
     """
@@ -436,7 +435,7 @@ elseif left >= 0 and wanted < 0 then
   redis.call('PERSIST', KEYS[1])
   left = -1
 end
-redis.call('EXISTS', KEYS[1])  -- What comes last is a read: see ``Listener``.
+redis.call('EXISTS', KEYS[1])  -- A read after the change has Redis report the next: ``Listener``.
 describe(left, 'seen', string.format('%d', now()), unpack(ARGV, 6))
 note(left < 0 and '0' or left)
 return left
@@ -448,8 +447,7 @@ return left
 #:
 #: KEYS  lock keys
 #: ARGV  token, milliseconds, '1' to replace the lifetime left or '0' to add to it, the attempt that
-#:       must have acquired it ('' for any), a name for this call if it adds: sent twice, it adds
-#:       once
+#:       must have acquired it ('' for any), a name for this call if it adds, so that it adds once
 #: returns 1 done, 0 not this token's lock, -1 the lock has no lifetime
 #: atomic because it must not change another holder's lock.
 EXTEND_BODY = """
@@ -481,7 +479,7 @@ WATCH = script("""
 register(ARGV[1], tonumber(ARGV[2]))
 local holder = redis.call('GET', KEYS[1])
 local lying, gone = not holder or untaken(holder), nil
--- For all we know here it lies there: blocked clients are served after the script.
+-- A grant made now lies there, too: Redis serves blocked clients after the script.
 if not holder then
   gone = vanished()
   grant(ARGV[3], ARGV[4])

@@ -16,7 +16,7 @@ from ..exceptions import LockError
 from ..keeper import Job, keeper
 from ..protocol import Call, Reply, encodable, fingerprint, hostname, milliseconds, new_token
 from ..protocol.keys import FLIGHTS, flight_key, flight_leader
-from ..threads import Mutex, after_fork
+from ..threads import Mutex, after_fork, free_after_fork
 from ..transport import Server
 from .runners import Runner, under_computation
 from .scripts import RENEW_FLIGHT
@@ -54,9 +54,11 @@ Function = Callable[..., object]
 #: A key of one database, and what stands for its callers: the ``group`` of their runners.
 FlightKey = tuple[Server, bytes, object]
 
-#: The flights of this process. A single operation of a dict is atomic, so it needs no mutex.
+#: The flights of this process. A single operation of a dict is atomic, so only ``leave`` needs a
+#: mutex.
 in_flight: dict[FlightKey, InProcessFlight] = {}
 after_fork(in_flight.clear)
+_leaving = free_after_fork(Mutex())
 
 
 def join(mine: InProcessFlight) -> InProcessFlight:
@@ -71,8 +73,9 @@ def join(mine: InProcessFlight) -> InProcessFlight:
 def leave(shared: InProcessFlight) -> None:
     """End the flight ``shared`` of this process, and wake its other callers."""
     try:
-        if in_flight.get(shared.flight_id) is shared:
-            in_flight.pop(shared.flight_id, None)  # The keeper may be doing the same.
+        with _leaving:  # The keeper may do the same: one of both would remove the next flight.
+            if in_flight.get(shared.flight_id) is shared:
+                in_flight.pop(shared.flight_id, None)
     finally:
         shared.ended.set()
 

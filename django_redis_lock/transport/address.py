@@ -195,17 +195,6 @@ def connection_class_of(pool: Pool) -> type[Any]:
     return kind
 
 
-def without_address(pool: Pool) -> Address:
-    """What the connections to each of several servers have in common, wherever these are."""
-    tls = issubclass(pool.connection_class, (SSLConnection, AsyncSSLConnection))
-    settings = common_settings(pool)
-    for name in ("host", "port", "path"):
-        settings.pop(name, None)
-    if pool.connection_kwargs.get("socket_timeout"):
-        settings["socket_timeout"] = pool.connection_kwargs["socket_timeout"]
-    return Address(SSLConnection if tls else Connection, settings)
-
-
 def who(settings: Settings) -> tuple[object, ...]:
     """Equal for connections to one database as one user."""
     names = ("db", "username", "password")

@@ -251,10 +251,10 @@ async def exchange(
     patience: float | None = None,
     calls: Sequence[Call] = (),
     replies: int | None = None,
-    again: bool = True,
+    retry_elsewhere: bool = True,
 ) -> Reply:
-    """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``. ``again``:
-    as for ``Server.exchange``."""
+    """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``.
+    ``retry_elsewhere``: as for ``Server.exchange``."""
     breaker = node.breaker
     if breaker.failing:
         patience = admitted(breaker, patience, *calls)
@@ -268,13 +268,13 @@ async def exchange(
         breaker.answered()
         if connection is not None and is_misdirected(error):
             connection.retire()
-            if again and node.renew(connection):
-                return await exchange(client, node, command, patience, calls, replies, again=False)
+            if retry_elsewhere and node.renew(connection):
+                return await exchange(client, node, command, patience, calls, replies, False)
         raise
     except (RedisError, OSError) as error:
         if used_before is not None and isinstance(error, LostLogin):
             used_before.retire()
-            return await exchange(client, node, command, patience, calls, replies, again)
+            return await exchange(client, node, command, patience, calls, replies, retry_elsewhere)
         timeout = timeout_of(pool_of(client, node).connection_kwargs)
         passed = time.monotonic() - began
         timed_out = isinstance(error, RedisTimeoutError)
@@ -345,16 +345,17 @@ async def aread_value(client: Client, key: bytes) -> tuple[Reply, int] | None:
 
 
 async def aexchange(
-    client: Client, command: bytes, replies: int | None = None, *, again: bool = True
+    client: Client, command: bytes, replies: int | None = None, *, may_run_twice: bool = True
 ) -> Reply:
     """As ``execute.exchange``."""
     server = server_of(client)
-    if not again and (used := connection_to(server)) is not None and used.has_ended():
+    used = None if may_run_twice else connection_to(server)
+    if used is not None and used.has_ended():
         used.disconnect()
     try:
         return await exchange(client, server, command, replies=replies)
     except (RedisConnectionError, RedisTimeoutError) as error:
-        if server.breaker.failing or (not again and may_have_run(error)):
+        if server.breaker.failing or (not may_run_twice and may_have_run(error)):
             raise
     return await exchange(client, server, command, replies=replies)
 

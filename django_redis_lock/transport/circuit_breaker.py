@@ -46,6 +46,15 @@ class Breaker:
             many seconds at a time.
     """
 
+    #: Whether its outages concern no caller: of a server that was replaced, of one sentinel.
+    silent = False
+    failing = False
+    #: Since the last outage began; ``fallbacks``: the locks that were taken without the server.
+    fallbacks = _costly = _spared = 0
+    _since = 0.0
+    _open_until: float | None = None
+    _error = ""  # Its text: what it leads to (its frames, and their locks) is not kept.
+
     def __init__(
         self,
         server: str,
@@ -54,20 +63,11 @@ class Breaker:
         limits: Callable[[], tuple[int, float]] = lambda: hooks.breaker_limits(),  # noqa: PLW0108  # set later
     ) -> None:
         self.server = server
-        self.failing = False
-        #: Whether its outages concern no caller: of a server that was replaced, of one sentinel.
-        self.silent = False
-        self.fallbacks = 0
         self._timeout = timeout
         self._now = now
         self._limits = limits
         # A signal handler may come in between.
         self._mutex = free_after_fork(Mutex())
-        self._since = 0.0
-        self._costly = 0
-        self._spared = 0
-        self._open_until: float | None = None
-        self._error = ""  # Its text: what it leads to (its frames, and their locks) is not kept.
 
     @property
     def held_back(self) -> bool:
@@ -150,6 +150,12 @@ class Breaker:
             up._asdict(),
         )
         events.emit(up)
+
+    def fell_back(self) -> bool:
+        """Count a lock that was taken without the server; whether it is the first of the outage."""
+        with self._mutex:
+            self.fallbacks += 1
+            return self.fallbacks == 1
 
     def known_outage(self) -> Outage | None:
         """None while the server answers."""

@@ -18,7 +18,7 @@ from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..extension import OnUse
 from ..protocol import Call, Reply, Script
 from ..steps import drive
-from .address import RawConnection, may_have_run, note_sent
+from .address import may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .registry import Client, server_of
 from .server import CHECK_SECONDS, Server
@@ -29,11 +29,12 @@ else:
     retry = OnUse("transport.retry")
 
 
+#: The errors about which ``retry`` decides.
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 
 class Answer:
-    """What a script returned, and whether it may have run twice."""
+    """What a script returned, and whether it may have run twice; see ``RetryPolicy.after``."""
 
     __slots__ = ("sent_twice", "value")
 
@@ -79,7 +80,7 @@ def pack(call: Call, *, known: bool = True) -> bytes:
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
     script, keys, args = call
     parts = [
-        # A source is rarely sent.
+        # Sources are long and rarely sent: they pass the cache by.
         (_head if known else _head.__wrapped__)(script, len(keys), len(args), known),
         _packed_keys.get(keys) or _pack_keys(keys),
     ]
@@ -141,19 +142,6 @@ def _head(script: Script, keys: int, args: int, known: bool) -> bytes:
 # -- running -------------------------------------------------------------------------------------
 
 
-def send(connection: RawConnection, call: Call) -> None:
-    connection.send_packed_command([pack(call)])
-
-
-def receive(connection: RawConnection, call: Call) -> Reply:
-    """The reply to ``call``; the script is sent to a server that does not know it."""
-    try:
-        return connection.read_response()
-    except NoScriptError:
-        connection.send_packed_command([pack(call, known=False)])
-        return connection.read_response()
-
-
 def run(client: Client, call: Call, *, patience: float | None = None) -> Answer:
     """Run ``call`` in one round trip, on a connection of our own to ``client``'s server; once more
     if the connection broke before the reply. After an error, redis-py's, the outcome is unknown.
@@ -170,66 +158,6 @@ def run(client: Client, call: Call, *, patience: float | None = None) -> Answer:
         return Answer(_run(node, call, first), False)
     except REPORTED as error:
         return drive(retry.run_again(_Blocking(server), call, patience, node, error))
-
-
-def is_observed(client: Client) -> bool:
-    """Whether a tool (OpenTelemetry, Elastic APM, Sentry, Datadog, New Relic) has replaced methods
-    of the class of ``client``, which leads to Redis: it sees no calls on connections of our own."""
-    of = type(client)
-    execute, evalsha = getattr(of, "execute_command", None), getattr(of, "evalsha", None)
-    if _is_of_redis_py(execute) and _is_of_redis_py(evalsha):
-        return False
-    # Connections in memory name each other (``TWINS``).
-    connects = getattr(getattr(client, "connection_pool", None), "connection_class", None)
-    return not (hasattr(connects, "asyncio_class") or hasattr(connects, "thread_class"))
-
-
-def _is_of_redis_py(method: object) -> bool:
-    # The wrapper of a tool may claim the module of what it wraps, but is no function.
-    return method is None or (type(method) is FunctionType and method.__module__[:6] == "redis.")
-
-
-def read_value(client: Client, key: bytes, *, lifetime: bool = False) -> Reply:
-    """GET of ``key``; with its ``lifetime`` what ``value_with_lifetime`` returns."""
-    if not lifetime:
-        return exchange(client, pack_words(b"GET", key))
-    value = exchange(client, value_with_lifetime(key), 2)
-    return None if value[0] is None else value
-
-
-def exchange(
-    client: Client, command: bytes, replies: int | None = None, *, again: bool = True
-) -> Reply:
-    """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
-
-    Args:
-        again: whether it may run twice, so that it is sent once more if its reply was lost.
-    """
-    return exchange_with(server_of(client), command, replies, again)
-
-
-def exchange_with(
-    server: Server, command: bytes, replies: int | None = None, again: bool = True
-) -> Reply:
-    """As ``exchange``, with a ``server`` that its caller knows."""
-    patience = admitted(server.breaker, None) if server.breaker.failing else None
-    try:
-        return server.exchange(command, replies, patience, once=not again)
-    except RedisConnectionError as error:
-        server.close()
-        if not again and may_have_run(error):
-            raise
-    except RedisTimeoutError as error:
-        # Else only that connection was silent.
-        if server.breaker.failing or (not again and may_have_run(error)):
-            raise
-    return server.exchange(command, replies, patience, once=not again)
-
-
-def value_with_lifetime(key: bytes) -> bytes:
-    """Asks for a value and then for its PTTL, which is that of another value, or -2, if it is
-    written or deleted just in between: then the first was a value of that moment, and not stale."""
-    return pack_words(b"GET", key) + pack_words(b"PTTL", key)
 
 
 def run_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
@@ -287,8 +215,8 @@ def _run_all(server: Server, calls: Sequence[Call]) -> list[Reply]:
 
 
 def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | None:
-    """How many seconds ``calls`` may wait; raises CircuitOpen if the breaker does not let them
-    through."""
+    """How many seconds ``calls`` may wait. If the breaker holds them back, urgent ones may wait for
+    a short time; for others it raises CircuitOpen."""
     if any(call.script.urgent for call in calls):
         return breaker.insist(patience)
     try:
@@ -296,3 +224,66 @@ def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | 
     except Exception as error:
         note_sent(error, False)
         raise
+
+
+# -- what values need: not on the path of a lock -------------------------------------------------
+
+
+def is_observed(client: Client) -> bool:
+    """Whether a tool (OpenTelemetry, Elastic APM, Sentry, Datadog, New Relic) has replaced methods
+    of the class of ``client``, which leads to Redis: it sees no calls on connections of our own."""
+    of = type(client)
+    execute, evalsha = getattr(of, "execute_command", None), getattr(of, "evalsha", None)
+    if _is_of_redis_py(execute) and _is_of_redis_py(evalsha):
+        return False
+    # Those to a server in memory are ours; each class names its twin, for tasks or for threads.
+    connects = getattr(getattr(client, "connection_pool", None), "connection_class", None)
+    return not (hasattr(connects, "asyncio_class") or hasattr(connects, "thread_class"))
+
+
+def _is_of_redis_py(method: object) -> bool:
+    # The wrapper of a tool may claim the module of what it wraps, but is no function.
+    return method is None or (type(method) is FunctionType and method.__module__[:6] == "redis.")
+
+
+def read_value(client: Client, key: bytes, *, lifetime: bool = False) -> Reply:
+    """GET of ``key``; with its ``lifetime`` what ``value_with_lifetime`` returns."""
+    if not lifetime:
+        return exchange(client, pack_words(b"GET", key))
+    value = exchange(client, value_with_lifetime(key), 2)
+    return None if value[0] is None else value
+
+
+def exchange(
+    client: Client, command: bytes, replies: int | None = None, *, may_run_twice: bool = True
+) -> Reply:
+    """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
+
+    Args:
+        may_run_twice: whether it is sent once more if its reply was lost.
+    """
+    return exchange_with(server_of(client), command, replies, may_run_twice)
+
+
+def exchange_with(
+    server: Server, command: bytes, replies: int | None = None, may_run_twice: bool = True
+) -> Reply:
+    """As ``exchange``, with a ``server`` that its caller knows."""
+    patience = admitted(server.breaker, None) if server.breaker.failing else None
+    try:
+        return server.exchange(command, replies, patience, may_run_twice=may_run_twice)
+    except RedisConnectionError as error:
+        server.close()
+        if not may_run_twice and may_have_run(error):
+            raise
+    except RedisTimeoutError as error:
+        # If the breaker is not failing, only that connection was silent.
+        if server.breaker.failing or (not may_run_twice and may_have_run(error)):
+            raise
+    return server.exchange(command, replies, patience, may_run_twice=may_run_twice)
+
+
+def value_with_lifetime(key: bytes) -> bytes:
+    """Asks for a value and then for its PTTL, which is that of another value, or -2, if it is
+    written or deleted just in between: then the first was a value of that moment, and not stale."""
+    return pack_words(b"GET", key) + pack_words(b"PTTL", key)

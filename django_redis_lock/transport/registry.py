@@ -63,12 +63,14 @@ def server_of(client: Client) -> Server:
     if known is not None:
         return known
     with _registry:
+        if (known := _by_pool.get(pool)) is not None:
+            return known  # Another thread came first.
         kind = _kind_of(pool)
         database = (kind, *kind.identity(pool))
         # One that waits for less, or checks no certificate, must not decide that for others.
         settings = getattr(pool, "nodes_manager", pool).connection_kwargs
         tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
-        key = (*database, kind.patience(settings), *tls)
+        key = (*database, kind.timeouts(settings), *tls)
         server = _servers.get(key)
         if server is None:
             stand_in = None if _make_stand_in is None else _make_stand_in(database)

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
     from .registry import Database, Pool, Settings
 
-#: Seconds that a new connection may take which shows whether a server is up to which another is
-#: silent.
+#: Seconds for a test connection, made when another is silent, to show whether the server is up.
 CHECK_SECONDS = 1.0
 
 T = TypeVar("T", bound="RawConnection | AsyncRawConnection")
@@ -81,19 +80,18 @@ class Server:
         # The pool itself is not kept: it must be able to go away before its server does.
         self.address = for_threads(pool)
         settings = self.address.connection_kwargs
-        self.timeout, shortest = self.patience(settings)
+        self.timeout, shortest = self.timeouts(settings)
         #: Equal for servers that lead to one database, whatever their time-outs are.
         self.database: Database = (self,)
         self.breaker = Breaker(without_credentials(settings), shortest)
         self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
-        #: Weak references to all connections that lead here, also those in use; and how often they
-        #: were renewed.
+        #: Weak references to all connections that lead here, also those in use.
         self._made: set[weakref.ref[Any]] = set()
-        self.generation = 0
+        self.generation = 0  #: How often they were renewed.
         #: Weak references to redis-py's pools that lead here.
         self.pools: set[weakref.ref[Pool]] = set()
         _all.add(weakref.ref(self, _all.discard))
-        #: By their names, the scripts that take a grant and that the server knows.
+        #: The SHAs of the scripts that take a grant, if the server knows them.
         self.known_scripts: set[str] = set()
 
     def __str__(self) -> str:
@@ -109,7 +107,7 @@ class Server:
         return (for_threads(pool).connection_class, *where, *who(settings))
 
     @staticmethod
-    def patience(settings: Settings) -> tuple[float, float]:
+    def timeouts(settings: Settings) -> tuple[float, float]:
         """Seconds after which a call is given up, and an attempt to connect."""
         timeout = timeout_of(settings)
         return timeout, min(settings.get("socket_connect_timeout") or timeout, timeout)
@@ -172,25 +170,25 @@ class Server:
         command: bytes,
         replies: int | None = None,
         patience: float | None = None,
-        again: bool = True,
-        once: bool = False,
+        retry_elsewhere: bool = True,
+        may_run_twice: bool = True,
     ) -> Reply:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
         Args:
             patience: seconds to wait for each reply; None leaves the wait to the socket's timeout.
-            again: whether what a replica has refused is sent once more, on a new connection.
-            once: whether a lost reply is an error for the caller, so that a connection that the
-                server has closed must not be used.
+            retry_elsewhere: whether what a replica refuses is sent again, on a new connection.
+            may_run_twice: whether the caller sends it again if the reply is lost. If not, a
+                connection that the server has closed must not be used.
         """
         began = time.monotonic()
-        idle = self._checkout_idle(began, patience, once)
+        idle = self._checkout_idle(began, patience, may_run_twice)
         connection, unread = idle or (self._connect(patience), None)
         try:
             connection.send_packed_command([command])
             if unread is not None:
                 _wait(connection, patience)
-                unread.confirm(True)
+                unread.read_reply(True)
             if patience is not None:
                 _wait(connection, patience)
             answer = connection.read_response()
@@ -204,15 +202,15 @@ class Server:
             if replies is None and not misdirected:
                 self.checkin(connection)
             else:
-                connection.disconnect()  # The other replies are still to come.
+                connection.disconnect()  # Other replies may still come, or it leads to a replica.
             self.breaker.answered()
-            if misdirected and again and self.renew(connection):
-                return self.exchange(command, replies, patience, False, once)
+            if misdirected and retry_elsewhere and self.renew(connection):
+                return self.exchange(command, replies, patience, False, may_run_twice)
             raise
         except BaseException as error:  # With an unread reply it cannot be used again.
             connection.disconnect()
-            if idle is not None and isinstance(error, LostLogin):  # And others may have it still.
-                return self.exchange(command, replies, patience, again, once)
+            if idle is not None and isinstance(error, LostLogin):  # Perhaps the next idle one, too.
+                return self.exchange(command, replies, patience, retry_elsewhere, may_run_twice)
             if isinstance(error, RedisTimeoutError):
                 if idle is None:
                     self.breaker.failed(error, self.timeout if patience is None else patience)
@@ -272,8 +270,10 @@ class Server:
         for made in list(self._made):
             connection = made()
             if connection is not None and connection.generation != self.generation:
-                # One of an event loop, or of a thread.
-                connection.cut() if hasattr(connection, "cut") else shut(connection)
+                if hasattr(connection, "cut"):  # One of an event loop.
+                    connection.cut()
+                else:
+                    shut(connection)
         for pool in list(self.pools):
             disconnect_idle(pool())
 
@@ -301,12 +301,12 @@ class Server:
             raise
 
     def _distrust(self, patience: float | None) -> None:
-        """A connection that had been used before is silent, which may be its own fault: what a new
-        one does is what counts. A caller without time to spare leaves that to the next."""
+        """A connection that was used before is silent, perhaps by its own fault: ``connect`` tells
+        the breaker if a new one fails. A caller in a hurry leaves that to the next."""
         self.close()
         if patience is None:
             with suppress(RedisError, OSError):
-                # Not kept: a proxy may introduce it, and what a new one does in a call counts.
+                # Not kept: a proxy may accept it; what a new one does in a call counts.
                 self._connect(min(CHECK_SECONDS, self.timeout)).disconnect()
 
     def must_connect(self) -> bool:
@@ -325,28 +325,28 @@ class Server:
             connection, unread, since = self._idle.pop()
         except IndexError:
             return None
-        if unread is None or unread.confirm(False) is not None:
+        if unread is None or unread.read_reply(False) is not None:
             return connection, since
         self._idle.append((connection, unread, since))
         return None
 
     def _checkout_idle(
-        self, now: float, patience: float | None, once: bool = False
+        self, now: float, patience: float | None, may_run_twice: bool = True
     ) -> tuple[RawConnection, PendingLifetime | None] | None:
-        """The idle connection that was used last. ``patience``: seconds for its check, and for what
-        comes then; 0 for none."""
+        """The idle connection that was used last. ``patience``: seconds for its check and the call;
+        0: only one that needs no check."""
         while self._idle:
             try:
                 connection, unread, since = self._idle.pop()
             except IndexError:  # Another thread has taken it.
                 return None
-            if now - since < TRUSTED_SECONDS and not (once and _is_readable(connection, 0)):
+            if now - since < TRUSTED_SECONDS and (may_run_twice or not _is_readable(connection, 0)):
                 return connection, unread
             if patience == 0:
                 self._idle.append((connection, unread, since))
                 return None
             # A reply that has not come by now may never come.
-            complete = unread is None or unread.confirm(False) is not None
+            complete = unread is None or unread.read_reply(False) is not None
             limit = probe_seconds(self.timeout if patience is None else patience)
             if complete and still_answers(connection, limit):
                 return connection, None
@@ -384,7 +384,7 @@ def _with_nothing_to_read(
     connection: RawConnection, unread: PendingLifetime | None
 ) -> RawConnection:
     if unread is not None:
-        unread.confirm(True)
+        unread.read_reply(True)
     return connection
 
 

@@ -182,13 +182,13 @@ def test_an_interrupted_waiter_leaves_no_pop_behind(
 
 
 def test_a_lock_is_renewed_when_it_is_over(
-    own_server: RedisServer, own_client: redis.Redis
+    own_server: RedisServer, own_client: redis.Redis, pace: int
 ) -> None:
-    lock = Lock(own_client, "busy", timeout=3, renew=True)
+    lock = Lock(own_client, "busy", timeout=3 * pace, renew=True)
     with lock:
         with busy(own_server):
-            until(lambda: lock.local.hold.deadline - time.monotonic() < 1.9)
-        until(lambda: lock.local.hold.deadline - time.monotonic() > 2)
+            until(lambda: lock.local.hold.deadline - time.monotonic() < 1.9 * pace)
+        until(lambda: lock.local.hold.deadline - time.monotonic() > 2 * pace)
         assert not lock.lost
 
 

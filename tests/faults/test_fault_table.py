@@ -42,7 +42,7 @@ from django_redis_lock.extension import hooks
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
-from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
+from django_redis_lock.locking.waiting.queue import QueueWatch
 from django_redis_lock.ops.held_locks import held_locks
 from django_redis_lock.ops.inventory import list_held, listing
 from django_redis_lock.singleflight.scripts import TAKE_FLIGHT
@@ -137,7 +137,7 @@ class World:
         until(lambda: (refusals.attempt_releases(), not self._left())[1])
 
     def _left(self) -> list[Any]:
-        jobs = (DeferredRelease, Renewal, WaiterHeartbeat)
+        jobs = (DeferredRelease, Renewal, QueueWatch)
         left: list[Any] = [job for job in keeper().jobs() if isinstance(job, jobs)]
         left = [job for job in left if AWAY not in str(job.server)]
         names = (b"name", b"one", b"two", b"held")

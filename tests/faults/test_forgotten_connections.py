@@ -17,6 +17,7 @@ from django_redis_lock import AsyncLock, AsyncRedlock, Lock, MultiLock, Redlock,
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import exchange
 from django_redis_lock.transport import (
+    address,
     aio_connection,
     asyncio_client,
     guarded_connection,
@@ -190,14 +191,18 @@ def test_the_tasks_of_a_loop(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool, pace: int) -> None:
+def test_members_of_a_redlock_far_away(
+    proxy: Proxy, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, pace: int
+) -> None:
     """Until a new connection is there, most of the time passes that a server has. The old one is
     checked before that time begins."""
+    monkeypatch.setattr(address, "PROBE_SECONDS", address.PROBE_SECONDS * pace)
 
     async def tasks() -> None:
-        clients = [redis.asyncio.Redis(port=proxy.port, db=db) for db in (1, 2, 3)]
+        options: Any = {"port": proxy.port, "socket_timeout": 5.0 * pace}
+        clients = [redis.asyncio.Redis(db=db, **options) for db in (1, 2, 3)]
         lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=1.0 * pace)
-        for delay in (0.0, 0.7 * pace):
+        for delay in (0.0, 0.6 * pace):
             proxy.accepts_after = delay
             assert await lock.acquire(blocking=False)
             await lock.release()
@@ -209,7 +214,7 @@ def test_members_of_a_redlock_far_away(proxy: Proxy, asynchronous: bool, pace: i
         asyncio.run(tasks())
     else:
         lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=1.0 * pace)
-        for delay in (0.0, 0.7 * pace):
+        for delay in (0.0, 0.6 * pace):
             proxy.accepts_after = delay
             taken(lock)
             time.sleep(PAUSE)

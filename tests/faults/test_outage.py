@@ -37,7 +37,9 @@ CALLS = 100
 
 
 @pytest.fixture(autouse=True)
-def _brief_pauses(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def _brief_pauses(settings: Any, monkeypatch: pytest.MonkeyPatch, pace: int) -> None:
+    for name in ("TIMEOUT", "PAUSE"):
+        monkeypatch.setitem(globals(), name, globals()[name] * pace)
     settings.DJANGO_REDIS_LOCK = {"BREAKER_PAUSE": PAUSE}
     # The keeper's reply would end an outage; it only makes calls of locks that it renews.
     monkeypatch.setattr(hold, "DESCRIBE_AFTER", 1000.0)
@@ -246,9 +248,11 @@ def test_a_waiter_lives_through_it(own_server: RedisServer, own_client: redis.Re
     assert waiter.result() is True
 
 
-def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Redis) -> None:
+def test_a_holders_renewal_ends_it(
+    own_server: RedisServer, own_client: redis.Redis, pace: int
+) -> None:
     """The keeper asks on, whoever else is held back, and what it is answered counts for all."""
-    holder = Lock(own_client, "faulty", timeout=6, renew=True)
+    holder = Lock(own_client, "faulty", timeout=6 * pace, renew=True)
     holder.acquire()
     own_server.pause()
     hold_back_calls(own_client, holder.owned)

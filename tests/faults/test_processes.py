@@ -149,17 +149,17 @@ class TestFrozen:
             waiter.release()
 
     def test_a_holder_that_goes_on_in_time_keeps_it(
-        self, client: redis.Redis, redis_server: RedisServer
+        self, client: redis.Redis, redis_server: RedisServer, pace: int
     ) -> None:
-        options = {"timeout": 4, "renew": True}
+        options = {"timeout": 4 * pace, "renew": True}
         with processes(hold, redis_server.url, options) as (frozen,):
             frozen.go()
             frozen.hear()
             token = client.get(NAME)
             frozen.pause()
-            until(lambda: client.pttl(NAME) < 2000)
+            until(lambda: client.pttl(NAME) < 2000 * pace)
             frozen.resume()
-            until(lambda: client.pttl(NAME) > 3500)
+            until(lambda: client.pttl(NAME) > 3500 * pace)
             assert client.get(NAME) == token
 
 
@@ -389,7 +389,7 @@ def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool) -> dict[str, 
     _, status = os.waitpid(pid, 0)
     PendingReply._has_come = has_come
     lock.extend(60)
-    answer = pending.confirm(True)
+    answer = pending.read_reply(True)
     lock.release()
     return {"child": status, "answer": "the parent's" if answer else answer}
 

@@ -420,8 +420,9 @@ def test_several_servers(own_server: RedisServer, folder: str) -> None:
             server.close()
 
 
-def test_too_few_replicas_are_no_outage(cache: RedisCache) -> None:
+def test_too_few_replicas_are_no_outage(own_server: RedisServer) -> None:
     """Who wants more than one server to know of the lock does not get one that none knows of."""
+    cache = cache_of(own_server, LOCK_ON_REDIS_DOWN="local", SOCKET_TIMEOUT=PATIENCE)
     with pytest.raises(TooFewReplicas):
         cache.lock("nightly", replicas=1, timeout=30).acquire()
     until(lambda: not cache.lock("nightly").locked())

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
-from django_redis_lock.contrib.redlock import _FanOut
+from django_redis_lock.contrib.redlock import _FanOut, base
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.transport.registry import server_of
 from tests.holding import settle
@@ -27,7 +27,14 @@ from tests.support.backends import places
 from tests.support.background import Background
 
 FIVE = 5
+#: Seconds for which a server is waited for.
 LIMIT = 0.25
+
+
+@pytest.fixture(autouse=True)
+def _limit(monkeypatch: pytest.MonkeyPatch, pace: int) -> None:
+    monkeypatch.setitem(globals(), "LIMIT", LIMIT * pace)
+    monkeypatch.setattr(base, "SERVER_TIMEOUT_SECONDS", LIMIT)
 
 
 class Five:
@@ -146,10 +153,10 @@ class TestMinority:
         assert not five.lock(timeout=None).acquire(blocking_timeout=PATIENCE)
         until(lambda: not five.clients[first].exists("faulty"))
 
-    def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five) -> None:
+    def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five, pace: int) -> None:
         """So all can be restarted under a lock, one after the other."""
         told = threading.Event()
-        lock = five.lock(timeout=1, renew=True, on_lost=told.set)
+        lock = five.lock(timeout=1 * pace, renew=True, on_lost=told.set)
         lock.acquire()
         for server, client in zip(five.servers, five.clients, strict=True):
             server.restart()
@@ -160,9 +167,11 @@ class TestMinority:
         lock.release()
         assert five.holders() == [None] * FIVE
 
-    def test_a_server_that_was_away_gives_its_vote_when_it_is_back(self, five: Five) -> None:
+    def test_a_server_that_was_away_gives_its_vote_when_it_is_back(
+        self, five: Five, pace: int
+    ) -> None:
         five.servers[0].kill()
-        lock = five.lock(timeout=1, renew=True)
+        lock = five.lock(timeout=1 * pace, renew=True)
         lock.acquire()
         five.servers[0].start()
         until(lambda: five.clients[0].get("faulty") == lock.local.token)

@@ -125,7 +125,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("_DESCRIBE", "if left <= 0 then"): "a lock with 0 ms left is gone",
     (
         "_PASS_ON",
-        "redis.call('LPUSH', KEYS[2], successor .. ':' .. fence .. ending)",
+        "redis.call('LPUSH', KEYS[2], successor .. ':' .. fence .. suffix)",
     ): "the list is empty",
     ("ACQUIRE_FIRST", "-- if fence then return fence end"): "it is done once more",
     (

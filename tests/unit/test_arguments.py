@@ -213,6 +213,82 @@ def test_nor_of_a_call_or_a_decorator() -> None:
         cached("name", timeout=5, stale=5, background=wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest"),
+    [
+        ("status_code", 100, 599),
+        ("exit_code", 0, 255),
+        ("lost_exit_code", 0, 255),
+        ("unavailable_exit_code", 0, 255),
+    ],
+)
+def test_codes_are_whole_numbers_from_the_first_to_the_last(
+    name: str, lowest: int, highest: int
+) -> None:
+    for code in (lowest, highest):
+        Options(**{name: code})
+    words = f"{name} must be a whole number from {lowest} to {highest}, not "
+    for wrong in (lowest - 1, highest + 1, True, float(lowest), str(lowest), None):
+        with pytest.raises(ValueError, match=words):
+            Options(**{name: wrong})
+
+
+THREE = ["a", "b", "c"]
+
+#: Options of ``locked()``, and words of the error, empty if they are right.
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"key": 5}, "key must be a str"),
+    ({"key": " "}, "key must not be empty"),
+    ({"key": ["a", " "]}, "key must not be empty"),
+    ({"key": ["a", "b"], "reentrant": True}, "reentrant is for a lock with one name"),
+    ({"key": ["a", "b"], "limit": 2}, "limit is for a lock with one name"),
+    ({"key": ["a", "b"], "using": THREE}, "several names are for a lock on one server"),
+    ({"key": ["a", "b"], "reentrant": False, "limit": 1}, ""),
+    ({"using": 5}, "using must be the alias of a cache"),
+    ({"using": THREE, "replicas": 1}, "replicas are for a lock on one server"),
+    ({"using": THREE, "replicas": 0}, ""),
+    ({"using": THREE, "limit": 2}, "limit must be 1"),
+    ({"using": THREE, "limit": 1}, ""),
+    ({"replicas": 1, "limit": 2}, ""),
+    ({"critical": True, "on_redis_down": "run"}, "critical"),
+    ({"label": 5}, "label must be a str"),
+    ({"group": 5}, "group must"),
+    ({"release": "later"}, "release must be"),
+    ({"release": "now"}, ""),
+    ({"on_conflict": 5}, "on_conflict must be callable"),
+    ({"on_conflict": print, "default": None}, "either on_conflict or default"),
+    ({"on_lost": "stop"}, "on_lost must be callable"),
+    ({"on_lost": "terminate"}, ""),
+    ({"wait_for_redis": 1}, "wait_for_redis must be True or False"),
+    ({"wait_for_redis": True}, "wait_for_redis needs blocking"),
+    ({"wait_for_redis": True, "blocking": True}, ""),
+    ({"blocking_timeout": 5}, "blocking_timeout needs blocking"),
+    ({"blocking_timeout": 5, "blocking": True}, ""),
+    ({"retry_after": 0}, "retry_after must be"),
+    ({"min_hold": 6, "max_hold": 5}, "min_hold"),
+    ({"min_hold": -1}, "min_hold must be"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), OPTIONS, ids=lambda value: str(value)[:40])
+def test_options_of_locked(options: dict[str, Any], words: str) -> None:
+    if not words:
+        assert Options(**options)
+        return
+    with pytest.raises((TypeError, ValueError), match=words):
+        Options(**options)
+
+
+def test_what_a_lock_is_made_with() -> None:
+    assert Options().of_lock.items() >= {"thread_local": False, "blocking": False}.items()
+    assert "renew" not in Options().of_lock  # The cache decides, with its TIMEOUT.
+    assert Options(timeout=5).of_lock.items() >= {"timeout": 5, "renew": True}.items()
+    assert Options(timeout=None).of_lock.items() >= {"timeout": None, "renew": False}.items()
+    assert "using" not in Options(using="a").of_lock
+    assert Options(using=THREE).of_lock["using"] == ("a", "b", "c")
+    assert Options(using=THREE).using == "a"
+
+
 def test_no_signature_shows_an_address() -> None:
     """What stands for an argument left out has a name."""
     ours = [getattr(django_redis_lock, name) for name in django_redis_lock.__all__]

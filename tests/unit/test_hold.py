@@ -115,10 +115,10 @@ class TestCounting:
 
 
 class Pending:
-    """The reply to TAKE_GRANT, as ``confirm`` gives it."""
+    """The reply to TAKE_GRANT, as ``read_reply`` gives it."""
 
-    def __init__(self, confirm: Callable[[bool], float | None]) -> None:
-        self.confirm = confirm
+    def __init__(self, read_reply: Callable[[bool], float | None]) -> None:
+        self.read_reply = read_reply
 
 
 class TestGrant:

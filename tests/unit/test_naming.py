@@ -22,7 +22,13 @@ from django.utils.functional import SimpleLazyObject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redis_lock.decorators.key_template import MAX_NAME_CHARACTERS, Template, namer, short
+from django_redis_lock.decorators.key_template import (
+    MAX_NAME_CHARACTERS,
+    Template,
+    namer,
+    names_of,
+    short,
+)
 
 
 def name(template: str, **values: Any) -> str:
@@ -87,6 +93,28 @@ def test_a_long_name_ends_in_a_hash(length: int) -> None:
     assert shortened == short(long) != short(long[:-1] + "y")
     assert short(shortened) != shortened
     assert name("order-{a}", a="x" * (MAX_NAME_CHARACTERS - 6)) == long[:MAX_NAME_CHARACTERS]
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        (("a", "b"), ("a", "b")),
+        (("a", "b-{x}"), ("a", "b-1")),
+        (("{x}", "b"), ("1", "b")),
+        ("b-{x}", "b-1"),
+        ("b", "b"),
+        (lambda x: [f"row-{x}", "b"], ("row-1", "b")),
+        (lambda x: f"row-{x}", "row-1"),
+    ],
+)
+def test_several_names_with_fields_and_without(key: Any, names: Any) -> None:
+    made = names_of(key, lambda x: x, "shop.function")
+    assert (made((), {"x": 1}) if callable(made) else made) == names
+
+
+def test_a_long_name_is_the_same_in_each_version() -> None:
+    """In a rolling deployment, two versions must exclude each other."""
+    assert short("x" * 201) == f"{'x' * 168}~12bf1cc881648017342067435dc826c6"
 
 
 class Thing:

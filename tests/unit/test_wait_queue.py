@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_redis_lock.keeper import Job, Keeper, SentOnce
-from django_redis_lock.locking.waiting.queue import WaiterHeartbeat, WaitQueue
+from django_redis_lock.locking.waiting.queue import QueueWatch, WaitQueue
 from django_redis_lock.locking.waiting.threads import ThreadWakeEvent
 from django_redis_lock.protocol.acquisition import MAX_GRANT_AGE_SECONDS, AcquireRequest, Clock
 from django_redis_lock.protocol.identity import new_token
@@ -46,7 +46,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 
 def request(grant_timeout: float = 2.0, attempt: bytes = b"", **options: Any) -> AcquireRequest:
-    return AcquireRequest(KEYS, new_token(), attempt, options.get("lifetime", 30.0), grant_timeout)
+    lifetime = options.get("lifetime", 30.0)
+    return AcquireRequest(KEYS, new_token(), attempt, lifetime, grant_timeout, [])
 
 
 def queue_for(wanted: AcquireRequest) -> FakeQueue:
@@ -79,7 +80,7 @@ class TestAge:
         wanted = request()
         grant = queue_for(wanted).received(wanted, grant_made(0.1))
         assert grant is not None
-        acquired = wanted.taken(grant.grant, grant.arrived_at, grant.arrived_at)
+        acquired = wanted.acquired_by_grant(grant.grant, grant.arrived_at, grant.arrived_at)
         assert (acquired.token, acquired.fence) == (b"T", NOW - 100_000)
 
     @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ class TestRegister:
         waiter = FakeWaiter()
         queue.waiters.append(waiter)
         queue.registered = True
-        watch = WaiterHeartbeat(queue)
+        watch = QueueWatch(queue)
         assert watch.call(time.monotonic()) is not None
         queue.leave(waiter)  # LEAVE has unregistered the queue.
         assert not jobs
@@ -164,7 +165,7 @@ class TestAnswers:
         queue.registered = True
         grant = queue.received(wanted, grant_made(60))
         assert grant is not None
-        assert queue.confirmed(wanted, grant, -math.inf) is None
+        assert queue.note_confirmed(wanted, grant, -math.inf) is None
         assert not queue.registered
 
     def test_a_confirmed_one_is_the_lock(self) -> None:
@@ -172,7 +173,7 @@ class TestAnswers:
             queue = queue_for(wanted)
             grant = queue.received(wanted, grant_made(60))
             assert grant is not None
-            granted = queue.confirmed(wanted, grant, 1234.0)
+            granted = queue.note_confirmed(wanted, grant, 1234.0)
             assert granted is not None
             assert granted.deadline == 1234.0
             assert granted.token == (wanted.token if wanted.chosen else b"T")

@@ -15,6 +15,7 @@ from ... import events
 from ...clock import time
 from ...conf import Conf
 from ...events import Subject
+from ...threads import Mutex, free_after_fork
 from ..metrics import OTHER
 
 __all__ = ["load", "start_configured"]
@@ -107,6 +108,7 @@ HISTOGRAMS = (
 class Exporter(Generic[M]):
     def __init__(self, metrics: Sequence[tuple[Instrument, M]]) -> None:
         self._groups: set[str] = set()
+        self._mutex = free_after_fork(Mutex())
         self._by_event: dict[type, list[tuple[Instrument, M]]] = {}
         for instrument, metric in metrics:
             for event in instrument.amounts:
@@ -123,9 +125,10 @@ class Exporter(Generic[M]):
 
     def _group(self, group: str) -> str:
         if group not in self._groups:
-            if len(self._groups) >= MAX_GROUPS:
-                return OTHER
-            self._groups.add(group)
+            with self._mutex:
+                if len(self._groups) < MAX_GROUPS:
+                    self._groups.add(group)
+                return group if group in self._groups else OTHER
         return group
 
     def _add(self, metric: M, amount: float, labels: Labels, event: object) -> None:

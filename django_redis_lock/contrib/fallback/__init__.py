@@ -105,7 +105,7 @@ class Attempt:
         token, attempt = named_token(), b""
         if self._request.chosen:
             token, attempt = self._request.token, new_token()
-        self._request.may_hold.append((token, attempt))
+        self._request.may_hold.append((token, attempt, 1))
         self._request = self._request._replace(token=token, attempt=attempt, waiter=waiter)
 
     def _hold_without_redis(self, error: BaseException) -> Steps[bool]:
@@ -149,8 +149,7 @@ class Attempt:
         lock = self._lock
         breakers = [node.breaker for server in lock._servers for node in server.nodes()]
         breaker = next((b for b in breakers if b.failing), breakers[0])
-        first = not breaker.fallbacks  # Of this outage.
-        breaker.fallbacks += 1
+        first = breaker.fell_back()
         if events.listeners:
             events.emit(FellBack(lock.subject, lock.on_redis_down, error))
         if first:

@@ -105,7 +105,7 @@ class Conditions:
     """
 
     of_client = ""
-    session_used = in_background = False
+    session_used = in_background = _session_used_before = False
 
     def __init__(self, request: HttpRequest, names: tuple[str, ...] = _CONDITIONS) -> None:
         self._request = getattr(request, "_request", request)
@@ -113,7 +113,6 @@ class Conditions:
         self._taken: dict[str, object] | None = None
         self._flag: object = None
         self._session: SessionBase | None = None
-        self._session_used_before = False
         self._of_client_before: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -246,9 +245,9 @@ class OpenFlight(Postponed):
     def drop(self) -> None:
         """End the flight without a value: the rest of the computation will never begin. The garbage
         collector may call this, so the keeper does it."""
-        if self.leader is not None:
-            self.leader.end_later()
-            self.leader = None
+        leader, self.leader = self.leader, None
+        if leader is not None:
+            leader.end_later()
 
 
 class Rendering:

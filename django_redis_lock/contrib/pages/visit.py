@@ -79,6 +79,9 @@ class Visit:
     the pages of the URL vary on, at that of the headers. None there means that the page cannot be
     cached: callers do not wait for each other. (For Django that is nothing.)"""
 
+    timeout: float  # Seconds; of the page that this caller has computed.
+    own: OwnWrites  # What the view has deleted itself.
+
     def __init__(
         self,
         middleware: CachedPageMiddleware,
@@ -92,11 +95,8 @@ class Visit:
         self.asynchronous = asynchronous
         self.cache = value_cache(middleware.cache_alias)
         self.caller = self._here()
-        self.timeout = 0.0
-        #: The flight that this caller leads: the key in Redis, and the token; and what the view has
-        #: deleted itself.
+        #: The flight that this caller leads: the key in Redis, and the token.
         self.flight: tuple[bytes, bytes] | None = None
-        self.own = OwnWrites()
         #: The response, or an exception instead, if this caller has computed it.
         self.computed = _NOTHING
 

@@ -23,7 +23,7 @@ from ...transport import Answer, Client, RawConnection, Server, note_sent, pack,
 from ...transport.address import probe_seconds
 from ...transport.aio_client import arun, has_idle_connection
 from ...transport.aio_connection import wait_awake
-from ...transport.execute import admitted, receive, send
+from ...transport.execute import admitted
 from ...transport.refusals import is_misdirected
 from .base import Quorum
 
@@ -155,6 +155,15 @@ class _Connecting:
         return self._claimed.acquire(blocking=False)
 
 
+def _receive(connection: RawConnection, call: Call) -> Reply:
+    """The reply to ``call``; the script is sent to a server that does not know it."""
+    try:
+        return connection.read_response()
+    except NoScriptError:
+        connection.send_packed_command([pack(call, known=False)])
+        return connection.read_response()
+
+
 class _FanOut:
     def __init__(
         self, servers: Sequence[Server], calls: Mapping[int, Call], patience: float
@@ -180,7 +189,7 @@ class _FanOut:
                 return
         while (connection := server.checkout_idle()) is not None:
             try:
-                send(connection, call)
+                connection.send_packed_command([pack(call)])
             except (RedisError, OSError):
                 connection.disconnect()  # The server has closed it; try the next.
             else:
@@ -211,8 +220,8 @@ class _FanOut:
             server.checkin(connection)  # For the next call.
             return
         try:
-            send(connection, call)
-            answer = receive(connection, call)
+            connection.send_packed_command([pack(call)])
+            answer = _receive(connection, call)
         except Exception as error:
             connection.disconnect()
             answer = error

@@ -102,7 +102,7 @@ class Election:
 
     def _record_token(self) -> None:
         """Record the token before sending it; see ``AcquireRequest.may_hold``."""
-        mine, recorded = (self.request.token, self._attempt), self.request.may_hold
+        mine, recorded = (self.request.token, self._attempt, 1), self.request.may_hold
         if mine not in recorded:
             recorded.append(mine)
 
@@ -185,7 +185,7 @@ class Election:
 
     @property
     def _back(self) -> Call:
-        return self.request.give_back(self.request.token, self._attempt)
+        return self.request.release_call(self.request.token, self._attempt)
 
     def acquired(self, ballot: Ballot, fence: int, contended: bool) -> QuorumAcquisition:
         facts = (self.request.token, fence, ballot.sent_at, ballot.deadline, self._attempt)

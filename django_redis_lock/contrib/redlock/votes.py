@@ -199,13 +199,13 @@ class VotedRenewal(Renewal):
                 return
         else:
             whole = sent_at + (hold.lifetime or math.inf)
-            until = whole if isinstance(reply, Taken) else reply.until
+            until = whole if isinstance(reply, Taken) else reply
             hold.vote(self._place, until - drift(until - sent_at), sent_at)
             if hold.ended and self._requesting_vote:
                 # The vote has arrived after the release.
                 keeper().add(hold.deferred_release(self.server, 2.0))
             elif not self._requesting_vote:
-                self._described()
+                self._note_described()
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from ...clock import time
 from ...exceptions import LockError
-from ...locking import AsyncLock, Hold, Lock, LockOperations, questions
+from ...locking import AsyncLock, Hold, Lock, LockOperations, note_vanished, questions
 from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Call, Reply, named_token
 from ...protocol.holders import HolderInfo
@@ -113,10 +113,12 @@ class SeveralNames(LockOperations):
 
     def _note_request(self, member: Member, asked: AcquireRequest, to: AcquireRequest) -> None:
         """For ``_abandon``: what is about to be asked for ``member``."""
-        to.may_hold.append((member, asked, member.local.hold))
+        noted: list[Any] = to.may_hold
+        noted.append((member, asked, member.local.hold))
 
     def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
-        for member, asked, before in request.may_hold:
+        noted: list[Any] = request.may_hold
+        for member, asked, before in noted:
             member._abandon(asked, error)
             hold = member.local.hold
             if hold is None or hold is before:
@@ -156,8 +158,10 @@ class SeveralNames(LockOperations):
             passes = partial(_passes, contended=contended, wait=wait)
             reply = yield from self._send_all(asked, request, contended, passes if waits else None)
             for (member, mine), taken in zip(asked, reply.taken, strict=False):
-                member._note_vanished(taken)
-                self._note(member, mine.acquired(taken, contended), began, held)
+                if taken.vanished is not None:
+                    server = server_of(member.redis)
+                    note_vanished(server, member.keys, taken.vanished, member.subject)
+                self._note(member, mine.acquired_by_reply(taken, contended), began, held)
             if reply.gate is None:
                 break
             if not (yield from self._wait_at(asked[reply.gate], reply, waits, began, held)):
@@ -174,7 +178,7 @@ class SeveralNames(LockOperations):
         return [self._asked_for(member, one, request) for member in members]
 
     def _asked_for(self, member: Member, one: AcquireRequest, to: AcquireRequest) -> Asked:
-        may_hold = [(one.token, b"")]
+        may_hold = [(one.token, b"", 1)]
         mine = one._replace(keys=member.keys, subject=member.subject, may_hold=may_hold)
         self._note_request(member, mine, to)
         return Asked(member, mine)
@@ -359,7 +363,7 @@ class AsyncMultiLock(SeveralNames, AsyncLock):
 
 
 def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:
-    _, _, args = asked[0].acquire(asked[0].waiter)
+    _, _, args = asked[0].acquire_call(asked[0].waiter)
     keys = tuple(chain(*(one.keys for one in asked)))
     return Call(ACQUIRE_ALL, keys, (*args, len(asked), "1" if keep else ""))
 

@@ -182,7 +182,7 @@ class VirtualClock(Clock):
                 if self._now >= end:
                     return
                 seen, waited = self._looks, Clock.monotonic() - began
-                stirs = seen != looks or min(self._ends.values()) <= self._now
+                stirs = seen != looks or min((*self._ends.values(),)) <= self._now
                 stirs = waited < self.real_wait and stirs
                 quiet = 0 if waited < seconds and (stirs or self._others_work(me)) else quiet + 1
                 if quiet >= wanted:
@@ -296,7 +296,7 @@ class MemoryServer:
         keeper().hurry()
 
     def _databases(self) -> list[Database]:
-        return [found for name, found in databases.items() if name.startswith(self._prefix)]
+        return [found for name, found in list(databases.items()) if name.startswith(self._prefix)]
 
     def _find_places(self) -> None:
         """Note which servers the caches lead to: a cache object that was made before the override
@@ -349,7 +349,7 @@ class MemoryServer:
                 keeper().discard(job)
 
     def _forget(self) -> None:
-        for name in [name for name in databases if name.startswith(self._prefix)]:
+        for name in [name for name in list(databases) if name.startswith(self._prefix)]:
             del databases[name]
 
 

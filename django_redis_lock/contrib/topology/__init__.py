@@ -38,9 +38,9 @@ from ...protocol import Reply
 from ...protocol.keys import SLOTS, index_key, slot_of
 from ...threads import free_after_fork, get_logger
 from ...transport import RawConnection, Server, note_sent, pack_words
-from ...transport.address import Address, who, without_address
+from ...transport.address import Address, common_settings, who
 from ...transport.refusals import is_misdirected
-from ...transport.registry import Database, Settings
+from ...transport.registry import Database, Pool, Settings
 
 logger = get_logger("django_redis_lock.topology")
 
@@ -148,9 +148,11 @@ class Topology(Server):
         return Server(address)
 
     def _keep_only(self, kept: Iterable[Server]) -> None:
-        gone = set(self._nodes.values()).difference(kept)
-        self._nodes = {where: node for where, node in self._nodes.items() if node not in gone}
-        for node in gone:
+        kept = set(kept)
+        for where, node in list(self._nodes.items()):  # Other threads may add to it.
+            if node in kept:
+                continue
+            self._nodes.pop(where, None)
             node.retired, node.MAX_IDLE_CONNECTIONS = True, 0
             node.close()
             node.breaker.replaced()
@@ -169,7 +171,7 @@ class SentinelService(Topology):
     STALE = 1.0
 
     def __init__(self, pool: Any) -> None:
-        super().__init__(without_address(pool))
+        super().__init__(_without_address(pool))
         manager = pool.sentinel_manager
         self._name: str = pool.service_name
         self._forced_host: str | None = getattr(manager, "_force_master_ip", None)
@@ -186,7 +188,7 @@ class SentinelService(Topology):
     def identity(cls, pool: Any) -> Database:
         sentinels = (s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels)
         where = frozenset((s.get("host"), s.get("port")) for s in sentinels)
-        connection_class, settings = without_address(pool)
+        connection_class, settings = _without_address(pool)
         return (connection_class, where, pool.service_name, *who(settings))
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
@@ -404,4 +406,15 @@ def _common(client: Any) -> Address:
     settings = client.nodes_manager.connection_kwargs
     named = settings.get("connection_class", Connection)
     tls = settings.get("ssl") or issubclass(named, (SSLConnection, AsyncSSLConnection))
-    return without_address(Address(SSLConnection if tls else Connection, settings))
+    return _without_address(Address(SSLConnection if tls else Connection, settings))
+
+
+def _without_address(pool: Pool) -> Address:
+    """What the connections to each of several servers have in common, wherever these are."""
+    tls = issubclass(pool.connection_class, (SSLConnection, AsyncSSLConnection))
+    settings = common_settings(pool)
+    for name in ("host", "port", "path"):
+        settings.pop(name, None)
+    if pool.connection_kwargs.get("socket_timeout"):
+        settings["socket_timeout"] = pool.connection_kwargs["socket_timeout"]
+    return Address(SSLConnection if tls else Connection, settings)

@@ -69,6 +69,10 @@ class WakeEvent(Protocol):
     def wait(self, seconds: float) -> Step[bool]: ...
 
 
+#: Reentrant: ``leave`` calls ``dissolve`` while it holds it.
+_mutex = free_after_fork(Mutex())
+
+
 class WaitQueue:
     """The waiters of this process for one lock on one server, in the order of their arrival.
 
@@ -82,7 +86,7 @@ class WaitQueue:
     Attributes:
         id: the waiter id.
         node: the server where the first member waits.
-        registered: whether the id is registered, so that a release makes a grant for it.
+        registered: whether ACQUIRE has registered the id, so that a release makes a grant for it.
         connection: where the first member's blocking pop is sent.
         waiters: its members, each with its ``queue`` and its ``turn``; see ``Waiter``.
     """
@@ -102,11 +106,12 @@ class WaitQueue:
         self.id = request.waiter or waiter_id()
         self.node: Server | None = None
         self.registered = False
-        #: Whether Redis may know the id, so that it must be unregistered in the end.
+        #: Whether to unregister the id in the end: also if a reply is missing (then it is not
+        #: ``registered``), but not if the call to be sent next does it (then it still is).
         self._may_be_registered = bool(request.waiter)
         self.clock: Clock | None = None
         self.waiters: deque[Waiter] = deque()
-        self._heartbeat: WaiterHeartbeat | None = None
+        self._watch: QueueWatch | None = None
 
     def end(self) -> None:
         """The queue is empty: let its connection go."""
@@ -132,7 +137,7 @@ class WaitQueue:
         """What the pop has returned, after it ended."""
         raise NotImplementedError
 
-    def extend(self, call: Call, until: float) -> Step[PendingLifetime]:
+    def send_take_grant(self, call: Call, until: float) -> Step[PendingLifetime]:
         """Send TAKE_GRANT, whose reply comes later."""
         raise NotImplementedError
 
@@ -175,10 +180,10 @@ class WaitQueue:
         with _mutex:
             if not self.closed:
                 del queues[self.key]
-        if self._heartbeat is not None:
-            keeper().discard(self._heartbeat)
+        if self._watch is not None:
+            keeper().discard(self._watch)
         if self._may_be_registered:  # If this fails, the id expires within seconds.
-            keeper().add(SentOnce(self.server, self.request.unregister(self.id)))
+            keeper().add(SentOnce(self.server, self.request.unregister_call(self.id)))
             self._may_be_registered = False
 
     def _close_if_last(self) -> bool:
@@ -200,21 +205,21 @@ class WaitQueue:
     def acquire_call(self, request: AcquireRequest) -> Call:
         """The call that takes the lock, or else registers the queue."""
         self._may_be_registered = True
-        return request.acquire(self.id)
+        return request.acquire_call(self.id)
 
-    def refused(self, refused: Refused) -> None:
+    def note_refused(self, refused: Refused) -> None:
         """ACQUIRE, sent with this queue's id, has not got the lock: the queue is registered."""
         self.registered = self._may_be_registered = True
-        if self._heartbeat is None:
-            self._heartbeat = WaiterHeartbeat(self)
-        self._heartbeat.due = self.next_look(refused.pttl, refused.clock)
-        keeper().add(self._heartbeat)
+        if self._watch is None:
+            self._watch = QueueWatch(self)
+        self._watch.due = self.next_look(refused.pttl, refused.clock)
+        keeper().add(self._watch)
 
-    def taken(self, request: AcquireRequest, taken: Taken) -> Acquisition:
+    def note_taken(self, request: AcquireRequest, taken: Taken) -> Acquisition:
         """ACQUIRE or LEAVE has got the lock."""
         if taken.vanished is not None:
             records.note_vanished(self.server, request.keys, taken.vanished, request.subject)
-        return request.acquired(taken, contended=True)
+        return request.acquired_by_reply(taken, contended=True)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
         """When the keeper looks at the lock again, in monotonic seconds: ``pttl`` is how long the
@@ -223,7 +228,7 @@ class WaitQueue:
         left = pttl / 1000 if pttl >= 0 else math.inf
         return time.monotonic() + min(WATCH_INTERVAL_SECONDS, left)
 
-    def registered_again(self) -> None:
+    def may_be_registered_again(self) -> None:
         """The id may be registered again after it was removed: by the keeper, or because the call
         that was to remove it was not answered."""
         with _mutex:
@@ -249,7 +254,7 @@ class WaitQueue:
         grant = self.grant_in(reply)
         if grant is None:
             return None
-        call = request.take(grant, self.id_to_unregister())
+        call = request.take_grant_call(grant, self.id_to_unregister())
         age = self.clock.age(grant.fence) if self.clock else math.inf
         max_age = min(MAX_GRANT_AGE_SECONDS, request.grant_timeout / 4)
         fresh = abs(age) < max_age and not request.must_confirm_grants
@@ -257,23 +262,20 @@ class WaitQueue:
         until = min(until, request.until(arrived_at))
         return ReceivedGrant(grant, arrived_at, call, until if fresh else None)
 
-    def confirmed(
+    def note_confirmed(
         self, request: AcquireRequest, received: ReceivedGrant, until: float
     ) -> Acquisition | None:
-        """The reply about a grant that was not believed: the lock, or None. Then the grant expired
-        while this process was frozen, and the wait goes on."""
+        """``until`` is from the reply to TAKE_GRANT. None if the grant expired while this process
+        was frozen: the wait goes on."""
         if until > -math.inf:
-            return request.taken(received.grant, received.arrived_at, until)
-        self.registered = False  # Or perhaps not; asking again makes sure.
+            return request.acquired_by_grant(received.grant, received.arrived_at, until)
+        self.registered = False  # If it still is, ACQUIRE registers it again.
         return None
-
-
-_mutex = free_after_fork(Mutex())
 
 
 @after_fork
 def _forget_queues() -> None:
-    """They are the parent's: a child that drops its parent's frames leaves none of them."""
+    """They are the parent's. Its calls that the child finalizes leave none, and send nothing."""
     for queue in queues.values():
         queue.waiters.clear()
         queue.registered = queue._may_be_registered = False
@@ -294,11 +296,11 @@ def join(waiter: Waiter, queue: WaitQueue, new_turn: Callable[[], WakeEvent]) ->
 
 def unregister(server: Server, request: AcquireRequest) -> None:
     """Have the keeper unregister the waiter id of ``request``, unless a queue goes on with it."""
-    if not any(queue.id == request.waiter for queue in tuple(queues.values())):
-        keeper().add(SentOnce(server, request.unregister(request.waiter)))
+    if not any(queue.id == request.waiter for queue in list(queues.values())):
+        keeper().add(SentOnce(server, request.unregister_call(request.waiter)))
 
 
-class WaiterHeartbeat(Job):
+class QueueWatch(Job):
     """Keeps a queue registered, and makes the grant for a holder that has vanished."""
 
     def __init__(self, queue: WaitQueue) -> None:
@@ -311,7 +313,7 @@ class WaiterHeartbeat(Job):
             self._queue.dissolve()  # Its tasks will never run again.
             self._queue.wake()
             return None
-        return self._queue.request.watch(self._queue.id, len(self._queue.waiters))
+        return self._queue.request.watch_call(self._queue.id, len(self._queue.waiters))
 
     def answered(self, value: Reply, sent_at: float) -> None:
         pttl, clock, untaken, all_vanished = parse_watch(value, sent_at)
@@ -319,7 +321,7 @@ class WaiterHeartbeat(Job):
         for vanished in all_vanished:
             records.note_vanished(self.server, request.keys, vanished, request.subject)
         self.due = self._queue.next_look(pttl, clock)
-        self._queue.registered_again()
+        self._queue.may_be_registered_again()
         # A grant is untaken although we wait: Redis does not know our blocking pop, because its
         # connection has died without a word. Only the second time in a row: it may be on its way.
         self._untaken = self._untaken + 1 if untaken else 0

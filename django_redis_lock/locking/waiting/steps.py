@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from types import EllipsisType
-from typing import Any
 
 from redis.exceptions import NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -24,6 +23,7 @@ from ...protocol import (
     AcquireRequest,
     Acquisition,
     Call,
+    Claim,
     Refused,
     Reply,
     Taken,
@@ -39,6 +39,8 @@ logger = get_logger("django_redis_lock.waiting")
 
 #: Pauses between attempts to reach a server that is away, in seconds.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
+#: No reply: the blocking pop may not have ended.
+POPPING = ...
 
 
 class MayNotBlock(Exception):
@@ -58,7 +60,7 @@ class Waiter:
     def __init__(self, client: Client, request: AcquireRequest, queue: WaitQueue) -> None:
         self._client = client
         self._request = request
-        #: What the last blocking pop has returned; ``...`` as long as it may not have ended.
+        #: What the last blocking pop has returned, or POPPING.
         self._reply: PopReply | EllipsisType = None
         #: Whether Redis may have carried out something that was not answered.
         self._unanswered = False
@@ -86,7 +88,7 @@ class Waiter:
         mine = self.queue
         join(self, mine, self._new_turn)
         if refused is not None and self.queue is mine:
-            mine.refused(refused)
+            mine.note_refused(refused)
         turn = self.turn
         while turn is not None and not (yield turn.wait(self._request.left())):
             if self._request.deadline is not None:
@@ -100,8 +102,8 @@ class Waiter:
         reply = parse_acquire((yield self._run(call, patience)), sent_at)
         self._request = self._request.with_margin(sent_at)
         if isinstance(reply, Taken):
-            return self.queue.taken(self._request, reply)
-        self.queue.refused(reply)
+            return self.queue.note_taken(self._request, reply)
+        self.queue.note_refused(reply)
         return None
 
     def _wait_through_outages(self) -> Steps[Acquisition | None]:
@@ -142,7 +144,7 @@ class Waiter:
         request, queue = self._request, self.queue
         yield queue.connect(self._client)
         while True:
-            self._reply = ...
+            self._reply = POPPING
             yield queue.begin_pop(pack_words(b"BLPOP", request.keys.grants, request.wake, b"0"))
             while not (yield queue.pop_ended(left := request.left())):
                 if left <= 0:
@@ -165,44 +167,45 @@ class Waiter:
         """What the pop has returned: the lock, or None (it was ended, or its grant is over)."""
         request, queue = self._request, self.queue
         try:
-            self._reply = reply = queue.reply()  # Kept here for the case of an interrupt.
+            self._reply = reply = queue.reply()
         except NoPermissionError as error:
             raise MayNotBlock from error
         received = queue.received(request, reply)
         if received is None:
             return None
         grant = received.grant
-        tokens = [(grant.token, b"", grant.place)]
+        claims = [(grant.token, b"", grant.place)]
         if request.chosen and grant.place > request.limit:  # ACQUIRE does not find it there.
-            tokens.append((request.token, request.attempt, grant.place))
-        request.may_hold.extend(tokens)
+            claims.append((request.token, request.attempt, grant.place))
+        request.may_hold.extend(claims)
         try:
-            pending = yield queue.extend(received.call, request.until(time.monotonic()))
+            pending = yield queue.send_take_grant(received.call, request.until(time.monotonic()))
             if received.until is not None:
-                return request.taken(grant, received.arrived_at, received.until, pending)
+                arrived_at, until = received.arrived_at, received.until
+                return request.acquired_by_grant(grant, arrived_at, until, pending)
             until = yield pending.confirmed()
             if until is None:
                 raise RedisTimeoutError("the connection broke while a grant was taken")
         except Exception:
             # Redis may carry it out all the same; then the lock would have no holder.
-            for noted in tokens:
-                self._give_back(*noted)
+            for claim in claims:
+                self._release_by_keeper(claim)
             raise
-        return queue.confirmed(request, received, until)
+        return queue.note_confirmed(request, received, until)
 
     def _last_try(self) -> Steps[Acquisition | None]:
         queue, sent_at = self.queue, time.monotonic()
-        leave = self._request.leave(queue.id_to_unregister(), try_again=True)
+        leave = self._request.leave_call(queue.id_to_unregister(), try_again=True)
         try:
             reply = yield self._run(leave, LAST_TRY_SECONDS)
         except RedisTimeoutError:
             # It may still be carried out and take the lock for no holder; or it was never sent.
-            self._give_back(self._request.token, self._request.attempt)
-            queue.registered_again()
+            self._release_by_keeper((self._request.token, self._request.attempt, 1))
+            queue.may_be_registered_again()
             yield queue.disconnect()
             return None
         taken = parse_acquire(reply, sent_at)
-        acquired = queue.taken(self._request, taken) if isinstance(taken, Taken) else None
+        acquired = queue.note_taken(self._request, taken) if isinstance(taken, Taken) else None
         if not (yield queue.pop_ended(LAST_TRY_SECONDS)):
             yield queue.disconnect()  # Dead without a word; a grant lost on it ends by itself.
             return acquired
@@ -213,16 +216,19 @@ class Waiter:
         return acquired
 
     # -- what must be released ---------------------------------------------------------------
+    #
+    # A grant is in ``_reply`` as soon as it is read, and in ``may_hold`` before TAKE_GRANT is sent.
+    # After an interrupt, ``wait`` of a subclass gives back the one, ``_abandon`` of the lock the
+    # other. A grant that is just being read expires.
 
     def give_back(self, reply: PopReply) -> None:
         """Release the grant that a pop has returned in ``reply``, if it has."""
         if (grant := self.queue.grant_in(reply)) is not None:
-            self._give_back(grant.token, b"", grant.place)
+            self._release_by_keeper((grant.token, b"", grant.place))
 
-    def _give_back(self, *token: Any) -> None:
-        """Have the keeper release what Redis has given to ``token``, or may yet give to it; as in
-        ``AcquireRequest.may_hold``."""
-        release = self._request.give_back(*token)
+    def _release_by_keeper(self, claim: Claim) -> None:
+        """Have the keeper release what Redis has given to ``claim``, or may yet give to it."""
+        release = self._request.release_call(*claim)
         keeper().add(DeferredRelease(self.queue.server, release, self._request.lifetime))
         noted = self._request.may_hold
-        noted[:] = [each for each in noted if each != token]
+        noted[:] = [each for each in noted if each != claim]

@@ -52,7 +52,7 @@ class PendingAnswer:
             return None
         return self._until if taken else -math.inf
 
-    def confirm(self, wait: bool) -> float | None:
+    def read_reply(self, wait: bool) -> float | None:
         """See ``PendingLifetime``. It never waits: the loop that asks is the one that reads."""
         done = self._reading.done() and not self._reading.cancelled()
         return self._reading.result() if done else None
@@ -103,7 +103,7 @@ class TaskQueue(WaitQueue):
         reply: PopReply = reading.result()
         return reply
 
-    async def extend(self, call: Call, until: float) -> PendingAnswer:
+    async def send_take_grant(self, call: Call, until: float) -> PendingAnswer:
         assert self.connection is not None
         self.pending = PendingAnswer(self.connection, call, until)
         return self.pending
@@ -198,11 +198,11 @@ class TaskWaiter(Waiter):
     ) -> None:
         request = self._request
         try:
-            leave = request.leave(self.queue.id_to_unregister(), try_again=False)
+            leave = request.leave_call(self.queue.id_to_unregister(), try_again=False)
             await self._run(leave, LAST_TRY_SECONDS)
             self._reply = reply = await asyncio.wait_for(reading, ANSWER_TIMEOUT_SECONDS)
             if (grant := self.queue.grant_in(reply)) is not None:
-                release = request.give_back(grant.token, place=grant.place)
+                release = request.release_call(grant.token, place=grant.place)
                 await arun(self._client, release)
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             fields = {"lock": printable(request.keys.lock), "error": error}

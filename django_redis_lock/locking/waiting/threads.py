@@ -17,7 +17,7 @@ from ...threads import Mutex
 from ...transport import Client, RawConnection, Server, pack, run, server_of
 from ...transport.address import has_socket, shut
 from .queue import PopReply, WaitQueue
-from .steps import MayNotBlock, Waiter
+from .steps import POPPING, MayNotBlock, Waiter
 
 
 class PendingReply:
@@ -37,9 +37,9 @@ class PendingReply:
         server.known_scripts.add(self._script)
 
     def confirmed(self) -> float | None:
-        return self.confirm(True)
+        return self.read_reply(True)
 
-    def confirm(self, wait: bool) -> float | None:
+    def read_reply(self, wait: bool) -> float | None:
         """See ``PendingLifetime``."""
         if self._pid != os.getpid():
             return None  # The answer is the parent's; to read it would leave the parent without.
@@ -90,7 +90,7 @@ class ThreadQueue(WaitQueue):
                 self.disconnect()
                 raise MayNotBlock
         if self.pending is not None:
-            self.pending.confirm(True)
+            self.pending.read_reply(True)
             self.pending = None
 
     def begin_pop(self, command: bytes) -> None:
@@ -103,7 +103,7 @@ class ThreadQueue(WaitQueue):
         reply: PopReply = self._connected.read_response()
         return reply
 
-    def extend(self, call: Call, until: float) -> PendingReply:
+    def send_take_grant(self, call: Call, until: float) -> PendingReply:
         self.pending = PendingReply(self._connected, call, self.node or self.server, until)
         return self.pending
 
@@ -135,8 +135,7 @@ class ThreadWaiter(Waiter):
         super().__init__(client, request, ThreadQueue(server_of(client), request))
 
     def wait(self, refused: Refused | None = None) -> Acquisition | None:
-        """Wait until the lock is ours, or until the request's deadline. A caller that is
-        interrupted before it has noted the outcome must release ``AcquireRequest.may_hold``.
+        """Wait until the lock is ours, or until the request's deadline.
 
         Args:
             refused: the reply to the ACQUIRE with the request's waiter id, if one was sent.
@@ -161,11 +160,11 @@ class ThreadWaiter(Waiter):
         does that, in its own thread, which no signal interrupts."""
         request, queue = self._request, self.queue
         if queue.is_led_by(self):
-            if queue.connection is not None and self._reply is ...:
-                keeper().add(AbandonedPop(self, request.leave(b"", try_again=False)))
+            if queue.connection is not None and self._reply is POPPING:
+                keeper().add(AbandonedPop(self, request.leave_call(b"", try_again=False)))
                 queue.connection = None
             queue.disconnect()
-        if self._reply is not ...:
+        if self._reply is not POPPING:
             self.give_back(self._reply)
         self._reply = None
         queue.abandon(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,12 +14,17 @@ from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache as PlainCache
 from django_redis.client import DefaultClient
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import SETTING
 from tests.redis_server import RedisServer
 
 Operation = Callable[[Any], Any]
+
+#: A lifetime of which a thousandth is a quarter of an hour.
+LONG = 1_000_000
 
 
 def done(result: Any) -> None:
@@ -35,6 +40,7 @@ OPERATIONS: dict[str, Operation] = {
     "set for ever": lambda c: c.set("brief", 2, timeout=None),
     "set for 0": lambda c: c.set("a", 2, timeout=0),
     "set for 0, missing": lambda c: c.set("new", 2, timeout=0),
+    "set for long": lambda c: c.set("new", 2, LONG),
     "set for less than 0": lambda c: c.set("a", 2, timeout=-5),
     "set for less than 1 ms": lambda c: c.set("a", 2, timeout=0.0004),
     "set of a version": lambda c: c.set("a", 2, version=7),
@@ -68,6 +74,7 @@ OPERATIONS: dict[str, Operation] = {
     "delete by position": lambda c: c.delete("a", 1, c.key_prefix),
     "set_many": lambda c: done(c.set_many({"a": 1, "new": 2})),
     "set_many for a time": lambda c: done(c.set_many({"a": 1, "new": 2}, 60)),
+    "set_many for long": lambda c: done(c.set_many({"a": 1, "new": 2}, LONG)),
     "set_many for 0": lambda c: done(c.set_many({"a": 1, "new": 2}, timeout=0)),
     "set_many for ever": lambda c: done(c.set_many({"a": 1}, timeout=None)),
     "set_many of a version": lambda c: done(c.set_many({"a": 1}, version=2)),
@@ -82,6 +89,7 @@ OPERATIONS: dict[str, Operation] = {
     "delete_pattern of a version": lambda c: c.delete_pattern("*", version=2),
     "delete_pattern of a prefix": lambda c: c.delete_pattern("*", prefix="other"),
     "incr_version": lambda c: c.incr_version("brief"),
+    "incr_version for long": lambda c: (c.set("brief", 2, LONG), c.incr_version("brief")),
     "incr_version by": lambda c: c.incr_version("a", 2),
     "incr_version of a version": lambda c: c.incr_version("a", 1, 5),
     "incr_version, missing": lambda c: c.incr_version("new"),
@@ -95,7 +103,9 @@ OPERATIONS: dict[str, Operation] = {
     "decr, missing": lambda c: c.decr("new"),
     "incr, new": lambda c: c.incr("new", 3, ignore_key_check=True),
     "incr beyond": lambda c: (c.set("five", 2**63 - 1), c.incr("five")),
+    "incr beyond, for long": lambda c: (c.set("five", 2**63 - 1, LONG), c.incr("five")),
     "touch": lambda c: c.touch("a", 60),
+    "touch for long": lambda c: c.touch("a", LONG),
     "touch for 0": lambda c: c.touch("a", 0),
     "touch for 0, missing": lambda c: c.touch("new", 0),
     "touch for ever": lambda c: c.touch("brief", None),
@@ -362,6 +372,17 @@ def test_a_timedelta_is_so_long_in_seconds_and_in_milliseconds(redis_server: Red
     assert 50 < cache.ttl("a") <= 60
     assert cache.pexpire("a", timedelta(minutes=2))
     assert 110_000 < cache.pttl("a") <= 120_000
+    for expire in (cache.expire, cache.pexpire):
+        assert expire("a", timedelta(seconds=LONG))
+        assert LONG - 100 < cache.ttl("a") <= LONG
+
+
+def test_a_moment_is_the_same_in_seconds_and_in_milliseconds(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server)
+    for expire in (cache.expire_at, cache.pexpire_at):
+        cache.set("a", 1)
+        assert expire("a", datetime.now() + timedelta(seconds=LONG))
+        assert LONG - 100 < cache.ttl("a") <= LONG
 
 
 def test_shards_refuse_a_client_as_django_redis_does(redis_server: RedisServer) -> None:
@@ -403,6 +424,51 @@ def test_writes_go_to_another_server_where_that_is_wanted(
     assert cache.set("a", 1)
     with redis_server.client() as client:
         assert client.get(":1:a") == b"1"
+
+
+@pytest.mark.parametrize("kind", [PlainCache, RedisCache])
+def test_a_callers_client_that_is_down_is_replaced_by_no_other(
+    redis_server: RedisServer, client: redis.Redis, kind: type[PlainCache]
+) -> None:
+    cache = kind(redis_server.url, {"OPTIONS": {"REPLICA_READ_ONLY": False}})
+    at_once = Retry(NoBackoff(), 0)
+    with redis.Redis(port=1, retry=at_once) as away, pytest.raises(redis.ConnectionError):
+        cache.set("a", 1, client=away)
+    assert not client.keys()
+
+
+def test_the_primary_is_written_and_its_replica_read(
+    redis_server: RedisServer, own_server: RedisServer
+) -> None:
+    """The two have different data here, so that each shows what reaches it."""
+    cache = RedisCache(f"{redis_server.url},{own_server.url}", {})
+    with redis_server.client() as primary, own_server.client() as replica:
+        for each in (primary, replica):
+            each.mset({":1:both": 1, ":1:long": 2**63 - 1})
+        replica.set(":1:replica", 5)
+        assert (
+            sorted(cache.keys("*")) == sorted(cache.iter_keys("*")) == ["both", "long", "replica"]
+        )
+        assert cache.get("replica") == 5
+        assert cache.get_many(["replica", "none"]) == {"replica": 5}
+        assert cache.has_key("replica")
+        untouched = {key: replica.get(key) for key in replica.keys()}
+        writes: dict[str, Operation] = {
+            "set": lambda c: c.set("new", 1),
+            "add": lambda c: c.add("newer", 1),
+            "set_many": lambda c: c.set_many({"newest": 1}),
+            "incr": lambda c: c.incr("both"),
+            "touch": lambda c: c.touch("both", 60),
+            "delete": lambda c: c.delete("new"),
+            "delete_many": lambda c: c.delete_many(["newer"]),
+            "delete_pattern": lambda c: c.delete_pattern("newe*"),
+        }
+        for write in writes.values():
+            assert write(cache) in (True, 1, 2, [])
+        assert set(primary.keys()) - {b"django_redis_lock:flights"} == {b":1:both", b":1:long"}
+        assert (primary.get(":1:both"), primary.ttl(":1:both") > 0) == (b"2", True)
+        assert {key: replica.get(key) for key in replica.keys()} == untouched
+        assert replica.ttl(":1:both") == -1
 
 
 def test_a_key_function_is_used_everywhere(redis_server: RedisServer, client: redis.Redis) -> None:

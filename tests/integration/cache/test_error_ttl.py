@@ -31,6 +31,13 @@ def test_it_is_over_after_its_time(cache: RedisCache, client: redis.Redis) -> No
     assert cache.get_or_set("report", 5) == 5
 
 
+def test_it_lasts_no_longer_and_no_shorter(cache: RedisCache, client: redis.Redis) -> None:
+    """Of so long a time, a thousandth is a quarter of an hour."""
+    with pytest.raises(Broken):
+        cache.get_or_set("report", Producer(Broken()), error_ttl=1_000_000)
+    assert 999_900_000 < client.pttl(flight_key(KEY)) <= 1_000_000_000
+
+
 @pytest.mark.parametrize("write", ["set", "delete"])
 def test_a_write_ends_it(cache: RedisCache, write: str) -> None:
     with pytest.raises(Broken):

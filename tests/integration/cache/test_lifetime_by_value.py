@@ -79,6 +79,16 @@ def test_a_value_lives_as_long_as_the_function_says(cache: Any, ask: Ask, value:
     assert left is None if value == "for ever" else 400_000 < left <= 500_000
 
 
+@pytest.mark.parametrize("stale", [0, 1_000_000])
+def test_a_lifetime_is_neither_longer_nor_shorter(cache: Any, ask: Ask, stale: float) -> None:
+    """Of so long ones, a thousandth is a quarter of an hour."""
+    of_many = ask in (WAYS["get_or_set_many"], WAYS["aget_or_set_many"])
+    options = {} if of_many else {"stale": stale}
+    ask(cache, lambda: "good", 1_000_000, **options)
+    longest = 1000 * (1_000_000 + options.get("stale", 0))
+    assert longest - 100_000 < cache.pttl("report") <= longest
+
+
 @pytest.mark.parametrize("value", ["bad", "worse"])
 def test_a_value_for_no_time_is_returned_and_not_stored(
     cache: Any, client: redis.Redis, ask: Ask, value: str

@@ -124,7 +124,10 @@ def test_threads_and_tasks_exclude_each_other(cache: LocMemCache) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("how", ["lock", "alock", "set", "delete", "incr", "delete_pattern"])
+@pytest.mark.parametrize(
+    "how",
+    ["lock", "alock", "set", "delete", "incr", "delete_pattern", "keys", "iter_keys"],
+)
 def test_a_client_is_refused(cache: LocMemCache, how: str) -> None:
     async def ask() -> Any:
         return cache.alock("import", client=object())
@@ -136,6 +139,8 @@ def test_a_client_is_refused(cache: LocMemCache, how: str) -> None:
         "delete": lambda: cache.delete("report", client=object()),
         "incr": lambda: cache.incr("report", client=object()),
         "delete_pattern": lambda: cache.delete_pattern("*", client=object()),
+        "keys": lambda: cache.keys("*", client=object()),
+        "iter_keys": lambda: cache.iter_keys("*", client=object()),
     }
     with pytest.raises(ValueError, match="client needs Redis: leave it out"):
         ways[how]()

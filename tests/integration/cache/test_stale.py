@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
+from django.core.cache import caches
 from django.utils import timezone, translation
 
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.signals import value_refresh_failed
 from django_redis_lock.singleflight import FlightRenewal, runners
@@ -61,6 +63,28 @@ def test_a_value_is_kept_for_its_timeout_and_the_stale_time(
 ) -> None:
     cache.get_or_set("report", "old", **TERMS)
     assert 3_650_000 < client.pttl(KEY) <= 3_660_000
+
+
+def test_a_long_stale_time_begins_when_the_timeout_ends(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    """A thousandth of it is a quarter of an hour."""
+    terms: Any = {"timeout": 1_000_000, "stale": 1_000_000}
+    cache.get_or_set("report", "old", **terms)
+    client.pexpire(KEY, 1_000_500_000)
+    assert cache.get_or_set("report", "new", **terms) == "old"
+    client.pexpire(KEY, 999_500_000)
+    assert cache.get_or_set("report", "new", **terms) == "new"
+
+
+def test_a_value_is_stale_to_its_last_moment() -> None:
+    clock = VirtualClock()
+    with override(MemoryServer(clock)):
+        for way in (caches["default"].get_or_set, async_to_sync(caches["default"].aget_or_set)):
+            way("report", "old", 600, stale=60)
+            clock.advance(660)
+            assert way("report", "new", 600, stale=60) == "new"
+            caches["default"].delete("report")
 
 
 def test_a_fresh_value_is_not_computed(cache: RedisCache) -> None:

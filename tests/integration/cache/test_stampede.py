@@ -9,11 +9,11 @@ import pytest
 import redis
 
 from django_redis_lock import LockNotAcquired
-from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import flight
+from django_redis_lock.singleflight import flight, in_process
 from tests.lanes import examples
-from tests.processes import Crew, Link, in_threads, processes, until, waiting_in
+from tests.processes import PATIENCE, Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.invariant("C1")
@@ -96,7 +96,9 @@ def test_all_get_the_one_value(redis_server: RedisServer, client: redis.Redis, v
 
 
 def ask_all_aboard(link: Link, url: str, threads: int = 9) -> list[Any]:
-    """As ``ask``; when the leader has spoken and all others wait, it says so."""
+    """As ``ask``; when the leader has spoken and all others wait, it says so. The keeper does not
+    describe the computation meanwhile."""
+    in_process.DESCRIBE_AFTER_SECONDS = 3600.0
 
     def watch() -> None:
         until(lambda: waiting_in("django_redis_lock.singleflight.runners") == threads - 1)
@@ -137,6 +139,8 @@ def test_a_crowd_needs_no_crowd_of_connections(
 
 def crowd(link: Link, url: str, threads: int, stale: float) -> int:
     """How many connections are opened by ``threads`` that ask at once for one missing value."""
+
+    reading.COLD_READ_TIMEOUT_SECONDS = PATIENCE  # However slow the machine is.
 
     def compute() -> Any:
         until(lambda: waiting_in("django_redis_lock.singleflight.runners") == threads - 1)

@@ -182,6 +182,26 @@ def test_a_hit_says_how_old_it_is() -> None:
         later = page(ask())
     assert int(later["Age"]) in (19, 20)
     assert (later["Cache-Control"], later["Expires"]) == ("max-age=60", first["Expires"])
+    with patch("time.time", return_value=int(now) - 20):  # Of a host whose clock is slow.
+        assert page(ask())["Age"] == "0"
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first page", "next page"])
+def test_how_long_a_page_and_what_it_varies_on_are_kept(known: bool) -> None:
+    """Of so long ones, a thousandth is a quarter of an hour."""
+    page = cached_page(1_000_000, stale=500_000)(lambda request: HttpResponse("page"))
+    page(ask())
+    if known:  # The flight is at the key of the page, not of what it varies on.
+        assert cache.delete_many(cache.keys("*cache_page.*.GET.*")) == 1
+        page(ask())
+    for pattern, longest in (("*cache_page.*.GET.*", 1_500_000), ("*cache_header.*", 3_000_000)):
+        [key] = cache.keys(pattern)
+        assert 1000 * longest - 100_000 < cache.pttl(key) <= 1000 * longest
+
+
+def test_a_request_may_be_answered_twice() -> None:
+    page, request = cached_page(60)(counting(lambda request: HttpResponse("page"))), ask()
+    assert [body(page(request)), body(page(request))] == ["page 1"] * 2
 
 
 @pytest.mark.parametrize("seconds", [30, lambda response: len(response.content)])

@@ -32,6 +32,7 @@ from rest_framework.views import APIView
 
 from django_redis_lock import current_lock, idempotent
 from django_redis_lock.contrib.idempotency import field, header
+from django_redis_lock.contrib.idempotency.requests import digest
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
@@ -187,6 +188,11 @@ def of(response: Any) -> tuple[int, Any]:
     return response.status_code, json.loads(response.content or "null")
 
 
+def kind_of(response: Any) -> str:
+    """Of what content. Django REST framework has yet to render it."""
+    return str(getattr(response, "accepted_media_type", response["Content-Type"]))
+
+
 # -- a repeat ------------------------------------------------------------------------------------
 
 
@@ -236,7 +242,7 @@ def test_a_repeat_while_the_first_runs(kind: Any) -> None:
     try:
         assert begun.wait(30)
         refused = view(sent())
-        assert refused.status_code == 409
+        assert (refused.status_code, kind_of(refused)) == (409, "application/json")
         assert int(refused["Retry-After"]) >= 1
         assert view(sent(body="{}")).status_code == 422
     finally:
@@ -393,6 +399,12 @@ def test_without_a_key(kind: Any) -> None:
     assert kind(act, **BY_USER, required=True)(sent(None)).status_code == 400
     assert kind(act, **BY_USER)(sent("k" * 256)).status_code == 400
     assert len(runs) == 3
+
+
+def test_the_longest_key_is_used() -> None:
+    view = function(pay, **BY_USER)
+    assert [view(sent("k" * 255)).status_code for _ in range(2)] == [201, 201]
+    assert len(runs) == 1
 
 
 @of_each_kind
@@ -655,6 +667,29 @@ def test_what_is_too_long_to_keep_does_not_run_again(response: Any) -> None:
     assert runs == ["ran"]
 
 
+def test_what_is_just_short_enough_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    view = function(lambda request: HttpResponse(b"x" * 10), **BY_USER, max_body=10)
+    assert [view(sent()).content for _ in range(2)] == [b"x" * 10] * 2
+    assert not caplog.records
+
+
+def test_a_request_without_a_user_needs_no_scope() -> None:
+    view = function(lambda request: HttpResponse("done"), scope=None)
+    answers = []
+    for _ in range(2):
+        request = sent()
+        del request.user
+        answers.append(view(request))
+    assert [each.content for each in answers] == [b"done"] * 2
+    assert answers[1]["Idempotency-Replayed"] == "true"
+
+
+def test_the_names_of_records_are_those_of_other_versions() -> None:
+    """In a rolling deployment, a repeat may reach a process of either."""
+    assert digest([b"a", b"bc"]) == "a4d2502de3aca3ac159bba2d99ea81a8"
+    assert digest([b"ab", b"c"]) != digest([b"a", b"bc"])
+
+
 def test_a_response_is_kept_for_its_ttl() -> None:
     function(pay, **BY_USER, ttl=100)(sent())
     assert 90 < caches["default"].ttl(name_in_cache()) <= 100
@@ -669,8 +704,23 @@ def test_without_redis_nothing_runs(kind: Any, settings: Any) -> None:
     nowhere = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {"default": nowhere}
     settings.DJANGO_REDIS_LOCK = {"ON_REDIS_DOWN": "run"}
-    assert kind(pay, **BY_USER)(sent()).status_code == 503
+    answer = kind(pay, **BY_USER)(sent())
+    assert (answer.status_code, kind_of(answer)) == (503, "application/json")
     assert not runs
+
+
+@of_each_kind
+@pytest.mark.parametrize("verb", ["post", "get"])
+def test_an_outage_in_the_view_is_the_views(kind: Any, verb: str) -> None:
+    """It may have done its work."""
+
+    def fail(request: Any) -> Any:
+        runs.append("ran")
+        raise redis.ConnectionError("of the view")
+
+    with pytest.raises(redis.ConnectionError, match="of the view"):
+        kind(fail, **BY_USER)(sent(verb=verb))
+    assert runs == ["ran"]
 
 
 def test_what_could_not_be_kept_is_logged(caplog: Any, monkeypatch: Any) -> None:

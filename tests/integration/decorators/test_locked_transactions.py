@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 import unittest
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -230,6 +231,38 @@ def test_an_inner_block_is_not_the_end() -> None:
     assert balance() == 2
 
 
+def test_a_failure_that_is_caught_in_the_transaction_does_not_end_it() -> None:
+    locks: list[Any] = []
+
+    @locked("account")
+    def fail() -> None:
+        locks.append(current_lock())
+        raise LookupError
+
+    with transaction.atomic("shop"):
+        with pytest.raises(LookupError):
+            fail()
+        assert locks[0].owned()
+    assert not held()
+
+
+def test_what_is_called_after_the_commit_may_fail() -> None:
+    """The others are called, and the caller has committed."""
+    called: list[str] = []
+
+    def fail() -> None:
+        called.append("fails")
+        raise LookupError
+
+    with transaction.atomic("shop"), transaction.atomic("till"):
+        for function in (fail, lambda: called.append("does not")):
+            transactions.after_commit(function)
+        assert called == []
+    assert called == ["fails", "does not"]
+    transactions.after_commit(lambda: called.append("at once"))
+    assert called[2:] == ["at once"]
+
+
 def test_it_may_let_go_at_once() -> None:
     with transaction.atomic("shop"):
         deposit_and_let_go()
@@ -350,6 +383,13 @@ def test_the_connection_is_left_as_it_was() -> None:
             deposit()
             assert set(vars(connections["shop"])) != before
         assert set(vars(connections["shop"])) == before
+        # Such ends of a connection that lives for long would be as many as its transactions.
+        assert connections["shop"] not in [end.peek()[0] for end in ends() if end.peek()]
+
+
+def ends() -> list[Any]:
+    registry: Any = weakref.finalize._registry  # type: ignore[attr-defined]  # no types
+    return [*registry]
 
 
 def test_a_lock_that_is_lost_in_the_transaction(

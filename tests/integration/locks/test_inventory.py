@@ -52,7 +52,7 @@ from django_redis_lock.singleflight.in_process import FlightRenewal, InProcessFl
 from django_redis_lock.singleflight.leader import Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
-from tests.holding import Renewals, hurry, settle, table_of
+from tests.holding import hurry, renew, settle, table_of
 from tests.processes import PATIENCE, Link, Worker, processes, until
 from tests.redis_server import RedisServer
 
@@ -202,8 +202,8 @@ def test_another_sites_dead_entries_are_left_to_it(client: redis.Redis) -> None:
 def test_a_lock_that_is_granted_to_a_waiter_has_no_holder_yet(client: redis.Redis) -> None:
     hold(client, "held", None)
     lock = hold(client, "passed")
-    request = AcquireRequest(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0)
-    assert table_of(run(client, request.acquire(b"a waiter")).value)[0] == 0
+    request = AcquireRequest(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0, [])
+    assert table_of(run(client, request.acquire_call(b"a waiter")).value)[0] == 0
     lock.release()
     assert client.exists("passed")
     found = list_held(client, b"")
@@ -341,22 +341,22 @@ def test_a_client_that_decodes(redis_server: RedisServer, client: redis.Redis) -
 
 def test_signs_of_life(client: redis.Redis) -> None:
     """What tells a holder that is at work from one that is gone."""
-    _kept = hold(client, "renewed", 3, renew=True)
+    _kept = hold(client, "renewed", 60, renew=True)
     hold(client, "as it is", 90)
     hold(client, "endless", None)
     until(lambda: heartbeats.get(server_of(client)) in keeper())
     keeper().reschedule(heartbeats.get(server_of(client)), time.monotonic())
     until(lambda: client.exists(process_key(process_id())))
     renewed, as_it_is, endless = (described(client, n) for n in ("renewed", "as it is", "endless"))
-    assert (renewed.lifetime, renewed.renews, renewed.heartbeat_interval) == (3, True, 1)
+    assert (renewed.lifetime, renewed.renews, renewed.heartbeat_interval) == (60, True, 10)
     assert (as_it_is.lifetime, as_it_is.renews) == (90, False)
     assert (as_it_is.renewal_interval, as_it_is.heartbeat_interval) == (30, 10)
     assert (endless.lifetime, endless.renews, endless.heartbeat_interval) == (math.inf, False, 10)
-    renewals = Renewals(client, "renewed")
-    until(lambda: renewals.count() >= 2)
+    for _ in range(2):
+        renew(client, "renewed")
     seen = described(client, "renewed").seen
     assert seen is not None
-    assert 0 <= seen < 3
+    assert 0 <= seen < PATIENCE
 
 
 def test_a_holder_that_is_silent(client: redis.Redis) -> None:
@@ -561,6 +561,7 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
     client: redis.Redis,
     next_one: str,
     caplog: pytest.LogCaptureFixture,
+    pace: int,
 ) -> None:
     lock = Lock(client, "a", 30)
 
@@ -573,7 +574,7 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
         (event,) = inspect(client, b"a").events
         return event
 
-    with holder(redis_server, timeout=2) as process:
+    with holder(redis_server, timeout=2 * pace) as process:
         if next_one == "waits":
             with in_the_background(lock):
                 until(lambda: inspect(client, b"a").waiters)
@@ -587,16 +588,16 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
             event = recorded()
     assert (event.what, event.owner.pid) == ("crashed", process.pid)
     assert (event.owner.host, event.owner.label) == (socket.gethostname(), "nightly")
-    assert event.held == pytest.approx(2, abs=1.5)
+    assert event.held == pytest.approx(2 * pace, abs=1.5 * pace)
     assert event.at <= int(run(client, CLOCK_CALL).value) / 1e6
     until(lambda: f"process {process.pid}" in caplog.text)  # Said when Redis has answered.
     assert client.ttl(events_key(b"a")) > 80_000
 
 
 def test_who_died_is_to_be_seen_before_anybody_has_the_lock_again(
-    redis_server: RedisServer, client: redis.Redis
+    redis_server: RedisServer, client: redis.Redis, pace: int
 ) -> None:
-    with holder(redis_server, timeout=2) as process:
+    with holder(redis_server, timeout=2 * pace) as process:
         process.kill()
         assert inspect(client, b"a").events == ()  # It may still come back.
         until(lambda: not client.exists("a"))
@@ -629,9 +630,9 @@ def test_who_is_released_or_comes_back_has_not_vanished(client: redis.Redis) -> 
 
 @pytest.mark.parametrize("ended_by", ["its lifetime", "another program"])
 def test_a_holder_that_reports_the_loss_has_not_crashed(
-    client: redis.Redis, caplog: pytest.LogCaptureFixture, ended_by: str
+    client: redis.Redis, caplog: pytest.LogCaptureFixture, ended_by: str, pace: int
 ) -> None:
-    lock, following = Lock(client, "a", 1), Lock(client, "a", 30)
+    lock, following = Lock(client, "a", 1 * pace), Lock(client, "a", 30)
     lock.acquire()
     described(client, "a")
     if ended_by == "another program":
@@ -669,7 +670,7 @@ def test_a_lock_held_for_a_moment_is_not_worth_a_note(client: redis.Redis) -> No
 
 
 def test_a_lost_lock_is_remembered_for_a_day(client: redis.Redis) -> None:
-    hold(client, "a", 2)
+    hold(client, "a")
     described(client, "a")
     client.delete("a")
     until(lambda: "lost" in [event.what for event in inspect(client, b"a").events])
@@ -832,14 +833,14 @@ def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
     client: redis.Redis,
 ) -> None:
     told = threading.Event()
-    lock = hold(client, "a", 3, renew=True, on_lost=told.set)
+    lock = hold(client, "a", renew=True, on_lost=told.set)
     before = described(client, "a")
     with in_the_background(waiting := Lock(client, "a", 30, thread_local=False)):
         until(lambda: inspect(client, b"a").waiters)
         assert release(client, b"a", before.owner.id, fence=before.fence) is Outcome.RELEASED
         until(lambda: waiting.fence)
         assert release(client, b"a", before.owner.id) is Outcome.NOT_OWNER
-    assert told.wait(10)
+    until(lambda: (hurry(), told.is_set())[1])
     assert lock.lost
 
 

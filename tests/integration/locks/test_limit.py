@@ -13,7 +13,7 @@ import redis
 
 from django_redis_lock import AsyncLock, Lock, LockNotAcquired, LockNotOwnedError, Redlock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
+from django_redis_lock.locking.waiting.queue import QueueWatch
 from django_redis_lock.ops.inventory import (
     Outcome,
     delete_matching,
@@ -307,14 +307,14 @@ def test_a_grant_is_not_kept_for_a_waiter_that_has_another(client: redis.Redis) 
 def test_a_repeated_request_has_its_place_again(several: Holders, token: str | None) -> None:
     several.lock().acquire()
     request, _ = several.lock()._request(None, False, None, token)
-    call = request.acquire()
+    call = request.acquire_call()
     words = (call.script.source, len(call.keys), *call.keys, *call.args)
     first, again = several.client.eval(*words), several.client.eval(*words)
     assert (first[0], again[0]) == (2, 2)
     assert again[1] > first[1]
     assert len(several.lock().holders()) == 2
     # The caller that never got a reply does not know its place.
-    call = request.give_back(request.token, request.attempt)
+    call = request.release_call(request.token, request.attempt)
     assert several.client.eval(call.script.source, len(call.keys), *call.keys, *call.args) == 1
     assert [held.place for held in several.lock().holders()] == [1]
 
@@ -447,7 +447,7 @@ def test_what_is_unreadable_counts_as_missing(client: redis.Redis, part: str, fo
     if part != "lock":
         spoil()
     locks[0].release()
-    hurry(WaiterHeartbeat)  # Whose waiters are forgotten is found by the keeper of one.
+    hurry(QueueWatch)  # Whose waiters are forgotten is found by the keeper of one.
     taken = waiter.result()
     if part != "lock":
         spoil()

@@ -56,7 +56,7 @@ class Caller:
         self.new_request()
 
     def new_request(self) -> None:
-        self.request = AcquireRequest(KEYS, new_token(), b"", LONG, LONG, limit=self.limit)
+        self.request = AcquireRequest(KEYS, new_token(), b"", LONG, LONG, [], limit=self.limit)
 
 
 class Places(RuleBasedStateMachine):
@@ -130,7 +130,7 @@ class Places(RuleBasedStateMachine):
             place = 1 if 1 not in self.tokens or first == 1 else None
         else:
             place = self._choose(caller.limit)
-        request = caller.request.acquire(caller.waiter if waits else b"")
+        request = caller.request.acquire_call(caller.waiter if waits else b"")
         reply = table_of(self._run(request, twice))
         assert reply[0] == (place or 0)
         if place:
@@ -158,7 +158,7 @@ class Places(RuleBasedStateMachine):
             return
         waiter = caller.waiter if last else b""
         valid = self.tokens.get(grant.place) == grant.token
-        assert self._run(caller.request.take(grant, waiter), twice) == int(valid)
+        assert self._run(caller.request.take_grant_call(grant, waiter), twice) == int(valid)
         if last:
             self._unregistered(waiter, several=caller.limit > 1 or grant.place > 1)
         caller.held = grant if valid else None
@@ -190,7 +190,7 @@ class Places(RuleBasedStateMachine):
         places = range(1, caller.limit + 1)
         free = [place for place in places if place not in self.tokens]
         made = free[: max(0, members - len(self.granted))]
-        self._run(caller.request.watch(caller.waiter, members), twice)
+        self._run(caller.request.watch_call(caller.waiter, members), twice)
         self._plain = False
         for grant in map(parse_grant, self.client.lrange(KEYS.grants, 0, -1)):
             if grant not in self.granted:
@@ -207,7 +207,7 @@ class Places(RuleBasedStateMachine):
             return
         caller.new_request()
         place = self._choose(caller.limit) if tries else None
-        reply = self._run(caller.request.leave(caller.waiter, try_again=tries), twice)
+        reply = self._run(caller.request.leave_call(caller.waiter, try_again=tries), twice)
         assert reply[0] == (place or 0) or (twice and not place)
         self._plain = False
         if reply[0]:

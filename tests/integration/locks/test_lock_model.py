@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from django_redis_lock import Lock, LockError, LockNotOwnedError
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import Server
 from tests.lanes import examples
 
 pytestmark = pytest.mark.invariant("S1")
@@ -157,16 +157,20 @@ class losing_a_reply:
     """The next script is carried out, but its reply never arrives."""
 
     def __enter__(self) -> None:
-        self._receive: Any = execute.receive
-        execute.receive = self._lose
+        self.lost = False
+        self._exchange: Any = Server.exchange
 
-    def _lose(self, *args: Any) -> Any:
-        execute.receive = self._receive
-        self._receive(*args)
-        raise redis.ConnectionError("the reply was lost")
+        def lose(*args: Any, **options: Any) -> Any:
+            self._exchange(*args, **options)  # After NOSCRIPT it is called once more.
+            Server.exchange = self._exchange
+            self.lost = True
+            raise redis.ConnectionError("the reply was lost")
+
+        Server.exchange = lose
 
     def __exit__(self, *exc: object) -> None:
-        execute.receive = self._receive
+        Server.exchange = self._exchange
+        assert self.lost or exc[0] is not None
 
 
 def test_the_locks_behave_as_their_model(client: redis.Redis) -> None:

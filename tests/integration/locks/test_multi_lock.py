@@ -27,16 +27,21 @@ from django_redis_lock import (
     LockNotOwnedError,
     MultiLock,
     current_lock,
+    events,
     locked,
 )
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib import several_names as multi_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.contrib.several_names.members import MultiHold
+from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
+from django_redis_lock.events import Acquired, Contended, Rejected, Released, TimedOut
 from django_redis_lock.locking import Hold, lock
 from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
-from django_redis_lock.transport import run
+from django_redis_lock.steps import drive
+from django_redis_lock.transport import NotReady, run, server_of
 from tests.lanes import examples
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
@@ -164,8 +169,9 @@ def test_each_name_is_a_lock(any_client: redis.Redis, make: Callable[..., MultiL
     assert not any_client.exists("a", "b")
 
 
+@pytest.mark.parametrize("names", ["ab", "abcd"])
 def test_free_ones_take_one_round_trip_and_so_does_the_release(
-    make: Callable[..., MultiLock], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., MultiLock], monkeypatch: pytest.MonkeyPatch, names: str
 ) -> None:
     sent: list[Call] = []
 
@@ -175,7 +181,7 @@ def test_free_ones_take_one_round_trip_and_so_does_the_release(
 
     for module in (lock, multi_lock):
         monkeypatch.setattr(module, "run", counting)
-    made = make("a", "b", "c", "d")
+    made = make(*names)
     made.acquire()
     assert len(sent) == 1
     made.extend(100)
@@ -228,6 +234,117 @@ def test_one_that_is_lost_loses_all(
     assert any_client.exists("a")  # It is another's.
 
 
+def test_what_was_lost_before_all_were_acquired_is_told(
+    make: Callable[..., MultiLock],
+) -> None:
+    """The keeper may learn of it a moment before the caller has the last of them."""
+    told: list[str] = []
+    lock = make("a", "b")
+    lock.acquire()
+    holds: Any = [member.local.hold for member in lock.members]
+    assert holds[1].lose("by force")
+    lost = MultiHold(holds, server_of(lock.redis), 2.0, lambda: told.append("lost"))
+    assert (told, lost.is_valid) == (["lost"], False)
+    assert [hold.reason for hold in holds] == [
+        "it was held with b, which was lost: by force",
+        "by force",
+    ]
+
+
+def test_it_ends_when_the_first_of_its_names_ends(make: Callable[..., MultiLock]) -> None:
+    lock = make("a", "b")
+    with lock:
+        first, second = (member.local.hold for member in lock.members)
+        whole: Any = lock.local.hold
+        for one, other in ((first, second), (second, first)):
+            one.deadline, other.deadline = other.deadline + 5, other.deadline
+            assert whole.deadline == other.deadline
+
+
+def test_each_name_has_its_events(any_client: redis.Redis, make: Callable[..., MultiLock]) -> None:
+    heard: list[Any] = []
+
+    def told() -> list[tuple[str, type]]:
+        kinds = [(event.subject.name, type(event)) for event in heard]
+        heard.clear()
+        return kinds
+
+    events.subscribe(heard.append)
+    try:
+        with make("a", "b"):
+            assert told() == [("a", Acquired), ("b", Acquired)]
+        assert told() == [("a", Released), ("b", Released)]
+        with Lock(any_client, "b", timeout=60):
+            told()
+            assert not make("a", "b").acquire(blocking=False)
+            assert told() == [("b", Contended), ("b", Rejected)]
+            assert not make("a", "b").acquire(blocking_timeout=0.01)
+            assert told() == [("b", Contended), ("b", TimedOut)]
+    finally:
+        events.unsubscribe(heard.append)
+
+
+def test_a_holder_that_has_crashed_is_noted(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[bytes] = []
+    monkeypatch.setattr(
+        multi_lock, "note_vanished", lambda server, keys, vanished, subject: noted.append(keys.name)
+    )
+    client.hset("{b}:owner", mapping={"host": "elsewhere", "pid": "1"})
+    with MultiLock(client, ["a", "b"], 60, lock_class=Lock):
+        assert noted == [b"b"]
+
+
+@pytest.mark.parametrize("end", ["release", "_leave_to_keeper"])
+def test_what_has_ended_is_not_lost(end: str) -> None:
+    """Each name has its own end, of which the keeper may learn before the last."""
+    told: list[str] = []
+    with override() as server:
+        lock = caches["default"].lock(["a", "b"], timeout=60, on_lost=lambda: told.append("lost"))
+        lock.acquire()
+        whole: Any = lock.local.hold
+        getattr(lock, end)()
+        server.clock.advance(0)
+        assert not server.held()
+    assert not whole.is_valid
+    whole._lose()
+    assert not told
+
+
+def test_what_cannot_be_given_up_is_left_to_the_keeper() -> None:
+    with override() as server:
+        lock: Any = caches["default"].lock(["a", "b"], timeout=60)
+        lock.acquire()
+        server.away = True
+        drive(lock._give_up(lock.members))
+        server.away = False
+        server.clock.advance(20)
+        assert not server.held()
+
+
+def test_a_release_that_fails_is_over(
+    any_client: redis.Redis, make: Callable[..., MultiLock]
+) -> None:
+    lock = make("a", "b")
+    lock.acquire()
+    assert Lock(any_client, "b").reset()
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+    assert lock.local.token is None
+    assert not any_client.exists("a", "b")
+
+
+def test_the_task_that_has_lost_one_of_the_names_is_cancelled(client: redis.Redis) -> None:
+    async def main() -> None:
+        async with caches["default"].alock(["a", "b"], timeout=60, cancel_on_lost=True):
+            await caches["default"].alock("b").reset()
+            await asyncio.wait_for(asyncio.Event().wait(), PATIENCE)
+
+    with pytest.raises(LockLost):
+        asyncio.run(main())
+
+
 def test_who_reports_the_loss_has_not_crashed(
     any_client: redis.Redis, make: Callable[..., MultiLock]
 ) -> None:
@@ -270,6 +387,18 @@ def test_what_expires_while_it_waits_for_another_is_taken_again(
     until(lambda: not any_client.exists("a"))
     second.release()
     assert waiter.result() == (True, True)
+
+
+@pytest.mark.parametrize(("waited", "left"), [(1.9, 18.1), (2.1, 20.0)])
+def test_what_it_has_held_for_long_while_it_waited_lives_longer(waited: float, left: float) -> None:
+    """Longer than a tenth of its lifetime."""
+    with override(MemoryServer(VirtualClock())):
+        cache: Any = caches["default"]
+        for name, seconds in (("a", 5.0), ("b", 5.0 + waited)):
+            assert cache.lock(name, timeout=seconds).acquire()
+        with cache.lock(["a", "b"], timeout=20):
+            assert cache.lock("a").ttl() == pytest.approx(left, abs=0.05)
+            assert cache.lock("b").ttl() == pytest.approx(20.0, abs=0.05)
 
 
 def test_one_try_is_one_try_however_short_it_lives(
@@ -326,6 +455,26 @@ def test_no_callers_wait_for_each_other(plans: list[list[list[str]]], seed: rand
             seed.shuffle(names)
     callers = [Background(work, plan) for plan in plans]
     assert [caller.result() for caller in callers] == [len(plan) for plan in plans]
+
+
+#: An error, whether the caller has waited before, its wait, and whether it waits on.
+WAITS_ON: list[tuple[Exception, bool, float | None, bool]] = [
+    (NotReady("busy"), False, None, True),
+    (redis.ResponseError("MISCONF no disk"), False, None, False),
+    (redis.ResponseError("MISCONF no disk"), True, None, True),
+    (redis.ResponseError("MISCONF no disk"), False, 5.0, True),
+    (redis.ConnectionError("away"), False, None, False),
+    (redis.ConnectionError("away"), False, 5.0, False),
+    (redis.ConnectionError("away"), True, None, True),
+    (redis.ResponseError("ERR no such command"), True, 5.0, False),
+]
+
+
+@pytest.mark.parametrize(("error", "contended", "wait", "on"), WAITS_ON)
+def test_what_a_waiter_waits_through(
+    error: Exception, contended: bool, wait: float | None, on: bool
+) -> None:
+    assert multi_lock._passes(error, contended, wait) is on
 
 
 @pytest.mark.parametrize(

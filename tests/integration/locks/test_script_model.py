@@ -83,7 +83,7 @@ class Caller:
     def new_request(self, lifetime: float, *, chosen: bool) -> AcquireRequest:
         token, attempt = (CHOSEN, new_token()) if chosen else (new_token(), b"")
         self.request = AcquireRequest(
-            KEYS, token, attempt, None if lifetime == math.inf else lifetime, GRANT
+            KEYS, token, attempt, None if lifetime == math.inf else lifetime, GRANT, []
         )
         return self.request
 
@@ -125,7 +125,7 @@ class Scripts(RuleBasedStateMachine):
         for _ in range(times):
             ended = self.model.ended
             got = self.model.acquire(request.token, lifetime, request.attempt, waiter)
-            reply = table_of(self._run(request.acquire(waiter)))
+            reply = table_of(self._run(request.acquire_call(waiter)))
             self._tried(caller, reply, got, ended)
 
     @rule(who=CALLERS, tries=st.booleans(), unregisters=st.booleans(), twice=TWICE)
@@ -136,7 +136,7 @@ class Scripts(RuleBasedStateMachine):
             ended = self.model.ended
             token = request.token if tries else b""
             got = self.model.leave(token, caller.lifetime, request.attempt, waiter)
-            call = request.leave(waiter, try_again=tries)
+            call = request.leave_call(waiter, try_again=tries)
             self._tried(caller, self._run(call), got, ended if tries else None)
             # It expires soon, so it is not for the machine to keep.
             assert self.client.lrange(request.wake, 0, -1) == [b"leave"]
@@ -199,7 +199,7 @@ class Scripts(RuleBasedStateMachine):
         for _ in range(1 + twice):
             fence = caller.popped_fence
             taken = self.model.take_grant(caller.popped, caller.lifetime, waiter, *own, fence)
-            call = request.take(acquisition.Grant(caller.popped, fence), waiter)
+            call = request.take_grant_call(acquisition.Grant(caller.popped, fence), waiter)
             assert self._run(call) == taken
             if taken:
                 caller.token, caller.attempt = own if own[0] else (caller.popped, b"")
@@ -297,7 +297,7 @@ class Scripts(RuleBasedStateMachine):
     def watch(self, who: int, twice: bool) -> None:
         caller = self.callers[who]
         for _ in range(1 + twice):
-            call = caller.request.watch(caller.waiter)
+            call = caller.request.watch_call(caller.waiter)
             ended, fence = self.model.ended, self.model.fences
             untaken = self.model.watch(caller.waiter, call.args[2], GRANT)
             reply = self._run(call)

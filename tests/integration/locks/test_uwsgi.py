@@ -32,7 +32,7 @@ child = ctypes.PyDLL(None).fork()  # With the global lock held, as uWSGI does it
 if not child:
     status = 1
     try:
-        lock = Lock(client, "child's", timeout=1.5, renew=True, thread_local=False)
+        lock = Lock(client, "child's", timeout=30, renew=True, thread_local=False)
         begun = threading.Barrier(8)
         found = []
 
@@ -52,6 +52,7 @@ if not child:
         first, patience = lock.local.hold.deadline, time.monotonic() + 20
         while lock.local.hold.deadline == first:  # The keeper renews it.
             assert time.monotonic() < patience, "not renewed"
+            keeper().hurry()
             time.sleep(0.01)
         lock.release()
         status = 0

@@ -129,7 +129,7 @@ class Database(Commands):
         self.away = False
         self._name = name
         self._scripts: dict[bytes, str] = {}
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._connected: set[weakref.ref[Session]] = set()
         self._blocked: dict[Session, None] = {}
         self._carried_out = itertools.count(1)
         self._epoch = time.time() - time.monotonic()
@@ -145,14 +145,18 @@ class Database(Commands):
             raise RedisConnectionError(f"{self} is away")
         session = Session(self)
         with self.mutex:
-            self._sessions.add(session)
+            self._connected.add(weakref.ref(session, self._connected.discard))
         return session
 
     def close_all(self) -> None:
         """As a server that goes away would."""
         with self.mutex:
-            for session in list(self._sessions):
+            for session in self._sessions():
                 session.shutdown()
+
+    def _sessions(self) -> list[Session]:
+        # Copied first: another thread may collect some.
+        return [session for known in list(self._connected) if (session := known()) is not None]
 
     def forget(self, session: Session) -> None:
         self._blocked.pop(session, None)
@@ -182,7 +186,7 @@ class Database(Commands):
                 session.answer(self._reply(words))
 
     def publish(self, channel: bytes, message: bytes) -> int:
-        listening = [session for session in self._sessions if channel in session.channels]
+        listening = [session for session in self._sessions() if channel in session.channels]
         for session in listening:
             session.answer([b"message", channel, message])
         return len(listening)

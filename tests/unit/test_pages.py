@@ -1,0 +1,117 @@
+"""What a response says about a page, and what becomes of one that is not rendered."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+from django.http import HttpResponse
+from django.template.response import SimpleTemplateResponse
+from django.test import RequestFactory
+
+from django_redis_lock.contrib.pages.responses import (
+    Conditions,
+    NotThePage,
+    PageFailed,
+    Rendering,
+    is_answer,
+    is_refusal,
+    raise_unless_about_the_page,
+)
+
+REFUSALS = (400, 401, 403, 405, 406, 411, 451, 499)
+ANSWERS = (200, 201, 204, 301, 399)
+
+
+@pytest.mark.parametrize("status", [*ANSWERS, *REFUSALS, 206, 304, 404, 410, 412, 416, 500, 503])
+def test_what_a_status_means(status: int) -> None:
+    response = HttpResponse(status=status)
+    assert is_refusal(response) is (status in (*REFUSALS, 412, 416))
+    assert is_answer(response) is (status in ANSWERS)
+
+
+@pytest.mark.parametrize("value", [{"payment": 5}, None, "text"])
+def test_what_is_no_response_is_an_answer(value: Any) -> None:
+    assert is_answer(value)
+    assert not is_refusal(value)
+    raise_unless_about_the_page(value)
+
+
+def with_retry_after(status: int = 200) -> HttpResponse:
+    return HttpResponse(status=status, headers={"Retry-After": "5"})
+
+
+def of_this_moment() -> HttpResponse:
+    response: Any = HttpResponse(status=409)
+    response.is_of_this_moment = True
+    return response
+
+
+#: A response, its request (``mine``, ``first``), and what is raised.
+OUTCOMES: list[tuple[HttpResponse, dict[str, bool], type[BaseException] | None]] = [
+    (HttpResponse(), {}, None),
+    (HttpResponse(), {"first": True}, NotThePage),
+    (HttpResponse(), {"first": True, "mine": False}, PageFailed),
+    (HttpResponse(status=404), {}, None),
+    (HttpResponse(status=499), {}, None),
+    *((HttpResponse(status=status), {}, NotThePage) for status in (206, 304, 412, 416)),
+    *((HttpResponse(status=status), {"mine": False}, PageFailed) for status in (206, 304)),
+    *((HttpResponse(status=status), {}, PageFailed) for status in (408, 425, 429, 500, 503)),
+    (HttpResponse(status=429), {"first": True}, PageFailed),
+    (HttpResponse(status=500), {"first": True}, NotThePage),
+    (with_retry_after(), {}, PageFailed),
+    (with_retry_after(), {"first": True}, PageFailed),
+    (of_this_moment(), {}, PageFailed),
+    (of_this_moment(), {"first": True}, PageFailed),
+]
+
+
+@pytest.mark.parametrize(("response", "request_is", "raised"), OUTCOMES)
+def test_what_is_not_about_the_page_is_raised(
+    response: HttpResponse, request_is: dict[str, bool], raised: type[BaseException] | None
+) -> None:
+    if raised is None:
+        raise_unless_about_the_page(response, **request_is)
+        return
+    with pytest.raises(raised) as outcome:
+        raise_unless_about_the_page(response, **request_is)
+    assert outcome.value.response is response  # type: ignore[attr-defined]  # both have it
+
+
+USED = "CSRF_COOKIE_NEEDS_UPDATE"
+#: Whether a token was used around the page; what the page makes of it; and what is said then.
+TOKENS: list[tuple[bool | None, bool | None, bool | None, str]] = [
+    (None, None, None, ""),
+    (None, True, True, "a CSRF token"),
+    (True, None, True, ""),
+    (True, True, True, "a CSRF token"),
+    (True, False, False, ""),
+    (False, None, False, ""),
+    (False, True, True, "a CSRF token"),
+]
+
+
+@pytest.mark.parametrize(("around", "within", "after", "of_client"), TOKENS)
+def test_a_token_that_the_page_uses_is_told_from_one_that_is_used_around_it(
+    around: bool | None, within: bool | None, after: bool | None, of_client: str
+) -> None:
+    request = RequestFactory().get("/")
+    if around is not None:
+        request.META[USED] = around
+    conditions = Conditions(request)
+    conditions.take_out()
+    assert bool(request.META.get(USED)) is bool(around)
+    if within is not None:
+        request.META[USED] = within
+    conditions.put_back()
+    assert request.META.get(USED) is after
+    assert conditions.of_client == of_client
+
+
+def test_the_end_of_the_process_ends_no_flight() -> None:
+    """The keeper may have ended before."""
+    response, request = SimpleTemplateResponse("page.html"), RequestFactory().get("/")
+    Rendering(response, Conditions(request), lambda *_: None, lambda *_: None)
+    ends = [end for end in weakref.finalize._registry if (end.peek() or [None])[0] is response]  # type: ignore[attr-defined]  # no types
+    assert [end.atexit for end in ends] == [False]

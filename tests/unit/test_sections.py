@@ -1,0 +1,282 @@
+"""Code under its lock, as far as it needs no server: how long to wait for Redis, and what is left
+of a block that was interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from django.core.management.base import BaseCommand, CommandError
+
+from django_redis_lock import locked
+from django_redis_lock.contrib.testing import MemoryServer
+from django_redis_lock.decorators import RetryUntil, on_lost, outages_not_logged, section
+from django_redis_lock.decorators.options import Options
+from django_redis_lock.decorators.section import Section
+from django_redis_lock.decorators.views import complete
+
+OUTAGE = redis.ConnectionError("Redis is down")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """It is always 100."""
+    found = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr(section, "time", found)
+    return found
+
+
+# -- waiting for Redis -----------------------------------------------------------------------------
+
+
+def test_the_pauses_double_up_to_a_second(clock: Any) -> None:
+    retry = RetryUntil(math.inf)
+    pauses = [retry.pause_after(OUTAGE) for _ in range(2000)]
+    assert pauses[:7] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert set(pauses[5:]) == {1.0}
+
+
+def test_no_pause_is_longer_than_the_time_left(clock: Any) -> None:
+    assert RetryUntil(100.03).pause_after(OUTAGE) == pytest.approx(0.03)
+    assert RetryUntil(100.5).left() == 0.5
+
+
+@pytest.mark.parametrize("deadline", [100.0, 99.0, -math.inf])
+def test_after_the_deadline_the_error_is_raised(clock: Any, deadline: float) -> None:
+    assert RetryUntil(deadline).left() == 0
+    with pytest.raises(redis.ConnectionError):
+        RetryUntil(deadline).pause_after(OUTAGE)
+
+
+@pytest.mark.parametrize("error", [redis.ResponseError("no"), redis.AuthenticationError("no")])
+def test_what_does_not_pass_is_raised_at_once(clock: Any, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        RetryUntil(math.inf).pause_after(error)
+
+
+def test_outages_are_not_logged_but_errors_are(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("django_redis_lock.outage")
+    with outages_not_logged():
+        logger.warning("hidden")
+        logger.error("shown")
+    logger.warning("shown afterwards")
+    assert caplog.messages == ["shown", "shown afterwards"]
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+class Interrupted(BaseException):
+    """As of a signal handler."""
+
+
+def raising(*args: Any) -> Any:
+    raise Interrupted
+
+
+def without_a_lock(entered: Any, *args: Any) -> bool:
+    """Entered, and interrupted right after that."""
+    return True
+
+
+#: What happens to a block, and where.
+INTERRUPTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "before it is entered": ("enter", raising),
+    "when it has been entered": ("enter", without_a_lock),
+    "before it is left": ("leave", raising),
+}
+
+
+@pytest.mark.parametrize("where", INTERRUPTIONS)
+def test_an_interrupted_block_leaves_no_section_and_no_lock(
+    redis_locks: MemoryServer, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, act = INTERRUPTIONS[where]
+    monkeypatch.setattr(Section, method, act)
+    block = locked("export")
+    with pytest.raises((Interrupted, AttributeError)), block:
+        assert method == "leave"
+    assert not block._sections
+    redis_locks.clock.advance(0)  # The keeper releases it.
+    assert not redis_locks.held()
+
+
+def test_blocks_that_are_left_leave_no_section(redis_locks: MemoryServer) -> None:
+    block = locked("export")
+
+    async def main() -> None:
+        async with block:
+            assert len(block._sections) == 1
+
+    for _ in range(2):
+        with block:
+            assert len(block._sections) == 1
+        assert not block._sections
+        asyncio.run(main())
+        assert not block._sections
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_loss_before_the_block_has_begun_is_told(asynchronous: bool) -> None:
+    told: list[str] = []
+    options = Options(on_lost=lambda: told.append("lost"))
+    tell = Section(options, "export", asynchronous=asynchronous)._on_lost_callback()
+    assert tell is not None
+    tell()
+    assert told == ["lost"]
+
+
+# -- what a function returns -----------------------------------------------------------------------
+
+
+def over() -> threading.Thread:
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+    return thread
+
+
+def done() -> Future[int]:
+    future: Future[int] = Future()
+    future.set_result(5)
+    return future
+
+
+async def coroutine_function() -> int:
+    return 5
+
+
+#: What is returned, and what the refusal calls it; empty if the lock's release may follow.
+RESULTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a value": (lambda: 5, ""),
+    "a generator": (lambda: (n for n in (1, 2)), "generator"),
+    "a coroutine": (coroutine_function, "coroutine"),
+    "a thread to start": (threading.Thread, "Thread"),
+    "a thread that runs": (threading.main_thread, "MainThread"),
+    "a thread that is over": (over, ""),
+    "a future": (Future, "Future"),
+    "a future that is done": (done, ""),
+    "a context manager": (contextmanager(lambda: iter(())), "GeneratorContextManager"),
+}
+
+
+@pytest.mark.parametrize("what", RESULTS)
+def test_what_has_yet_to_run_when_the_lock_is_released_is_refused(what: str) -> None:
+    make, kind = RESULTS[what]
+    result: Any = make()
+    if not kind:
+        assert complete(result, "shop.work") is result
+        return
+    with pytest.raises(TypeError, match=f"shop.work returned a {kind}, which would run after"):
+        complete(result, "shop.work")
+    if kind == "coroutine":
+        assert inspect.getcoroutinestate(result) == inspect.CORO_CLOSED
+
+
+def without_signature(function: Any) -> bool:
+    try:
+        inspect.signature(function)
+    except ValueError:
+        return True
+    return False
+
+
+def test_a_function_whose_arguments_are_unknown_may_be_of_any_kind() -> None:
+    function = next(filter(without_signature, (min, iter, getattr, dir)))
+    assert callable(locked("x", exit_code=3, status_code=423)(function))
+
+
+# -- commands that have lost their lock ------------------------------------------------------------
+
+
+def terminator(**attributes: Any) -> Any:
+    command = BaseCommand()
+    vars(command).update(attributes)
+    return on_lost.CommandTerminator(command, 76, "nightly", lambda: "it expired")
+
+
+def test_only_a_command_from_a_command_line_owns_its_process() -> None:
+    assert not terminator().owns_process
+    assert not terminator(_called_from_command_line=False).owns_process
+    assert terminator(_called_from_command_line=True).owns_process
+
+
+def test_a_loss_after_the_work_does_not_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the work and the loss exclude each other."""
+    monkeypatch.setattr(on_lost, "interrupt_main_thread", lambda: pytest.fail("it is over"))
+    ending = terminator()
+    over_in_mutex = []
+
+    class Noting:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *exc_info: object) -> None:
+            over_in_mutex.append(ending._over.is_set())
+
+    ending._mutex = Noting()
+    assert ending.run(lambda: 5) == 5
+    assert over_in_mutex == [True]
+    ending()
+    assert not ending.lost
+
+
+def test_an_interruption_at_the_end_ends_it_all_the_same() -> None:
+    ending = terminator()
+
+    class Interrupting:
+        def __enter__(self) -> None:
+            raise Interrupted
+
+        def __exit__(self, *exc_info: object) -> None: ...
+
+    ending._mutex = Interrupting()
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        ending.run(lambda: 5)
+    assert ending._over.is_set()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("owns", [False, True])
+def test_a_command_that_hangs_is_ended_if_the_process_is_its_own(
+    owns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(on_lost, "interrupt_main_thread", lambda: done.append("interrupted"))
+    monkeypatch.setattr(on_lost.os, "_exit", done.append)
+    monkeypatch.setattr(
+        "django_redis_lock.process_tree.signal_descendants", lambda *of: done.append(of[1])
+    )
+    ending = terminator(_called_from_command_line=owns)
+    ending.cleanup_seconds = 0.0
+    ending()
+    assert ending.lost
+    assert done == ["interrupted", *([signal.SIGKILL, 76] if owns else [])]
+    words = "its process is ended now" if owns else "it continues without the lock"
+    assert words in caplog.text
+
+
+def test_a_command_that_ends_in_time_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    ending = terminator(_called_from_command_line=True)
+    losing = threading.Thread(target=ending)
+
+    def work() -> None:
+        losing.start()
+        threading.Event().wait(60)
+
+    with pytest.raises(CommandError, match="nightly was lost while this ran") as ended:
+        ending.run(work)
+    assert ended.value.returncode == 76
+    losing.join()
+    assert "has not ended" not in caplog.text
