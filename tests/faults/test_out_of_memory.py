@@ -182,7 +182,7 @@ def test_holders_of_places_keep_them_and_pass_them_on(memory: Memory) -> None:
     waiting = [Background(lock.acquire, None, None, PATIENCE) for lock in waiters]
     until(lambda: waits(memory) and places(NAME) == 2)
     memory.is_used_up()
-    for lock in (first, second):
+    for lock in (first, second) * 2:
         renew(memory.client, lock.local.hold.keys.lock)
     assert first.owned()
     assert second.owned()
