@@ -210,7 +210,7 @@ class Waiter:
 
 
 def request(name: bytes, waiter: bytes = b"") -> AcquireRequest:
-    return AcquireRequest(lock_keys(name), b"token", b"", 30.0, 2.0, waiter=waiter)
+    return AcquireRequest(lock_keys(name), b"token", b"", 30.0, 2.0, [], waiter=waiter)
 
 
 def test_waiters_come_and_go_while_others_unregister(jobs: list[Job]) -> None:
