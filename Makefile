@@ -71,10 +71,14 @@ test-free-threaded: ## Locks, cache, views and faults on the newest Python witho
 
 # Those of the extra "test" that these tests need; the others take longer to install than they to run.
 OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django pytest-xdist
+# Those that there are without the GIL: not gevent, nor what needs a browser.
+FREE_TOOLS := celery django-debug-toolbar django-tasks djangorestframework hypothesis opentelemetry-sdk \
+    prometheus-client psutil pytest pytest-django pytest-xdist setuptools
 
 .PHONY: test-with
 test-with:
 	test -x $(OTHER_VENV)/bin/python || $(OTHER) -m venv $(OTHER_VENV)
+	@$(subst $(VENV)/,$(OTHER_VENV)/,$(REDIS_PROGRAM))
 	$(OTHER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
 	$(OTHER_VENV)/bin/python -c 'import sys, django, redis; print("Python", sys.version.split()[0], \
 	    *["without the GIL"] * (not getattr(sys, "_is_gil_enabled", lambda: True)()), \

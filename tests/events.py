@@ -6,9 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from django_redis_lock import events
 
-__all__ = ["RecordedEvents", "recording_events"]
+__all__ = ["RecordedEvents", "no_listeners", "recording_events"]
+
+
+@pytest.fixture
+def no_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None but a test's own: metrics would write to servers that are not there."""
+    for name in ("listeners", "read_listeners"):
+        monkeypatch.setattr(events, name, ())
 
 
 class RecordedEvents(list[Any]):

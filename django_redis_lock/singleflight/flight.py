@@ -310,7 +310,6 @@ class SingleFlight(MultiFlight):
 
     def compute_value(self, outage: BaseException | None = None) -> Steps[object]:
         """As ``compute_anyway``. ``outage``: as for ``get_value``."""
-        self._shared = SharedValue()
         if outage:
             return (yield from self.leader([self._key]).compute(outage))[self._key]
         return (yield from self.compute_anyway([self._key]))[self._key]

@@ -102,6 +102,8 @@ class Leader:
 
     #: The trace of the computation; see ``events.trace_parent``.
     trace = ""
+    #: When the last request to lead was sent: the lifetimes of the flights began no earlier.
+    sent_at = 0.0
 
     def __init__(
         self,
@@ -117,8 +119,6 @@ class Leader:
         self.keys = keys
         self.producer = producer
         self.token = token_for(producer.compute)
-        #: When the last request to lead was sent: the lifetimes of the flights began no earlier.
-        self.sent_at = 0.0
         self.renewals: list[FlightRenewal] = []
         self.own_writes: dict[bytes, str] = {}
         #: What was computed.

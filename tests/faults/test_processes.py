@@ -360,12 +360,12 @@ def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
 
 @pytest.mark.parametrize("tasks", [False, True])
 def test_a_child_leaves_an_unread_answer_to_its_parent(
-    client: redis.Redis, redis_server: RedisServer, tasks: bool
+    client: redis.Redis, redis_server: RedisServer, tasks: bool, pace: int
 ) -> None:
     """That to TAKE_GRANT, for which a waiter that gets a lock does not wait."""
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
-    with processes(fork_with_an_answer_to_come, redis_server.url, tasks) as (parent,):
+    with processes(fork_with_an_answer_to_come, redis_server.url, tasks, pace) as (parent,):
         parent.go()
         until(lambda: client.exists(f"{{{NAME}}}:waiters"))
         holder.release()
@@ -373,8 +373,8 @@ def test_a_child_leaves_an_unread_answer_to_its_parent(
     assert not client.exists(NAME)
 
 
-def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool) -> dict[str, Any]:
-    own = {"timeout": 60, "grant_timeout": 1.2, "thread_local": False}
+def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool, pace: int) -> dict[str, Any]:
+    own = {"timeout": 60, "grant_timeout": 1.2 * pace, "thread_local": False}
     if tasks:
         return asyncio.run(fork_in_a_task(url, own))
     lock = Lock(redis.Redis.from_url(url), NAME, **own)

@@ -6,6 +6,7 @@ import math
 import threading
 import time as real_time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import redis
 from django_redis_lock import keeper as keeper_module
 from django_redis_lock import threads
 from django_redis_lock.clock import Clock, time
+from django_redis_lock.extension import PartMissing
 from django_redis_lock.keeper import DeferredRelease, Job, Keeper, SentOnce, use_keeper
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
@@ -202,6 +204,43 @@ def test_and_then_for_its_notices(keeper: Quiet, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threads, "flush", done.append)
     keeper_module.finish()
     assert done == ["jobs", keeper_module.FLUSH_SECONDS]
+
+
+def test_it_listens_where_the_part_for_that_is_installed(
+    keeper: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    class Subscription:
+        def __init__(self, *args: Any) -> None:
+            self.args = args
+
+        def start(self) -> None:
+            started.append(self)
+
+    installed = True
+
+    def part(name: str) -> Any:
+        if not installed:
+            raise PartMissing(name)
+        return SimpleNamespace(Subscription=Subscription)
+
+    monkeypatch.setattr(keeper_module, "part", part)
+    server: Any = FakeServer()
+    found: Any = keeper.subscribe(server, b"channel", print)
+    assert started == [found]
+    assert found.args == (server, b"channel", print)
+    installed = False
+    assert keeper.subscribe(server, b"channel", print) is None
+
+
+def test_a_job_is_discarded_by_the_keeper_that_has_it(keeper: Quiet, clock: FakeClock) -> None:
+    """Another one may be in use by now."""
+    job = Lasting(1010.0)
+    keeper.add(job)
+    Keeper().discard(job)
+    assert job not in keeper
+    Keeper().discard(Lasting(1010.0))  # That one was never added.
 
 
 # -- the heap --------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import math
 import os
 import stat
@@ -12,15 +14,20 @@ from pathlib import Path
 import pytest
 
 from django_redis_lock import LockError
+from django_redis_lock.clock import time as clock_in_use
 from django_redis_lock.contrib.fallback import file_lock
 from django_redis_lock.contrib.fallback.file_lock import (
     LocalLock,
     held_locally,
     local_folder,
     pauses,
+    problem_of,
 )
 from django_redis_lock.protocol.owner import Owner
 from tests.processes import Link, in_threads, processes
+from tests.support.clock import FakeClock, clock
+
+__all__ = ["clock"]
 
 ME = Owner("abcd", "host", 42, "main", "a test", 1_700_000_000.0)
 
@@ -50,6 +57,173 @@ def test_it_says_who_has_it(tmp_path: Path) -> None:
     mine.release()
     assert lock(tmp_path).holder() is None
     assert held_locally(tmp_path) == []
+
+
+def test_they_are_listed_by_their_names(tmp_path: Path) -> None:
+    held = [LocalLock(name.encode(), name, tmp_path) for name in ("b", "c", "a")]
+    assert all(mine.try_acquire(ME) for mine in held)
+    assert held_locally(tmp_path) == [("a", ME), ("b", ME), ("c", ME)]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"5", b"null", b"{}", b'{"name": 5, "fields": 5}']
+)
+def test_a_holder_that_has_not_described_itself_yet(tmp_path: Path, text: bytes) -> None:
+    mine = lock(tmp_path)
+    assert mine.try_acquire(ME)
+    mine.path.write_bytes(text)
+    name = mine.path.stem
+    assert lock(tmp_path).holder() == Owner(name[:8])
+    assert held_locally(tmp_path) == [(name, Owner(name[:8]))]
+    assert not lock(tmp_path).is_in_addition()
+
+
+@pytest.mark.parametrize("in_addition", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_whether_it_is_held_in_addition_to_that_in_redis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_addition: bool, full: bool
+) -> None:
+    """Also on a full disk, which takes no description. What a process that was killed has left
+    there does not count."""
+
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    mine = lock(tmp_path)
+    assert not mine.is_in_addition()
+    mine.path.write_bytes(b'{"in_addition": true}' * 100)
+    if full:
+        monkeypatch.setattr(os, "pwrite", no_room)
+    assert mine.try_acquire(ME, in_addition)
+    assert lock(tmp_path).is_in_addition() is in_addition
+    assert lock(tmp_path).holder() == (Owner(mine.path.stem[:8]) if full else ME)
+    mine.release()
+    assert not lock(tmp_path).is_in_addition()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_removed_just_before_is_not_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    """Its former holder has: another may have locked its successor by now."""
+    really = file_lock._lock
+
+    def removed(file: int, how: int) -> bool:
+        locked = really(file, how)
+        mine.path.unlink()
+        if replaced:
+            mine.path.touch()
+        return locked
+
+    mine = lock(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(file_lock, "_lock", removed)
+        assert not mine.try_acquire(ME)
+    assert mine._file is not None
+    assert mine._file.closed
+    assert lock(tmp_path).try_acquire(ME)
+
+
+def test_the_file_of_another_holder_is_not_removed(tmp_path: Path) -> None:
+    first, second = lock(tmp_path), lock(tmp_path)
+    assert first.try_acquire(ME)
+    first.path.unlink()
+    assert second.try_acquire(ME)
+    first.release()
+    assert second.path.exists()
+    assert not lock(tmp_path).try_acquire(ME)
+    assert first._file is not None
+    assert first._file.closed
+
+
+def test_what_was_not_acquired_can_be_released(tmp_path: Path) -> None:
+    mine, other = lock(tmp_path), lock(tmp_path)
+    mine.release()
+    assert other.try_acquire(ME)
+    assert not mine.try_acquire(ME)
+    mine.release()
+    assert not lock(tmp_path).try_acquire(ME)
+
+
+def test_processes_of_all_versions_have_the_same_file(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"report").hexdigest()[:40]
+    assert lock(tmp_path).path == tmp_path / f"{digest}.lock"
+
+
+def test_a_look_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lock(tmp_path).path
+    path.touch()
+    really, closed = os.close, []
+    monkeypatch.setattr(os, "close", lambda file: closed.append(file) or really(file))
+    assert lock(tmp_path).holder() is None
+    assert len(closed) == 1
+
+
+def test_the_pauses_between_two_attempts(clock: FakeClock) -> None:
+    seconds = []
+    for pause in pauses(1000.06):
+        seconds.append(round(pause, 4))
+        clock.now += pause
+    assert seconds == [0.001] * 3 + [0.002, 0.004, 0.008, 0.016, 0.02, 0.007]
+    assert [*pauses(-math.inf)] == [*pauses(clock.now)] == [0.001, 0.001]
+    assert clock_in_use.monotonic() == clock.now
+
+
+def test_a_folder_that_can_have_them(tmp_path: Path) -> None:
+    assert problem_of(tmp_path) is None
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_problem_of_a_folder_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error refers to what was tried."""
+    really, attempts = LocalLock.try_acquire, []
+
+    def second_fails(mine: LocalLock, *args: object) -> bool:
+        attempts.append(mine)
+        if len(attempts) == 2:
+            with file_lock._reporting(tmp_path, "report"):
+                raise OSError(errno.EIO, "Input/output error")
+        return really(mine, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LocalLock, "try_acquire", second_fails)
+    problem = problem_of(tmp_path)
+    assert str(problem).endswith(f"{tmp_path}: Input/output error (lock 'report')")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.EIO, "failed", "/a/file"), "/a/file: failed"),
+        (OSError(errno.EIO, "failed"), "/the/path: failed"),
+        (OSError("something else"), "/the/path: something else"),
+    ],
+)
+def test_an_error_names_the_file(error: OSError, text: str) -> None:
+    with (
+        pytest.raises(LockError, match=f"the one in Redis: {text} \\(lock") as caught,
+        file_lock._reporting(Path("/the/path"), "report"),
+    ):
+        raise error
+    assert caught.value.lock_name == "report"
+
+
+def test_where_files_have_no_modes_they_are_this_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fchmod(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    before = os.umask(0)
+    try:
+        mine = lock(tmp_path)
+        assert mine.try_acquire(ME)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(mine.path.stat().st_mode) == 0o600
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -171,9 +345,12 @@ def test_the_folder_is_this_users_own(tmp_path: Path, monkeypatch: pytest.Monkey
         local_folder()
     found.unlink()
     found.mkdir()
-    found.chmod(0o770)
-    with pytest.raises(LockError, match="other users may write to it"):
-        local_folder()
+    for mode in (0o770, 0o702):
+        found.chmod(mode)
+        with pytest.raises(LockError, match="other users may write to it"):
+            local_folder()
+    found.chmod(0o755)
+    assert local_folder() == found
 
 
 def test_another_users_file_is_taken_only_where_the_folder_is_for_all(
@@ -189,7 +366,16 @@ def test_another_users_file_is_taken_only_where_the_folder_is_for_all(
             pytest.skip("only root may give a file to another user")
     with pytest.raises(LockError, match="belongs to another user"):
         mine.try_acquire(ME)
+    assert shared.holder() is None
     assert shared.try_acquire(ME)
+
+
+def test_a_file_with_a_second_name_is_refused(tmp_path: Path) -> None:
+    """It may be another program's."""
+    (tmp_path / "other").touch()
+    lock(tmp_path).path.hardlink_to(tmp_path / "other")
+    with pytest.raises(LockError, match="a second name"):
+        lock(tmp_path).try_acquire(ME)
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
@@ -199,7 +385,13 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_made(tmp_path: Path) -> None:
-    assert lock(tmp_path / "var" / "locks").try_acquire(ME)
+    """For whom the umask lets."""
+    before = os.umask(0o027)
+    try:
+        assert lock(tmp_path / "var" / "locks").try_acquire(ME)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "var" / "locks").stat().st_mode) == 0o750
 
 
 @pytest.mark.parametrize(("folder_mode", "mode"), [(0o1777, 0o666), (0o770, 0o660), (0o755, 0o600)])

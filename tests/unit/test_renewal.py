@@ -387,6 +387,27 @@ def test_of_a_chosen_token_only_events_since_the_acquisition_count(make: Any) ->
         assert cause(told(events=event("reset", at), **fresh), NEVER, False, hold) == reason
 
 
+def test_why_is_asked_about_the_acquisition(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Nowhere()
+    beat: Any = SimpleNamespace(sent_at=5.0, forgotten_at=3.0)
+    monkeypatch.setattr(causes, "heartbeats", {server: beat})
+    lock: Any = SimpleNamespace(keys=lock_keys(b"other"), _servers=(server,))
+    assert causes.beats_so_far(server) == (5.0, 3.0)
+    assert causes.beats_so_far(Nowhere()) == NEVER
+    hold = make(30)
+    hold.attempt = b"attempt"
+    call, parse = causes.question(lock, b"token", True, hold)
+    assert call.keys == hold.keys.renewed
+    assert call.args[:3] == (b"token", 0, b"attempt")
+    assert parse(told(heartbeat=b"1")) == causes.DELETED
+    assert parse(5) == causes.UNKNOWN
+    call, _ = causes.question(lock, b"token", None, None)
+    assert call.keys == lock.keys.renewed
+    assert call.args[:3] == (b"token", 0, b"")
+    server.is_cluster = True
+    assert causes.beats_so_far(server) == NEVER
+
+
 def test_of_a_token_from_elsewhere_little_is_known() -> None:
     reset = told(events=event("reset", 1.0), last_fence=b"")
     assert cause(reset, NEVER, None, None, b"token") == "released by force"

@@ -156,6 +156,13 @@ def test_each_reply_is_waited_for_as_long_as_the_caller_wants(
         server.exchange(b"command", 2, 1.5)
 
 
+def test_an_error_about_rights_says_which(server: Server) -> None:
+    error = redis.exceptions.NoPermissionError("User x has no permissions to run the 'get' command")
+    server.on_error(error)
+    assert "may not run GET" in str(error)
+    assert not server.is_moving_slots()
+
+
 def test_an_answer_ends_an_outage(server: Any, connections: Any) -> None:
     server.breaker.failing = True
     connections.script.append([1, 1, WRONG])

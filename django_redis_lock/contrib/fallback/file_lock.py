@@ -78,14 +78,16 @@ def problem_of(folder: str | os.PathLike[str] | None = None) -> LocalLockUnavail
     except LocalLockUnavailable as error:
         return error
     finally:
-        second.release()
-        first.release()
+        for attempt in (second, first):
+            attempt.release()
     return None
 
 
 class LocalLock:
     """One attempt to hold the lock of these servers and key (``identity``) on this host; shown as
     ``name``. Methods raise LocalLockUnavailable if ``folder`` cannot have local locks."""
+
+    _path: Path  #: That of the file.
 
     def __init__(
         self, identity: bytes, name: str, folder: str | os.PathLike[str] | None = None
@@ -95,7 +97,6 @@ class LocalLock:
         self._folder = folder
         #: A file object, so that Python closes it if an interrupt loses the reference.
         self._file: FileIO | None = None
-        self._path = Path()  # That of the file.
 
     @property
     def path(self) -> Path:
@@ -163,7 +164,6 @@ class LocalLock:
                     os.unlink(self._path)
             with suppress(OSError):  # The file is closed even so.
                 file.close()
-        _held.discard(self)
 
     def __del__(self) -> None:
         # A lock object that was dropped without release(). In Redis its lock would expire.
@@ -260,6 +260,7 @@ def _lock(file: int, how: int) -> bool:
     return True
 
 
+#: All that were held in this process, and perhaps are.
 _held: WeakSet[LocalLock] = WeakSet()
 
 
@@ -268,4 +269,3 @@ def _forget_held() -> None:
     for lock in tuple(_held):  # The parent holds them.
         if lock._file is not None:
             lock._file.close()
-    _held.clear()

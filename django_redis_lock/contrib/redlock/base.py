@@ -139,7 +139,7 @@ class Election:
             default=0,
         )
         # The estimate is not exact, and the servers may have lost their data.
-        last = max((_fences.get(s, 0) for s in self._servers), default=0)
+        last = max(_fences.get(s, 0) for s in self._servers)
         return last + 1 if ahead <= last < ahead + FENCE_LEAD_MICROSECONDS else ahead
 
     def queue(self, gate: int) -> Steps[bool]:

@@ -169,12 +169,12 @@ class VotedRenewal(Renewal):
     once, because a forced release ends the lock on one server after the other."""
 
     hold: QuorumHold
+    _requesting_vote = False
+    _votes_again_at = -math.inf
 
     def __init__(self, server: Server, hold: QuorumHold, place: int) -> None:
-        self._place = place
-        self._requesting_vote = False
-        self._votes_again_at = -math.inf
         super().__init__(server, hold)
+        self._place = place
 
     def call(self, now: float) -> Call | None:
         renewal, hold = super().call(now), self.hold

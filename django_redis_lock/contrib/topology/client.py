@@ -38,7 +38,6 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
     def __init__(self, server: str | list[str], params: dict[str, Any], backend: object) -> None:
         super().__init__(server, params, backend)
         self._server: object = [self._server]  # All nodes are one.
-        self._clients = [None]
         self.connection_factory = ClusterFactory(self._options)
 
     def get_many(

@@ -60,6 +60,16 @@ def test_no_thread_waits_while_connections_are_free(
     assert cache.get_or_set("report", "new") == "there"
 
 
+def test_nor_while_another_value_is_computed(
+    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outer() -> Any:
+        monkeypatch.setattr(reading, "cold_read", lambda *_: pytest.fail("a connection is free"))
+        return cache.get_or_set("report", "new")
+
+    assert cache.get_or_set("outer", outer) == "there"
+
+
 @pytest.mark.parametrize("stale", [0, 60])
 def test_a_cold_read_waits_for_another(
     cache: RedisCache,
