@@ -68,7 +68,7 @@ class LockOperations(BaseLock):
     _send_acquire: Callable[[AcquireRequest], Step[Reply]]
     #: Wait for the lock in this process's queue; None at the deadline.
     _wait: Callable[[AcquireRequest, Refused | None], Step[Acquisition | None]]
-    #: Wait so many seconds, at most, until enough replicas know of the acquisition.
+    #: Wait so many seconds, at most, for the replicas.
     _confirm: Callable[[Acquisition, float], Step[replication.Confirmed]]
     #: Wait for the reply to TAKE_GRANT.
     _confirm_lifetime: Callable[[Hold], Step[None]]
