@@ -174,6 +174,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "self.generation = 1  #: How often they were renewed.",
     ): "each connection has the number of its server",
     ("transport.server", "poll.poll(seconds * 1001)"): "a wait is a thousandth longer",
+    ("transport.address", "if sent <= len(part):"): "of nothing, nothing is sent",
     (
         "transport.address",
         "return bool(self._readable(timeout * 1001))",
