@@ -47,8 +47,8 @@ TESTS: dict[str, str] = {
     "transport": "server server_calls addresses execute direct_connection own_connections packing "
     "breaker connections lock get_or_set redis lost_replies lost_replies_of_the_cache "
     "forgotten_connections outage refusals",
-    "transport.aio_client": "aio_client aio_connection async_lock aget_or_set cancelled redis "
-    "lost_replies forgotten_connections outage moved_address",
+    "transport.aio_client": "aio_client addresses aio_connection async_lock aget_or_set cancelled "
+    "redis lost_replies forgotten_connections outage moved_address",
     "transport.aio_connection": "aio_connection async_lock aget_or_set cancelled "
     "forgotten_connections",
     "transport.circuit_breaker": "breaker redis_down outage",
@@ -174,6 +174,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "self.generation = 1  #: How often they were renewed.",
     ): "each connection has the number of its server",
     ("transport.server", "poll.poll(seconds * 1001)"): "a wait is a thousandth longer",
+    ("transport.aio_connection", "self._unread = 1"): "a reply is large a byte earlier",
+    ("transport.address", "if sent <= len(part):"): "of nothing, nothing is sent",
     (
         "transport.address",
         "return bool(self._readable(timeout * 1001))",

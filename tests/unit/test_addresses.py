@@ -292,6 +292,8 @@ def test_a_client_of_sentinels_or_a_cluster_is_for_tasks_as_well() -> None:
     assert AsyncLock(sentinel.master_for("service"), "name", 30).name == "name"
     with pytest.raises(TypeError, match="for threads"):
         AsyncLock(redis.Redis(), "name", 30)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        aio_client.asyncio_client(sentinel.master_for("service"))
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -119,6 +119,14 @@ def test_when_it_is_refused_the_next_one_follows_at_once(breaker: Breaker, clock
     assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
 
 
+def test_a_call_that_is_never_held_back_is_brief_while_others_are(breaker: Breaker) -> None:
+    assert breaker.insist(None) is None
+    assert breaker.insist(7.0) == 7.0
+    trip(breaker)
+    assert breaker.insist(None) == PROBE_TIMEOUT_SECONDS
+    assert breaker.insist(0.25) == 0.25
+
+
 def test_a_call_that_is_never_held_back_and_refused_ends_the_pause(breaker: Breaker) -> None:
     trip(breaker)
     breaker.insist(None)

@@ -276,7 +276,14 @@ def test_an_interrupt_while_it_connects_leaves_it_unusable(one: Guarded) -> None
     with pytest.raises(KeyboardInterrupt):
         one.connect()
     one.connection.__class__ = kind
-    assert is_replaced(one) or one.connection._is_clean()
+    assert not one.connection._is_ready
+
+
+def test_a_new_socket_is_not_ready_until_it_has_introduced_itself(one: Guarded) -> None:
+    assert one.connection._is_ready
+    one._connect()
+    assert not one.connection._is_ready
+    assert is_replaced(one)
 
 
 @pytest.mark.parametrize(

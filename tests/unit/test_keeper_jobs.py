@@ -382,6 +382,7 @@ class Turn(Job):
 
     def call(self, now: float) -> None:
         self.wakes_at = self._keeper._wakes_at
+        self.in_keeper = threads.this_thread.is_keeper
         self._keeper.discard(self)
         self.done = True
 
@@ -404,6 +405,7 @@ def test_only_the_first_caller_waits_for_the_thread_to_start(
     for _ in range(2):
         job = do_one(keeper)
         assert job.wakes_at == -math.inf  # While it works nobody need wake it.
+        assert job.in_keeper  # So users' code does not run there.
         until(lambda: ended(keeper))
     assert started == [(PATIENCE - 1, True)]
 

@@ -364,6 +364,21 @@ def test_each_end_of_a_wait_leaves_the_queue(
     run(main)
 
 
+def test_a_task_pauses_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def main() -> None:
+        waiter, _, _ = waiter_of(monkeypatch)
+        monkeypatch.setattr(time, "asleep", sleep)
+        await waiter._sleep(1.5)
+
+    run(main)
+    assert slept == [1.5]
+
+
 def test_the_turn_of_a_task() -> None:
     async def main() -> Any:
         turn = TaskWakeEvent()
