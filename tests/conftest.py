@@ -140,6 +140,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable(report: Any) -> Generator[None, Any, Any]:
+    """What nobody reads of what passed is half of what the processes tell each other."""
+    data = yield
+    if isinstance(report, pytest.TestReport) and report.passed:
+        data["keywords"] = {}
+    return data
+
+
 def _import_tests(folders: list[str], worker: dict[str, Any]) -> None:
     """Import the modules of tests; of several processes each begins with others. So each module has
     its assertions rewritten by one process, and the others find it done. What fails, fails again

@@ -3,26 +3,43 @@ are away."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import time as system_time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import redis
 from django.core.cache import caches
 
 from django_redis_lock import Lock
 from django_redis_lock.clock import time
 from django_redis_lock.events import Outage
-from django_redis_lock.keeper import Job, keeper
+from django_redis_lock.keeper import DeferredRelease, Job, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
+from django_redis_lock.locking.waiting import queue
 from django_redis_lock.locking.waiting.queue import QueueWatch
 from django_redis_lock.protocol.acquisition import Refused, parse_acquire
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import registry
 from tests.processes import until
 
-__all__ = ["Renewals", "hold", "hurry", "outages", "renew", "settle", "silence", "table_of"]
+__all__ = [
+    "Renewals",
+    "deferred_releases",
+    "hold",
+    "hurry",
+    "hurry_until",
+    "outages",
+    "renew",
+    "settle",
+    "silence",
+    "table_of",
+    "until_released",
+    "watch_often",
+]
 
 
 @contextmanager
@@ -57,11 +74,41 @@ def hurry(*kinds: type[Job]) -> None:
             keeper().reschedule(job, time.monotonic())
 
 
+def hurry_until(condition: Callable[[], Any], *kinds: type[Job]) -> None:
+    """As ``hurry``, again and again until ``condition()`` holds; it must come to the end of it in
+    between."""
+    again = -math.inf
+
+    def holds() -> Any:
+        nonlocal again
+        if system_time.monotonic() > again:
+            again = system_time.monotonic() + 0.1
+            hurry(*kinds)
+        return condition()
+
+    until(holds)
+
+
 def renew(client: Any, key: str | bytes, kind: type[Job] = Renewal) -> None:
     """Have the keeper of this process renew what it renews at ``key``, for more than 30 s, now."""
     client.pexpire(key, 30_000)
-    hurry(kind)
-    until(lambda: client.pttl(key) > 30_000)
+    hurry_until(lambda: client.pttl(key) > 30_000, kind)
+
+
+def watch_often(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.2) -> None:
+    """Have the keeper of this process look so often at what is waited for: whether its holder has
+    vanished, or its blocking pop. It would each two seconds."""
+    monkeypatch.setattr(queue, "WATCH_INTERVAL_SECONDS", seconds)
+
+
+def deferred_releases() -> list[DeferredRelease]:
+    """What the keeper of this process is still to release."""
+    return [job for job in keeper().jobs() if isinstance(job, DeferredRelease)]
+
+
+def until_released() -> None:
+    """Have the keeper release now, and once more, as it does, what callers could not."""
+    hurry_until(lambda: not deferred_releases(), DeferredRelease)
 
 
 def settle() -> None:

@@ -113,6 +113,8 @@ class RedisServer:
         self._sentinel = sentinel
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        #: Whether ``pause`` has stopped it.
+        self.frozen = False
         self._creator = os.getpid()
         self.port = port
         self._chosen_by_others = bool(port)
@@ -204,10 +206,12 @@ class RedisServer:
     def pause(self) -> None:
         """Freeze it: connections stay open and get no answer."""
         self._running().send_signal(signal.SIGSTOP)
+        self.frozen = True
 
     def resume(self) -> None:
         """Let it go on after ``pause``."""
         self._running().send_signal(signal.SIGCONT)
+        self.frozen = False
 
     def close(self) -> None:
         """Stop it for good, and remove its folder. May be called twice."""
@@ -286,7 +290,7 @@ class RedisServer:
             process.kill()
             process.wait()
         forget(process.pid)
-        self._process = None
+        self._process, self.frozen = None, False
 
 
 class GivenServer:

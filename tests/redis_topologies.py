@@ -38,6 +38,8 @@ def slot_of(key: bytes | str) -> int:
 
 def ask(server: RedisServer, *command: Any) -> Any:
     """The server's answer, as text; None if there is none just now."""
+    if server.frozen:
+        return None
     try:
         return server.asking.execute_command(*command)
     except (redis.RedisError, OSError):
@@ -67,12 +69,15 @@ class Group:
 
     def settle(self) -> None:
         """Start what does not run, let what is frozen go on, and wait until all is well."""
+        self.run()
+        until(self._is_well)
+
+    def run(self) -> None:
         for server in self.servers:
             if server.runs:
                 server.resume()
             else:
                 server.start()
-        until(self._is_well)
 
     def close(self) -> None:
         for server in self.servers:
@@ -198,14 +203,19 @@ class SentinelServers(Group):
         super().settle()
 
     def fail_over(self) -> None:
-        """Have the sentinels make another server the primary. The present one may go on for up to
-        ten seconds before they make it a replica."""
+        """Have the sentinels make another server the primary, also if the present one is away and
+        they have not noticed yet. It may go on for up to ten seconds before they make it a
+        replica."""
         before = self.primary
         until(lambda: ask(self.sentinels[0], "SENTINEL", "FAILOVER", self.name))
         until(lambda: self.primary is not before)
 
     def flush(self) -> None:
         self._replicate(self.primary, 2, "FLUSHALL")
+
+    def replicate(self) -> None:
+        """Wait until the replicas have what has happened until now."""
+        self._replicate(self.primary, 2)
 
 
 class ClusterServers(Group):
@@ -218,6 +228,9 @@ class ClusterServers(Group):
     def __init__(self, node_timeout: float = 60.0) -> None:
         ports = [fresh_port(NODE_PORTS) for _ in range(6)]
         self._ids = {port: secrets.token_hex(20) for port in ports}
+        #: The ids of primaries that never were: those of today begin as their replicas, and replace
+        #: them. One that begins as a primary serves nobody for two seconds.
+        self._former = [secrets.token_hex(20) for _ in range(3)]
         config: dict[str, str | int] = {
             **PROMPT,
             "cluster-enabled": "yes",
@@ -236,15 +249,26 @@ class ClusterServers(Group):
         """What a node remembers of its cluster, so that the nodes need not get acquainted."""
         ports = list(self._ids)
         lines = []
+        for n, former in enumerate(self._former):
+            slots = f"{SLOTS * n // 3}-{SLOTS * (n + 1) // 3 - 1}"
+            lines.append(f"{former} :0@0 master,noaddr - 0 0 {n + 1} connected {slots}")
         for n, port in enumerate(ports):
             myself = "myself," if port == me else ""
             where = f"{self._ids[port]} 127.0.0.1:{port}@{port + 10_000} {myself}"
-            if n < 3:
-                slots = f"{SLOTS * n // 3}-{SLOTS * (n + 1) // 3 - 1}"
-                lines.append(f"{where}master - 0 0 {n + 1} connected {slots}")
-            else:
-                lines.append(f"{where}slave {self._ids[ports[n - 3]]} 0 0 {n - 2} connected")
-        return "\n".join([*lines, "vars currentEpoch 3 lastVoteEpoch 0\n"])
+            primary = self._former[n] if n < 3 else self._ids[ports[n - 3]]
+            lines.append(f"{where}slave {primary} 0 0 {n % 3 + 1} connected")
+        epoch = 3 + ports.index(me)  # Another for each that will be a primary.
+        return "\n".join([*lines, f"vars currentEpoch {epoch} lastVoteEpoch 0\n"])
+
+    def settle(self) -> None:
+        if self._former:
+            self.run()
+            for node in self.nodes:
+                until(lambda node=node: "cluster_state:ok" in (ask(node, "CLUSTER", "INFO") or ""))
+            for node in self.nodes[:3]:
+                ask(node, "CLUSTER", "FAILOVER", "TAKEOVER")
+            self._former = []
+        super().settle()
 
     @property
     def url(self) -> str:
@@ -306,14 +330,15 @@ class ClusterServers(Group):
 
     # -- what happens to it --------------------------------------------------------------------
 
-    def fail_over(self, key: bytes | str) -> None:
-        """Have the replica of the primary that has ``key`` take its place, losing nothing."""
+    def fail_over(self, key: bytes | str, *how: str) -> None:
+        """Have the replica of the primary that has ``key`` take its place, losing nothing; with
+        ``TAKEOVER``, also if that one is away and the others have not noticed yet."""
         heir, asked_at = self.replica_of(key), -math.inf
 
         def taken_over() -> bool:
             nonlocal asked_at
             # It refuses while it has no link to its primary, and after five seconds it gives up.
-            if time.monotonic() > asked_at + 5 and ask(heir, "CLUSTER", "FAILOVER"):
+            if time.monotonic() > asked_at + 5 and ask(heir, "CLUSTER", "FAILOVER", *how):
                 asked_at = time.monotonic()
             return self.primary_of(key) is heir
 

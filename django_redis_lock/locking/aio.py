@@ -28,7 +28,6 @@ from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
 from .hold import Hold
 from .local_state import (
-    Entry,
     State,
     Task,
     TaskStates,
@@ -245,12 +244,12 @@ class AsyncLock(LockOperations):
                 cancellation.request()
 
     def _depth(self) -> int:
-        entry: Entry | None = self.local.entry
+        entry = self.local.entry
         return 0 if entry is None else entry.depth
 
     def _is_cancelled_by_loss(self, error: BaseException | None) -> bool:
         """The block ends with ``error``: whether this lock has cancelled it."""
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         cancellation = None if hold is None else cancellations.get(hold)
         if hold is None or cancellation is None or cancellation.depth != self._depth():
             return False  # If any, that of a block around this one.

@@ -31,7 +31,6 @@ from ..transport import Server, encoded, is_cluster, server_of
 from ..transport.registry import check_for_tasks
 from .hold import Hold
 from .local_state import (
-    Entry,
     State,
     ThreadState,
     ThreadStateWithToken,
@@ -188,13 +187,13 @@ class BaseLock:
     @property
     def fence(self) -> int | None:
         """The fencing token of this acquisition: a strictly increasing integer that Redis made."""
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         return None if hold is None else hold.fence or None
 
     @property
     def place(self) -> int | None:
         """The number of the acquired place, from 1 to ``limit``."""
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         return None if hold is None else hold.keys.place
 
     @property
@@ -205,20 +204,20 @@ class BaseLock:
     @property
     def degraded(self) -> str | None:
         """How the lock is held without Redis, as ``on_redis_down`` says; else None."""
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         return None if hold is None or hold.ended else hold.degraded
 
     @property
     def lost(self) -> bool:
         """Whether the acquired lock ended before its release."""
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         return hold is not None and hold.lost
 
     @property
     def lost_reason(self) -> str:
         """Why the lock was lost: released by force and by whom, expired, deleted by another
         program, or Redis lost its data. Known when ``on_lost`` is called; empty if not lost."""
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         if hold is None or not hold.lost:
             return ""
         return hold.reason or "its lifetime is over, and Redis confirmed no renewal"
@@ -230,7 +229,7 @@ class BaseLock:
             LockLost: this lock object has acquired it, and does not hold it any more.
             LockError: this lock object (in this thread or task) has not acquired it.
         """
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         if hold is None:
             raise LockError("The lock has not been acquired", self._shown)
         if not hold.is_valid:
@@ -239,7 +238,7 @@ class BaseLock:
             raise LockLost(f"{text}; stop before doing harm", self._shown, reason=reason)
 
     def __repr__(self) -> str:
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         state = "lost" if self.lost else "not held here"
         if hold is not None and hold.is_valid:
             left = hold.deadline - time.monotonic()
@@ -293,7 +292,7 @@ class BaseLock:
         return waiter_id()
 
     def _refuse_to_wait_for_itself(self) -> None:
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         endless = self.renew or self.timeout is None or self.degraded
         if endless and self.thread_local and hold is not None and hold.is_valid:
             raise LockError(
@@ -328,12 +327,12 @@ class BaseLock:
     @property
     def _lifetime(self) -> float | None:
         """Of the lock that the caller holds: that of the first acquisition."""
-        entry: Entry | None = self.local.entry
+        entry = self.local.entry
         return self.timeout if entry is None else entry.timeout
 
     def _entered(self) -> None:
         """The lock was taken by ``with``."""
-        entry: Entry | None = self.local.entry
+        entry = self.local.entry
         if entry is not None and entry.depth > 1:
             return  # The block around this one is left after it.
         if self.local.renewal is not None:  # There is none for a lock taken without Redis.

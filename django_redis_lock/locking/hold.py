@@ -59,7 +59,7 @@ CHECK_INTERVAL_SECONDS = 10.0
 
 class Hold:
     """One acquisition, shared by the lock object and the keeper. It is made before the lock is
-    acquired, to save time then; what that decides (``keys``, ``token``) it has from ``begin`` on.
+    acquired, to save time; what that decides (``keys``, ``token``) it has from ``begin`` on.
 
     Args:
         renews_for: seconds for which it is renewed; -inf for never.
@@ -250,7 +250,7 @@ after_fork(latest.clear)
 class Renewal(Job):
     """Keeps a hold alive, describes the holder in Redis, and tells it when the lock is lost."""
 
-    #: Its ``Renewals``, as long as the holder's handle knows them; None: it need not.
+    #: Its ``Renewals``, as long as the handle knows them; None: it need not.
     kept_by: weakref.ref[Any] | None = None
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
@@ -310,7 +310,7 @@ class Renewal(Job):
             return None
         if hold.ended:
             self.stop()
-            if hold.lost:  # As the holder noticed, or another name's job.
+            if hold.lost:  # As another has noticed.
                 self.emit("lost", hold.reason)
             return None
         hold.confirm()

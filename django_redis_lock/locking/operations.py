@@ -68,7 +68,7 @@ class LockOperations(BaseLock):
     _send_acquire: Callable[[AcquireRequest], Step[Reply]]
     #: Wait for the lock in this process's queue; None at the deadline.
     _wait: Callable[[AcquireRequest, Refused | None], Step[Acquisition | None]]
-    #: Wait so many seconds, at most, until enough replicas know of the acquisition.
+    #: Wait so many seconds, at most, for the replicas.
     _confirm: Callable[[Acquisition, float], Step[replication.Confirmed]]
     #: Wait for the reply to TAKE_GRANT.
     _confirm_lifetime: Callable[[Hold], Step[None]]
@@ -181,7 +181,7 @@ class LockOperations(BaseLock):
                 here = "task" if self.asynchronous else "thread"
                 text += f" in this {here} (thread_local=False: for all of them)"
             raise LockError(f"{text}, or has released it", self._shown)
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         if hold is not None and hold.from_parent_process:
             raise LockNotOwnedError(f"Cannot {verb} a parent process's lock", self._shown)
         return token if isinstance(token, bytes) else self._encode(token)
@@ -209,7 +209,7 @@ class LockOperations(BaseLock):
 
     def _leave_inner(self) -> bool:
         """Whether the caller has gone in more than once, and is out once now."""
-        entry: Entry | None = self.local.entry
+        entry = self.local.entry
         if entry is None or not entry.leave(self.local):
             return False
         if entry.hold.lost:
@@ -224,7 +224,7 @@ class LockOperations(BaseLock):
     def _state(self) -> Before:
         """What this thread or task knows through this handle."""
         local = self.local
-        entry: Entry | None = local.entry
+        entry = local.entry
         return local.token, local.hold, local.renewal, entry, entry.times(local) if entry else 0
 
     def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
@@ -241,7 +241,7 @@ class LockOperations(BaseLock):
         """``acquire`` was interrupted: restore the state ``before``."""
         _, hold_before, renewal_before, entry_before, times_before = before
         local, hold = self.local, self.local.hold
-        entry: Entry | None = local.entry
+        entry = local.entry
         if self._is_anothers:
             return
         if entry is not None and entry.times(local) > times_before and entry.leave(local):
@@ -257,7 +257,7 @@ class LockOperations(BaseLock):
     def _leave_to_keeper(self, before: Before | None = None) -> None:
         """The caller was interrupted while it released the lock, or could not reach Redis, and will
         not try again. ``before``: the state when the release began."""
-        entry: Entry | None = self.local.entry
+        entry = self.local.entry
         if before is not None:
             _, hold_before, _, _, times_before = before
             times = 0 if entry is None else entry.times(self.local)
@@ -272,7 +272,7 @@ class LockOperations(BaseLock):
 
     def _hand_to_keeper(self) -> None:
         """Perhaps nothing was sent yet, so the keeper releases the lock."""
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         if self.local.token is None or (hold is not None and hold.from_parent_process):
             return
         if self._is_anothers:
@@ -308,13 +308,13 @@ class LockOperations(BaseLock):
     @property
     def _is_anothers(self) -> bool:
         """Whether another thread, which shares this handle, holds the lock by it."""
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         return hold is not None and hold.is_valid and not hold.by_this_thread
 
     # -- extend and reacquire ----------------------------------------------------------------
 
     def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         self._owned_token(verb)  # Or an error.
         if self.degraded:
             return True
@@ -345,7 +345,7 @@ class LockOperations(BaseLock):
 
     def _extend_call(self, verb: str, seconds: float, replace: bool) -> Call:
         token = self._owned_token(verb)
-        hold: Hold | None = self.local.hold
+        hold = self.local.hold
         # Of the lock of a token from elsewhere, only Redis knows whether it has a lifetime.
         unknown = verb == "extend" and self.id is not None and hold is None
         if self._lifetime is None and not unknown:

@@ -9,7 +9,7 @@ from ..clock import time
 from ..exceptions import TooFewReplicas
 from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, milliseconds, script
 from ..steps import Steps
-from ..transport import Client, pack, pack_words, server_of
+from ..transport import Client, note_sent, pack, pack_words, server_of
 from .operations import LockOperations
 
 #: Seconds that replicas have at least, and at most.
@@ -42,11 +42,14 @@ def confirmed(
 ) -> Steps[None]:
     """Raises TooFewReplicas unless they confirm ``acquired`` while it may be waited for, ``until``
     a monotonic time, within reason."""
-    # It is held also if this question cannot be sent.
     request.may_hold[:] = [(acquired.token, acquired.attempt, acquired.place)]
     most = min(MAX_PATIENCE_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
     patience = min(max(until - time.monotonic(), MIN_PATIENCE_SECONDS), most)
-    confirmation = yield lock._confirm(acquired, patience)
+    try:
+        confirmation = yield lock._confirm(acquired, patience)
+    except Exception as error:
+        note_sent(error, True)  # The lock is held, also if this question could not be sent.
+        raise
     known = confirmation.replicas if confirmation.held else 0
     if known < lock.replicas:
         raise TooFewReplicas(known, lock.replicas, lock._shown)

@@ -8,7 +8,6 @@ from .acquisition import MAX_GRANT_AGE_SECONDS as MAX_GRANT_AGE_SECONDS
 from .acquisition import WATCH_INTERVAL_SECONDS as WATCH_INTERVAL_SECONDS
 from .acquisition import AcquireRequest as AcquireRequest
 from .acquisition import Acquisition as Acquisition
-from .acquisition import Claim as Claim
 from .acquisition import Clock as Clock
 from .acquisition import Extended as Extended
 from .acquisition import Grant as Grant

@@ -1,9 +1,8 @@
 """The calls of a lock to Redis and their replies: of one ``acquire``, and of the holder.
 
-A grant is already the lock, for a short lifetime. The waiter sends TAKE_GRANT for the full one and
-does not wait for the reply, unless the grant may have expired, because the process was stopped. A
-grant's fence is the server's time in microseconds at which it was made, and every reply has a
-reading of the server's clock; the difference is the grant's age.
+A waiter does not wait for the reply to TAKE_GRANT, unless its grant may have expired, because the
+process was stopped. A grant's fence is the server's time in microseconds at which it was made, and
+every reply has a reading of the server's clock; the difference is the grant's age.
 """
 
 import math
@@ -129,7 +128,7 @@ def parse_renew(reply: Reply, sent_at: float) -> float | None:
 
 
 class PendingLifetime(Protocol):
-    """The reply to TAKE_GRANT, which comes first on its connection and has not been read yet."""
+    """The reply to TAKE_GRANT: the next on its connection."""
 
     def read_reply(self, wait: bool) -> float | None:
         """The confirmed deadline; None if there is no reply, ``-inf`` if the grant had expired (the

@@ -1,7 +1,6 @@
 """The Lua scripts of a lock, each under its contract: KEYS, ARGV, what it returns, why atomic.
 
-Keys of a lock are always passed in the order of ``LockKeys``. (RENEW reads only KEYS[1], [4] and
-[5]; for the others it gets KEYS[1] again.)
+Keys of a lock are always passed in the order of ``LockKeys``; RENEW gets KEYS[1] for [2] and [3]:
 
 * KEYS[1], the lock: the token of its holder, with the lock's lifetime.
 * KEYS[2], the list of grants: a waiter's blocking pop is on it.
@@ -83,7 +82,7 @@ local function grant_suffix() return '' end
 
 # put(command, key, ...): write to a key that is for people only; another form is replaced.
 #
-# describe_until(left): the owner's description outlasts the lock by a day (86400000), so that who
+# describe_until(left): the owner's description outlasts the lock by a day, so that a waiter that
 # finds the lock gone without a release can say whose it was. describe(left, ...): note fields and
 # values of the description, which is never worth an error.
 _DESCRIBE = shared("""
@@ -129,7 +128,7 @@ end
 _VANISHED = shared("""
 local function vanished()
   local owner = redis.pcall('HGETALL', KEYS[4])
-  if #owner == 0 then return nil end  -- An error has none, either.
+  if #owner == 0 then return nil end  -- Also of an error.
   local left = redis.call('PTTL', KEYS[4])
   return {now() - (left < 0 and 0 or math.max(0, 86400000 - left)) * 1000, owner}
 end

@@ -80,7 +80,7 @@ def pack(call: Call, *, known: bool = True) -> bytes:
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
     script, keys, args = call
     parts = [
-        # Sources are long and rarely sent: they pass the cache by.
+        # A source is long and rarely sent: not to be remembered.
         (_head if known else _head.__wrapped__)(script, len(keys), len(args), known),
         _packed_keys.get(keys) or _pack_keys(keys),
     ]
@@ -215,8 +215,8 @@ def _run_all(server: Server, calls: Sequence[Call]) -> list[Reply]:
 
 
 def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | None:
-    """How many seconds ``calls`` may wait. If the breaker holds them back, urgent ones may wait for
-    a short time; for others it raises CircuitOpen."""
+    """How many seconds ``calls`` may wait; raises CircuitOpen if the breaker does not let them
+    through, and none is urgent."""
     if any(call.script.urgent for call in calls):
         return breaker.insist(patience)
     try:

@@ -178,8 +178,8 @@ class Server:
         Args:
             patience: seconds to wait for each reply; None leaves the wait to the socket's timeout.
             retry_elsewhere: whether what a replica refuses is sent again, on a new connection.
-            may_run_twice: whether the caller sends it again if the reply is lost. If not, a
-                connection that the server has closed must not be used.
+            may_run_twice: whether the caller sends it again if the reply is lost; else a connection
+                that the server has closed must not be used.
         """
         began = time.monotonic()
         idle = self._checkout_idle(began, patience, may_run_twice)

@@ -70,23 +70,21 @@ class Proxy:
         self._introduces_only = False
         #: How many calls were refused.
         self.refused = 0
-        #: Seconds without traffic after which a connection is forgotten that is idle, or on which a
-        #: pop waits. They do not pass while the process stands still.
-        self.forgets_after = math.inf
         #: Seconds for which a new connection carries nothing.
         self.accepts_after = 0.0
-        #: Connections that were idle at this moment are forgotten.
-        self._forgotten_at = -math.inf
+        #: Connections that were idle at this moment are forgotten, or on which a pop waited.
+        self._idle_forgotten_at = self._waits_forgotten_at = -math.inf
         self._flows = threading.Event()
         self._flows.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
-        with server.client() as client:
+        with server.client() as client, client.pipeline(transaction=False) as pipe:
             modules = (limit, lock_scripts, holder_scripts)
             for script in (each for module in modules for each in vars(module).values()):
                 if isinstance(script, Script):
                     # Else the first reply to be lost would be the news that it is not known.
-                    client.script_load(script.source)
+                    pipe.execute_command("SCRIPT LOAD", script.source)
+            pipe.execute()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Proxy:
@@ -202,11 +200,13 @@ class Proxy:
         those that there are stay where they are."""
         self._there = ("127.0.0.1", server.port)
 
-    def forget(self) -> None:
+    def forget(self, *, waits: bool = False) -> None:
         """Swallow what comes on the idle connections from now on, and tell neither end, as if the
         address led elsewhere. A call or an introduction under way ends: else its silence would be
-        the server's."""
-        self._forgotten_at = time.monotonic()
+        the server's. ``waits``: also on connections on which a pop waits."""
+        self._idle_forgotten_at = time.monotonic()
+        if waits:
+            self._waits_forgotten_at = self._idle_forgotten_at
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -257,17 +257,15 @@ class Proxy:
         freezing: Rule | None = None
         held_until = -math.inf
         requests = b""
-        answering = False
         asked, idle_since = False, math.inf  # The latter since a reply to more than introductions.
-        quiet = 0.0
+        waits_since = math.inf
         time.sleep(self.accepts_after)
         with suppress(OSError, ValueError):  # The latter from a socket closed meanwhile.
             while True:
-                limited = self.forgets_after < math.inf
-                readable, _, _ = select.select((here, there), (), (), TICK if limited else None)
+                readable, _, _ = select.select((here, there), (), ())
                 self._flows.wait()
-                quiet = quiet + TICK if asked and not (readable or answering) else 0.0
-                if quiet > self.forgets_after or (readable and idle_since < self._forgotten_at):
+                is_forgotten = idle_since < self._idle_forgotten_at
+                if is_forgotten or waits_since < self._waits_forgotten_at:
                     self._swallow(here)
                     break
                 if there in readable:
@@ -276,7 +274,7 @@ class Proxy:
                         break
                     time.sleep(max(0.0, held_until - time.monotonic()))
                     here.sendall(data)
-                    answering = False
+                    waits_since = math.inf
                     idle_since = time.monotonic() if asked else math.inf
                     if freezing is not None and freezing.reply in data:
                         self._flows.clear()
@@ -287,8 +285,8 @@ class Proxy:
                         break
                     names = commands_in(data) or [b"a part"]
                     asked = asked or not INTRODUCING.issuperset(names)
-                    answering = WAITING.isdisjoint(names)
                     idle_since = math.inf
+                    waits_since = math.inf if WAITING.isdisjoint(names) else time.monotonic()
                     if self.refusal:
                         requests += data
                         names = commands_in(requests)
@@ -341,8 +339,7 @@ class Proxy:
             end.close()
 
 
-#: Seconds; and commands whose reply may take long.
-TICK = 0.02
+#: Commands whose reply may take long.
 WAITING = frozenset((b"BLPOP", b"BLMPOP", b"XREAD", b"SUBSCRIBE"))
 #: Commands with which clients introduce themselves; servers that refuse others answer to these.
 INTRODUCING = frozenset((b"HELLO", b"AUTH", b"SELECT", b"CLIENT"))

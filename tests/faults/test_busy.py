@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,6 +14,7 @@ import redis
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import SentOnce, keeper
+from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.waiting.threads import ThreadQueue
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
@@ -22,6 +22,7 @@ from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.execute import run_all
 from django_redis_lock.transport.refusals import NotReady, is_outage
 from django_redis_lock.transport.retry import RetryPolicy
+from tests.holding import hurry_until, renew
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
@@ -182,13 +183,12 @@ def test_an_interrupted_waiter_leaves_no_pop_behind(
 
 
 def test_a_lock_is_renewed_when_it_is_over(
-    own_server: RedisServer, own_client: redis.Redis, pace: int
+    own_server: RedisServer, own_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock = Lock(own_client, "busy", timeout=3 * pace, renew=True)
-    with lock:
+    with Lock(own_client, "busy", timeout=60, renew=True) as lock:
         with busy(own_server):
-            until(lambda: lock.local.hold.deadline - time.monotonic() < 1.9 * pace)
-        until(lambda: lock.local.hold.deadline - time.monotonic() > 2 * pace)
+            hurry_until(lambda: "Could not renew" in caplog.text, Renewal)
+        renew(own_client, "busy")
         assert not lock.lost
 
 

@@ -14,10 +14,16 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
+from tests.holding import watch_often
 from tests.processes import until
 from tests.redis_server import RedisServer
 
 from .proxy import Proxy
+
+
+@pytest.fixture(autouse=True)
+def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_often(monkeypatch)
 
 
 @pytest.fixture
@@ -30,7 +36,7 @@ def test_a_lone_waiter_has_the_lock_when_its_holder_has_died(
     proxy: Proxy, client: redis.Redis
 ) -> None:
     """Nobody else waits, so nobody else can have the grants that its dead pop does not get."""
-    client.set("report", "of a holder that died", px=1000)
+    client.set("report", "of a holder that died", px=300)
     proxy.swallow(b"BLPOP")
     with proxy.client() as through:
         assert Lock(through, "report", timeout=5).acquire(blocking_timeout=20)

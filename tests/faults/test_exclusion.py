@@ -48,16 +48,16 @@ def completed(client: redis.Redis) -> list[tuple[int, int]]:
 @pytest.mark.invariant("S1")
 def test_nothing_is_lost(client: redis.Redis, redis_server: RedisServer) -> None:
     killed: set[int] = set()
-    many, victims = (16, 6) if lanes.everything else (8, 3)
+    many, victims, sections = (16, 6, 30) if lanes.everything else (6, 2, 15)
     with processes(count, redis_server.url, True, count=many) as crew:
         crew.go()
         for victim in random.sample(crew, victims):
             done = client.llen("log")
-            until(lambda done=done: client.llen("log") > done + 60)
+            until(lambda done=done: client.llen("log") > done + 2 * sections)
             victim.kill()
             killed.add(victim.pid)
         done = client.llen("log")
-        until(lambda: client.llen("log") > done + 200)
+        until(lambda: client.llen("log") > done + 6 * sections)
         client.set("stop", 1)
         survivors = [worker.result() for worker in crew if worker.pid not in killed]
 
@@ -86,7 +86,7 @@ def test_without_the_lock_changes_are_lost(client: redis.Redis, redis_server: Re
     """So the test above can fail."""
     with processes(count, redis_server.url, False, count=4) as crew:
         crew.go()
-        until(lambda: client.llen("log") > 400)
+        until(lambda: client.llen("log") > 200)
         client.set("stop", 1)
         times = sum(crew.results())
     assert int(client.get("number")) < times

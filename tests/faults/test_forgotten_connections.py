@@ -4,6 +4,7 @@ and tells neither end. Redis is well: whoever has such a connection goes on with
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, AsyncRedlock, Lock, MultiLock, Redlock, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import exchange
+from django_redis_lock.singleflight import flight
 from django_redis_lock.transport import (
     address,
     aio_connection,
@@ -24,6 +26,7 @@ from django_redis_lock.transport import (
     server,
     server_of,
 )
+from tests.holding import renew, watch_often
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
@@ -32,25 +35,40 @@ from .proxy import Proxy
 
 pytestmark = pytest.mark.invariant("P2")
 
-#: Seconds: for which an idle connection is trusted, by the keeper and by others; after which it is
-#: forgotten; the pause; the time-out of a socket; and within which a call must end, on a busy
-#: machine, though its first connection is silent.
-KEEPER_TRUSTS, TRUSTED, FORGOTTEN, PAUSE, TIMEOUT, SOON = 0.6, 0.1, 0.3, 0.5, 2 * PATIENCE, 15.0
+#: Seconds: that an idle connection has to answer; the time-out of a socket; within which a call
+#: must end, on a busy machine, though its first connection is silent; and for which a grant lives
+#: that a forgotten pop does not get.
+PROBE, TIMEOUT, SOON, GRANT = 0.1, 2 * PATIENCE, 15.0, 0.5
+
+
+def trust(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for module in (aio_connection, exchange, guarded_connection, server):
+        monkeypatch.setattr(module, "TRUSTED_SECONDS", seconds)
 
 
 @pytest.fixture(autouse=True)
 def _in_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Firewalls forget after minutes, and tests after less than a second."""
-    for module in (aio_connection, guarded_connection, server):
-        monkeypatch.setattr(module, "TRUSTED_SECONDS", TRUSTED)
-    monkeypatch.setattr(exchange, "TRUSTED_SECONDS", KEEPER_TRUSTS)
+    """Firewalls forget after minutes, and these tests at once: no connection is trusted that was
+    idle for a moment. A check that comes too late on a busy machine costs a connection, and
+    nothing else."""
+    trust(monkeypatch, 0.0)
+    for module in (address, aio_connection, guarded_connection):
+        monkeypatch.setattr(module, "PROBE_SECONDS", PROBE)
+    watch_often(monkeypatch)
+    monkeypatch.setattr(flight, "FOLLOWER_CHECK_SECONDS", 0.5)
 
 
 @pytest.fixture
 def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[Proxy]:
     with Proxy(redis_server) as proxy:
-        proxy.forgets_after = FORGOTTEN
         yield proxy
+
+
+def pause(proxy: Proxy) -> None:
+    """Until all are idle; then those are forgotten that have no call under way, also those on which
+    a pop waits."""
+    time.sleep(0.02)
+    proxy.forget(waits=True)
 
 
 def through(proxy: Proxy, **options: Any) -> redis.Redis:
@@ -129,7 +147,7 @@ def test_a_call_after_a_pause(proxy: Proxy, caller: str) -> None:
     made = make(proxy)
     call(made)
     for _ in range(2):
-        time.sleep(PAUSE)
+        pause(proxy)
         began = time.monotonic()
         call(made)
         assert time.monotonic() - began < SOON
@@ -138,13 +156,12 @@ def test_a_call_after_a_pause(proxy: Proxy, caller: str) -> None:
 
 def test_threads_each_with_a_forgotten_connection(proxy: Proxy) -> None:
     client = through(proxy)
+    together = threading.Barrier(6, lambda: pause(proxy))
 
     def work() -> None:
-        lock = Lock(client, f"idle-{time.monotonic_ns()}", timeout=60)
-        for pause in (0.2, PAUSE, PAUSE):
-            with lock:
-                time.sleep(0.2)  # So that each has a connection of its own.
-            time.sleep(pause)
+        lock = Lock(client, f"idle-{threading.get_ident()}", timeout=60)
+        for _ in range(3):
+            together.wait(PATIENCE)
             began = time.monotonic()
             taken(lock)
             assert time.monotonic() - began < SOON
@@ -177,7 +194,7 @@ async def _tasks(proxy: Proxy) -> None:
 
     await work()
     for _ in range(2):
-        await asyncio.sleep(PAUSE)
+        pause(proxy)
         began = time.monotonic()
         await work()
         assert time.monotonic() - began < SOON
@@ -201,31 +218,32 @@ def test_members_of_a_redlock_far_away(
     async def tasks() -> None:
         options: Any = {"port": proxy.port, "socket_timeout": 5.0 * pace}
         clients = [redis.asyncio.Redis(db=db, **options) for db in (1, 2, 3)]
-        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=1.0 * pace)
-        for delay in (0.0, 0.6 * pace):
+        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=0.8 * pace)
+        for delay in (0.0, 0.4 * pace):
             proxy.accepts_after = delay
             assert await lock.acquire(blocking=False)
             await lock.release()
-            await asyncio.sleep(PAUSE)
+            pause(proxy)
         for client in clients:
             await client.connection_pool.disconnect()
 
     if asynchronous:
         asyncio.run(tasks())
     else:
-        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=1.0 * pace)
-        for delay in (0.0, 0.6 * pace):
+        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=0.8 * pace)
+        for delay in (0.0, 0.4 * pace):
             proxy.accepts_after = delay
             taken(lock)
-            time.sleep(PAUSE)
+            pause(proxy)
     expect_well(through(proxy, db=1))
 
 
 def test_a_waiter_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redis) -> None:
     lock = Lock(through(proxy), "idle", timeout=60)
-    with Lock(client, "idle", timeout=60):
+    with Lock(client, "idle", timeout=60, grant_timeout=GRANT):
         waiting = Background(lambda: lock.acquire(blocking_timeout=60))
-        time.sleep(2 * PAUSE)
+        until(lambda: client.info("clients")["blocked_clients"])
+        pause(proxy)
     began = time.monotonic()
     assert waiting.result()
     assert time.monotonic() - began < SOON
@@ -236,10 +254,11 @@ def test_a_task_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redi
     async def main() -> None:
         there = redis.asyncio.Redis(port=proxy.port, socket_timeout=TIMEOUT)
         lock = AsyncLock(there, "idle", timeout=60)
-        holder = Lock(client, "idle", timeout=60)
+        holder = Lock(client, "idle", timeout=60, grant_timeout=GRANT)
         holder.acquire()
         waiting = asyncio.ensure_future(lock.acquire(blocking_timeout=60))
-        await asyncio.sleep(2 * PAUSE)
+        await asyncio.to_thread(until, lambda: client.info("clients")["blocked_clients"])
+        pause(proxy)
         holder.release()
         began = time.monotonic()
         assert await waiting
@@ -250,14 +269,13 @@ def test_a_task_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redi
     asyncio.run(main())
 
 
-def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis, pace: int) -> None:
-    proxy.forgets_after = KEEPER_TRUSTS + 0.2
+def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis) -> None:
     lost: list[int] = []
-    lock = Lock(through(proxy), "idle", 3 * pace, renew=True, on_lost=lambda: lost.append(1))
+    lock = Lock(through(proxy), "idle", 60, renew=True, on_lost=lambda: lost.append(1))
     with lock:
-        for _ in range(2):
-            until(lambda: client.pttl("idle") < 2200 * pace)
-            until(lambda: client.pttl("idle") > 2500 * pace)
+        for _ in range(3):
+            renew(client, "idle")
+            pause(proxy)
         lock.ensure_held()
     assert not lost
     expect_well(through(proxy))
@@ -267,33 +285,41 @@ def test_a_leader_that_computes_for_long_and_its_follower(
     proxy: Proxy, client: redis.Redis
 ) -> None:
     leader, follower = cache_of(proxy), cache_of(proxy)
-    options = {"wait": 60, "timeout": 60}
+    options: dict[str, Any] = {"wait": 60, "timeout": 60}
     leader.get_or_set("other", lambda: 1, 60)
+    end = threading.Event()
     computing = Background(
-        lambda: leader.get_or_set("slow", lambda: time.sleep(2 * PAUSE) or "value", **options)
+        lambda: leader.get_or_set("slow", lambda: end.wait(PATIENCE) and "value", **options)
     )
     until(lambda: client.keys("*slow*:flight"))
 
     async def follow() -> Any:
         return await follower.aget_or_set("slow", lambda: "of the follower", **options)
 
-    began = time.monotonic()
-    assert asyncio.run(follow()) == "value"
+    following = Background(lambda: asyncio.run(follow()))
+    until(lambda: client.info("clients")["blocked_clients"])
+    pause(proxy)
+    end.set()
+    assert following.result() == "value"
     assert computing.result() == "value"
-    assert time.monotonic() - began < 3 * SOON
     assert leader.get("slow") == "value"
     expect_well(through(proxy))
 
 
+@pytest.fixture
+def _all_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    trust(monkeypatch, PATIENCE)
+
+
+@pytest.mark.usefixtures("_all_are_trusted")
 def test_all_connections_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
     """The address leads to another machine: what was used just before is silent, too."""
-    proxy.forgets_after = 3600.0
-    client = proxy.client(socket_timeout=1.0 * pace)
-    url = f"redis://127.0.0.1:{proxy.port}/0?socket_timeout={pace}"
+    client = proxy.client(socket_timeout=0.4 * pace)
+    url = f"redis://127.0.0.1:{proxy.port}/0?socket_timeout={0.4 * pace}"
     cache: Any = RedisCache(url, {})
     lock = Lock(client, "idle", timeout=60)
     with no_outage(proxy):
-        for _ in range(3):
+        for _ in range(2):
             taken(lock)
             hit(cache)
             proxy.forget()
@@ -301,11 +327,10 @@ def test_all_connections_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
         hit(cache)
 
 
+@pytest.mark.usefixtures("_all_are_trusted")
 def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
-    proxy.forgets_after = 3600.0
-
     async def main() -> None:
-        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=1.0 * pace)
+        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=0.4 * pace)
         lock = AsyncLock(client, "idle", timeout=60)
         for _ in range(2):
             async with lock:
@@ -328,7 +353,7 @@ def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:
             async with client.pipeline() as pipe:
                 replies = await asyncio.wait_for(pipe.set("a", value).get("a").execute(), SOON)
             assert replies[-1] == value
-            await asyncio.sleep(PAUSE)
+            pause(proxy)
         await client.connection_pool.disconnect()
 
     asyncio.run(main())

@@ -20,16 +20,21 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
-from django_redis_lock.keeper import DeferredRelease, keeper
+from django_redis_lock.keeper import keeper
 from django_redis_lock.transport import server_of
+from tests.holding import hurry_until, until_released
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.invariant("L4", "P3")
 
-#: Shorter than the time for which the server is full, so that a lock that is not renewed is lost.
-TIMEOUT = 1.5
-FULL_SECONDS = 1.5 * TIMEOUT
+#: Seconds: fewer than the server is full for, so that a lock that is not renewed is lost.
+TIMEOUT = 0.7
+
+
+@pytest.fixture(autouse=True)
+def _at_the_pace(monkeypatch: pytest.MonkeyPatch, pace: int) -> None:
+    monkeypatch.setitem(globals(), "TIMEOUT", TIMEOUT * pace)
 
 
 class Full:
@@ -187,10 +192,10 @@ def test_what_is_held_stays(full: Full, name: str, when: str) -> None:
                 until(lambda: full.ids() > before | mine)
             full.cut(but=before | mine)
         full.fill()
-        until_over = time.monotonic() + FULL_SECONDS
+        until_over = time.monotonic() + 1.5 * TIMEOUT
         while time.monotonic() < until_over:
             held.check()
-            time.sleep(0.1)
+            time.sleep(0.05)
         held.end()
 
 
@@ -202,7 +207,7 @@ def test_a_deferred_release_is_done(full: Full) -> None:
     hold: Any = held.local.hold
     keeper().add(hold.deferred_release(server_of(client), 2.0))
     until(lambda: not full.admin.exists("held"))
-    until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
+    until_released()
 
 
 def test_without_any_connection_the_keeper_tries_until_one_is_free(full: Full) -> None:
@@ -211,7 +216,8 @@ def test_without_any_connection_the_keeper_tries_until_one_is_free(full: Full) -
     assert held.acquire()
     full.cut(but=before)
     full.fill()
-    time.sleep(1.0)  # It is refused meanwhile.
+    refused = full.admin.info("stats")["rejected_connections"]
+    hurry_until(lambda: full.admin.info("stats")["rejected_connections"] > refused + 2)
     full.admin.config_set("maxclients", 100)
     keeper().hurry()
     until(lambda: full.admin.hgetall("{held}:owner"))

@@ -25,13 +25,14 @@ from django_redis_lock.contrib.limit import (
     PLACE_TAKE_GRANT,
     PLACE_WATCH,
 )
-from django_redis_lock.locking.waiting import queue
+from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
 from tests.faults.test_processes import NAME, blocked, hold, in_a_child, until_blocked, wait
+from tests.holding import hurry_until, renew, watch_often
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places as waiting
@@ -43,6 +44,11 @@ GRANT = 60.0
 KEYS = lock_keys(NAME.encode())
 SECOND = KEYS.at_place(2).lock
 OPTIONS: dict[str, Any] = {"timeout": 60, "limit": 2, "thread_local": False}
+
+
+@pytest.fixture(autouse=True)
+def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_often(monkeypatch)
 
 
 def lock_of(client: redis.Redis, **options: Any) -> Lock:
@@ -86,7 +92,7 @@ def test_a_killed_holders_place_is_the_waiters(
         background = waiter(client)
         until_blocked(client)
         holder.kill()
-        client.pexpire(SECOND, 1500)
+        client.pexpire(SECOND, 300)
         taken = background.result()
     assert taken.place == 2
     assert taken.fence > fence > other.fence
@@ -114,13 +120,14 @@ def test_a_killed_waiter_is_passed_over(client: redis.Redis, redis_server: Redis
 def test_a_frozen_waiter_keeps_one_place_from_the_others_and_does_not_believe_it_holds(
     client: redis.Redis, redis_server: RedisServer
 ) -> None:
-    holders = [held(client) for _ in range(2)]
-    with processes(wait, redis_server.url, {"timeout": 60, "limit": 2}) as (frozen,):
+    brief = {"grant_timeout": 0.5}
+    holders = [held(client, **brief) for _ in range(2)]
+    with processes(wait, redis_server.url, {"timeout": 60, "limit": 2, **brief}) as (frozen,):
         frozen.go()
         until_blocked(client)
-        second = waiter(client)
+        second = waiter(client, **brief)
         until_blocked(client, 2)
-        third = waiter(client)
+        third = waiter(client, **brief)
         frozen.pause()
         for lock in holders:
             lock.release()
@@ -269,11 +276,10 @@ def test_nothing_is_left_of_a_wait_that_ends_without_replies(
     shaky: redis.Redis,
     proxy: Proxy,
     first: Lock,
-    monkeypatch: pytest.MonkeyPatch,
     pace: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Else the keeper sees before its end that the place is free, and it is the waiter's.
-    monkeypatch.setattr(queue, "WATCH_INTERVAL_SECONDS", 2 * PATIENCE)
+    watch_often(monkeypatch, PATIENCE)  # Not at all before it ends.
     holder = held(client)
     lock = lock_of(shaky, timeout=None, grant_timeout=GRANT)
     proxy.lose_reply(PLACE_LEAVE, times=10**6)
@@ -332,11 +338,11 @@ def test_what_a_holder_sends_is_done_once(
     assert rule.left == 0
     assert 1100 < client.pttl(SECOND) / 1000 <= 1200
     lock.release()
-    renewed = held(shaky, timeout=9, renew=True)
+    renewed = held(shaky, timeout=60, renew=True)
     rules = [proxy.lose_reply(RENEW), proxy.lose_request(RENEW)]
     for rule in rules:
-        assert rule.applied.acquire(timeout=PATIENCE)
-    until(lambda: client.pttl(SECOND) > 8500)
+        hurry_until(lambda rule=rule: rule.applied.acquire(blocking=False), Renewal)
+    renew(client, SECOND)
     renewed.ensure_held()
 
 
@@ -407,7 +413,7 @@ def test_waiters_acquire_and_holders_learn_that_the_data_is_lost(
     own_server: RedisServer, how: str
 ) -> None:
     client = own_server.client(retry=Retry(NoBackoff(), 0))
-    holders = [held(client, timeout=9, renew=True) for _ in range(2)]
+    holders = [held(client, timeout=60, renew=True) for _ in range(2)]
     background = [waiter(client) for _ in range(3)]
     until_blocked(client)
     if how == "flush":
@@ -415,7 +421,7 @@ def test_waiters_acquire_and_holders_learn_that_the_data_is_lost(
     else:
         own_server.restart()
     until(lambda: sum(each.done for each in background) == 2)
-    until(lambda: all(lock.lost for lock in holders))
+    hurry_until(lambda: all(lock.lost for lock in holders), Renewal)
     taken = [each.result() for each in background if each.done]
     assert {lock.place for lock in taken} == {1, 2}
     assert min(lock.fence for lock in taken) > max(lock.fence for lock in holders)

@@ -6,7 +6,6 @@ The locks never expire where that would hide what was left behind, and grants li
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from django_redis_lock.clock import time as clock
 from django_redis_lock.contrib import fallback
 from django_redis_lock.contrib.fallback import Attempt
 from django_redis_lock.keeper import DeferredRelease, keeper
-from django_redis_lock.locking import questions
+from django_redis_lock.locking import Renewal, questions
 from django_redis_lock.locking.waiting import queue, threads
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.holder_scripts import HELD, RESET
@@ -42,7 +41,7 @@ from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_client, execute
 from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
-from tests.holding import hurry, renew
+from tests.holding import deferred_releases, hurry, hurry_until, renew, until_released
 from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -124,12 +123,10 @@ class TestAcquire:
         proxy.lose_reply(ACQUIRE, times=2)
         with pytest.raises(redis.ConnectionError):
             Lock(shaky, "shaky").acquire(token=holder.local.token)
-        free_again = threading.Event()
-        Background(lambda: (free(client), free_again.set()))
-        assert not free_again.wait(2.5)  # The keeper has asked twice by then.
+        until_released()
         assert holder.owned()
         holder.release()
-        assert free_again.wait(PATIENCE)
+        free(client)
 
     def test_a_waiter_whose_question_was_lost_waits_on(
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
@@ -157,7 +154,7 @@ class TestAcquire:
         holder = Lock(client, "shaky")
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)
-        waiter = Background(lambda: lock.acquire(blocking_timeout=1.5 * pace, token=token))
+        waiter = Background(lambda: lock.acquire(blocking_timeout=0.8 * pace, token=token))
         until(lambda: client.info("clients")["blocked_clients"])
         lost = proxy.lose_reply(ACQUIRE, times=2)
         client.delete("shaky")
@@ -229,10 +226,6 @@ class TestGrant:
         with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
             waiter.result()
         free(client)
-
-
-def deferred_releases() -> list[DeferredRelease]:
-    return [job for job in keeper().jobs() if isinstance(job, DeferredRelease)]
 
 
 class TestRelease:
@@ -349,7 +342,7 @@ class TestRelease:
             ends = time.monotonic() + 0.5 * pace + 0.1
             until(lambda: time.monotonic() > ends)
             assert client.exists("shaky")
-        until(lambda: not client.exists("shaky"))
+        hurry_until(lambda: not client.exists("shaky"), DeferredRelease)
 
     @pytest.fixture
     def sent_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,10 +351,10 @@ class TestRelease:
 
     @pytest.mark.usefixtures("sent_at_once")
     def test_the_keeper_releases_what_a_frozen_server_reads_after_the_lifetime(
-        self, own_server: RedisServer
+        self, own_server: RedisServer, pace: int
     ) -> None:
         """The lifetime begins when the server reads the request."""
-        with own_server.client(socket_timeout=0.5) as client:
+        with own_server.client(socket_timeout=0.2 * pace) as client:
             lock = Lock(client, "shaky", timeout=300)
             with lock:
                 fence = lock.fence
@@ -372,12 +365,15 @@ class TestRelease:
                 pass_time(400)
                 until(lambda: all(job.due > clock.monotonic() for job in keeper().jobs()))
             own_server.resume()
-            until(lambda: client.zscore(INDEX, LAST_FENCE) > fence)
-            until(lambda: not client.exists("shaky"))
+            until(lambda: own_server.asking.zscore(INDEX, LAST_FENCE) > fence)
+            hurry_until(lambda: not own_server.asking.exists("shaky"), DeferredRelease)
 
     @pytest.mark.usefixtures("sent_at_once")
-    def test_the_keeper_gives_up_a_server_that_stays_away(self, own_server: RedisServer) -> None:
-        with own_server.client(socket_timeout=0.5) as client, moved_clock() as pass_time:
+    def test_the_keeper_gives_up_a_server_that_stays_away(
+        self, own_server: RedisServer, pace: int
+    ) -> None:
+        timeout = 0.2 * pace
+        with own_server.client(socket_timeout=timeout) as client, moved_clock() as pass_time:
             lock = Lock(client, "shaky", timeout=300)
             with lock:
                 pass  # There is a connection now.
@@ -392,7 +388,7 @@ class TestRelease:
     def test_the_keeper_does_not_repeat_forever_what_is_refused(self, client: redis.Redis) -> None:
         with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=None):
             client.eval("redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 1)", 1, "shaky")
-        until(lambda: not deferred_releases())
+        until_released()
 
     def test_the_keeper_bears_a_lasting_refusal_as_long_as_the_lock_lives(
         self, own_server: RedisServer
@@ -481,14 +477,14 @@ class TestExtend:
 class TestRenewal:
     @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
     def test_it_is_tried_again(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str, pace: int
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str
     ) -> None:
-        lock = Lock(shaky, "shaky", timeout=4 * pace, renew=True)
+        lock = Lock(shaky, "shaky", timeout=60, renew=True)
         lock.acquire()
-        rules = [getattr(proxy, kind)(RENEW, times=2) for _ in range(2)]
-        for rule in rules:
-            assert rule.applied.acquire(timeout=PATIENCE)
-        until(lambda: client.pttl("shaky") > 3500 * pace)
+        rule = getattr(proxy, kind)(RENEW, times=2)
+        for _ in range(2):
+            hurry_until(lambda: rule.applied.acquire(blocking=False), Renewal)
+        renew(client, "shaky")
         lock.ensure_held()
         lock.release()
 
@@ -499,7 +495,7 @@ class TestInterrupted:
     def test_it_ends_with_min_hold_and_not_before(self, client: redis.Redis, proxy: Proxy) -> None:
         async def main() -> float:
             async with redis.asyncio.Redis(port=proxy.port) as shaky:
-                lock = AsyncLock(shaky, "shaky", min_hold=2)
+                lock = AsyncLock(shaky, "shaky", min_hold=0.5)
                 await lock.acquire()
                 began = time.monotonic()
                 await cancelled(lock.release(), proxy)
@@ -508,7 +504,7 @@ class TestInterrupted:
 
         began = asyncio.run(main())
         free(client)
-        assert time.monotonic() - began > 1.9
+        assert time.monotonic() - began > 0.45
 
     def test_who_takes_it_again_by_the_same_token_keeps_it(
         self, client: redis.Redis, proxy: Proxy
@@ -519,10 +515,8 @@ class TestInterrupted:
                 await lock.acquire()
                 await cancelled(lock.release(), proxy)
                 assert await lock.acquire(blocking_timeout=PATIENCE)
-                again = time.monotonic() + 1.5  # The keeper looks after its work a second later.
-                while time.monotonic() < again:
-                    await asyncio.sleep(0.05)
-                    assert await lock.owned()
+                await asyncio.to_thread(until_released)
+                assert await lock.owned()
                 await lock.release()
 
         asyncio.run(main())

@@ -18,7 +18,7 @@ from redis.exceptions import OutOfMemoryError
 from django_redis_lock import Lock, LockError, Redlock
 from django_redis_lock.singleflight.in_process import FlightRenewal
 from tests import lanes
-from tests.holding import hurry, renew
+from tests.holding import hurry, renew, watch_often
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -29,6 +29,11 @@ pytestmark = pytest.mark.invariant("S8")
 NAME = "full"
 #: A grant lives so long that nothing but the release can have brought it in time.
 GRANT = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_often(monkeypatch)
 
 
 class Memory:

@@ -16,11 +16,11 @@ from redis.retry import Retry
 from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking import hold
+from django_redis_lock.locking import Renewal, hold
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
 from django_redis_lock.transport.registry import server_of
-from tests.holding import outages, settle
+from tests.holding import hurry_until, outages, settle
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -30,9 +30,9 @@ from tests.support.values import elsewhere, lands_elsewhere
 from .proxy import Proxy
 
 #: Seconds a call waits for a server that does not answer.
-TIMEOUT = 0.4
+TIMEOUT = 0.15
 #: Seconds for which calls fail at once, before one of them waits again.
-PAUSE = 1.0
+PAUSE = 0.5
 CALLS = 100
 
 
@@ -93,6 +93,7 @@ def test_few_calls_wait_for_a_server_that_is_frozen(
     breaker_of(own_client)._open_until += PATIENCE
     with pytest.raises(CircuitOpen, match="has not answered for"):
         lock.locked()
+    breaker_of(own_client)._open_until -= PATIENCE
     address = f"127.0.0.1:{own_server.port}/0"
     (outage,) = (known for known in outages() if known.server == address)
     assert outage.spared >= CALLS - waited
@@ -248,16 +249,14 @@ def test_a_waiter_lives_through_it(own_server: RedisServer, own_client: redis.Re
     assert waiter.result() is True
 
 
-def test_a_holders_renewal_ends_it(
-    own_server: RedisServer, own_client: redis.Redis, pace: int
-) -> None:
+def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Redis) -> None:
     """The keeper asks on, whoever else is held back, and what it is answered counts for all."""
-    holder = Lock(own_client, "faulty", timeout=6 * pace, renew=True)
+    holder = Lock(own_client, "faulty", timeout=60, renew=True)
     holder.acquire()
     own_server.pause()
     hold_back_calls(own_client, holder.owned)
     own_server.resume()
-    until(lambda: not breaker_of(own_client).failing)
+    hurry_until(lambda: not breaker_of(own_client).failing, Renewal)
     holder.ensure_held()
     holder.release()
 

@@ -21,13 +21,18 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.waiting.threads import PendingReply
-from tests.holding import hurry
+from tests.holding import hurry, watch_often
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 
 NAME = "processes"
+
+
+@pytest.fixture(autouse=True)
+def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_often(monkeypatch)
 
 
 def blocked(client: redis.Redis) -> int:
@@ -71,7 +76,7 @@ class TestKilled:
             waiting = Background(lambda: waiter.acquire(blocking_timeout=PATIENCE) and waiter.fence)
             until_blocked(client)
             holder.kill()
-            client.pexpire(NAME, 1500)
+            client.pexpire(NAME, 300)
             assert waiting.result() > fence  # Before its patience ends, half of the first lifetime.
 
     def test_a_waiter_is_passed_over(self, client: redis.Redis, redis_server: RedisServer) -> None:
@@ -109,12 +114,13 @@ class TestFrozen:
     def test_the_first_waiter_delays_the_others_and_does_not_believe_it_holds(
         self, client: redis.Redis, redis_server: RedisServer
     ) -> None:
-        first = Lock(client, NAME, timeout=60)
+        options = {"timeout": 60, "grant_timeout": 0.5}
+        first = Lock(client, NAME, **options)
         first.acquire()
-        with processes(wait, redis_server.url, {"timeout": 60}) as (frozen,):
+        with processes(wait, redis_server.url, options) as (frozen,):
             frozen.go()
             until_blocked(client)
-            second = Lock(client, NAME, timeout=60)
+            second = Lock(client, NAME, **options)
             waiting = Background(lambda: second.acquire(blocking_timeout=PATIENCE) and second.fence)
             until_blocked(client, 2)
             frozen.pause()
@@ -151,15 +157,15 @@ class TestFrozen:
     def test_a_holder_that_goes_on_in_time_keeps_it(
         self, client: redis.Redis, redis_server: RedisServer, pace: int
     ) -> None:
-        options = {"timeout": 4 * pace, "renew": True}
+        options = {"timeout": 2 * pace, "renew": True}
         with processes(hold, redis_server.url, options) as (frozen,):
             frozen.go()
             frozen.hear()
             token = client.get(NAME)
             frozen.pause()
-            until(lambda: client.pttl(NAME) < 2000 * pace)
+            until(lambda: client.pttl(NAME) < 1000 * pace)
             frozen.resume()
-            until(lambda: client.pttl(NAME) > 3500 * pace)
+            until(lambda: client.pttl(NAME) > 1700 * pace)
             assert client.get(NAME) == token
 
 
@@ -362,7 +368,7 @@ def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
 def test_a_child_leaves_an_unread_answer_to_its_parent(
     client: redis.Redis, redis_server: RedisServer, tasks: bool, pace: int
 ) -> None:
-    """That to TAKE_GRANT, for which a waiter that gets a lock does not wait."""
+    """That to TAKE_GRANT, for which a waiter that gets a lock does not wait if its grant is new."""
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
     with processes(fork_with_an_answer_to_come, redis_server.url, tasks, pace) as (parent,):

@@ -133,24 +133,26 @@ class TestKeepingTheData:
 
 @pytest.mark.invariant("L5")
 class TestFreezing:
-    def test_the_holder_keeps_the_lock(self, own_server: RedisServer) -> None:
+    def test_the_holder_keeps_the_lock(self, own_server: RedisServer, pace: int) -> None:
         client = client_of(own_server)
-        holder = Holder(client, timeout=6)
+        holder = Holder(client, timeout=3.0 * pace)
         waiter = in_background(client)
         own_server.pause()
-        time.sleep(3)
+        time.sleep(1.3 * pace)  # A renewal gets no reply.
         own_server.resume()
-        until(lambda: client.pttl("faulty") > 5500)
+        until(lambda: client.pttl("faulty") > 2700 * pace)
         assert not waiter.done
         holder.lock.ensure_held()
         holder.lock.release()
         assert waiter.result()
         assert not holder.told.is_set()
 
-    def test_the_holder_calls_on_lost_before_the_deadline(self, own_server: RedisServer) -> None:
+    def test_the_holder_calls_on_lost_before_the_deadline(
+        self, own_server: RedisServer, pace: int
+    ) -> None:
         """Before the server can give the lock to anybody."""
         client = client_of(own_server)
-        holder = Holder(client, timeout=1.5)
+        holder = Holder(client, timeout=0.8 * pace)
         waiter = in_background(client)
         own_server.pause()
         assert holder.told.wait(PATIENCE)

@@ -26,6 +26,7 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.clock import time
+from django_redis_lock.contrib import fallback
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.events import FellBack
 from django_redis_lock.transport.aio_client import asyncio_client
@@ -261,7 +262,10 @@ def test_who_must_ask_again_registers_under_another_waiter_id(
     assert len(set(waiters)) == len(waiters) > 1
 
 
-def test_a_waiter_goes_on_here(own_server: RedisServer, cache: RedisCache) -> None:
+def test_a_waiter_goes_on_here(
+    own_server: RedisServer, cache: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fallback, "OUTAGE_PATIENCE_SECONDS", 0.5)
     holder = cache.lock("nightly")
     assert holder.acquire()
 
@@ -420,8 +424,11 @@ def test_several_servers(own_server: RedisServer, folder: str) -> None:
             server.close()
 
 
-def test_too_few_replicas_are_no_outage(own_server: RedisServer) -> None:
+def test_too_few_replicas_are_no_outage(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who wants more than one server to know of the lock does not get one that none knows of."""
+    monkeypatch.setattr("django_redis_lock.locking.replicas.MAX_PATIENCE_SECONDS", 0.2)
     cache = cache_of(own_server, LOCK_ON_REDIS_DOWN="local", SOCKET_TIMEOUT=PATIENCE)
     with pytest.raises(TooFewReplicas):
         cache.lock("nightly", replicas=1, timeout=30).acquire()

@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
 from django_redis_lock.contrib.redlock import _FanOut, base
-from django_redis_lock.keeper import DeferredRelease, keeper
+from django_redis_lock.locking import Renewal
 from django_redis_lock.transport.registry import server_of
-from tests.holding import settle
+from tests import lanes
+from tests.holding import hurry_until, settle, until_released, watch_often
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -29,6 +31,11 @@ from tests.support.background import Background
 FIVE = 5
 #: Seconds for which a server is waited for.
 LIMIT = 0.25
+
+
+@pytest.fixture(autouse=True)
+def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_often(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +53,17 @@ class Five:
             server.start()
         self.clients = [s.client(retry=Retry(NoBackoff(), 0)) for s in self.servers]
 
+    def recover(self) -> None:
+        """What was done to the servers is undone, and forgotten."""
+        for server, client in zip(self.servers, self.clients, strict=True):
+            if server.frozen:
+                server.resume()
+            if not server.runs:
+                server.start()
+            server.flush()
+            server_of(client).close()
+            server_of(client).answered()
+
     def lock(self, **options: Any) -> Redlock:
         return Redlock(self.clients, "faulty", **{"timeout": 30, **options})
 
@@ -62,13 +80,19 @@ class Five:
             server.close()
 
 
-@pytest.fixture
-def five() -> Iterator[Five]:
+@pytest.fixture(scope="module")
+def _five() -> Iterator[Five]:
     found = Five()
     try:
         yield found
     finally:
         found.close()
+
+
+@pytest.fixture
+def five(_five: Five) -> Iterator[Five]:
+    yield _five
+    _five.recover()
 
 
 def seconds(work: Any) -> float:
@@ -91,7 +115,7 @@ class TestMinority:
         assert lock.owned()
         lock.release()
         # By now it is known, and costs nothing; each cycle would ask it twice.
-        cycles = 100
+        cycles = 40
         assert (
             seconds(lambda: [lock.acquire() and lock.release() for _ in range(cycles)])
             < cycles * LIMIT
@@ -156,9 +180,10 @@ class TestMinority:
     def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five, pace: int) -> None:
         """So all can be restarted under a lock, one after the other."""
         told = threading.Event()
-        lock = five.lock(timeout=1 * pace, renew=True, on_lost=told.set)
+        lock = five.lock(timeout=0.9 * pace, renew=True, on_lost=told.set)
         lock.acquire()
-        for server, client in zip(five.servers, five.clients, strict=True):
+        several = FIVE if lanes.everything else FIVE // 2 + 1
+        for server, client in list(zip(five.servers, five.clients, strict=True))[:several]:
             server.restart()
             until(lambda client=client: client.get("faulty") == lock.local.token)
         assert not told.is_set()
@@ -171,10 +196,11 @@ class TestMinority:
         self, five: Five, pace: int
     ) -> None:
         five.servers[0].kill()
-        lock = five.lock(timeout=1 * pace, renew=True)
+        lock = five.lock(timeout=60, renew=True)
         lock.acquire()
         five.servers[0].start()
-        until(lambda: five.clients[0].get("faulty") == lock.local.token)
+        client, token = five.clients[0], lock.local.token
+        hurry_until(lambda: client.get("faulty") == token, Renewal)
         lock.release()
 
     def test_another_caller_does_not_get_the_lock_during_the_vote(self, five: Five) -> None:
@@ -214,12 +240,12 @@ class TestMajority:
             assert len(caught.value.errors) == 3
         lock.ensure_held()
 
-    def test_a_waiter_waits_until_its_deadline(self, five: Five) -> None:
+    def test_a_waiter_waits_until_its_deadline(self, five: Five, pace: int) -> None:
         holder = five.lock()
         holder.acquire()
         # It must hear of all five: it waits at the first that says that the lock is taken.
         wanted = five.lock(server_timeout=10)
-        waiter = Background(lambda: wanted.acquire(blocking_timeout=2))
+        waiter = Background(lambda: wanted.acquire(blocking_timeout=0.8 * pace))
         until(lambda: places("faulty"))
         for server in five.servers[:3]:
             server.kill()
@@ -229,7 +255,7 @@ class TestMajority:
 
     def test_a_waiter_lives_through_it(self, five: Five) -> None:
         # The servers that go on have it until then: one that is asked early waits in their queue.
-        holder = five.lock(timeout=5)
+        holder = five.lock(timeout=2)
         holder.acquire()
         waiter = Background(lambda: five.lock().acquire(blocking_timeout=PATIENCE))
         until(lambda: places("faulty"))
@@ -298,25 +324,30 @@ class TestFences:
 
 class TestContenders:
     def test_none_of_them_starves(self, five: Five) -> None:
-        """No livelock: eight processes that come at once, over and over."""
+        """No livelock: processes that come at once, over and over."""
         urls = [server.url for server in five.servers]
-        with processes(contend, urls, count=8) as crew:
+        many, times = (8, 6) if lanes.everything else (6, 4)
+        with processes(contend, urls, times, count=many) as crew:
             crew.go()
             intervals = [interval for result in crew.results() for interval in result]
-        assert len(intervals) == 8 * 6
+        assert len(intervals) == many * times
         intervals.sort()
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(intervals))
 
     def test_nor_while_servers_come_and_go(self, five: Five) -> None:
         urls = [server.url for server in five.servers]
-        with processes(contend, urls, count=4) as crew:
+        with processes(contend, urls, 6, count=4) as crew:
             crew.go()
             for place in five.order():
                 five.servers[place].restart()
             intervals = [interval for result in crew.results() for interval in result]
         assert len(intervals) == 4 * 6
 
-    def test_idle_waiters_cost_next_to_nothing(self, five: Five) -> None:
+    def test_idle_waiters_cost_next_to_nothing(
+        self, five: Five, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        interval = 0.5  # Instead of two seconds.
+        watch_often(monkeypatch, interval)
         holder = five.lock()
         holder.acquire()
 
@@ -330,9 +361,9 @@ class TestContenders:
         until(lambda: all(c.hexists("{faulty}:owner", "id") for c in five.clients))
         settle()
         began, before = time.monotonic(), calls(five)
-        time.sleep(2.2)
+        time.sleep(1.2 * interval)
         made = calls(five) - before
-        assert made <= 1 + (time.monotonic() - began) // 2  # One every two seconds.
+        assert made <= 1 + (time.monotonic() - began) // interval
         holder.release()
         assert all(waiter.result() for waiter in waiters)
 
@@ -344,12 +375,14 @@ def calls(five: Five) -> int:
     return sum(found.get(name, {"calls": 0})["calls"] for found in stats for name in names)
 
 
-def contend(link: Link, urls: list[str]) -> list[tuple[float, float]]:
+def contend(link: Link, urls: list[str], times: int) -> list[tuple[float, float]]:
     clients = [redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) for url in urls]
-    lock = Redlock(clients, "faulty", timeout=30, blocking_timeout=PATIENCE)
-    intervals = []
-    for _ in range(6):
-        with lock:
+    # Also on a busy machine, a server that is not there has not just been slow.
+    patience: dict[str, Any] = {"server_timeout": 5.0, "blocking_timeout": 2 * PATIENCE}
+    intervals: list[tuple[float, float]] = []
+    while len(intervals) < times:
+        # Of one call, a majority may meet its servers just when they are restarted.
+        with suppress(TooFewServers), Redlock(clients, "faulty", timeout=60, **patience):
             began = time.monotonic()
             time.sleep(0.002)
             intervals.append((began, time.monotonic()))
@@ -385,7 +418,7 @@ def test_what_was_broken_off_leaves_nothing_behind(five: Five) -> None:
             await client.aclose()
 
     asyncio.run(main())
-    until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
+    until_released()
     assert five.holders() == [None] * FIVE
 
 

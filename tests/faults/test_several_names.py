@@ -12,13 +12,20 @@ import redis
 
 from django_redis_lock import Lock, MultiLock
 from django_redis_lock.contrib.several_names.members import ACQUIRE_ALL
+from tests import lanes
 from tests.faults.proxy import Proxy
+from tests.holding import watch_often
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
 
 NAMES = ["a", "b", "c", "d", "e"]
+
+
+@pytest.fixture(autouse=True)
+def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_often(monkeypatch)
 
 
 def several(client: Any, *names: str, **options: Any) -> MultiLock:
@@ -112,8 +119,12 @@ def hold_until_lost(link: Link, url: str) -> None:
         link.say([member.lost for member in lock.members])
 
 
+#: A frozen waiter keeps others from the lock for as long.
+BRIEF = {"grant_timeout": 0.5}
+
+
 def wait(link: Link, url: str) -> None:
-    with redis.Redis.from_url(url) as client, several(client, "a", "b") as lock:
+    with redis.Redis.from_url(url) as client, several(client, "a", "b", **BRIEF) as lock:
         link.say(lock.fences)
 
 
@@ -135,12 +146,12 @@ class TestFrozen:
 
     def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
         """Its grant ends, another has the names, and it waits again."""
-        first = several(client, "a", "b")
+        first = several(client, "a", "b", **BRIEF)
         first.acquire()
         with processes(wait, redis_server.url) as (frozen,):
             frozen.go()
             until(lambda: blocked(client) == 1)
-            second = several(client, "b", "a", thread_local=False)
+            second = several(client, "b", "a", thread_local=False, **BRIEF)
             waiter = Background(second.acquire)
             until(lambda: blocked(client) == 2)
             frozen.pause()
@@ -252,17 +263,18 @@ def work(link: Link, url: str, number: int) -> int:
 
 
 def test_no_name_has_two_holders(client: redis.Redis, redis_server: RedisServer) -> None:
-    """Eight processes want some of five names at random, and three of them are killed."""
+    """Processes want some of five names at random, and some of them are killed."""
     killed = set()
-    with processes(work, redis_server.url, 0, count=8) as crew:
+    many, victims, lines = (8, 3, 40) if lanes.everything else (6, 2, 20)
+    with processes(work, redis_server.url, 0, count=many) as crew:
         crew.go()
-        for victim in crew[:3]:
+        for victim in crew[:victims]:
             done = client.llen("log")
-            until(lambda done=done: client.llen("log") > done + 40)
+            until(lambda done=done: client.llen("log") > done + lines)
             victim.kill()
             killed.add(victim.pid)
         done = client.llen("log")
-        until(lambda: client.llen("log") > done + 200)
+        until(lambda: client.llen("log") > done + 5 * lines)
         client.set("stop", 1)
         assert all(worker.result() > 0 for worker in crew if worker.pid not in killed)
     inside: dict[bytes, tuple[bytes, int]] = {}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import redis
@@ -19,6 +20,8 @@ from tests.support.backends import blocked
 from tests.support.background import Background
 
 NAMES = ["shared", "shared too"]
+#: Seconds for which a grant to a waiter lives that has failed, and may still be registered.
+GRANT = 0.5
 
 
 @pytest.mark.parametrize("way", ["acquire", "with"])
@@ -26,8 +29,9 @@ def test_a_thread_that_is_inside_twice_stays_so(
     client: redis.Redis, redis_server: RedisServer, way: str, pace: int
 ) -> None:
     with Proxy(redis_server) as proxy, proxy.client() as shaky:
-        shared = Lock(shaky, "shared", timeout=60, reentrant=True, thread_local=False)
-        other = Lock(client, "shared", timeout=60, thread_local=False)
+        options: dict[str, Any] = {"timeout": 60, "thread_local": False, "grant_timeout": GRANT}
+        shared = Lock(shaky, "shared", reentrant=True, **options)
+        other = Lock(client, "shared", **options)
         other.acquire()
         inside, go_on = threading.Event(), threading.Event()
 
@@ -64,9 +68,10 @@ def test_a_task_keeps_its_several_names(
 ) -> None:
     async def main(proxy: Proxy) -> None:
         async with redis.asyncio.Redis(port=proxy.port) as shaky:
-            other = MultiLock(client, NAMES, 60, thread_local=False)
+            options: dict[str, Any] = {"thread_local": False, "grant_timeout": GRANT}
+            other = MultiLock(client, NAMES, 60, **options)
             other.acquire()
-            shared = AsyncMultiLock(shaky, NAMES, 60, thread_local=False)
+            shared = AsyncMultiLock(shaky, NAMES, 60, **options)
 
             first = asyncio.create_task(shared.acquire())
             await asyncio.to_thread(until, lambda: blocked(client))

@@ -1,7 +1,7 @@
 """A host that sleeps (a laptop, a paused virtual machine) while Redis and other hosts go on. After
 it, CLOCK_BOOTTIME has counted the time and CLOCK_MONOTONIC has not, nor do waits pass.
 
-Each case is a process of its own, because the clock is chosen when the package is imported.
+The cases run in a process of their own, because the clock is chosen when the package is imported.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.lanes import some
 from tests.redis_server import RedisServer
 
 pytestmark = [
@@ -23,7 +24,7 @@ pytestmark = [
 ]
 
 BEGIN = """
-import asyncio, json, sys, threading, time
+import asyncio, json, sys, threading, time, traceback
 
 slept = 0.0
 real, BOOTTIME = time.clock_gettime, time.CLOCK_BOOTTIME
@@ -35,7 +36,7 @@ def sleep_of_the_host(seconds):
 
 import django
 from django.conf import settings
-urls = json.loads(sys.argv[1])
+urls, cases = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 caches_of = {
     "default": {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": urls[0]},
     "local": {"BACKEND": "django_redis_lock.cache.LocMemCache", "LOCATION": "suspend"},
@@ -46,7 +47,10 @@ django.setup()
 import redis, redis.asyncio
 from django.core.cache import caches
 from django_redis_lock import AsyncLock, AsyncRedlock, Lock, LockLost, LockNotAcquired, Redlock
-from django_redis_lock import MultiLock
+from django_redis_lock import MultiLock, clock, keeper
+
+# How soon a wait, and the keeper, notice that the host has slept.
+clock.MAX_WAIT_SECONDS = keeper.LOOK_SECONDS = 0.2
 
 client = redis.Redis.from_url(urls[0])
 clients = [redis.Redis.from_url(url) for url in urls]
@@ -75,8 +79,11 @@ def background(work):
     thread.start()
     return thread, results
 
-def ends(thread):
-    time.sleep(1.0)  # It waits by now.
+def blocked():
+    return client.info("clients")["blocked_clients"]
+
+def ends(thread, is_waiting=blocked):
+    within(15, is_waiting)
     assert thread.is_alive()
     sleep_of_the_host(61)
     thread.join(15)
@@ -116,14 +123,14 @@ asyncio.run(main())
 told = threading.Event()
 lock = Lock(client, 'n', 120, renew=True, on_lost=told.set)
 lock.acquire()
-time.sleep(1)
+time.sleep(0.3)  # The keeper has planned its next renewal.
 sleep_of_the_host(121)
 assert told.wait(15)
 """,
     "renewal": """
 lock = Lock(client, 'n', 120, renew=True)
 lock.acquire()
-time.sleep(1)
+time.sleep(0.3)
 before = lock.local.hold.deadline
 sleep_of_the_host(100)
 within(15, lambda: lock.local.hold.deadline > before + 60)
@@ -138,10 +145,11 @@ assert results == [False]
 """,
     "second wait": """
 Lock(client, 'n', 600).acquire()
+from django_redis_lock.locking.waiting import queues
 first, _ = background(lambda: Lock(client, 'n', 30).acquire(blocking_timeout=60))
-time.sleep(0.5)
+within(15, blocked)
 second, results = background(lambda: Lock(client, 'n', 30).acquire(blocking_timeout=60))
-ends(second)
+ends(second, lambda: any(len(queue.waiters) == 2 for queue in tuple(queues.values())))
 first.join(15)
 assert results == [False]
 """,
@@ -149,7 +157,7 @@ assert results == [False]
 held = local.lock('n', timeout=600)
 held.acquire()
 thread, results = background(lambda: local.lock('n').acquire(blocking_timeout=60))
-ends(thread)
+ends(thread, lambda: time.sleep(0.3) is None)
 assert results == [False]
 """,
     "wait of a task": """
@@ -170,10 +178,10 @@ assert results == [False]
     "follower": """
 stop = threading.Event()
 leader, _ = background(lambda: cache.get_or_set('k', lambda: stop.wait(60)))
-time.sleep(0.5)
+within(15, lambda: client.keys('*k:flight') or client.keys('*k}:flight'))
 terms = {'wait': 60, 'on_wait_timeout': 'default'}
 follower, results = background(lambda: cache.get_or_set('k', 'default', **terms))
-ends(follower)
+ends(follower, lambda: time.sleep(0.3) is None)
 stop.set()
 leader.join(15)
 assert results == ['default']
@@ -194,27 +202,40 @@ def urls(servers: list[RedisServer]) -> str:
     return json.dumps([server.url for server in servers])
 
 
-def run(case: str, urls: str, *before: str) -> None:
-    command = [*before, sys.executable, "-c", BEGIN + CASES[case], urls]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+#: After all that is defined before it, each of the cases.
+EACH = """
+failed = []
+for name, code in cases.items():
+    for each in clients:
+        each.flushall()
+    try:
+        exec(code, dict(globals()))
+    except BaseException:
+        failed.append(f"{name}:\\n{traceback.format_exc()}")
+for message in failed:
+    print(message, file=sys.stderr)
+sys.exit(bool(failed))
+"""
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("case", CASES)
-def test_after_it(case: str, urls: str) -> None:
-    run(case, urls)
+def run(names: list[str], urls: str, *before: str) -> None:
+    cases = json.dumps({name: CASES[name] for name in names})
+    command = [*before, sys.executable, "-c", BEGIN + EACH, urls, cases]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_after_it(urls: str) -> None:
+    run(some(CASES, each=2), urls)
 
 
 #: On a host that has slept for eleven days before; both clocks begin at different times there.
 ELSEWHERE = ("unshare", "--user", "--map-root-user", "--time", "--boottime", "950400")
 
 
-@pytest.mark.sample(3, 1)
-@pytest.mark.parametrize("case", ["renewal", "wait", "redlock", "follower", "wait of a task"])
-def test_no_time_is_taken_from_another_clock(case: str, urls: str) -> None:
+def test_no_time_is_taken_from_another_clock(urls: str) -> None:
     """Each difference of two times would be eleven days wrong."""
     allowed = shutil.which("unshare") and not os.system(" ".join([*ELSEWHERE, "true 2>/dev/null"]))
     if not allowed:
         pytest.skip("this host has no time namespaces")
-    run(case, urls, *ELSEWHERE)
+    run(["renewal", "wait", "redlock", "follower", "wait of a task"], urls, *ELSEWHERE)

@@ -184,10 +184,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if patience is None or patience > self.timeout:",
     ): "then the caller has just as much patience as the next",
     (
-        "transport.pool",
-        "super().__init__(NoBackoff(), 1)",
-    ): "all calls go to the usual one",
-    (
         "cache.commands",
         "if tokens or (type(tokens) is not list or any(tokens)):",
     ): "nothing is done about what has no token, only more slowly",
@@ -227,6 +223,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "locking.aio",
         'seconds = check_seconds("additional_time", additional_time) or 1.0',
     ): "zero and None are errors",
+    (
+        "locking.causes",
+        "if (bounded(left.last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",
+    ): "a fence is a time in microseconds",
     (
         "locking.questions",
         "if hold is None and lock.limit >= 1:",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -18,6 +18,8 @@ from django_redis_lock.transport.aio_client import asyncio_client
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 from tests.support.backends import OnRedis
+
+T = TypeVar("T")
 
 
 class Tasks:
@@ -41,6 +43,10 @@ class Tasks:
         done: Future[Any] = Future()
         self._loop.call_soon_threadsafe(self._mine.orders.put_nowait, (work, done))
         return done.result(PATIENCE)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Await ``work`` in a task of its own."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @staticmethod
     async def _task(orders: asyncio.Queue[Any]) -> None:

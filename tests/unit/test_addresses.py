@@ -57,7 +57,7 @@ def test_the_settings_of_a_connection_of_our_own() -> None:
         **{"health_check_interval": 30, "maint_notifications_config": object()},
     }
     own = own_settings(Connection, pools, 2.0)
-    assert own["retry"].get_retries() == 0
+    assert own["retry"]._retries == 0
     assert own["command_packer"].__class__.__name__ == "PythonRespSerializer"
     assert own.items() >= {
         *(("host", "h"), ("socket_timeout", 2.0), ("socket_connect_timeout", 2.0)),
@@ -315,7 +315,8 @@ def test_a_connection_that_follows_is_one_of_the_pools() -> None:
     settings = client.connection_pool.connection_kwargs
     retry = settings["retry"]
     assert isinstance(retry, FollowingRetry)
-    assert retry.get_retries() == 3
+    assert retry._retries == 0  # The usual one does the work.
+    assert not hasattr(usual, "get_retries") or retry.get_retries() == 3
     assert settings["retry_on_error"] == [OSError, ReadOnlyError]
     assert follow_address(client).connection_pool.connection_kwargs["retry"] is retry
     assert follow_address(object()) is not None

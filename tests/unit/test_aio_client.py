@@ -670,7 +670,7 @@ def test_the_pool_of_a_loop_leads_to_the_same_server_with_its_own_settings() -> 
         *(("host", "redis.example"), ("socket_timeout", 3), ("socket_keepalive", True)),
         ("health_check_interval", 7),
     }
-    assert settings["retry"].get_retries() == 0
+    assert settings["retry"]._retries == 0
     bare = aio_client._pool_like(redis.ConnectionPool()).connection_kwargs
     assert bare["socket_timeout"] == 5.0
     assert "health_check_interval" not in bare

@@ -17,6 +17,7 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis_lock.cache import NO_LOCATION, LocMemCache, RedisCache, methods
 from django_redis_lock.cache.commands import _is_over, encoding
 from django_redis_lock.cache.get_or_set import awaitable
+from django_redis_lock.cache.reading import MISSING, _missing_unless_outage
 from django_redis_lock.singleflight import DeferredCall
 from django_redis_lock.transport import CircuitOpen
 
@@ -156,6 +157,18 @@ def test_which_errors_of_the_pool_count_as_an_outage(kind: str) -> None:
         assert bool(breaker.failing) is counts
     assert cache._with_breaker(lambda: 5) == 5
     assert not breaker.failing
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_after_which_errors_the_query_for_the_leader_reads_the_value(kind: str) -> None:
+    """Which may wait: the server is there."""
+    with pytest.raises(ConnectionInterrupted) as failed:
+        failing(ERRORS[kind][0])
+    if kind in ("a refusal", "no connection left in the pool"):
+        assert _missing_unless_outage(failed.value) is MISSING
+        return
+    with pytest.raises(ConnectionInterrupted):
+        _missing_unless_outage(failed.value)
 
 
 def test_while_an_outage_lasts_nothing_is_read_on_connections_of_the_pool() -> None:

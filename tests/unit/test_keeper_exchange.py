@@ -560,6 +560,24 @@ def test_a_server_that_reports_changes_knows_the_keepers_own_connection(moment: 
     assert len(tracked) == 1
 
 
+def test_where_no_connection_can_be_opened_that_of_a_loop_is_used(
+    moment: Moment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare: Any = Connection()
+    spares = SimpleNamespace(spare_of_a_loop=lambda server: spare)
+    monkeypatch.setattr(exchange, "over_a_loop", spares)
+    server: Any = Server()
+    server.refuses_connections = redis.ConnectionError("max number of clients reached")
+    link = Link(server)
+    link.check()
+    assert link._connection is None  # At first it tries to open one.
+    link.send([b"call"], 1.0)
+    assert link.connection is spare
+    link.rest()
+    assert link._connection is None
+    assert not server.given_back  # The loop has it all the time.
+
+
 def test_without_any_connection_the_error_is_that_of_connecting(moment: Moment) -> None:
     server: Any = Server()
     server.refuses_connections = redis.ConnectionError("max number of clients reached")

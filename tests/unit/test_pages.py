@@ -15,6 +15,7 @@ from django_redis_lock.contrib.pages.responses import (
     NotThePage,
     PageFailed,
     Rendering,
+    complete_like,
     is_answer,
     is_refusal,
     raise_unless_about_the_page,
@@ -77,6 +78,42 @@ def test_what_is_not_about_the_page_is_raised(
     with pytest.raises(raised) as outcome:
         raise_unless_about_the_page(response, **request_is)
     assert outcome.value.response is response  # type: ignore[attr-defined]  # both have it
+
+
+def test_a_condition_is_known_also_while_it_is_taken_out() -> None:
+    plain, ranged = RequestFactory().get("/"), RequestFactory().get("/", HTTP_RANGE="bytes=0-1")
+    assert "HTTP_RANGE" not in Conditions(plain)
+    conditions = Conditions(ranged)
+    assert "HTTP_RANGE" in conditions
+    conditions.take_out()
+    assert "HTTP_RANGE" not in ranged.META
+    assert "HTTP_RANGE" in conditions
+
+
+KEPT, MINE = "max-age=5", "max-age=7"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "by_headers", "rendered", "cache_control"),
+    [
+        (KEPT, None, True, False, KEPT),
+        (KEPT, MINE, True, False, MINE),
+        (KEPT, None, False, False, None),
+        (KEPT, None, True, True, None),
+        (None, None, True, False, None),
+    ],
+)
+def test_the_headers_of_the_old_page_decide_where_none_are_set(
+    old: str | None, new: str | None, by_headers: bool, rendered: bool, cache_control: str | None
+) -> None:
+    page = HttpResponse("old", headers={"Vary": "Cookie, X-Kind"})
+    response: Any = HttpResponse("new") if rendered else SimpleTemplateResponse("page.html")
+    for each, value in ((page, old), (response, new)):
+        if value is not None:
+            each["Cache-Control"] = value
+    complete_like(page, RequestFactory().get("/"), response, by_headers)
+    assert response.get("Cache-Control") == cache_control
+    assert response["Vary"] == "Cookie, X-Kind"
 
 
 USED = "CSRF_COOKIE_NEEDS_UPDATE"

@@ -129,6 +129,7 @@ def test_how_long_it_counts(make: Any, clock: FakeClock, renews: bool, last: flo
     assert renewal.call(last) is not None
     assert renewal.call(1030.0 if not renews else 1029.76) is None
     assert renewal.hold.lost
+    assert ("confirmed no renewal" in renewal.hold.reason) is renews
 
 
 def test_a_loss_at_the_deadline_is_an_end_by_time(make: Any) -> None:
@@ -136,6 +137,15 @@ def test_a_loss_at_the_deadline_is_an_end_by_time(make: Any) -> None:
         renewal = job(make(30))
         renewal.answered([b"", b"7", b"mine", b"", b""], sent_at=sent_at)
         assert renewal.hold.reason == reason
+
+
+def test_a_hold_was_released_if_it_has_ended_and_was_not_lost(make: Any) -> None:
+    hold, lost = make(30), make(30)
+    assert not hold.released
+    hold.end()
+    assert hold.released
+    lost.lose("it is gone")
+    assert not lost.released
 
 
 def test_of_two_questions_the_second_of_which_followed_the_first_the_second_counts(
@@ -383,7 +393,7 @@ def test_of_a_chosen_token_only_events_since_the_acquisition_count(make: Any) ->
     hold = make(30)
     hold.attempt, hold.fence = b"attempt", 5_000_000
     fresh = {"last_fence": b"9999999"}
-    for at, reason in ((4.9, causes.EXPIRED), (5.0, "released by force")):
+    for at, reason in ((4.999999, causes.EXPIRED), (5.0, "released by force")):
         assert cause(told(events=event("reset", at), **fresh), NEVER, False, hold) == reason
 
 
@@ -573,6 +583,9 @@ def test_the_age_of_a_heartbeat() -> None:
     assert later is not None
     assert later.seen == 0.0
     assert records.with_heartbeat(None, reply) is None
+    just_seen = records.with_heartbeat(Owner("id", process="p"), reply)
+    assert just_seen is not None
+    assert just_seen.seen == 0.0
     ages = records._ages(["a", "b", "c"], [100_000_000, b"x", b"9" * 20, b"9" * 19])
     assert ages == {"c": 0.0}
 

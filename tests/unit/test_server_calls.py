@@ -443,6 +443,13 @@ def test_a_forked_child_knows_none_of_its_parents_connections(
     assert not everywhere
 
 
+def test_a_connection_that_another_thread_makes_at_that_moment_stays(server: Any) -> None:
+    before, after = server.connect(), server.connect()
+    after.generation = server.generation + 1
+    server.end_connections()
+    assert [each.was_cut for each in (before, after)] == [True, False]
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_the_idle_connections_of_pools_end_with_them(connections: Any, known: bool) -> None:
     pool = redis.ConnectionPool(connection_class=connections, host="redis.example", port=3)

@@ -106,8 +106,7 @@ class WaitQueue:
         self.id = request.waiter or waiter_id()
         self.node: Server | None = None
         self.registered = False
-        #: Whether to unregister the id in the end: also if a reply is missing (then it is not
-        #: ``registered``), but not if the call to be sent next does it (then it still is).
+        #: Whether the queue must unregister the id in the end; False if the next call does.
         self._may_be_registered = bool(request.waiter)
         self.clock: Clock | None = None
         self.waiters: deque[Waiter] = deque()

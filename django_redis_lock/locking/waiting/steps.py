@@ -23,7 +23,6 @@ from ...protocol import (
     AcquireRequest,
     Acquisition,
     Call,
-    Claim,
     Refused,
     Reply,
     Taken,
@@ -60,7 +59,7 @@ class Waiter:
     def __init__(self, client: Client, request: AcquireRequest, queue: WaitQueue) -> None:
         self._client = client
         self._request = request
-        #: What the last blocking pop has returned, or POPPING.
+        #: Of the last blocking pop.
         self._reply: PopReply | EllipsisType = None
         #: Whether Redis may have carried out something that was not answered.
         self._unanswered = False
@@ -217,17 +216,16 @@ class Waiter:
 
     # -- what must be released ---------------------------------------------------------------
     #
-    # A grant is in ``_reply`` as soon as it is read, and in ``may_hold`` before TAKE_GRANT is sent.
-    # After an interrupt, ``wait`` of a subclass gives back the one, ``_abandon`` of the lock the
-    # other. A grant that is just being read expires.
+    # A grant is in ``_reply`` once it is read, and in ``may_hold`` before TAKE_GRANT is sent. After
+    # an interrupt ``wait`` of a subclass gives back the one, ``_abandon`` the other.
 
     def give_back(self, reply: PopReply) -> None:
         """Release the grant that a pop has returned in ``reply``, if it has."""
         if (grant := self.queue.grant_in(reply)) is not None:
             self._release_by_keeper((grant.token, b"", grant.place))
 
-    def _release_by_keeper(self, claim: Claim) -> None:
-        """Have the keeper release what Redis has given to ``claim``, or may yet give to it."""
+    def _release_by_keeper(self, claim: tuple[bytes, bytes, int]) -> None:
+        """Have the keeper release what ``claim``, one of ``may_hold``, has or may yet get."""
         release = self._request.release_call(*claim)
         keeper().add(DeferredRelease(self.queue.server, release, self._request.lifetime))
         noted = self._request.may_hold

@@ -101,6 +101,16 @@ def test_without_redis_it_does_what_the_method_for_threads_does(
     assert attempt(OPERATIONS[name], Awaited(cache)) == attempt(OPERATIONS[name], cache)
 
 
+@pytest.mark.parametrize("logs", [False, True])
+def test_an_ignored_error_is_logged_if_that_is_set(
+    stopped: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture, logs: bool
+) -> None:
+    settings.DJANGO_REDIS_LOG_IGNORED_EXCEPTIONS = logs
+    cache = make(RedisCache, stopped, IGNORE_EXCEPTIONS=True)
+    assert asyncio.run(cache.aget("a", "default")) == "default"
+    assert ("Exception ignored" in caplog.text) is logs
+
+
 @pytest.mark.parametrize("name", ["set for a time", "set_many", "delete", "incr", "touch"])
 def test_a_server_that_has_forgotten_all_scripts_is_taught_them(
     redis_server: RedisServer, client: redis.Redis, name: str

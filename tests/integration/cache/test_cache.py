@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache.redis_py import flight_ending
 from django_redis_lock.conf import SETTING
 from tests.redis_server import RedisServer
 
@@ -303,6 +304,19 @@ def test_a_server_that_has_forgotten_all_scripts_is_taught_them(
         outcome(forgetful, make(kind, redis_server), client) for kind in (PlainCache, RedisCache)
     )
     assert ours == theirs
+
+
+def test_a_pipeline_sends_each_script_once_in_each_batch(client: redis.Redis) -> None:
+    """A pipeline cannot send it again when the server does not know it."""
+    with client.pipeline() as pipeline:
+        writing = flight_ending(pipeline)
+        for _ in range(2):
+            client.script_flush()
+            for key in (":1:a", ":1:b"):
+                writing.set(key, 1)
+            assert [args[0] for args, _ in pipeline.command_stack] == ["EVAL", "EVALSHA"]
+            assert pipeline.execute(raise_on_error=True)
+    assert client.mget(":1:a", ":1:b") == [b"1", b"1"]
 
 
 def test_a_client_argument_may_be_of_another_server(

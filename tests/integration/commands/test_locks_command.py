@@ -303,6 +303,7 @@ def test_who_reads_only_the_beginning_is_no_failure() -> None:
     assert examining.returncode == 141
 
 
+@pytest.mark.sample(0)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
 def test_a_full_disk_is_no_failure_of_redis() -> None:
     with open("/dev/full", "w") as full:

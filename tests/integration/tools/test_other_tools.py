@@ -104,6 +104,7 @@ def test_reads_are_seen_as_of_django_redis(redis_server: RedisServer, client: re
             assert found == [f"cache.get {'miss' if 'miss' in call else 'hit'}"], call
 
 
+@pytest.mark.sample(0)
 def test_a_read_has_one_span_of_sentry(redis_server: RedisServer, client: redis.Redis) -> None:
     """The exporter leaves a cache that Sentry observes to Sentry."""
     for call, found in seen_by("sentry_both", "sentry_sdk", redis_server).items():

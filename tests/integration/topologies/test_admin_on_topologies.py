@@ -6,6 +6,7 @@ import pytest
 from django.core.cache import cache
 from django.test import Client
 
+from tests.holding import hurry
 from tests.processes import until
 from tests.support.admin import state_of
 
@@ -18,6 +19,7 @@ PAGE = "/admin/django_redis_lock/heldlock/"
 @pytest.mark.usefixtures("topology")
 def test_locks_are_listed_and_described(admin_client: Client) -> None:
     with cache.lock("import", label="The prices") as lock, cache.lock("export"):
+        hurry()
         until(lambda: "The prices" in admin_client.get(PAGE).content.decode())
         page = admin_client.get(PAGE).content.decode()
         assert "export" in page

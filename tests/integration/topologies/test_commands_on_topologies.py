@@ -11,7 +11,7 @@ from django.core.cache import cache
 
 from django_redis_lock.management.commands.locks import Command
 from tests.processes import until
-from tests.redis_topologies import ClusterServers, SentinelServers
+from tests.redis_topologies import ClusterServers, SentinelServers, cluster
 
 #: The doctor reports mistakes in declared locks, too; other tests declare some.
 pytestmark = pytest.mark.usefixtures("nothing_is_declared")
@@ -19,22 +19,31 @@ pytestmark = pytest.mark.usefixtures("nothing_is_declared")
 
 @pytest.fixture(params=["cluster", "sentinel"])
 def topology(request: pytest.FixtureRequest, settings: Any) -> str:
-    backend = "django_redis_lock.cache.RedisCache"
     if request.param == "cluster":
-        cluster: ClusterServers = request.getfixturevalue("cluster_servers")
-        options: dict[str, Any] = {"CLIENT_CLASS": "django_redis_lock.clients.ClusterClient"}
-        location = [server.url for server in cluster.servers]
+        settings.CACHES = on_cluster(request.getfixturevalue("cluster_servers"))
     else:
-        servers: SentinelServers = request.getfixturevalue("sentinel_servers")
-        options = {
-            "CLIENT_CLASS": "django_redis.client.SentinelClient",
-            "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-            "SENTINELS": [("127.0.0.1", sentinel.port) for sentinel in servers.sentinels],
-        }
-        location = [f"redis://{servers.name}/0"]
-    options["SOCKET_TIMEOUT"] = 5
-    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
+        settings.CACHES = behind_sentinels(request.getfixturevalue("sentinel_servers"))
     return request.param
+
+
+def on_cluster(servers: ClusterServers) -> dict[str, Any]:
+    client_class = "django_redis_lock.clients.ClusterClient"
+    return caches_at([server.url for server in servers.servers], CLIENT_CLASS=client_class)
+
+
+def behind_sentinels(servers: SentinelServers) -> dict[str, Any]:
+    return caches_at(
+        [f"redis://{servers.name}/0"],
+        CLIENT_CLASS="django_redis.client.SentinelClient",
+        CONNECTION_FACTORY="django_redis.pool.SentinelConnectionFactory",
+        SENTINELS=servers.addresses,
+    )
+
+
+def caches_at(location: list[str], **options: Any) -> dict[str, Any]:
+    backend = "django_redis_lock.cache.RedisCache"
+    options = {"SOCKET_TIMEOUT": 5, **options}
+    return {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
 
 
 def run(capfd: Any, *words: str) -> tuple[int, str]:
@@ -91,18 +100,14 @@ def test_the_doctor_names_the_user_of_a_cluster(
     assert "ACL SETUSER app +blpop" in out
 
 
-@pytest.mark.parametrize("topology", ["cluster"], indirect=True)
-def test_the_doctor_examines_the_primaries_of_now(
-    topology: str, cluster_servers: ClusterServers, capfd: Any
-) -> None:
+def test_the_doctor_examines_the_primaries_of_now(settings: Any, capfd: Any) -> None:
     """Not those that redis-py found at first."""
-    cache.get("import")
-    before = cluster_servers.primary_of(":1:import")
-    try:
-        cluster_servers.fail_over(":1:import")
+    with cluster() as servers:
+        settings.CACHES = on_cluster(servers)
+        cache.get("import")
+        before = servers.primary_of(":1:import")
+        servers.fail_over(":1:import")
         code, out = run(capfd, "doctor")
-    finally:
-        cluster_servers.settle()
     assert code == 0, out
     assert f":{before.port}" not in out.partition("\n")[2]
 
