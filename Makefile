@@ -67,7 +67,7 @@ test-free-threaded: ## Locks, cache, views and faults on the newest Python witho
 	@python=$$(sh .ci/find_python 15t 14t 13t); if [ -z "$$python" ]; then \
 	    echo "NOT RUN without the GIL: no Python 3.13t or later on the PATH or in pyenv." >&2; \
 	else PYTHON_GIL=0 $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_FREE) \
-	    PACKAGES="--editable .[demo] $(FREE_TOOLS)" TESTS="$(SHARED)"; fi
+	    PACKAGES="--prefer-binary --editable .[demo] $(FREE_TOOLS)" TESTS="$(SHARED)"; fi
 
 # Those of the extra "test" that these tests need; the others take longer to install than they to run.
 OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django pytest-xdist
