@@ -54,8 +54,7 @@ Function = Callable[..., object]
 #: A key of one database, and what stands for its callers: the ``group`` of their runners.
 FlightKey = tuple[Server, bytes, object]
 
-#: The flights of this process. A single operation of a dict is atomic, so only ``leave`` needs a
-#: mutex.
+#: The flights of this process. Each operation of a dict is atomic.
 in_flight: dict[FlightKey, InProcessFlight] = {}
 after_fork(in_flight.clear)
 _leaving = free_after_fork(Mutex())
@@ -73,7 +72,7 @@ def join(mine: InProcessFlight) -> InProcessFlight:
 def leave(shared: InProcessFlight) -> None:
     """End the flight ``shared`` of this process, and wake its other callers."""
     try:
-        with _leaving:  # The keeper may do the same: one of both would remove the next flight.
+        with _leaving:  # Else the keeper, which may do the same, removes the next flight.
             if in_flight.get(shared.flight_id) is shared:
                 in_flight.pop(shared.flight_id, None)
     finally:

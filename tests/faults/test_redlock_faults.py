@@ -348,24 +348,23 @@ class TestContenders:
     ) -> None:
         interval = 0.5  # Instead of two seconds.
         watch_often(monkeypatch, interval)
-        holder = five.lock()
-        holder.acquire()
 
         def wait() -> bool:
             with five.lock(blocking_timeout=PATIENCE):
                 return True
 
-        waiters = [Background(wait) for _ in range(8)]
-        until(lambda: places("faulty") == 8)
-        until(lambda: any(c.info("clients")["blocked_clients"] for c in five.clients))
-        until(lambda: all(c.hexists("{faulty}:owner", "id") for c in five.clients))
-        settle()
-        began, before = time.monotonic(), calls(five)
-        time.sleep(1.2 * interval)
-        made = calls(five) - before
-        assert made <= 1 + (time.monotonic() - began) // interval
-        holder.release()
+        with five.lock():
+            waiters = [Background(wait) for _ in range(8)]
+            until(lambda: places("faulty") == 8)
+            until(lambda: any(c.info("clients")["blocked_clients"] for c in five.clients))
+            until(lambda: all(c.hexists("{faulty}:owner", "id") for c in five.clients))
+            settle()
+            began, before = time.monotonic(), calls(five)
+            time.sleep(4.4 * interval)
+            made, intervals = calls(five) - before, (time.monotonic() - began) / interval
         assert all(waiter.result() for waiter in waiters)
+        # Of the eight, one waits in Redis. On a busy machine, one look may have been due before.
+        assert made <= 2 + intervals
 
 
 def calls(five: Five) -> int:

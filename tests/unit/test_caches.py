@@ -149,7 +149,9 @@ ERRORS: dict[str, tuple[BaseException | None, bool]] = {
 @pytest.mark.parametrize("kind", ERRORS)
 def test_which_errors_of_the_pool_count_as_an_outage(kind: str) -> None:
     error, counts = ERRORS[kind]
-    cache = RedisCache(f"redis://127.0.0.1:1/0?client_name={list(ERRORS).index(kind)}", {})
+    cache = RedisCache(
+        f"redis://127.0.0.1:1/{200 + list(ERRORS).index(kind)}", {}
+    )  # A breaker of its own.
     breaker: Any = cache._breaker
     for _ in range(3):  # At once: they cost nothing.
         with pytest.raises(ConnectionInterrupted):
@@ -172,7 +174,7 @@ def test_after_which_errors_the_query_for_the_leader_reads_the_value(kind: str) 
 
 
 def test_while_an_outage_lasts_nothing_is_read_on_connections_of_the_pool() -> None:
-    cache = RedisCache("redis://127.0.0.1:1/0?client_name=outage", {})
+    cache = RedisCache("redis://127.0.0.1:1/220", {})
     breaker: Any = cache._breaker
     for _ in range(2):
         breaker.failed(redis.TimeoutError("silent"), 100.0)
