@@ -75,7 +75,7 @@ def spare_of_a_loop(node: Server) -> RawConnection | None:
     open none."""
     # Not imported: it is there if this process has such connections.
     aio_client = sys.modules.get(f"{__package__}.aio_client")
-    for loop, of_loop in list(getattr(aio_client, "loops", {}).items()):
+    for loop, of_loop in getattr(aio_client, "loops", {}).copy().items():
         connection = of_loop.connections.get(node)
         if connection is None or connection.generation != node.generation or connection.is_closed():
             continue

@@ -278,7 +278,7 @@ class _FanOut:
             self._servers[place].checkin(self._connections.pop(place))
 
     def _take_outcomes(self) -> None:
-        for place, attempt in tuple(self._connecting.items()):
+        for place, attempt in self._connecting.copy().items():
             if attempt.outcome is not None:
                 del self._connecting[place]
                 [self.answers[place]] = attempt.outcome

@@ -156,7 +156,7 @@ class VirtualClock(Clock):
         """Whether a holder goes on while ``me`` waits: a task, or a thread with its tasks."""
         executor = getattr(AsyncToSync.executors, "current", None)  # Where a thread waits for me.
         stopped = (me, threading.current_thread(), getattr(executor, "_work_thread", None))
-        waiting = {who for who, end in list(self._ends.items()) if end > self._now}
+        waiting = {who for who, end in self._ends.copy().items() if end > self._now}
         return any(
             caller not in stopped
             and thread is not me
@@ -296,7 +296,7 @@ class MemoryServer:
         keeper().hurry()
 
     def _databases(self) -> list[Database]:
-        return [found for name, found in list(databases.items()) if name.startswith(self._prefix)]
+        return [found for name, found in databases.copy().items() if name.startswith(self._prefix)]
 
     def _find_places(self) -> None:
         """Note which servers the caches lead to: a cache object that was made before the override

@@ -149,7 +149,7 @@ class Topology(Server):
 
     def _keep_only(self, kept: Iterable[Server]) -> None:
         kept = set(kept)
-        for where, node in list(self._nodes.items()):  # Other threads may add to it.
+        for where, node in self._nodes.copy().items():  # Other threads may add to it.
             if node in kept:
                 continue
             self._nodes.pop(where, None)
