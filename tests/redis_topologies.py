@@ -280,11 +280,12 @@ class ClusterServers(Group):
         return redis.RedisCluster(startup_nodes=nodes, **options)
 
     def _is_well(self) -> bool:
-        views = set()
+        views, epochs = set(), {}
         for node in self.nodes:
             info, slots = ask(node, "CLUSTER", "INFO"), ask(node, "CLUSTER", "SLOTS")
             if not slots or "cluster_state:ok" not in info:
                 return False
+            epochs[node.port] = info[info.index("cluster_current_epoch") :].split()[:2]
             # Who has which slots, and who replicates whom.
             views.add(
                 repr(sorted((r[0], r[1], r[2][1], sorted(n[1] for n in r[3:])) for r in slots))
@@ -293,7 +294,10 @@ class ClusterServers(Group):
                 return False
         roles = [ask(node, "ROLE") for node in self.nodes]
         in_sync = sum(bool(r and r[0] == "slave" and r[3] == "connected") for r in roles)
-        return len(views) == 1 and in_sync == 3
+        # Two primaries with one epoch get others later: then who has just got a slot may lose it.
+        mine = {epochs[r[2][1]][1] for r in self._ranges()}
+        agreed = len({current for current, _ in epochs.values()}) == 1 and len(mine) == 3
+        return len(views) == 1 and in_sync == 3 and agreed
 
     # -- who has what --------------------------------------------------------------------------
 
