@@ -256,7 +256,8 @@ class SeveralNames(LockOperations):
             yield from self._together(*steps)
         except LockError:
             return False
-        return True
+        # The first may have ended, and been noted as lost, while the extension was on its way.
+        return all(hold.is_valid for hold in holds)
 
     def _give_up(self, members: Sequence[Member]) -> Steps[None]:
         try:

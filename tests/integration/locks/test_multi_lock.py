@@ -401,6 +401,30 @@ def test_what_it_has_held_for_long_while_it_waited_lives_longer(waited: float, l
             assert cache.lock("b").ttl() == pytest.approx(20.0, abs=0.05)
 
 
+def test_what_is_lost_while_its_lifetime_is_extended_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The keeper has noted that the time is over, just before the server says that it is not."""
+    lost = []
+
+    def overtaken(member: Any, hold: Hold, *args: Any) -> None:
+        if not lost:
+            lost.append(hold)
+            hold.lose("it is over")
+        prolonged(member, hold, *args)
+
+    prolonged = Lock._prolonged
+    with override(MemoryServer(VirtualClock())):
+        cache: Any = caches["default"]
+        for name, seconds in (("a", 5.0), ("b", 7.1)):
+            assert cache.lock(name, timeout=seconds).acquire()
+        monkeypatch.setattr(Lock, "_prolonged", overtaken)
+        with cache.lock(["a", "b"], timeout=20) as both:
+            assert lost
+            assert not both.lost
+            assert both.owned()
+
+
 def test_one_try_is_one_try_however_short_it_lives(
     make: Callable[..., MultiLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
