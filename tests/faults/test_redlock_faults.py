@@ -343,7 +343,11 @@ class TestContenders:
             intervals = [interval for result in crew.results() for interval in result]
         assert len(intervals) == 4 * 6
 
-    def test_idle_waiters_cost_next_to_nothing(self, five: Five) -> None:
+    def test_idle_waiters_cost_next_to_nothing(
+        self, five: Five, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        watch_often(monkeypatch, 2.0)  # As the package does.
+
         def wait() -> bool:
             with five.lock(blocking_timeout=PATIENCE):
                 return True
