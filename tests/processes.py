@@ -328,15 +328,24 @@ def until(condition: Callable[[], Any]) -> None:
         pause = min(pause * 1.1, 0.01)  # What takes long is not asked for so often.
 
 
+_looking, SWITCH_SECONDS = threading.Lock(), sys.getswitchinterval()
+
+
 def waiting_in(module: str) -> int:
     """How many threads of this process wait for an event or a lock in ``module``."""
-    # Until Python 3.12, a garbage collection within this call can hang the process (gh-106883).
-    gc.disable()
-    try:
-        frames = sys._current_frames().values()
-    finally:
-        gc.enable()
-    return [*map(_caller_of_a_wait, frames)].count(module)
+    # They must not go on while their frames are looked at: that ends in a segmentation fault. And
+    # until Python 3.12, a garbage collection within this call can hang the process (gh-106883).
+    with _looking:
+        sys.setswitchinterval(PATIENCE)
+        gc.disable()
+        try:
+            # Who waits for the interpreter does so by the interval that was when it began.
+            time.sleep(2 * SWITCH_SECONDS)
+            frames = sys._current_frames().values()
+            return [*map(_caller_of_a_wait, frames)].count(module)
+        finally:
+            gc.enable()
+            sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def _caller_of_a_wait(frame: Any) -> Any:

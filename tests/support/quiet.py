@@ -10,6 +10,7 @@ import time
 from django_redis_lock import threads
 from django_redis_lock.keeper import Job, keeper
 from django_redis_lock.locking.records import Heartbeat
+from django_redis_lock.singleflight.in_process import in_flight
 from tests.processes import PATIENCE
 
 __all__ = ["until_quiet"]
@@ -26,6 +27,7 @@ def until_quiet() -> None:
         assert time.monotonic() < deadline, f"the test has left behind: {', '.join(sorted(work))}"
         time.sleep(pause)
         pause = min(pause * 1.5, 0.01)
+    in_flight.clear()  # Those of callers that were interrupted; the keeper would end them.
 
 
 def _at_work() -> list[str]:
