@@ -6,14 +6,13 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from django_redis_lock import threads
-from django_redis_lock.clock import Clock, time
 from django_redis_lock.contrib.several_names.members import MultiHold
 from django_redis_lock.locking import causes, records
 from django_redis_lock.locking import hold as hold_module
@@ -23,21 +22,9 @@ from django_redis_lock.protocol import Acquisition, printable
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.transport import Server
 from tests.support.background import Background
+from tests.support.clock import FakeClock, clock
 
-
-class FakeClock(Clock):
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Iterator[FakeClock]:
-    before, fake = time.clock, FakeClock()
-    time.use(fake)
-    yield fake
-    time.use(before)
+__all__ = ["clock"]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ from django_redis_lock.protocol.lock_scripts import RELEASE, RENEW
 from django_redis_lock.transport import note_sent, server_of
 from tests.events import no_listeners
 from tests.support.clock import FakeClock, clock
+from tests.unit.test_redlock_decisions import Ask, Pause, Queue
 
 __all__ = ["clock", "no_listeners"]
 
@@ -396,22 +397,6 @@ def test_too_few_replies_name_how_many_came() -> None:
 
 
 # -- an election -----------------------------------------------------------------------------------
-
-
-class Ask(NamedTuple):
-    """A step of the lock, which the test does; so are the other two."""
-
-    calls: Mapping[int, Call]
-    patience: float
-
-
-class Queue(NamedTuple):
-    place: int
-    request: Any
-
-
-class Pause(NamedTuple):
-    seconds: float
 
 
 class Scripted(Redlock):
