@@ -146,6 +146,19 @@ def test_a_token_that_the_page_uses_is_told_from_one_that_is_used_around_it(
     assert conditions.of_client == of_client
 
 
+def test_a_token_used_around_two_pages_is_of_neither() -> None:
+    """One within the other: the inner one's end says no more than its begin did."""
+    request = RequestFactory().get("/")
+    request.META[USED] = True
+    outer, inner = Conditions(request), Conditions(request)
+    outer.take_out()
+    inner.take_out()
+    for conditions in (inner, outer):
+        conditions.put_back()
+        assert not conditions.of_client
+    assert request.META[USED] is True
+
+
 def test_the_end_of_the_process_ends_no_flight() -> None:
     """The keeper may have ended before."""
     response, request = SimpleTemplateResponse("page.html"), RequestFactory().get("/")

@@ -9,7 +9,7 @@ import logging
 import math
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from django_redis_lock.decorators import RetryUntil, on_lost, outages_not_logged
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.decorators.section import Section
 from django_redis_lock.decorators.views import complete
+from tests.support.background import Background
 
 OUTAGE = redis.ConnectionError("Redis is down")
 
@@ -280,3 +281,125 @@ def test_a_command_that_ends_in_time_is_left_alone(caplog: pytest.LogCaptureFixt
     assert ended.value.returncode == 76
     losing.join()
     assert "has not ended" not in caplog.text
+
+
+@pytest.fixture
+def handled(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """What handles SIGTERM before a command begins."""
+    before = signal.signal(signal.SIGTERM, request.param)
+    yield request.param
+    signal.signal(signal.SIGTERM, before)
+
+
+def own_handler(number: int, frame: Any) -> None:
+    raise Interrupted
+
+
+def guarded(work: Callable[[], Any]) -> Any:
+    with on_lost.release_on_sigterm():
+        return work()
+
+
+#: What handles SIGTERM, what a command's SIGTERM then raises, and if its loss would end it.
+HANDLERS: list[tuple[Any, type[BaseException] | None, type[BaseException] | None]] = [
+    (signal.SIG_DFL, SystemExit, SystemExit),
+    (signal.SIG_IGN, None, None),
+    (own_handler, Interrupted, Interrupted),
+]
+
+
+@pytest.mark.parametrize(("handled", "alone", "armed"), HANDLERS, indirect=["handled"])
+def test_what_sigterm_does_to_a_command(handled: Any, alone: Any, armed: Any) -> None:
+    ways = [(guarded, alone), (terminator().run, armed)]
+    for run, raised in ways:
+        if raised is None:
+            run(lambda: signal.raise_signal(signal.SIGTERM))
+        else:
+            with pytest.raises(raised) as ended:
+                run(lambda: signal.raise_signal(signal.SIGTERM))
+            assert getattr(ended.value, "code", 143) == 143
+        assert signal.getsignal(signal.SIGTERM) is handled
+
+
+def test_elsewhere_sigterm_is_not_handled() -> None:
+    """Only the main thread may set what handles it."""
+    assert Background(guarded, int).result() == 0
+    with pytest.raises(RuntimeError, match="only in the main thread"):
+        Background(terminator().run, int).result()
+
+
+# -- how a section waits ---------------------------------------------------------------------------
+
+
+def test_who_calls_is_told_by_thread_and_task() -> None:
+    async def main() -> tuple[int, int]:
+        assert section.caller()[1] == id(asyncio.current_task())
+        return section.caller()
+
+    assert section.caller() == (threading.get_ident(), 0)
+    assert asyncio.run(main())[0] == threading.get_ident()
+
+
+SHORT = 1 / 64  # Of a second; exact next to 100.
+#: The options, whether the command prints that it waits, and what is called.
+WAITS: list[tuple[dict[str, Any], bool, list[Any]]] = [
+    ({}, False, [("acquire", {"blocking_timeout": None})]),
+    ({}, True, [("acquire", {"blocking_timeout": None})]),
+    (
+        {"blocking": True, "blocking_timeout": SHORT},
+        False,
+        [("acquire", {"blocking_timeout": SHORT})],
+    ),
+    (
+        {"blocking": True, "blocking_timeout": SHORT},
+        True,
+        [
+            ("acquire", {"blocking": False}),
+            ("held", {}),
+            ("acquire", {"blocking_timeout": SHORT}),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "prints", "calls"), WAITS)
+def test_how_a_section_waits(
+    redis_locks: MemoryServer,
+    clock: Any,
+    options: dict[str, Any],
+    prints: bool,
+    calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[Any] = []
+    call = Section._call
+
+    def noting(entered: Section, method: str, **options: Any) -> Any:
+        called.append((method, dict(options)))
+        return call(entered, method, **options)
+
+    monkeypatch.setattr(Section, "_call", noting)
+    printed: list[Any] = []
+    with locked("export"):
+        called.clear()
+        enter = Section(Options(**options), "export").enter
+        assert Background(enter, printed.append if prints else None).result() is False
+        assert called == calls
+    assert [conflict.name for conflict in printed] == ["export"] * (len(calls) > 1)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_conflict_of_several_names_has_the_first_if_it_is_unknown_which_is_held(
+    redis_locks: MemoryServer, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Section(Options(), ("a", "b"))
+    with locked("b"):
+        assert waiting.enter() is False
+        if not known:
+            monkeypatch.setattr(type(waiting.lock), "held", raising_outage)
+        conflict = waiting.conflict()
+    assert (conflict.name, conflict.first_name) == (("b", "") if known else ("a, b", "a"))
+
+
+def raising_outage(*args: Any) -> Any:
+    raise OUTAGE
