@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 from asgiref.sync import markcoroutinefunction
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.exceptions import ConnectionInterrupted
 
-from django_redis_lock.cache import NO_LOCATION, LocMemCache, RedisCache, methods
-from django_redis_lock.cache.commands import _is_over, encoding
+from django_redis_lock.cache import (
+    NO_LOCATION,
+    LocMemCache,
+    RedisCache,
+    caches,
+    commands,
+    methods,
+    reading,
+    tasks,
+)
+from django_redis_lock.cache.commands import (
+    Batch,
+    Delete,
+    OwnConnections,
+    Seen,
+    Set,
+    _is_over,
+    encoding,
+)
 from django_redis_lock.cache.get_or_set import awaitable
 from django_redis_lock.cache.reading import MISSING, _missing_unless_outage
-from django_redis_lock.singleflight import DeferredCall
-from django_redis_lock.transport import CircuitOpen
+from django_redis_lock.cache.redis_py import FlightEnding
+from django_redis_lock.singleflight import DELETE, END_SEEN, WRITE, DeferredCall
+from django_redis_lock.singleflight.leader import Leader
+from django_redis_lock.steps import drive
+from django_redis_lock.transport import CircuitOpen, asyncio_client
 
 
 @pytest.fixture
@@ -80,6 +104,114 @@ def test_the_guard_remembers_few_prefixes(cache: Any, monkeypatch: pytest.Monkey
         assert 0 < len(cache._guard._by_prefix) <= 4
 
 
+def test_the_settings_are_read_once_for_each_change(
+    cache: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    read_settings = methods.KeyGuard._read_settings
+
+    def noting(guard: Any) -> None:
+        read.append(guard)
+        read_settings(guard)
+
+    monkeypatch.setattr(methods.KeyGuard, "_read_settings", noting)
+    for times, change in ((1, {}), (2, {"LOCK_PREFIX": "mutex:"})):
+        if change:
+            settings.DJANGO_REDIS_LOCK = change
+        for key in ("a", "b", "c"):
+            cache.client.make_key(key)
+        assert len(read) == times
+
+
+def reversed_key(key: str, key_prefix: str, version: int) -> str:
+    return f"{key_prefix}:{version}:{key[::-1]}"
+
+
+def test_keys_of_a_function_of_the_project_are_made_where_the_value_is_needed(cache: Any) -> None:
+    """At once in a thread."""
+    own: Any = LocMemCache("own keys", {"KEY_FUNCTION": reversed_key, "KEY_PREFIX": "site"})
+    assert own.compute("report", 5) == 5
+    assert own.get_or_set_many(["a", "b"], lambda names: dict.fromkeys(names, 1)) == {
+        "a": 1,
+        "b": 1,
+    }
+    assert own.mark_stale("report", stale=5)
+    assert own.get("report") == 5
+    assert set(own.keys("*")) >= {"troper"}
+
+
+# -- locks -----------------------------------------------------------------------------------------
+
+SETTINGS = {
+    "TIMEOUT": 7,
+    "GRANT_TIMEOUT": 3,
+    "REPLICAS": 2,
+    "ON_REDIS_DOWN": "run",
+    "LOCAL_LOCK_FOLDER": "/tmp/locks",
+}
+BY_SETTINGS = {
+    "timeout": 7.0,
+    "renew": True,
+    "grant_timeout": 3.0,
+    "replicas": 2,
+    "on_redis_down": "run",
+    "local_folder": "/tmp/locks",
+}
+#: The options of a lock, and in what it then differs from one that has the settings.
+CHOSEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "none": ({}, {}),
+    "timeout": ({"timeout": 5}, {"timeout": 5.0, "renew": False}),
+    "no end": ({"timeout": None}, {"timeout": None, "renew": False}),
+    "no renewal": ({"renew": False}, {"renew": False}),
+    "grant_timeout": ({"grant_timeout": 9}, {"grant_timeout": 9.0}),
+    "no replicas": ({"replicas": 0}, {"replicas": 0}),
+    "critical": ({"critical": True}, {"on_redis_down": "raise", "local_folder": None}),
+    "raise": ({"on_redis_down": "raise"}, {"on_redis_down": "raise", "local_folder": None}),
+    "local": ({"on_redis_down": "local"}, {"on_redis_down": "local"}),
+}
+
+
+@pytest.mark.parametrize("options", CHOSEN)
+@pytest.mark.parametrize("key", ["a", ["a", "b"]], ids=["one", "several"])
+def test_a_lock_has_the_settings_that_its_options_leave_out(
+    cache: Any, settings: Any, key: Any, options: str
+) -> None:
+    settings.DJANGO_REDIS_LOCK = SETTINGS
+    chosen, differs = CHOSEN[options]
+    lock = cache.lock(key, **chosen)
+    for each in (lock, *getattr(lock, "members", ())):
+        assert {name: getattr(each, name) for name in BY_SETTINGS} == {**BY_SETTINGS, **differs}
+        assert each.cache is cache
+
+
+def test_a_lock_by_several_servers_needs_no_replicas(settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"REPLICAS": 2}
+    settings.CACHES = {
+        alias: {
+            "BACKEND": "django_redis_lock.cache.RedisCache",
+            "LOCATION": f"redis://127.0.0.1:1/{number}",
+        }
+        for number, alias in enumerate(("default", "b", "c"))
+    }
+    cache: Any = caches["default"]
+    assert cache.lock("a", using=["default", "b", "c"]).replicas == 0
+    assert cache.lock("a").replicas == 2
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_cache_whose_app_is_missing_says_so(
+    ready: bool, installed: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not while the apps are loaded."""
+    logged: list[str] = []
+    monkeypatch.setattr("django_redis_lock.ops.checks.log_not_installed", lambda: logged.append(""))
+    monkeypatch.setattr(apps, "ready", ready)
+    monkeypatch.setattr(apps, "is_installed", lambda name: installed)
+    assert LocMemCache("app", {}).client
+    assert bool(logged) is (ready and not installed)
+
+
 # -- servers ---------------------------------------------------------------------------------------
 
 
@@ -91,6 +223,36 @@ def test_locks_are_on_the_primary() -> None:
     cache = RedisCache("redis://primary/0,redis://replica/0", {})
     assert {host_of(cache._lock_client()) for _ in range(5)} == {"primary"}
     assert {host_of(cache.lock("a").redis) for _ in range(5)} == {"primary"}
+
+
+#: By django-redis's client: whether one server decides about each key, and if values are computed
+#: once.
+CLIENTS = {
+    "default.DefaultClient": (True, True),
+    "herd.HerdClient": (True, False),
+    "sharded.ShardClient": (False, False),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_which_clients_can_lock(client: str) -> None:
+    options = {"OPTIONS": {"CLIENT_CLASS": f"django_redis.client.{client}"}}
+    cache = RedisCache("redis://127.0.0.1:1/0", options)
+    assert (cache._has_primary, cache.computes_once) == CLIENTS[client]
+    if CLIENTS[client][0]:
+        assert cache.lock("a").name
+    else:
+        with pytest.raises(ImproperlyConfigured, match="ShardClient cannot lock"):
+            cache.lock("a")
+
+
+def test_a_cache_that_computes_nothing_once_computes_for_each_caller(settings: Any) -> None:
+    herd = {"OPTIONS": {"CLIENT_CLASS": "django_redis.client.HerdClient"}}
+    ours = {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    plain = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    settings.CACHES = {"default": ours, "herd": {**ours, **herd}, "plain": plain}
+    kinds = {alias: type(caches[alias]).__name__ for alias in caches}
+    assert kinds == {"default": "RedisCache", "herd": "PlainCache", "plain": "PlainCache"}
 
 
 def test_a_cache_without_a_location_says_so() -> None:
@@ -232,6 +394,246 @@ def test_the_options_of_a_usual_call_are_made_once_for_each_change_of_the_settin
     assert cache._options(60, {}).wait == 7
     assert cache._options(60, {}).stale == 60
     assert cache._options(None, {}).stale == 0  # It never ends.
+
+
+@pytest.mark.parametrize("hangs", ["", "alone", "replaced"])
+def test_a_thread_does_not_wait_without_a_limit_for_its_turn_to_read(
+    hangs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later one uses a new mutex, if none has made one."""
+    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 0.001)
+    server: Any = type("Server", (), {})()
+    with reading.cold_read(server):
+        old = reading._cold_reads[server]
+        assert old.locked()
+        if hangs:
+            if hangs == "replaced":
+                reading._cold_reads[server] = other = threading.Lock()
+                other.acquire()
+            with reading.cold_read(server):
+                assert reading._cold_reads.get(server) is None
+    assert not old.locked()
+    assert (reading._cold_reads.get(server) is old) is not bool(hangs)
+
+
+#: The milliseconds for which Redis keeps a value that may be stale for a second, and if it is.
+LEFT = [(-1, False), (0, True), (1, True), (999, True), (1000, True), (1001, False)]
+
+
+@pytest.mark.parametrize(("left", "stale"), LEFT)
+def test_which_values_are_stale(
+    cache: Any, left: int, stale: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stored(*args: Any) -> Any:
+        return [cache.client.encode("old"), left]
+        yield
+
+    monkeypatch.setattr(cache, "_read", stored)
+    runner, chosen = cache._thread_runner(), cache._options(60, {"stale": 1.0})
+    read = drive(cache._first_read_steps(runner, b"key", "key", None, chosen))
+    assert (read.value, read.is_stale, read.unseen) == ("old", stale, False)
+
+
+@pytest.mark.parametrize("misses", [0, 10])
+@pytest.mark.parametrize("options", [{}, {"stale": 60}], ids=["plain", "stale"])
+@pytest.mark.parametrize("way", ["thread", "task"])
+def test_who_has_read_no_value_leads_without_a_script(
+    cache: Any, way: str, options: Any, misses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Any] = []
+    take = Leader._take_unseen
+
+    def noting(leader: Any) -> Any:
+        taken.append(leader)
+        return take(leader)
+
+    monkeypatch.setattr(Leader, "_take_unseen", noting)
+    cache._misses_in_a_row = misses
+    assert (by_thread if way == "thread" else by_task)(cache, **options) == "new"
+    assert len(taken) == 1
+    assert cache._misses_in_a_row == misses + 1
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_the_writes_of_a_task_are_sent_by_the_client_that_a_tool_observes(
+    observed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = redis.asyncio.Redis()
+    monkeypatch.setattr(tasks, "is_observed", lambda of: of is client and observed)
+    commands = tasks.TaskCommands(client)
+    assert isinstance(commands.batch(), FlightEnding if observed else Batch)
+    sent: list[str] = []
+
+    async def execute() -> None:
+        sent.append("all")
+
+    batch: Any = SimpleNamespace(execute=execute)
+    asyncio.run(commands.send(batch))
+    assert sent == ["all"]
+
+
+class Level(int):
+    def __str__(self) -> str:
+        return "high"
+
+
+@pytest.mark.parametrize(("value", "stored"), [(Level(5), 5), (5, 5), (True, None), ("5", None)])
+def test_a_number_is_stored_as_what_it_counts(cache: Any, value: Any, stored: Any) -> None:
+    encoded = cache.client.encode(value)
+    if stored is not None:
+        assert (encoded, type(encoded)) == (stored, int)
+    assert cache.client.decode(encoded) == value
+
+
+def test_how_to_read_is_chosen_anew_when_a_tool_replaces_the_method(
+    cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cache._read_path()
+    assert cache._read_path() is path
+    monkeypatch.setattr(cache, "get", lambda *args, **options: None, raising=False)
+    replaced = cache._read_path()
+    assert (path.read, replaced.read) == (cache._read_by_client, cache._read_by_tool)
+    assert (path.is_direct, replaced.is_direct) == (False, False)
+    monkeypatch.undo()
+    assert cache._read_path().read == cache._read_by_client
+
+
+SET, ADD = Set(b"k", b"5", None, b""), Set(b"k", b"5", None, b"NX")
+#: A write, whether its flight was there to be ended, and the scripts that are sent.
+ENDED: list[tuple[Any, int, list[Any]]] = [
+    (SET, 1, [END_SEEN]),
+    (SET, 0, [END_SEEN, WRITE]),
+    (ADD, 1, [END_SEEN]),
+    (ADD, 0, [END_SEEN]),
+    (Delete((b"k",)), 1, [END_SEEN]),
+    (Delete((b"k",)), 0, [END_SEEN, DELETE]),
+]
+
+
+@pytest.mark.parametrize(("write", "ended", "scripts"), ENDED)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_write_whose_flight_has_just_ended_by_itself_is_repeated(
+    write: Any, ended: int, scripts: Any, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leader may have stored an older value in between."""
+    sent: list[Any] = []
+
+    def run_all(client: Any, calls: Any) -> Any:
+        sent.extend(call.script for call in calls)
+        return [ended for _ in calls]
+
+    async def arun_all(client: Any, calls: Any) -> Any:
+        return run_all(client, calls)
+
+    monkeypatch.setattr(commands, "run_all", run_all)
+    monkeypatch.setattr(tasks, "arun_all", arun_all)
+    seen = Seen([write], [b"OK"], b"token of the leader", {})
+    if asynchronous:
+        asyncio.run(tasks.TaskCommands(redis.asyncio.Redis())._end(seen))
+    else:
+        OwnConnections(redis.Redis())._end(seen)
+    assert sent == scripts
+
+
+#: What is done after a commit, and what becomes of the values a, b and c.
+ON_COMMIT: dict[str, tuple[str, Any, dict[str, Any], str]] = {
+    "delete": ("delete", "a", {}, "-vv"),
+    "delete_many": ("delete_many", ["a", "b"], {}, "--v"),
+    "mark_stale": ("mark_stale", "a", {"stale": 60}, "svv"),
+    "mark_stale_many": ("mark_stale_many", ["a", "b"], {"stale": 60}, "ssv"),
+}
+
+
+@pytest.mark.parametrize("what", ON_COMMIT)
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("version", [1, 7])
+def test_what_is_done_after_a_commit(
+    cache: Any, what: str, asynchronous: bool, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, keys, options, after = ON_COMMIT[what]
+    cache.set_many(dict.fromkeys("abc", "old"), 3600, version=version)
+    methods: Any = cache.on_commit()
+    monkeypatch.setattr(methods, "call", lambda function: function())
+    if asynchronous:
+        asyncio.run(getattr(methods, f"a{method}")(keys, version, **options))
+    else:
+        getattr(methods, method)(keys, version, **options)
+    left = [cache.pttl(key, version=version) for key in "abc"]
+    assert "".join("v" if ms > 3_000_000 else "s" if ms else "-" for ms in left) == after
+    if "stale" in method:
+        with pytest.raises(ValueError, match="stale"):
+            getattr(methods, method)(keys, version, stale=-1)
+
+
+#: What a task does, in terms of the methods for threads.
+BY_TASK: dict[str, Callable[[Any], Any]] = {
+    "get": lambda c: [c.get("a"), c.get("none"), c.get("none", 5)],
+    "get_many": lambda c: [c.get_many(["a", "b", "none"]), c.get_many([])],
+    "has_key": lambda c: [c.has_key("a"), c.has_key("none")],
+    "set": lambda c: [c.set("a", 1), c.set("new", "x", 60), c.set("b", 1, 0), c.set("c", 1, -1)],
+    "set, for a part of a second": lambda c: c.set("a", 1, 0.5),
+    "add": lambda c: [c.add("a", 1), c.add("new", 1), c.add("newer", 1, 0)],
+    "set_many": lambda c: c.set_many({}),  # More is a transaction, which no memory has.
+    "touch": lambda c: [c.touch("a", 60), c.touch("none", 60), c.touch("b", 0), c.touch("c", None)],
+    "delete": lambda c: [c.delete("a"), c.delete("none")],
+    "delete_many": lambda c: [c.delete_many(["a", "none"]), c.delete_many([])],
+    "incr": lambda c: [c.incr("five"), c.incr("five", 7), c.decr("five", 2)],
+    "incr, for a time": lambda c: [c.touch("five", 60), c.incr("five")],
+    "incr beyond": lambda c: [c.set("five", 2**63 - 1, 60), c.incr("five", 2)],
+    "incr beyond, for ever": lambda c: [c.set("five", 2**63 - 1, None), c.incr("five", 2)],
+    "incr_version": lambda c: [c.incr_version("a"), c.get("a"), c.get("a", version=2)],
+    "incr_version, for ever": lambda c: [c.set("a", 1, None), c.incr_version("a", 3)],
+    "incr of nothing": lambda c: attempt(c.incr, "none"),
+    "incr_version of nothing": lambda c: attempt(c.incr_version, "none"),
+}
+
+
+def attempt(method: Any, *args: Any) -> Any:
+    try:
+        return method(*args)
+    except ValueError as error:
+        return type(error)
+
+
+class Awaited:
+    """Does by tasks, on the connection of their loop, what a cache's methods do for threads."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            client = asyncio_client(self._cache._lock_client())
+            return await tasks.call(self._cache, client, name, *args, **options)
+
+        return lambda *args, **options: asyncio.run(call(*args, **options))
+
+
+@pytest.mark.parametrize("what", BY_TASK)
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_task_gets_what_a_thread_gets(
+    cache: Any, what: str, observed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = []
+    for by in (cache, Awaited(cache)):
+        cache.clear()
+        cache.set_many({"a": "text", "b": 2, "c": [3], "five": 5}, 3600)
+        if by is not cache:
+            monkeypatch.setattr(tasks, "is_observed", lambda client: observed)
+        made = BY_TASK[what](by)
+        keys = sorted(cache._lock_client().keys("*"))
+        left = [-(-cache._lock_client().pttl(key) // 10_000) for key in keys]
+        outcomes.append((made, keys, [cache.get(key) for key in "abc"], cache.get("five"), left))
+    assert outcomes[1] == outcomes[0]
+
+
+def test_what_is_stored_of_a_value_and_for_how_long(cache: Any) -> None:
+    options = {"stale": 2.0, "error_ttl": 3.0, "group": "reports"}
+    producer = cache._producer("report", 5, 60, cache._options(60, options))
+    assert producer.compute() == 5
+    assert producer[3](5) == 62_000
+    assert producer[4:] == (2000, 3000, "report", "reports", cache)
+    assert cache._producer("report", list, 60, cache._options(60, {}))[4:7] == (0, 0, "report")
 
 
 def by_thread(cache: Any, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,16 +11,20 @@ from django.http import HttpResponse
 from django.template.response import SimpleTemplateResponse
 from django.test import RequestFactory
 
+from django_redis_lock import cached_page, events
 from django_redis_lock.contrib.pages.responses import (
     Conditions,
     NotThePage,
     PageFailed,
     Rendering,
     complete_like,
+    finalized,
     is_answer,
     is_refusal,
     raise_unless_about_the_page,
 )
+from django_redis_lock.contrib.testing import MemoryServer
+from django_redis_lock.events import Read, as_group
 
 REFUSALS = (400, 401, 403, 405, 406, 411, 451, 499)
 ANSWERS = (200, 201, 204, 301, 399)
@@ -116,6 +121,28 @@ def test_the_headers_of_the_old_page_decide_where_none_are_set(
     assert response["Vary"] == "Cookie, X-Kind"
 
 
+def test_a_response_is_finalized_by_a_copy_of_its_view() -> None:
+    """The request's own view changes its headers at the same time."""
+
+    class OfRest:
+        def __init__(self) -> None:
+            self.default_response_headers = {"Vary": "Accept"}
+            self.headers = {"Vary": "of the request"}
+
+        def finalize_response(self, request: Any, response: Any) -> Any:
+            return request, response, self.headers, self is view
+
+    view, response = OfRest(), HttpResponse()
+    request: Any = SimpleNamespace(parser_context={"view": view})
+    assert finalized(request, response) == (request, response, {"Vary": "Accept"}, False)
+    assert view.headers == {"Vary": "of the request"}
+    for other in (SimpleNamespace(), SimpleNamespace(parser_context={})):
+        unknown: Any = other
+        assert finalized(unknown, response) is response
+    response.accepted_renderer = "json"  # type: ignore[attr-defined]  # of Django REST framework
+    assert finalized(request, response) is response
+
+
 USED = "CSRF_COOKIE_NEEDS_UPDATE"
 #: Whether a token was used around the page; what the page makes of it; and what is said then.
 TOKENS: list[tuple[bool | None, bool | None, bool | None, str]] = [
@@ -165,3 +192,58 @@ def test_the_end_of_the_process_ends_no_flight() -> None:
     Rendering(response, Conditions(request), lambda *_: None, lambda *_: None)
     ends = [end for end in weakref.finalize._registry if (end.peek() or [None])[0] is response]  # type: ignore[attr-defined]  # no types
     assert [end.atexit for end in ends] == [False]
+
+
+class Late(SimpleTemplateResponse):
+    rendered_content = "a page"
+
+
+@pytest.mark.parametrize("kind", [HttpResponse, Late])
+def test_a_page_within_another_has_the_headers_of_its_own_decorator(
+    redis_locks: MemoryServer, kind: Any
+) -> None:
+    @cached_page(300)
+    @cached_page(60)
+    def view(request: Any) -> Any:
+        return kind("page.html")
+
+    response = view(RequestFactory().get("/"))
+    if not getattr(response, "is_rendered", True):
+        response = response.render()
+    assert response["Cache-Control"] == "max-age=60"
+    assert view(RequestFactory().get("/"))["Cache-Control"] == "max-age=60"
+
+
+@pytest.mark.parametrize("kind", [HttpResponse, Late])
+def test_a_response_says_whether_it_was_stored(
+    redis_locks: MemoryServer, settings: Any, kind: Any
+) -> None:
+    settings.DJANGO_REDIS_LOCK = {"PAGE_STATUS_HEADER": "X-Cache"}
+
+    @cached_page(60, stale=60)
+    def view(request: Any) -> Any:
+        return kind("page.html")
+
+    responses = [view(RequestFactory().get("/")) for _ in range(2)]
+    if kind is Late:
+        responses = [each if each.is_rendered else each.render() for each in responses]
+        responses.append(view(RequestFactory().get("/")))
+    assert responses[0]["X-Cache"] == "miss"
+    assert responses[-1]["X-Cache"] == "hit"
+
+
+@pytest.mark.parametrize("group", ["", "pages"])
+def test_the_reads_of_a_page_are_counted_by_its_view(redis_locks: MemoryServer, group: str) -> None:
+    def view(request: Any) -> Any:
+        return HttpResponse("page")
+
+    heard: list[Any] = []
+    options: Any = {"group": group} if group else {}
+    events.subscribe(heard.append, reads=True)
+    try:
+        for _ in range(2):
+            cached_page(60, **options)(view)(RequestFactory().get("/"))
+    finally:
+        events.unsubscribe(heard.append)
+    groups = {event.group for event in heard if isinstance(event, Read)}
+    assert groups - {"page generation"} == {group or as_group(f"{__name__}.{view.__qualname__}")}

@@ -4,7 +4,9 @@ of a block that was interrupted."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import io
 import logging
 import math
 import signal
@@ -18,10 +20,19 @@ from typing import Any
 import pytest
 import redis
 from django.core.management.base import BaseCommand, CommandError
+from django.views import View
 
 from django_redis_lock import locked
+from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib.testing import MemoryServer
-from django_redis_lock.decorators import RetryUntil, on_lost, outages_not_logged, section
+from django_redis_lock.decorators import (
+    RetryUntil,
+    on_lost,
+    outages_not_logged,
+    section,
+    views,
+    wrapper,
+)
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.decorators.section import Section
 from django_redis_lock.decorators.views import complete
@@ -183,6 +194,95 @@ def test_what_has_yet_to_run_when_the_lock_is_released_is_refused(what: str) -> 
         complete(result, "shop.work")
     if kind == "coroutine":
         assert inspect.getcoroutinestate(result) == inspect.CORO_CLOSED
+
+
+class Page(View):
+    def dispatch(self, request: Any) -> Any: ...
+
+    def get(self, request: Any) -> Any: ...
+
+
+async def on_loss() -> None: ...
+
+
+def djangos(request: Any) -> None: ...
+
+
+djangos.__module__ = "django.utils.decorators"  # What ``method_decorator`` tries out.
+
+
+@pytest.mark.parametrize(
+    ("function", "taken"),
+    [(coroutine_function, True), (Page.dispatch, True), (djangos, True), (Page.get, False)],
+)
+@pytest.mark.parametrize("options", [{"on_lost": on_loss}, {"cancel_on_lost": True}])
+def test_what_a_task_may_have(function: Any, taken: bool, options: Any) -> None:
+    if taken:
+        assert callable(locked("x", **options)(function))
+        return
+    with pytest.raises(TypeError, match=r"must be (a plain function|False)"):
+        locked("x", **options)(function)
+
+
+class NamedDispatch:
+    __name__ = "dispatch"
+
+    def __call__(self) -> None: ...
+
+
+def by_method_decorator(method: Any) -> Any:
+    """As Django's ``method_decorator`` passes it on."""
+    return functools.update_wrapper(functools.partial(method), method)
+
+
+def dispatch(request: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "is_it"),
+    [
+        (Page.dispatch, True),
+        (Page.get, False),
+        (dispatch, True),
+        (over, False),
+        (NamedDispatch(), False),
+        (by_method_decorator(Page().dispatch), True),
+        (by_method_decorator(Page().get), False),
+        (by_method_decorator(SimpleNamespace().__repr__), False),
+    ],
+)
+def test_what_dispatches_the_methods_of_a_view(function: Any, is_it: bool) -> None:
+    assert views.is_dispatch(function) is is_it
+
+
+class Wrapper:
+    """What a decorator that is a class makes of a function."""
+
+    def __init__(self, function: Any) -> None:
+        self.__wrapped__ = function
+
+    def __call__(self) -> None: ...
+
+
+#: What a URL leads to, and what it calls in the end.
+CALLED: dict[str, tuple[Any, Any]] = {
+    "a function": (dispatch, dispatch),
+    "a decorated one": (functools.wraps(dispatch)(lambda request: None), dispatch),
+    "a method": (Page().get, Page.get),
+    "a partial function": (functools.partial(dispatch, 5), dispatch),
+    "an object": (NamedDispatch(), NamedDispatch.__call__),
+    "an object around it": (Wrapper(functools.partial(dispatch)), dispatch),
+}
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_what_a_url_leads_to(kind: str) -> None:
+    callback, function = CALLED[kind]
+    called = [*views._unwrapped(callback)]
+    assert any(each is function for each in called)
+    assert called[0] is callback
+    assert len(called) == len({*map(id, called)})
+    assert over not in called
 
 
 def without_signature(function: Any) -> bool:
@@ -386,6 +486,50 @@ def test_how_a_section_waits(
         assert Background(enter, printed.append if prints else None).result() is False
         assert called == calls
     assert [conflict.name for conflict in printed] == ["export"] * (len(calls) > 1)
+
+
+@pytest.mark.parametrize("waits_on", [True, False])
+def test_a_command_that_does_not_wait_for_redis_logs_no_outage(
+    redis_locks: MemoryServer, waits_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints that."""
+    hidden: list[str] = []
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        hidden.append("")
+        yield
+
+    monkeypatch.setattr(wrapper, "outages_not_logged", noting)
+
+    @locked("export", blocking=True, wait_for_redis=waits_on)
+    def handle(command: Any) -> int:
+        return 5
+
+    assert handle(BaseCommand()) == 5
+    assert bool(hidden) is not waits_on
+
+
+class Stream(io.StringIO):
+    flushed = False
+
+    def flush(self) -> None:
+        self.flushed = bool(self.getvalue())
+
+
+@pytest.mark.parametrize(("options", "prints"), [({}, True), ({"verbosity": 0}, False)])
+def test_a_command_that_waits_says_so_at_once(
+    redis_locks: MemoryServer, options: Any, prints: bool
+) -> None:
+    command = BaseCommand(stderr=Stream())
+    stream: Any = command.stderr._out
+    show = wrapper._print_waiting(command, options)
+    assert (show is not None) is prints
+    if show is not None:
+        with locked("export"):
+            show(Conflict.of("export", None, "default", None, None))
+        assert "Waiting" in stream.getvalue()
+        assert stream.flushed
 
 
 @pytest.mark.parametrize("known", [True, False])
