@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,8 @@ from django_redis_lock.cache.commands import (
 from django_redis_lock.cache.get_or_set import awaitable
 from django_redis_lock.cache.reading import MISSING, _missing_unless_outage
 from django_redis_lock.cache.redis_py import FlightEnding
+from django_redis_lock.exceptions import LockNotAcquired
+from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import DELETE, END_SEEN, WRITE, DeferredCall
 from django_redis_lock.singleflight.leader import Leader
 from django_redis_lock.steps import drive
@@ -416,6 +419,62 @@ def test_a_thread_does_not_wait_without_a_limit_for_its_turn_to_read(
     assert (reading._cold_reads.get(server) is old) is not bool(hangs)
 
 
+@pytest.mark.parametrize("group", [None, 7])
+@pytest.mark.parametrize("is_crowd", [True, False])
+@pytest.mark.parametrize("must_connect", [True, False])
+@pytest.mark.parametrize("needed", [True, False])
+def test_only_a_crowd_of_threads_reads_one_after_the_other(
+    cache: Any,
+    group: Any,
+    is_crowd: bool,
+    must_connect: bool,
+    needed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns: list[Any] = []
+
+    @contextmanager
+    def noting(server: Any) -> Iterator[None]:
+        turns.append(server)
+        yield
+
+    server = SimpleNamespace(must_connect=lambda: must_connect)
+    runner: Any = SimpleNamespace(server=server, group=group, read=lambda key: b"stored")
+    monkeypatch.setattr(reading, "cold_read", noting)
+    flights: Any = [(server, b"k", group)] if is_crowd else []
+    monkeypatch.setattr(reading, "in_flight", flights)
+    read = drive(cache._read(runner, b"k", needed))
+    assert read == (b"stored" if needed or is_crowd else None)
+    in_turn = group is None and read is not None and (is_crowd or must_connect)
+    assert len(turns) == in_turn
+
+
+@pytest.mark.parametrize("is_crowd", [True, False])
+@pytest.mark.parametrize("must_connect", [True, False, None])
+def test_who_reads_first_waits_for_its_turn_if_it_must_connect(
+    cache: Any, is_crowd: bool, must_connect: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: on connections of the pool."""
+    turns: list[Any] = []
+
+    @contextmanager
+    def noting(server: Any) -> Iterator[None]:
+        turns.append(server)
+        yield
+
+    server: Any = SimpleNamespace(must_connect=lambda: must_connect)
+    own: Any = None if must_connect is None else SimpleNamespace(client="own")
+    path = reading.ReadPath((), lambda key, version, by: (key, version, by), own, True)
+    monkeypatch.setattr(reading, "cold_read", noting)
+    monkeypatch.setattr(reading, "server_of", lambda client: server)
+    monkeypatch.setattr(reading, "in_flight", {5: None})
+    monkeypatch.setattr(cache, "_read_path", lambda: path)
+    monkeypatch.setattr(cache, "_is_in_flight", lambda key, version: is_crowd)
+    by = None if must_connect is None else server
+    assert cache._read_or_join("a", 3) == ("a", 3, by)
+    assert turns == [server] * bool(is_crowd or must_connect)
+
+
 #: The milliseconds for which Redis keeps a value that may be stale for a second, and if it is.
 LEFT = [(-1, False), (0, True), (1, True), (999, True), (1000, True), (1001, False)]
 
@@ -432,6 +491,98 @@ def test_which_values_are_stale(
     runner, chosen = cache._thread_runner(), cache._options(60, {"stale": 1.0})
     read = drive(cache._first_read_steps(runner, b"key", "key", None, chosen))
     assert (read.value, read.is_stale, read.unseen) == ("old", stale, False)
+
+    def by_tool(backend: Any, runner: Any, steps: Any, *args: Any) -> Any:
+        return (yield from steps), "what the tool returns"
+
+    monkeypatch.setattr(cache, "_is_replaced", lambda method: True)
+    monkeypatch.setattr(reading, "_observed", SimpleNamespace(get_in_steps=by_tool))
+    read = drive(cache._first_read_steps(runner, b"key", "key", None, chosen))
+    assert (read.value, read.is_stale) == ("old" if stale else "what the tool returns", stale)
+
+
+#: What is done when the wait is over: by the way of a caller.
+LATE: dict[str, tuple[Any, Any]] = {
+    "compute": (5, {"a": 5}),
+    "raise": (LockNotAcquired, LockNotAcquired),
+    "default": (5, {}),
+}
+
+
+@pytest.mark.parametrize("on_wait_timeout", LATE)
+def test_what_is_done_when_the_wait_for_another_caller_is_over(
+    cache: Any, on_wait_timeout: Any
+) -> None:
+    cache._lock_client().set(flight_key(cache._encoded_key("a", None)), "another's")
+    options: Any = {"wait": 0.01, "on_wait_timeout": on_wait_timeout}
+    ways: list[Any] = [
+        lambda: cache.get_or_set("a", 5, **options),
+        lambda: cache.get_or_set_many(["a"], lambda keys: dict.fromkeys(keys, 5), **options),
+    ]
+    for get, outcome in zip(ways, LATE[on_wait_timeout], strict=True):
+        if outcome is LockNotAcquired:
+            with pytest.raises(LockNotAcquired, match="still computing"):
+                get()
+        else:
+            assert get() == outcome
+        cache.delete("a")
+        cache._lock_client().set(flight_key(cache._encoded_key("a", None)), "another's")
+    if on_wait_timeout == "default":
+        assert cache.get_or_set("a", lambda: 5, **options) is None
+
+
+def test_a_cache_in_memory_takes_no_client(cache: Any) -> None:
+    client = redis.Redis()
+    calls: list[Callable[[], Any]] = [
+        lambda: cache.lock("a", client=client),
+        lambda: cache.set("a", 1, client=client),
+        lambda: cache.keys("*", client=client),
+        lambda: cache.delete_pattern("*", client=client),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="client needs Redis"):
+            call()
+
+
+class OfTenant(LocMemCache):
+    @property
+    def key_prefix(self) -> str:  # type: ignore[override]
+        return "tenant"
+
+    @key_prefix.setter
+    def key_prefix(self, prefix: str) -> None: ...
+
+
+class OwnKeys(LocMemCache):
+    def make_key(self, key: Any, version: Any = None) -> Any:
+        return super().make_key(key, version)
+
+
+class OfVersion(OfTenant):
+    key_prefix: Any = "site"
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return 7
+
+    @version.setter
+    def version(self, version: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "plain"),
+    [
+        (LocMemCache, {}, True),
+        (LocMemCache, {"VERSION": "v2", "KEY_PREFIX": "site"}, True),
+        (LocMemCache, {"KEY_FUNCTION": reversed_key}, False),
+        (LocMemCache, {"VERSION": 1.5}, False),
+        (OfTenant, {}, False),
+        (OfVersion, {}, False),
+        (OwnKeys, {}, False),
+    ],
+)
+def test_where_every_thread_makes_the_same_keys(kind: Any, options: Any, plain: bool) -> None:
+    assert kind("plain keys", options)._has_plain_keys is plain
 
 
 @pytest.mark.parametrize("misses", [0, 10])

@@ -8,7 +8,10 @@ import pytest
 
 from django_redis_lock import locked
 from django_redis_lock.cache import cache
+from django_redis_lock.contrib.several_names import MultiLock
 from django_redis_lock.contrib.testing import MemoryServer
+from django_redis_lock.transport import NotReady
+from tests.support.background import Background
 
 #: All names in one request; or one after the other, as where each may fall back.
 WAYS: dict[str, dict[str, Any]] = {"at once": {}, "in order": {"on_redis_down": "run"}}
@@ -36,3 +39,25 @@ def test_all_names_or_none(
         with locked("b"):
             assert not lock.acquire()
             assert held(redis_locks) == "b"
+
+
+@pytest.mark.parametrize("executed", [True, False])
+def test_an_attempt_whose_outcome_is_unknown_holds_nothing(
+    redis_locks: MemoryServer, executed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller waits through the refusal, and not for what it may hold itself."""
+    lock = cache.lock(["a", "b"], timeout=60)
+    send, refused = MultiLock._send, []
+
+    def refusing(self: Any, call: Any, patience: Any) -> Any:
+        if refused:
+            return send(self, call, patience)
+        if executed:
+            send(self, call, patience)
+        refused.append(call)
+        raise NotReady("LOADING Redis is loading the dataset in memory")
+
+    monkeypatch.setattr(MultiLock, "_send", refusing)
+    assert Background(lock.acquire).result()
+    assert held(redis_locks) == "ab"
+    assert len(refused) == 1

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from django.http import HttpResponse
 from django.template.response import SimpleTemplateResponse
 from django.test import RequestFactory
@@ -15,6 +16,7 @@ from django_redis_lock import cached_page, events
 from django_redis_lock.contrib.pages.responses import (
     Conditions,
     NotThePage,
+    OwnWrites,
     PageFailed,
     Rendering,
     complete_like,
@@ -23,8 +25,10 @@ from django_redis_lock.contrib.pages.responses import (
     is_refusal,
     raise_unless_about_the_page,
 )
+from django_redis_lock.contrib.pages.visit import Visit
 from django_redis_lock.contrib.testing import MemoryServer
 from django_redis_lock.events import Read, as_group
+from django_redis_lock.steps import drive
 
 REFUSALS = (400, 401, 403, 405, 406, 411, 451, 499)
 ANSWERS = (200, 201, 204, 301, 399)
@@ -119,6 +123,60 @@ def test_the_headers_of_the_old_page_decide_where_none_are_set(
     complete_like(page, RequestFactory().get("/"), response, by_headers)
     assert response.get("Cache-Control") == cache_control
     assert response["Vary"] == "Cookie, X-Kind"
+
+
+@pytest.mark.parametrize("old", [None, "no page"])
+@pytest.mark.parametrize("rendered", [True, False])
+@pytest.mark.parametrize("accessed", [True, False, None])
+def test_without_an_old_page_a_refresh_must_say_all(
+    old: Any, rendered: bool, accessed: bool | None
+) -> None:
+    """Decorators, and the session's middleware, would set headers that decide what is stored."""
+    request: Any = SimpleNamespace(session=SimpleNamespace(accessed=accessed))
+    if accessed is None:
+        request = SimpleNamespace()
+    response: Any = HttpResponse("new") if rendered else SimpleTemplateResponse("page.html")
+    complete_like(None, request, "no response", True)
+    if rendered and not accessed:
+        complete_like(old, request, response, True)
+        return
+    with pytest.raises(PageFailed):
+        complete_like(old, request, response, True)
+
+
+#: The generation now; whether the view has written; the flight's token then, an error for an
+#: outage; and if the page is of that generation.
+GENERATIONS: list[tuple[str, bool, Any, bool]] = [
+    ("mine", False, None, True),
+    ("mine", True, None, True),
+    ("another", False, b"token", False),
+    ("another", True, b"token", True),
+    ("another", True, b"of another", False),
+    ("another", True, None, False),
+    ("another", True, redis.ConnectionError("away"), False),
+]
+
+
+@pytest.mark.parametrize(("now", "wrote", "token", "is_it"), GENERATIONS)
+def test_a_page_is_stored_unless_the_cache_was_emptied(
+    now: str, wrote: bool, token: Any, is_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*calls: Any) -> list[Any]:
+        if isinstance(token, Exception):
+            raise token
+        return [token]
+
+    def read(key: str) -> Any:
+        return now
+        yield
+
+    visit: Any = object.__new__(Visit)
+    visit.middleware, visit.own = SimpleNamespace(key_prefix=""), OwnWrites()
+    visit.own.own_writes = {b"generation": "deleted"} if wrote else {}
+    visit._read, visit._runner = read, lambda: SimpleNamespace(run=run)
+    for flight in ((b"page", b"token"), None):
+        visit.flight = flight
+        assert drive(visit._is_of("mine")) is (is_it and (flight is not None or now == "mine"))
 
 
 def test_a_response_is_finalized_by_a_copy_of_its_view() -> None:

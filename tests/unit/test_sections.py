@@ -264,12 +264,24 @@ class Wrapper:
     def __call__(self) -> None: ...
 
 
+def ninja_view() -> Any:
+    """As Django Ninja makes the view of a path."""
+    path = SimpleNamespace(operations=[SimpleNamespace(view_func=dispatch)])
+
+    def view(request: Any) -> Any:
+        return path
+
+    view.__module__ = "ninja.operation"
+    return view
+
+
 #: What a URL leads to, and what it calls in the end.
 CALLED: dict[str, tuple[Any, Any]] = {
     "a function": (dispatch, dispatch),
     "a decorated one": (functools.wraps(dispatch)(lambda request: None), dispatch),
     "a method": (Page().get, Page.get),
     "a partial function": (functools.partial(dispatch, 5), dispatch),
+    "a path of Django Ninja": (ninja_view(), dispatch),
     "an object": (NamedDispatch(), NamedDispatch.__call__),
     "an object around it": (Wrapper(functools.partial(dispatch)), dispatch),
 }
