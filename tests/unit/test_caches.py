@@ -19,13 +19,16 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.exceptions import ConnectionInterrupted
 
+from django_redis_lock import events
 from django_redis_lock.cache import (
     NO_LOCATION,
     LocMemCache,
     RedisCache,
     caches,
     commands,
+    get_or_set,
     methods,
+    observed,
     reading,
     tasks,
 )
@@ -41,11 +44,13 @@ from django_redis_lock.cache.commands import (
 from django_redis_lock.cache.get_or_set import awaitable
 from django_redis_lock.cache.reading import MISSING, _missing_unless_outage
 from django_redis_lock.cache.redis_py import FlightEnding
+from django_redis_lock.contrib.pages.responses import OwnWrites
+from django_redis_lock.events import Read
 from django_redis_lock.exceptions import LockNotAcquired
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import DELETE, END_SEEN, WRITE, DeferredCall
+from django_redis_lock.singleflight import DELETE, END_SEEN, WRITE, DeferredCall, computing
 from django_redis_lock.singleflight.leader import Leader
-from django_redis_lock.steps import drive
+from django_redis_lock.steps import adrive, drive
 from django_redis_lock.transport import CircuitOpen, asyncio_client
 
 
@@ -529,6 +534,137 @@ def test_what_is_done_when_the_wait_for_another_caller_is_over(
         cache._lock_client().set(flight_key(cache._encoded_key("a", None)), "another's")
     if on_wait_timeout == "default":
         assert cache.get_or_set("a", lambda: 5, **options) is None
+
+
+#: The calls, and the reads that they are counted as: result, key, values.
+READS: dict[str, tuple[Callable[[Any], Any], list[tuple[str, str, int]]]] = {
+    "hit": (lambda c: c.get_or_set("there", 5), [("hit", "there", 1)]),
+    "miss": (lambda c: c.get_or_set("new", 5), [("miss", "new", 1)]),
+    "stale": (lambda c: c.get_or_set("old", 5, 60, stale=600), [("stale", "old", 1)]),
+    "fresh": (lambda c: c.get_or_set("there", 5, 60, stale=600), [("hit", "there", 1)]),
+    "hits": (lambda c: c.get_or_set_many(["there", "old"], dict.fromkeys), [("hit", "there", 2)]),
+    "hits and misses": (
+        lambda c: c.get_or_set_many(["there", "new", "newer", "there"], dict.fromkeys),
+        [("miss", "there", 2), ("hit", "there", 1)],
+    ),
+    "nothing": (lambda c: c.get_or_set_many([], dict.fromkeys), []),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+@pytest.mark.parametrize("options", [{}, {"group": "reports"}], ids=["", "group"])
+def test_what_reads_are_counted_as(
+    cache: Any, what: str, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, reads = READS[what]
+    cache.set("there", 1, 3600)
+    cache.set("old", 1, 60)
+    counted: list[Any] = []
+    heard: list[Any] = []
+    # It is always 100 for what measures reads.
+    for module in (get_or_set, reading):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(events, "count_read", lambda *args: counted.append(args))
+    events.subscribe(heard.append, reads=True)
+    try:
+        call(WithOptions(cache, options))
+    finally:
+        events.unsubscribe(heard.append)
+    group = options.get("group", "")
+    assert counted == [(cache, key, group, result, values) for result, key, values in reads]
+    assert [each for each in heard if isinstance(each, Read)] == [
+        Read(cache, key, group, result, values, 100.0, 0.0) for result, key, values in reads
+    ]
+
+
+class WithOptions:
+    """A cache whose methods get further options."""
+
+    def __init__(self, cache: Any, options: dict[str, Any]) -> None:
+        self._cache, self._options = cache, options
+
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(getattr(self._cache, name), **self._options)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_of_several_values_those_that_cannot_be_decoded_are_computed_again(
+    cache: Any, asynchronous: bool
+) -> None:
+    cache.set("good", 1)
+    cache._lock_client().set(cache.make_key("bad"), b"no pickle")
+    wanted: list[Any] = []
+
+    def compute(keys: list[str]) -> dict[str, int]:
+        wanted.extend(keys)
+        return dict.fromkeys(keys, 5)
+
+    names = ["none", "bad", "good"]
+    if asynchronous:
+        got = asyncio.run(within(lambda: cache.aget_or_set_many(names, compute)))
+    else:
+        got = cache.get_or_set_many(names, compute)
+    assert got == {"none": 5, "bad": 5, "good": 1}
+    assert sorted(wanted) == ["bad", "none"]
+
+
+async def within(call: Callable[[], Any]) -> Any:
+    return await call()
+
+
+@pytest.mark.parametrize("has_plain_keys", [True, False])
+def test_where_a_tool_sees_the_read_of_a_task(
+    cache: Any, has_plain_keys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Django's thread if the keys are made there."""
+    threads: list[int] = []
+
+    def get(key: str, default: Any, version: Any, client: Any) -> Any:
+        threads.append(threading.get_ident())
+        return default if client.get(key) is None else "seen"
+
+    def stored() -> Any:
+        return [b"stored", -1]
+        yield
+
+    monkeypatch.setattr(cache, "get", get, raising=False)
+    monkeypatch.setattr(cache, "_has_plain_keys", has_plain_keys)
+    steps = observed.get_in_steps(cache, object(), stored(), "k", None, MISSING)  # type: ignore[arg-type]  # any but that of threads
+    assert asyncio.run(within(lambda: adrive(steps))) == ([b"stored", -1], "seen")
+    assert (threads == [threading.get_ident()]) is has_plain_keys
+
+
+@pytest.mark.parametrize(
+    ("timeout", "how"),
+    [(None, ("set", None)), (0.001, ("set", 1)), (60, ("set", 60_000)), (0, "delete")],
+)
+def test_how_a_task_stores_a_value(cache: Any, timeout: Any, how: Any) -> None:
+    done: list[Any] = []
+
+    async def set_(name: str, value: Any, px: int | None = None, **options: Any) -> int:
+        done.append(("set", px))
+        return 1
+
+    async def delete(*names: str) -> int:
+        done.append("delete")
+        return 1
+
+    stub: Any = SimpleNamespace(set=set_, delete=delete)
+    assert asyncio.run(tasks.set(cache, stub, "a", 5, timeout))
+    assert done == [how]
+
+
+def test_a_computation_that_changes_how_long_its_value_is_kept_has_written_it(cache: Any) -> None:
+    key = cache.client.make_key("a").encode()
+    written = OwnWrites()
+
+    async def touch() -> None:
+        client = asyncio_client(cache._lock_client())
+        with computing(None, [key], written):  # type: ignore[arg-type]  # as pages do
+            await tasks.call(cache, client, "touch", "a", 60)
+
+    asyncio.run(touch())
+    assert written.own_writes == {key: "written"}
 
 
 def test_a_cache_in_memory_takes_no_client(cache: Any) -> None:

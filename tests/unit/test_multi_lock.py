@@ -26,6 +26,10 @@ def held(server: MemoryServer) -> str:
     return "".join(sorted(key[-1] for key in server.held()))
 
 
+def keys() -> set[bytes]:
+    return set(cache._lock_client().keys("*"))
+
+
 @pytest.mark.parametrize("options", [{}, {"blocking_timeout": 0.01}, {"blocking": False}])
 def test_all_names_or_none(
     way: dict[str, Any], redis_locks: MemoryServer, options: dict[str, Any]
@@ -37,8 +41,11 @@ def test_all_names_or_none(
     assert not held(redis_locks)
     if options:
         with locked("b"):
+            before = keys()
             assert not lock.acquire()
             assert held(redis_locks) == "b"
+            if options == {"blocking": False}:  # Who does not wait is in no queue.
+                assert keys() == before
 
 
 @pytest.mark.parametrize("executed", [True, False])

@@ -11,8 +11,10 @@ import redis
 from django.http import HttpResponse
 from django.template.response import SimpleTemplateResponse
 from django.test import RequestFactory
+from django.utils.http import http_date
 
 from django_redis_lock import cached_page, events
+from django_redis_lock.contrib.pages import visit
 from django_redis_lock.contrib.pages.responses import (
     Conditions,
     NotThePage,
@@ -99,6 +101,10 @@ def test_a_condition_is_known_also_while_it_is_taken_out() -> None:
     assert "HTTP_RANGE" in conditions
 
 
+class Late(SimpleTemplateResponse):
+    rendered_content = "a page"
+
+
 KEPT, MINE = "max-age=5", "max-age=7"
 
 
@@ -179,6 +185,52 @@ def test_a_page_is_stored_unless_the_cache_was_emptied(
         assert drive(visit._is_of("mine")) is (is_it and (flight is not None or now == "mine"))
 
 
+#: Headers of a page that was stored ten seconds ago, its ``_fresh_until``, and what a hit says.
+AGES: list[tuple[dict[str, str], float | None, str | None, str]] = [
+    ({"Expires": http_date(1050), "Cache-Control": "max-age=60"}, 1050.0, "10", "hit"),
+    ({"Expires": http_date(1050), "Cache-Control": "max-age=60"}, 999.0, "10", "stale"),
+    ({"Expires": http_date(1080), "Cache-Control": "max-age=60"}, None, "0", "hit"),
+    ({"Expires": http_date(1050)}, 1000.0, None, "hit"),
+    ({"Cache-Control": "max-age=60"}, None, None, "hit"),
+    ({}, None, None, "hit"),
+]
+
+
+@pytest.mark.parametrize(("headers", "fresh_until", "age", "status"), AGES)
+def test_what_a_hit_says(
+    headers: Any, fresh_until: Any, age: Any, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visit, "time", SimpleNamespace(time=lambda: 1000.0))
+    page: Any = HttpResponse("page", headers=headers)
+    if fresh_until is not None:
+        page._fresh_until = fresh_until
+    request: Any = object.__new__(Visit)
+    request.request = RequestFactory().get("/")
+    request.cache = SimpleNamespace(conf=SimpleNamespace(PAGE_STATUS_HEADER="X-Cache"))
+    hit = request._hit(page)
+    assert (hit.get("Age"), hit["X-Cache"]) == (age, status)
+
+
+@pytest.mark.parametrize("page_timeout", [None, 60])
+@pytest.mark.parametrize("unrendered", [True, False])
+def test_a_refresh_has_the_lifetime_of_the_old_page_if_headers_decide(
+    page_timeout: Any, unrendered: bool
+) -> None:
+    def read(key: str) -> Any:
+        return HttpResponse("old", headers={"Cache-Control": KEPT})
+        yield
+
+    refresh: Any = object.__new__(Visit)
+    refresh.middleware = SimpleNamespace(page_timeout=page_timeout)
+    refresh._read, refresh.asynchronous = read, False
+    response: Any = Late("page.html") if unrendered else HttpResponse("new")
+    completed = drive(refresh._complete_as_before("key", RequestFactory().get("/"), response))
+    by_headers = unrendered and page_timeout is None
+    assert completed.get("Cache-Control") == (KEPT if by_headers else None)
+    assert completed is response
+    assert getattr(completed, "is_rendered", True)
+
+
 def test_a_response_is_finalized_by_a_copy_of_its_view() -> None:
     """The request's own view changes its headers at the same time."""
 
@@ -250,10 +302,6 @@ def test_the_end_of_the_process_ends_no_flight() -> None:
     Rendering(response, Conditions(request), lambda *_: None, lambda *_: None)
     ends = [end for end in weakref.finalize._registry if (end.peek() or [None])[0] is response]  # type: ignore[attr-defined]  # no types
     assert [end.atexit for end in ends] == [False]
-
-
-class Late(SimpleTemplateResponse):
-    rendered_content = "a page"
 
 
 @pytest.mark.parametrize("kind", [HttpResponse, Late])
