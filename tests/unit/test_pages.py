@@ -14,6 +14,7 @@ from django.test import RequestFactory
 from django.utils.http import http_date
 
 from django_redis_lock import cached_page, events
+from django_redis_lock.cache import cache
 from django_redis_lock.contrib.pages import visit
 from django_redis_lock.contrib.pages.responses import (
     Conditions,
@@ -29,7 +30,7 @@ from django_redis_lock.contrib.pages.responses import (
 )
 from django_redis_lock.contrib.pages.visit import Visit
 from django_redis_lock.contrib.testing import MemoryServer
-from django_redis_lock.events import Read, as_group
+from django_redis_lock.events import Read, RefreshFailed, as_group
 from django_redis_lock.steps import drive
 
 REFUSALS = (400, 401, 403, 405, 406, 411, 451, 499)
@@ -283,6 +284,67 @@ def test_a_token_that_the_page_uses_is_told_from_one_that_is_used_around_it(
     assert conditions.of_client == of_client
 
 
+class Messages(list[str]):
+    used = False
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("messages", [["paid"], []])
+def test_messages_that_a_page_shows_are_of_one_client(
+    before: bool, used: bool, messages: list[str]
+) -> None:
+    request: Any = RequestFactory().get("/")
+    request._messages = Messages(messages)
+    request._messages.used = before
+    conditions = Conditions(request)
+    conditions.take_out()
+    request._messages.used |= used
+    conditions.put_back()
+    assert conditions.of_client == ("messages" if used and not before and messages else "")
+
+
+@pytest.mark.parametrize("instead", [None, HttpResponse("old")])
+def test_whose_rendering_fails_gets_an_answer_to_the_conditions_of_its_request(
+    instead: Any,
+) -> None:
+    request = RequestFactory().get("/", HTTP_IF_NONE_MATCH="etag")
+    seen: list[bool] = []
+
+    def note(*args: Any) -> Any:
+        seen.append("HTTP_IF_NONE_MATCH" in request.META)
+        return instead
+
+    class Failing(SimpleTemplateResponse):
+        @property
+        def rendered_content(self) -> str:
+            note()
+            raise ZeroDivisionError
+
+    response = Failing("page.html")
+    Rendering(response, Conditions(request), note, note)
+    if instead is None:
+        with pytest.raises(ZeroDivisionError):
+            response.render()
+    else:
+        assert response.render() is instead
+    assert seen == [False, True]
+    assert "HTTP_IF_NONE_MATCH" in request.META
+
+
+def test_what_is_rendered_is_decided_on_with_the_conditions_of_its_request() -> None:
+    request = RequestFactory().get("/", HTTP_IF_NONE_MATCH="etag")
+    response, seen = Late("page.html"), []
+    Rendering(
+        response,
+        Conditions(request),
+        lambda *args: seen.append("HTTP_IF_NONE_MATCH" in request.META),
+        lambda *args: None,
+    )
+    response.render()
+    assert seen == [True]
+
+
 def test_a_token_used_around_two_pages_is_of_neither() -> None:
     """One within the other: the inner one's end says no more than its begin did."""
     request = RequestFactory().get("/")
@@ -353,3 +415,73 @@ def test_the_reads_of_a_page_are_counted_by_its_view(redis_locks: MemoryServer, 
         events.unsubscribe(heard.append)
     groups = {event.group for event in heard if isinstance(event, Read)}
     assert groups - {"page generation"} == {group or as_group(f"{__name__}.{view.__qualname__}")}
+
+
+def answered(view: Any) -> Any:
+    """As Django answers with what ``view`` returns."""
+    response = view(RequestFactory().get("/"))
+    return response if getattr(response, "is_rendered", True) else response.render()
+
+
+@pytest.mark.parametrize("kind", [HttpResponse, Late])
+def test_a_refusal_is_noted(redis_locks: MemoryServer, kind: Any) -> None:
+    """Of the second one, it is assumed that it is for all clients."""
+    view = cached_page(60)(lambda request: kind("page.html", status=403))
+    for refusals in (1, 1):
+        assert answered(view).status_code == 403
+        keys = cache._lock_client().keys("*.refused")
+        assert len(keys) == refusals
+
+
+@pytest.mark.parametrize("kind", [HttpResponse, Late])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_refresh_replaces_the_page_or_says_that_it_failed(
+    redis_locks: MemoryServer, kind: Any, fails: bool
+) -> None:
+    heard: list[Any] = []
+    runs: list[int] = []
+
+    class Failing(Late):
+        @property
+        def rendered_content(self) -> str:  # type: ignore[override]
+            raise ZeroDivisionError
+
+    @cached_page(60, stale=600)
+    def view(request: Any) -> Any:
+        runs.append(1)
+        if fails and len(runs) == 2:
+            if kind is Late:
+                return Failing("page.html")
+            raise ZeroDivisionError
+        made = kind("page.html")
+        made["X-Run"] = len(runs)
+        return made
+
+    events.subscribe(heard.append)
+    try:
+        assert answered(view)["X-Run"] == "1"
+        redis_locks.clock.advance(61)
+        shown = answered(view)["X-Run"]
+    finally:
+        events.unsubscribe(heard.append)
+    assert shown == ("1" if fails else "2")
+    failed = [event for event in heard if isinstance(event, RefreshFailed)]
+    assert [type(event.error) for event in failed] == [ZeroDivisionError] * fails
+    if not fails:
+        assert answered(view)["X-Run"] == "2"
+        assert len(runs) == 2
+
+
+@pytest.mark.parametrize(("method", "updates"), [("get", True), ("head", True), ("post", False)])
+def test_another_cache_middleware_does_not_store_what_this_one_does_not(
+    redis_locks: MemoryServer, method: str, updates: bool
+) -> None:
+    seen: list[bool] = []
+
+    @cached_page(60)
+    def view(request: Any) -> Any:
+        seen.append(request._cache_update_cache)
+        return HttpResponse()
+
+    view(getattr(RequestFactory(), method)("/"))
+    assert seen == [updates]

@@ -522,6 +522,33 @@ def test_a_command_that_does_not_wait_for_redis_logs_no_outage(
     assert bool(hidden) is not waits_on
 
 
+@pytest.mark.parametrize(
+    ("release", "taken_up", "waits"),
+    [("transaction", False, True), ("now", False, False), ("now", True, True)],
+)
+def test_which_locks_are_held_until_the_transaction_ends(
+    redis_locks: MemoryServer,
+    release: str,
+    taken_up: bool,
+    waits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also one that another call of the transaction has left to its end."""
+    asked: list[Any] = []
+
+    def wait_for(*args: Any) -> bool:
+        asked.append(args)
+        return False
+
+    monkeypatch.setattr(section.transactions, "wait_for", wait_for)
+    entered = Section(Options(release=release), "export")  # type: ignore[arg-type]
+    assert entered.enter()
+    entered._taken_up = taken_up
+    entered.leave()
+    assert bool(asked) is waits
+    assert not redis_locks.held()
+
+
 class Stream(io.StringIO):
     flushed = False
 
