@@ -23,6 +23,7 @@ from django_redis_lock.contrib.pages.responses import (
     PageFailed,
     Rendering,
     complete_like,
+    conditional,
     finalized,
     is_answer,
     is_refusal,
@@ -282,6 +283,50 @@ def test_a_token_that_the_page_uses_is_told_from_one_that_is_used_around_it(
     conditions.put_back()
     assert request.META.get(USED) is after
     assert conditions.of_client == of_client
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("within", [True, False])
+def test_the_session_that_a_page_reads(in_background: bool, before: bool, within: bool) -> None:
+    """In the background, another thread may use it."""
+    request: Any = RequestFactory().get("/")
+    request.session = SimpleNamespace(accessed=before)
+    conditions = Conditions(request)
+    conditions.in_background = in_background
+    conditions.take_out()
+    assert request.session.accessed is (before and in_background)
+    request.session.accessed |= within
+    conditions.put_back()
+    assert request.session.accessed is (before or within)
+    assert conditions.session_used is (within and not in_background)
+    response = HttpResponse()
+    conditions.complete(response)
+    assert response.get("Vary") == ("Cookie" if conditions.session_used else None)
+
+
+TODAY, TOMORROW = http_date(86_400), http_date(2 * 86_400)
+#: Headers of a page, what its client asks, and the answer.
+CONDITIONAL: list[tuple[dict[str, str], dict[str, str], int]] = [
+    ({}, {"If-None-Match": '"a"'}, 200),
+    ({"ETag": '"a"'}, {}, 200),
+    ({"ETag": '"a"'}, {"If-None-Match": '"a"'}, 304),
+    ({"ETag": '"a"'}, {"If-None-Match": '"b"'}, 200),
+    ({"Last-Modified": TODAY}, {"If-Modified-Since": TODAY}, 304),
+    ({"Last-Modified": TODAY}, {"If-Modified-Since": TOMORROW}, 304),
+    ({"Last-Modified": TOMORROW}, {"If-Modified-Since": TODAY}, 200),
+    ({"ETag": '"a"', "Last-Modified": TODAY}, {"If-None-Match": '"a"'}, 304),
+    ({"ETag": '"a"', "Last-Modified": TODAY}, {"If-Unmodified-Since": http_date(3600)}, 412),
+]
+
+
+@pytest.mark.parametrize(("headers", "conditions", "status"), CONDITIONAL)
+def test_who_has_the_page_is_told_so(headers: Any, conditions: Any, status: int) -> None:
+    request = RequestFactory().get("/", headers=conditions)
+    answer: Any = conditional(request, HttpResponse("page", headers=headers))
+    assert answer.status_code == status
+    for other in (HttpResponse("page", status=404, headers=headers), "no response"):
+        assert conditional(request, other) is other
 
 
 class Messages(list[str]):
