@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -718,6 +720,27 @@ def test_what_a_refresh_in_djangos_thread_returns(cache: Any, made: Any, awaited
     refresh = context.Refresh(cache, "a", None, cache._encoded_key("a", None))
     value = refresh._in_djangos_thread(later if awaited else lambda: made)()
     assert (asyncio.run(within(lambda: value)) if awaited else value) == made
+
+
+def test_a_lock_whose_name_cannot_be_made_leaves_nothing_to_await() -> None:
+    class Kind:
+        async def acquire(self) -> bool:
+            return True
+
+    lock: Any = context._named_later(Kind)()  # type: ignore[arg-type]  # any with such methods
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        lock._make, lock._keys = object(), fail
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(within(lock.acquire))
+        gc.collect()
+    assert not warned
+    lock._make = None
+    assert asyncio.run(within(lock.acquire))
+
+
+def fail() -> Any:
+    raise ZeroDivisionError
 
 
 def test_the_log_of_what_cannot_be_decoded_remembers_few_groups(

@@ -15,10 +15,11 @@ from django.utils.http import http_date
 
 from django_redis_lock import cached_page, events
 from django_redis_lock.cache import cache
-from django_redis_lock.contrib.pages import visit
+from django_redis_lock.contrib.pages import responses, visit
 from django_redis_lock.contrib.pages.responses import (
     Conditions,
     NotThePage,
+    OpenFlight,
     OwnWrites,
     PageFailed,
     Rendering,
@@ -375,6 +376,21 @@ def test_whose_rendering_fails_gets_an_answer_to_the_conditions_of_its_request(
         assert response.render() is instead
     assert seen == [False, True]
     assert "HTTP_IF_NONE_MATCH" in request.META
+
+
+def test_when_the_rendering_begins_the_keeper_renews_the_flight_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added: list[Any] = []
+    monkeypatch.setattr(responses, "keeper", lambda: SimpleNamespace(add=added.append))
+    monkeypatch.setattr(responses, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    flight: Any = OpenFlight()
+    flight.renew()  # Without a leader there is nothing to renew.
+    renewals = [SimpleNamespace(due=0.0), SimpleNamespace(due=200.0)]
+    flight.leader = SimpleNamespace(renewals=renewals)
+    flight.renew()
+    assert added == renewals
+    assert [renewal.due for renewal in renewals] == [100.0, 100.0]
 
 
 def test_what_is_rendered_is_decided_on_with_the_conditions_of_its_request() -> None:
