@@ -81,7 +81,8 @@ TESTS: dict[str, str] = {
     "clear_prefix without_redis checks",
     "cache.commands": "caches cache direct_reads own_writes writes_end_flights read_events "
     "async_methods cluster_cache lost_replies_of_the_cache",
-    "cache.context": "caches async_methods where_keys_are_made background_context stale aget_or_set",
+    "cache.context": "caches async_methods where_keys_are_made background_context stale "
+    "aget_or_set",
     "cache.get_or_set": "caches arguments get_or_set get_or_set_many stale lifetime_by_value "
     "error_ttl read_events computation_events direct_reads undecodable aget_or_set",
     "cache.lock_factory": "caches arguments first_mistakes cache_lock conf logging lock_keys "
@@ -106,8 +107,8 @@ TESTS: dict[str, str] = {
     "contrib.redlock": "fan_out votes redlock_decisions redlock redlock_faults told_at_once",
     "contrib.redlock.base": "votes redlock_decisions redlock redlock_faults told_at_once",
     "contrib.redlock.votes": "votes redlock_decisions redlock redlock_faults told_at_once",
-    "contrib.several_names": "hold lock_arguments multi_lock shared_handles cancelled several_names interrupts signals "
-    "lost_replies cluster_cache failover_cluster",
+    "contrib.several_names": "hold lock_arguments multi_lock shared_handles cancelled several_names "
+    "interrupts signals lost_replies cluster_cache failover_cluster",
     "contrib.topology": "topology server cluster_discovery sentinel cluster cluster_cache "
     "locked_servers failover_sentinel failover_cluster moved_address",
     "decorators": "sections declared decorator_keys first_mistakes arguments locked_function "
