@@ -107,8 +107,8 @@ TESTS: dict[str, str] = {
     "contrib.redlock": "fan_out votes redlock_decisions redlock redlock_faults told_at_once",
     "contrib.redlock.base": "votes redlock_decisions redlock redlock_faults told_at_once",
     "contrib.redlock.votes": "votes redlock_decisions redlock redlock_faults told_at_once",
-    "contrib.several_names": "hold lock_arguments multi_lock shared_handles cancelled several_names "
-    "interrupts signals lost_replies cluster_cache failover_cluster",
+    "contrib.several_names": "hold lock_arguments multi_lock shared_handles cancelled "
+    "several_names interrupts signals lost_replies cluster_cache failover_cluster",
     "contrib.topology": "topology server cluster_discovery sentinel cluster cluster_cache "
     "locked_servers failover_sentinel failover_cluster moved_address",
     "decorators": "sections declared decorator_keys first_mistakes arguments locked_function "

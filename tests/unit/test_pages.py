@@ -102,6 +102,10 @@ def test_a_condition_is_known_also_while_it_is_taken_out() -> None:
     conditions.take_out()
     assert "HTTP_RANGE" not in ranged.META
     assert "HTTP_RANGE" in conditions
+    conditions.put_back()
+    del ranged.META["HTTP_RANGE"]
+    conditions.put_back()  # For the second time: nothing is taken out any more.
+    assert "HTTP_RANGE" not in conditions
 
 
 class Late(SimpleTemplateResponse):

@@ -297,6 +297,13 @@ def test_what_a_url_leads_to(kind: str) -> None:
     assert over not in called
 
 
+def test_of_a_long_chain_of_decorators_a_hundred_are_looked_at() -> None:
+    view: Any = dispatch
+    for _ in range(200):
+        view = functools.update_wrapper(lambda request: None, view)
+    assert len([*views._unwrapped(view)]) == 100
+
+
 def without_signature(function: Any) -> bool:
     try:
         inspect.signature(function)
