@@ -858,7 +858,7 @@ def test_a_number_is_stored_as_what_it_counts(cache: Any, value: Any, stored: An
     assert cache.client.decode(encoded) == value
 
 
-def test_how_to_read_is_chosen_anew_when_a_tool_replaces_the_method(
+def test_how_to_read_is_chosen_again_when_a_tool_replaces_the_method(
     cache: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = cache._read_path()

@@ -432,7 +432,7 @@ def test_the_end_of_the_process_ends_no_flight() -> None:
 
 
 @pytest.mark.parametrize("kind", [HttpResponse, Late])
-def test_a_page_within_another_has_the_headers_of_its_own_decorator(
+def test_a_page_within_another_has_the_headers_of_the_inner_decorator(
     redis_locks: MemoryServer, kind: Any
 ) -> None:
     @cached_page(300)
@@ -550,3 +550,22 @@ def test_another_cache_middleware_does_not_store_what_this_one_does_not(
 
     view(getattr(RequestFactory(), method)("/"))
     assert seen == [updates]
+
+
+@pytest.mark.parametrize(
+    "backend", ["django_redis_lock.cache", "django.core.cache.backends.locmem"]
+)
+def test_who_has_a_page_is_told_so_whoever_computes_it(settings: Any, backend: str) -> None:
+    settings.CACHES = {"default": {"BACKEND": f"{backend}.LocMemCache", "LOCATION": "conditions"}}
+    seen: list[bool] = []
+
+    @cached_page(60)
+    def view(request: Any) -> Any:
+        seen.append("HTTP_IF_NONE_MATCH" in request.META)
+        return HttpResponse("page", headers={"ETag": '"a"'})
+
+    for _ in range(2):
+        request = RequestFactory().get("/of-conditions/", headers={"If-None-Match": '"a"'})
+        assert view(request).status_code == 304
+        assert "HTTP_IF_NONE_MATCH" in request.META
+    assert seen == [False]
