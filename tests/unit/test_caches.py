@@ -611,6 +611,9 @@ def test_of_several_values_those_that_cannot_be_decoded_are_computed_again(
         got = cache.get_or_set_many(names, compute)
     assert got == {"none": 5, "bad": 5, "good": 1}
     assert sorted(wanted) == ["bad", "none"]
+    cache._lock_client().set(cache.make_key("bad"), b"no pickle")
+    assert undecodable.read_others(cache, [*names, "other"], None) == ({"none": 5, "good": 1}, True)
+    assert undecodable.read_others(cache, ["good", "other"], None) == ({"good": 1}, False)
 
 
 async def within(call: Callable[[], Any]) -> Any:

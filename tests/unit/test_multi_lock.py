@@ -69,9 +69,11 @@ def test_an_attempt_whose_outcome_is_unknown_holds_nothing(
         raise NotReady("LOADING Redis is loading the dataset in memory")
 
     monkeypatch.setattr(MultiLock, "_send", refusing)
+    before = redis_locks.clock()
     assert Background(lock.acquire).result()
     assert held(redis_locks) == "ab"
     assert len(refused) == 1
+    assert redis_locks.clock() - before < 30  # It has not waited for the end of a lifetime.
 
 
 def test_names_that_become_free_one_after_the_other(

@@ -22,7 +22,7 @@ import redis
 from django.core.management.base import BaseCommand, CommandError
 from django.views import View
 
-from django_redis_lock import locked
+from django_redis_lock import Lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib.testing import MemoryServer
 from django_redis_lock.decorators import (
@@ -567,6 +567,23 @@ def test_which_locks_are_held_until_the_transaction_ends(
     entered.leave()
     assert bool(asked) is waits
     assert not redis_locks.held()
+
+
+def test_a_lock_that_a_section_has_entered_knows_it(
+    redis_locks: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is then released with the code, also at the end of the thread."""
+    told: list[Any] = []
+    monkeypatch.setattr(Lock, "_entered", told.append)
+    entered = Section(Options(), "export")
+    assert entered.enter()
+    assert told == [entered.lock]
+    entered.leave()
+    refused = Section(Options(), "export")
+    with locked("export"):
+        told.clear()
+        assert not refused.enter()
+    assert not told
 
 
 class Stream(io.StringIO):
