@@ -574,7 +574,7 @@ def test_a_lock_that_a_section_has_entered_knows_it(
 ) -> None:
     """It is then released with the code, also at the end of the thread."""
     told: list[Any] = []
-    monkeypatch.setattr(Lock, "_entered", told.append)
+    monkeypatch.setattr(Lock, "_entered", lambda lock: told.append(lock))  # noqa: PLW0108  # as a method
     entered = Section(Options(), "export")
     assert entered.enter()
     assert told == [entered.lock]
