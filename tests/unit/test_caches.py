@@ -756,6 +756,12 @@ def test_the_log_of_what_cannot_be_decoded_remembers_few_groups(
     assert len(undecodable._logged_at) <= 4
 
 
+def test_no_key_is_left_out_by_set_many(cache: Any) -> None:
+    assert cache.set_many({"a": 1, "b": 2}) == []
+    assert cache.set_many({}) == []
+    assert cache.get_many(["a", "b"]) == {"a": 1, "b": 2}
+
+
 def test_a_cache_in_memory_takes_no_client(cache: Any) -> None:
     client = redis.Redis()
     calls: list[Callable[[], Any]] = [

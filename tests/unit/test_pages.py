@@ -496,6 +496,7 @@ def test_a_refusal_is_noted(redis_locks: MemoryServer, kind: Any) -> None:
         assert answered(view).status_code == 403
         keys = cache._lock_client().keys("*.refused")
         assert len(keys) == refusals
+        assert not cache._lock_client().keys("*flight*")
 
 
 @pytest.mark.parametrize("kind", [HttpResponse, Late])

@@ -621,5 +621,16 @@ def test_a_conflict_of_several_names_has_the_first_if_it_is_unknown_which_is_hel
     assert (conflict.name, conflict.first_name) == (("b", "") if known else ("a, b", "a"))
 
 
+@pytest.mark.parametrize(("given", "seconds"), [(None, 100), (5, 5)])
+def test_who_is_refused_tries_again_after_the_usual_time(
+    redis_locks: MemoryServer, given: Any, seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(section.events, "usual_hold", lambda subject: 100.0)
+    refused = Section(Options(retry_after=given), "export")
+    with locked("export", timeout=3600):
+        assert not refused.enter()
+        assert refused.conflict().retry_after == seconds
+
+
 def raising_outage(*args: Any) -> Any:
     raise OUTAGE
