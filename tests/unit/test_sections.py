@@ -621,15 +621,17 @@ def test_a_conflict_of_several_names_has_the_first_if_it_is_unknown_which_is_hel
     assert (conflict.name, conflict.first_name) == (("b", "") if known else ("a, b", "a"))
 
 
-@pytest.mark.parametrize(("given", "seconds"), [(None, 100), (5, 5)])
-def test_who_is_refused_tries_again_after_the_usual_time(
-    redis_locks: MemoryServer, given: Any, seconds: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("given", [None, 5])
+def test_how_long_a_lock_is_held_matters_where_no_retry_after_is_given(
+    redis_locks: MemoryServer, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(section.events, "usual_hold", lambda subject: 100.0)
+    asked: list[Any] = []
+    monkeypatch.setattr(section.events, "usual_hold", asked.append)
     refused = Section(Options(retry_after=given), "export")
-    with locked("export", timeout=3600):
+    with locked("export"):
         assert not refused.enter()
-        assert refused.conflict().retry_after == seconds
+        assert refused.conflict().retry_after == (given or 2)
+    assert asked == ([] if given else [refused.lock.subject])
 
 
 def raising_outage(*args: Any) -> Any:
