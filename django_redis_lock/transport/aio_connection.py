@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError, InvalidResponse, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
@@ -37,7 +37,7 @@ from .address import (
     own_settings,
     reader_for,
 )
-from .refusals import NO_REDIS
+from .refusals import NO_REDIS, LostLogin
 
 if TYPE_CHECKING:
     from .registry import Pool
@@ -162,6 +162,7 @@ class AsyncRawConnection(ABC):
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
+        self._writer = connection._writer  # None in memory. redis-py's would be gone at its end.
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
@@ -243,7 +244,11 @@ class AsyncRawConnection(ABC):
 
     def _has_ended(self) -> bool:
         """Whether the server has closed it, and the loop has not yet heard of that."""
-        return False
+        if self._writer is None or not hasattr(select, "poll"):
+            return False
+        poll = select.poll()
+        poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def _on_reply(self, reply: Reply) -> None:
         self._answered_at = time.monotonic()
@@ -286,7 +291,6 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         self._parser = reader_for(connection)
         self._unsent: list[bytes] = []
         self._unread = 0  # Bytes of the next reply.
-        self._writer = connection._writer  # Kept, as its end would close the transport.
         self._transport = self._writer.transport
         self._transport.set_protocol(self)
         self._transport.set_write_buffer_limits(LARGE)
@@ -294,13 +298,6 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
     def is_closed(self) -> bool:
         return bool(self._transport.is_closing())
-
-    def _has_ended(self) -> bool:
-        if not hasattr(select, "poll"):
-            return False
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
 
     def _send(self, command: bytes) -> None:
         if len(self._calls) == 1:
@@ -348,7 +345,7 @@ class IndirectConnection(AsyncRawConnection):
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
-        if not hasattr(connection, "write") and not hasattr(connection._writer, "write"):
+        if not hasattr(connection, "write") and not hasattr(self._writer, "write"):
             raise TypeError(
                 f"tasks cannot use {type(connection).__name__}, which has no transport: without "
                 "Redis, use django_redis_lock.cache.LocMemCache or django_redis_lock.testing"
@@ -357,11 +354,12 @@ class IndirectConnection(AsyncRawConnection):
         self._reading: asyncio.Future[None] | None = None
 
     def is_closed(self) -> bool:
-        reader = self._connection._reader
-        return not self._connection.is_connected or (reader is not None and reader.at_eof())
+        if self._writer is None:
+            return not self._connection.is_connected
+        return bool(self._writer.is_closing() or self._connection._reader.at_eof())
 
     def _send(self, command: bytes) -> None:
-        write = getattr(self._connection, "write", None) or self._connection._writer.write
+        write = getattr(self._connection, "write", None) or self._writer.write
         write(command)
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
@@ -371,7 +369,7 @@ class IndirectConnection(AsyncRawConnection):
             while self._calls:
                 try:
                     reply = await self._connection.read_response(disconnect_on_error=False)
-                except ResponseError as refusal:
+                except (ResponseError, BusyLoadingError, LostLogin) as refusal:
                     reply = refusal
                 self._on_reply(reply)
         except (RedisError, OSError) as error:
@@ -393,7 +391,7 @@ class IndirectConnection(AsyncRawConnection):
         if hasattr(self._connection, "cut"):
             self._connection.cut()
         else:
-            _shut_down(self._connection._writer)
+            _shut_down(self._writer)
 
 
 def _shut_down(stream: Any) -> None:
