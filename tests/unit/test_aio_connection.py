@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from redis.asyncio.connection import Connection, ConnectionPool
-from redis.exceptions import AuthenticationError, BusyLoadingError
+from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock.transport import aio_connection

@@ -185,7 +185,7 @@ class TestAnswers:
             assert granted.token == (wanted.token if wanted.chosen else b"T")
 
 
-# -- without hiredis: a reply to TAKE_GRANT that does not come ---------------------------------------
+# -- without hiredis: a reply to TAKE_GRANT that does not come -------------------------------------
 
 
 class Paired(redis.Connection):
