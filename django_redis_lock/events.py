@@ -250,7 +250,7 @@ def subscribe_later(start: Callable[[], Listener]) -> None:
         unsubscribe(first)
         start()(event)
 
-    def first_read(*read: object) -> None:
+    def first_read(*read: Any) -> None:
         global count_read
         start()
         if count_read is first_read:

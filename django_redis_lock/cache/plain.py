@@ -43,7 +43,7 @@ class BackendCannotLock(ImproperlyConfigured):
 _OF_LOCKS = frozenset(
     ("lock", "alock", "command_lock", "held_locks", "locked_get_or_set", "reset_all")
 )
-#: Aliases and backends of which the log knows, each with a mark of who logged it.
+#: Aliases and backends of which the log knows.
 _logged: dict[tuple[str, str], object] = {}
 
 

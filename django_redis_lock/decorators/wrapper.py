@@ -253,7 +253,7 @@ def declarations() -> list[LockedFunction]:
     """All uses of ``locked()`` as a decorator in the modules imported so far, ordered by the name
     of what they decorate. A function that ``method_decorator`` decorates is included from its first
     call on."""
-    known = [lock for declared in _declared.keyrefs() if (lock := declared()) is not None]
+    known = filter(None, [declared() for declared in _declared.keyrefs()])
     return sorted(known, key=lambda lock: (lock.target, lock.name))
 
 

@@ -1,8 +1,8 @@
 """Connections of an event loop, on each of which the calls of several tasks may be on their way.
 
-Redis answers in the order of the calls. So a task that no longer waits, because it was cancelled or
-its patience is over, leaves its reply to be dropped, and the connection stays: what is sent next,
-such as the end of a flight that the task may lead by then, cannot overtake its call.
+Redis answers in the order of the calls. So a task that no longer waits leaves its reply to be
+dropped, and the connection stays: what is sent next, such as the end of a flight that the task may
+lead by then, cannot overtake its call.
 
 redis-py connects, with its credentials and options; then the connection takes the transport over.
 """
@@ -83,7 +83,7 @@ async def connect_to(
 
 async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> None:
     """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stands still,
-    replies may come; the servers must not be taken to be down because of that."""
+    replies may come, and no server counts as down."""
     pending = set(tasks)
     for _ in range(WAIT_PARTS):
         if pending:
@@ -162,7 +162,7 @@ class AsyncRawConnection(ABC):
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
-        self._writer = connection._writer  # None in memory. redis-py's would be gone at its end.
+        self._writer = connection._writer  # None in memory.
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
@@ -186,7 +186,7 @@ class AsyncRawConnection(ABC):
 
     async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
         """Whether the server answers on it, which was idle, within so many seconds."""
-        if self.is_closed() or self._calls or self._has_ended():
+        if self.is_closed() or self._calls or self.has_ended():
             return False
         self._in_doubt = True
         try:
@@ -229,8 +229,7 @@ class AsyncRawConnection(ABC):
 
     @abstractmethod
     def cut(self) -> None:
-        """Close it, from any thread. Its loop may no longer run; Python would close it when it
-        collects the loop, but until then a grant could be sent to it."""
+        """Close it, from any thread: its loop may no longer run, and a grant be sent to it."""
 
     @abstractmethod
     def _send(self, command: bytes) -> None: ...
@@ -239,12 +238,9 @@ class AsyncRawConnection(ABC):
     def is_closed(self) -> bool: ...
 
     def has_ended(self) -> bool:
-        """Whether the server has closed it while no call was on its way."""
-        return not self._calls and self._has_ended()
-
-    def _has_ended(self) -> bool:
-        """Whether the server has closed it, and the loop has not yet heard of that."""
-        if self._writer is None or not hasattr(select, "poll"):
+        """Whether the server has closed it while no call was on its way, although the loop has not
+        yet heard of that."""
+        if self._calls or self._writer is None or not hasattr(select, "poll"):
             return False
         poll = select.poll()
         poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
