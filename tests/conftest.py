@@ -244,7 +244,7 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
 def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """No decorated function is known: those of other tests contradict each other, as checks would
     say."""
-    monkeypatch.setattr(wrapper, "_declared", weakref.WeakSet())
+    monkeypatch.setattr(wrapper, "_declared", weakref.WeakKeyDictionary())
     monkeypatch.setattr(unique_tasks, "declared", weakref.WeakSet())
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from redis.asyncio.connection import Connection, ConnectionPool
+from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock.transport import aio_connection
@@ -105,11 +105,20 @@ def test_each_call_gets_its_reply_however_these_come(over: Any) -> None:
     over(test)
 
 
-def test_an_error_of_redis_is_one_calls_own(over: Any) -> None:
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (b"NOSCRIPT No matching script.", NoScriptError),
+        # For redis-py these are errors of the connection.
+        (b"NOAUTH Authentication required.", AuthenticationError),
+        (b"LOADING Redis is loading the dataset in memory", BusyLoadingError),
+    ],
+)
+def test_an_error_of_redis_is_one_calls_own(over: Any, reply: bytes, error: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
         first, second = connection.request(b"first"), connection.request(b"second")
-        server.sendall(b"-NOSCRIPT No matching script.\r\n+OK\r\n")
-        with pytest.raises(NoScriptError):
+        server.sendall(b"-%b\r\n+OK\r\n" % reply)
+        with pytest.raises(error):
             await first
         assert await second == b"OK"
         assert connection.takes_calls()
@@ -273,21 +282,15 @@ def test_a_loop_that_is_thrown_away_while_it_connects_makes_no_noise() -> None:
     asyncio.run(begin()).close()
 
 
-def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it() -> None:
-    """With redis-py's parser the call fails, and is sent again."""
-    pytest.importorskip("hiredis", reason="this is about its parser")
-
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        redis_py = Connection()
-        redis_py._reader, redis_py._writer = await asyncio.open_connection(sock=ours)
-        connection = DirectConnection(redis_py, None)
-        theirs.sendall(b"+PONG\r\n")
-        theirs.close()
+def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        assert not connection.has_ended()
+        server.sendall(b"+PONG\r\n")
+        server.close()
+        assert connection.has_ended()
         assert not await connection.still_answers()
-        connection.disconnect()
 
-    asyncio.run(main())
+    over(test)
 
 
 @pytest.mark.parametrize(
