@@ -33,7 +33,7 @@ from django_redis_lock.decorators import wrapper
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
 from . import lanes
-from .pace import pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
+from .pace import is_paced, pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
 from .processes import STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
@@ -102,6 +102,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
+    parser.addoption("--pace", type=int, help="only what takes the fixture pace, and at this")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,10 +111,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if left_out := lanes.left_out(items):
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
+    left_out = {*lanes.left_out(items)}
+    if config.getoption("pace"):
+        left_out |= {item for item in items if not is_paced(item)}
+    if left_out:
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)
