@@ -30,11 +30,12 @@ from django_redis_lock.contrib import metrics, unique_tasks
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.redlock import base as redlock
 from django_redis_lock.decorators import wrapper
+from django_redis_lock.protocol import acquisition
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
 from . import lanes
 from .pace import is_paced, pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
-from .processes import STARTUP
+from .processes import LAST_TRY, STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
 from .support.machine import Watch
@@ -256,6 +257,19 @@ def _empty_redis(request: pytest.FixtureRequest) -> None:
     """Tests that only use Django's caches start with an empty Redis too."""
     if "unit" not in request.path.relative_to(request.config.rootpath).parts:
         request.getfixturevalue("client")
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest) -> None:
+    """Tests of faults are about servers that stand still: they ask for ``patient`` themselves."""
+    if "integration" in request.path.relative_to(request.config.rootpath).parts:
+        request.getfixturevalue("patient")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No brief wait fails because its server stands still with the machine just when it ends."""
+    monkeypatch.setattr(acquisition, "LAST_TRY_SECONDS", LAST_TRY)
 
 
 def _expect_nobody_waits(client: redis.Redis) -> None:
