@@ -30,11 +30,12 @@ from django_redis_lock.contrib import metrics, unique_tasks
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.redlock import base as redlock
 from django_redis_lock.decorators import wrapper
+from django_redis_lock.protocol import acquisition
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
 from . import lanes
-from .pace import pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
-from .processes import STARTUP
+from .pace import is_paced, pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
+from .processes import LAST_TRY, STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
 from .support.machine import Watch
@@ -102,6 +103,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
+    parser.addoption("--pace", type=int, help="only what takes the fixture pace, and at this")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,10 +112,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if left_out := lanes.left_out(items):
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
+    left_out = {*lanes.left_out(items)}
+    if config.getoption("pace"):
+        left_out |= {item for item in items if not is_paced(item)}
+    if left_out:
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -253,6 +257,19 @@ def _empty_redis(request: pytest.FixtureRequest) -> None:
     """Tests that only use Django's caches start with an empty Redis too."""
     if "unit" not in request.path.relative_to(request.config.rootpath).parts:
         request.getfixturevalue("client")
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest) -> None:
+    """Tests of faults are about servers that stand still: they ask for ``patient`` themselves."""
+    if "integration" in request.path.relative_to(request.config.rootpath).parts:
+        request.getfixturevalue("patient")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No brief wait fails because its server stands still with the machine just when it ends."""
+    monkeypatch.setattr(acquisition, "LAST_TRY_SECONDS", LAST_TRY)
 
 
 def _expect_nobody_waits(client: redis.Redis) -> None:

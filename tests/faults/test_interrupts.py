@@ -48,6 +48,8 @@ from tests.support.interrupts import (
 )
 from tests.support.values import renewals
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 NAME = "interrupted"
 #: The part of it that may catch an ``Exception``, and must not then take it for an error of Redis.
 CATCHING = tuple(f"django_redis_lock.{name}" for name in ("locking", "redlock", "fallback"))
@@ -394,11 +396,8 @@ def test_a_grant_that_is_lost_with_its_waiter_ends_with_its_own_lifetime(
 
 
 @pytest.mark.parametrize("freed", [True, False])
-def test_a_wait_that_ends(
-    client: redis.Redis, freed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_that_ends(client: redis.Redis, freed: bool) -> None:
     """At its deadline, when the last try finds the lock free, or does not."""
-    monkeypatch.setattr(acquisition, "LAST_TRY_SECONDS", SOON)  # Also if the server stands still.
     lock = Lock(client, NAME, timeout=60, grant_timeout=GRANT, blocking_timeout=0.001)
 
     def attempt(points: Points) -> None:

@@ -165,6 +165,31 @@ def test_each_call_has_its_time_and_no_other_ones_late_reply(over: Any) -> None:
     over(test, 0.01)
 
 
+@pytest.mark.skipif(not HAS_HIREDIS, reason="redis-py's parser does not tell of parts")
+@pytest.mark.parametrize("over", [DirectConnection], indirect=True)
+def test_a_reply_of_which_more_and_more_comes_is_not_late(over: Any) -> None:
+    """A large value by a slow network: threads wait for so long for each part of it, too."""
+
+    async def test(connection: Any, server: socket.socket) -> None:
+        calls = [connection.request(b"large"), connection.request(b"behind")]
+        heard = b""
+        for part in (b"$4\r\nab", b"c"):
+            for call in connection._calls:
+                call.sent_at -= 2 * PATIENCE
+            server.sendall(part)
+            heard += part
+            while connection._unread < len(heard):
+                await asyncio.sleep(0)
+            connection._expire()
+            assert not any(call.done() for call in calls)
+        connection._heard_at -= 2 * PATIENCE
+        connection._expire()
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, RedisTimeoutError)
+
+    over(test, PATIENCE)
+
+
 def test_without_a_timeout_a_reply_may_take_forever(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
         call = connection.request(b"one")
