@@ -43,9 +43,15 @@ from django_redis_lock.locking.waiting.tasks import (
     TaskWaiter,
     TaskWakeEvent,
 )
-from django_redis_lock.protocol.acquisition import LAST_TRY_SECONDS, AcquireRequest, Acquisition
+from django_redis_lock.protocol.acquisition import (
+    LAST_TRY_SECONDS,
+    AcquireRequest,
+    Acquisition,
+    Extended,
+)
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import Answer, pack
 from tests.processes import PATIENCE
@@ -56,6 +62,7 @@ KEYS = lock_keys(b"report")
 CALL = Call(CLOCK, (), ())
 AWAY = redis.ConnectionError("away")
 FENCE = 1_800_000_000_000_000
+REFUSED = b"20000 %d" % FENCE
 
 
 @pytest.fixture(autouse=True)
@@ -655,6 +662,128 @@ def test_who_holds_a_lock_by_any_object() -> None:
 
 async def _is_held(lock: AsyncLock) -> bool:
     return is_held_by_caller(lock)
+
+
+# -- the methods -----------------------------------------------------------------------------------
+
+
+class Scripted(AsyncLock):
+    """Its calls return, or raise, what a test has put there."""
+
+    def __init__(self, *outcomes: Any, **options: Any) -> None:
+        self.outcomes = list(outcomes)
+        self.calls: list[Any] = []
+        super().__init__(redis.asyncio.Redis(port=1), "report", 30, **options)
+
+    async def _send_acquire(self, request: AcquireRequest) -> Any:
+        return self._next()
+
+    async def _run(self, call: Call) -> Answer:
+        self.calls.append(call)
+        return Answer(self._next(), False)
+
+    def _next(self) -> Any:
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+def test_a_task_changes_and_releases_its_lock() -> None:
+    async def main() -> None:
+        lock = Scripted(FENCE, Extended.DONE, Extended.DONE, 1)
+        assert await lock.acquire() is True
+        assert lock.local.entry is None
+        assert await lock.extend(5) is True
+        assert await lock.extend(5, replace_ttl=True) is True
+        assert lock.local.hold is not None
+        assert 4 < lock.local.hold.deadline - time.monotonic() <= 5
+        await lock.release()
+        changed = [call.args[1:3] for call in lock.calls[:2]]
+        assert changed == [(5000, "0"), (5000, "1")]
+        assert lock.calls[2].script is RELEASE
+        assert lock.local.token is None
+        again = Scripted(FENCE, Extended.DONE)
+        assert await again.acquire()
+        assert await again.reacquire() is True
+        assert again.calls[0].args[1:3] == (30_000, "1")
+        assert await Scripted(REFUSED).acquire(blocking=False) is False
+
+    run(main)
+
+
+def test_a_task_goes_in_again_without_a_call() -> None:
+    async def main() -> None:
+        lock = Scripted(FENCE, 1, REFUSED, reentrant=True)
+        assert await lock.acquire()
+        assert await lock.acquire() is True
+        assert lock.local.entry is not None
+        assert lock.local.entry.depth == 2
+        await lock.release()
+        assert not lock.calls
+        await lock.release()
+        assert [call.script for call in lock.calls] == [RELEASE]
+        assert await lock.acquire(blocking=False) is False
+        assert lock.local.entry is None
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("error", "left"), [(asyncio.CancelledError(), True), (AWAY, False), (OSError(), False)]
+)
+def test_what_a_task_could_not_finish_is_left_to_the_keeper(
+    jobs: list[Any], error: BaseException, left: bool
+) -> None:
+    """A release that Redis did not answer may be tried again."""
+
+    def releases() -> int:
+        return [type(job) for job in jobs].count(DeferredRelease)
+
+    async def main() -> None:
+        lock = Scripted(FENCE, error)
+        assert await lock.acquire()
+        with pytest.raises(type(error)):
+            await lock.release()
+        assert (releases(), lock.local.token is None) == (left, left)
+        refused = Scripted(error)
+        with pytest.raises(type(error)):
+            await refused.acquire()
+        assert releases() == left + 1
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "body_fails", "raises"),
+    [(0, False, True), (0, True, False), (AWAY, False, True), (AWAY, True, False)],
+)
+def test_a_release_that_fails_hides_no_error_of_the_block(
+    jobs: list[Any], outcome: Any, body_fails: bool, raises: bool
+) -> None:
+    async def main() -> None:
+        lock = Scripted(FENCE, outcome, [b"", b"", b"", b"", b""])
+        expected = redis.RedisError if raises else ZeroDivisionError
+        with pytest.raises(expected):
+            async with lock:
+                if body_fails:
+                    raise ZeroDivisionError
+        assert lock.local.token is None
+
+    run(main)
+
+
+def test_in_a_forked_child_the_end_of_a_block_does_nothing() -> None:
+    async def main() -> None:
+        lock = Scripted(FENCE)
+        async with lock:
+            hold = lock.local.hold
+            assert hold is not None
+            hold.process = None
+        assert not lock.calls
+        assert lock.local.token is not None
+
+    run(main)
 
 
 # -- a loss ----------------------------------------------------------------------------------------
