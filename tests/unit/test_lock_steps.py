@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from django_redis_lock.exceptions import TooFewReplicas
 from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import operations, questions, replicas
 from django_redis_lock.locking.hold import Renewal, latest
+from django_redis_lock.locking.lock import in_a_thread, unwinding
 from django_redis_lock.locking.questions import Query
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol import fingerprint
@@ -273,6 +276,24 @@ def test_replicas_have_some_time_to_confirm(
     assert asked == [pytest.approx(patience)]
 
 
+def test_a_lock_whose_replicas_could_not_be_asked_is_released(
+    jobs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question was not sent; the acquisition was."""
+    error = redis.ConnectionError("refused")
+    note_sent(error, False)
+
+    def confirm(acquired: Any, patience: float) -> Any:
+        raise error
+
+    lock = make(FENCE, replicas=1)
+    monkeypatch.setattr(lock, "_confirm", confirm)
+    with pytest.raises(redis.ConnectionError):
+        lock.acquire(blocking=False)
+    [release] = of_kind(jobs, DeferredRelease)
+    assert release._call.args[0] == lock.acquired_with[0].token
+
+
 @pytest.mark.parametrize("still_held", [1, 0])
 def test_replicas_are_asked_after_a_write_on_the_same_connection(
     monkeypatch: pytest.MonkeyPatch, still_held: int
@@ -387,6 +408,7 @@ def test_whether_a_release_counts(
             lock.release()
         assert [call.script for call in lock.calls] == [RELEASE, RENEW]
         assert isinstance(heard[-1], events.Lost)
+        assert (heard[-1].held, heard[-1].fence) == (0.25, FENCE)
         [record] = of_kind(jobs, SentOnce)
         assert '"lost"' in record._call.args[0]
     assert lock.local.token is None
@@ -764,6 +786,45 @@ def test_a_wait_for_itself_without_an_end_is_refused(
     assert lock.acquire(blocking=False) is False if refuses else True
 
 
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def test_one_goes_in_again_without_a_call(jobs: list[Any]) -> None:
+    lock = held(1, reentrant=True)
+    [renewal] = of_kind(jobs, Renewal)
+    assert lock.local.entry is not None
+    with lock:
+        assert lock.local.entry.depth == 2
+        assert renewal.kept_by is not None
+        assert renewal.kept_by.__callback__ is None  # The block around this one is left later.
+    assert not lock.calls
+    lock.release()
+    assert [call.script for call in lock.calls] == [RELEASE]
+    lock.outcomes += [FENCE, 1]
+    with lock:
+        renewal = of_kind(jobs, Renewal)[-1]
+        assert renewal.kept_by is not None
+        assert renewal.kept_by.__callback__ is not None
+        assert lock.acquire() is True
+        lock.release()
+    assert len(lock.calls) == 2
+    refused = make(REFUSED, reentrant=True)
+    assert refused.acquire(blocking=False) is False
+    plain = held()
+    assert refused.local.entry is plain.local.entry is None
+
+
+@pytest.mark.parametrize("wanted", [(), (signal.SIGTERM, signal.SIGUSR1)])
+def test_signals_unwind_a_block(wanted: tuple[signal.Signals, ...]) -> None:
+    numbers = wanted or (signal.SIGTERM,)
+    before = [signal.getsignal(number) for number in numbers]
+    for number in numbers:
+        with pytest.raises(SystemExit) as ended, unwinding(*wanted):
+            signal.raise_signal(number)
+        assert ended.value.code == 128 + number
+        assert [signal.getsignal(number) for number in numbers] == before
+
+
 # -- options ---------------------------------------------------------------------------------------
 
 
@@ -810,6 +871,11 @@ def test_what_a_hold_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make(renew=True, max_hold=100)._new_hold()._warns_after == 80.0
 
 
+def test_no_process_waits_for_what_on_lost_does() -> None:
+    start: Any = in_a_thread(print, b"report")
+    assert start.__self__.daemon
+
+
 def test_a_place_above_the_limit_is_not_passed_on() -> None:
     for place, limit in ((2, 2), (3, 0)):
         lock = make([0, 20_000, FENCE], waited(place=place), limit=2)
@@ -820,8 +886,12 @@ def test_a_place_above_the_limit_is_not_passed_on() -> None:
 
 
 def test_what_is_refused_when_it_is_made() -> None:
-    with pytest.raises(TypeError, match="renews"):
-        make(renews=True)
+    for misspelt, meant in (("timeuot", "timeout"), ("local_foldr", "local_folder")):
+        with pytest.raises(TypeError, match=f"{misspelt}.*{meant}"):
+            make(**{misspelt: None})
+    with pytest.raises(ValueError, match="on_redis_down"):
+        make(on_redis_down="wait")
+    assert make(on_redis_down="raise").on_redis_down == make().on_redis_down == "raise"
     with pytest.raises(ValueError, match="reentrant and id exclude each other"):
         make(reentrant=True, id="x")
     with pytest.raises(TypeError, match="cancel_on_lost must be False"):
@@ -834,6 +904,17 @@ def test_what_is_refused_when_it_is_made() -> None:
         make(on_lost=on_lost)
     assert AsyncLock(redis.asyncio.Redis(), "report", 30, on_lost=on_lost).on_lost is on_lost
     assert make().local is not make().local
+
+
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_each_thread_may_release_a_token_from_elsewhere(thread_local: bool) -> None:
+    lock, plain = make(id="theirs", thread_local=thread_local), held(thread_local=thread_local)
+    known: list[Any] = []
+    thread = threading.Thread(target=lambda: known.extend((lock.local.token, plain.local.token)))
+    thread.start()
+    thread.join()
+    assert known == [b"theirs", None if thread_local else plain.local.token]
+    assert lock.local.token == b"theirs"
 
 
 def test_a_fork_of_the_holder_may_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,9 @@ def test_the_first_look(
     granted = options.pop("granted", False)
     hold = make(lifetime, **options)
     hold.pending = Pending(lambda wait: None) if granted else None
-    assert job(hold).due == pytest.approx(due)
+    renewal = job(hold)
+    assert renewal.due == pytest.approx(due)
+    assert renewal.deadline_scale == (lifetime or math.inf)
 
 
 def test_once_its_holder_is_described_a_lock_is_looked_at_less_often(make: Any) -> None:
