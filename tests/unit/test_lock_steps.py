@@ -407,6 +407,7 @@ def test_whether_a_release_counts(
         with pytest.raises(LockNotOwnedError, match="no longer owned: Redis has lost its data"):
             lock.release()
         assert [call.script for call in lock.calls] == [RELEASE, RENEW]
+        assert lock.calls[1].args[0] == lock.acquired_with[0].token
         assert isinstance(heard[-1], events.Lost)
         assert (heard[-1].held, heard[-1].fence) == (0.25, FENCE)
         [record] = of_kind(jobs, SentOnce)
@@ -675,6 +676,9 @@ def test_with_a_limit_it_is_locked_if_all_places_are_taken(taken: int, locked: b
     inside.outcomes.append(of_holder(b"text"))
     inside.local.token = "text"  # type: ignore[assignment]  # as redis-py's users may do
     assert inside.owned()
+    inside.outcomes.append(1)
+    inside.release()
+    assert inside.calls[-1].args[0] == b"text"
 
 
 def test_with_a_fallback_who_holds_it_is_asked_in_either_way(
@@ -814,6 +818,104 @@ def test_one_goes_in_again_without_a_call(jobs: list[Any]) -> None:
     assert refused.local.entry is plain.local.entry is None
 
 
+def test_inside_a_lost_lock_each_release_says_so() -> None:
+    lock = held(reentrant=True)
+    assert lock.acquire()
+    assert lock.local.entry is not None
+    lock.local.entry.hold.lose("it is gone")
+    with pytest.raises(LockNotOwnedError, match=r"Cannot release .*: it is gone"):
+        lock.release()
+    assert lock.local.entry.depth == 1
+    assert not lock.calls
+
+
+def inside(lock: Scripted) -> tuple[Scripted, Any]:
+    """Another object by which the caller has gone in again, and the entry of both."""
+    other = make(reentrant=True)
+    assert other.acquire()
+    return other, lock.local.entry
+
+
+def test_an_interrupt_undoes_what_acquire_has_done(jobs: list[Any]) -> None:
+    """At each line at which one may come."""
+    plain = held()
+    plain._undo(plain._state())  # It waited for itself.
+    assert plain.local.hold is not None
+    assert plain.local.hold.is_valid
+    lock = held(reentrant=True)
+    lock._undo(lock._state())  # It has not gone in.
+    other, entry = inside(lock)
+    assert entry.depth == 2
+    before = other._state()
+    assert other.acquire()
+    other._undo(before)
+    assert (entry.depth, other.local.token) == (2, lock.local.token)
+    other.release()
+    before = other._state()
+    other.local.entry = entry
+    other._undo(before)
+    assert other.local.entry is None
+    assert (entry.depth, entry.hold.is_valid) == (1, True)
+
+
+@pytest.mark.parametrize("noted", ["hold", "hold and renewal"])
+@pytest.mark.parametrize("held_before", [True, False])
+def test_an_interrupt_restores_what_was_noted_before(
+    jobs: list[Any], noted: str, held_before: bool
+) -> None:
+    lock = held() if held_before else make()
+    before, new = lock._state(), held()
+    kept = of_kind(jobs, Renewal)[:held_before]
+    lock.local.hold = new.local.hold
+    if "renewal" in noted:
+        lock.local.renewal = new.local.renewal
+    lock._undo(before)
+    assert lock._state() == before
+    assert new.local.hold is not None
+    assert new.local.hold.released
+    [renewal] = [job for job in of_kind(jobs, Renewal) if job not in kept]
+    assert ((renewal,) in jobs) is ("renewal" in noted)
+    assert not any((job,) in jobs for job in kept)
+
+
+def test_an_interrupt_leaves_the_lock_of_another_thread() -> None:
+    lock = make(thread_local=False)
+    before, other = lock._state(), held()
+    lock.local.hold = hold = other.local.hold
+    assert hold is not None
+    hold._thread_id = -1
+    for ended in (False, True):
+        hold.ended = ended
+        lock._undo(before)
+        assert lock.local.hold is hold
+
+
+def test_an_interrupted_release_is_completed_once(jobs: list[Any]) -> None:
+    lock = held(reentrant=True)
+    other, entry = inside(lock)
+    before = other._state()
+    other._leave_to_keeper(before)  # It came before anything was done,
+    assert (entry.depth, other.local.token, other.local.entry) == (1, None, None)
+    other._leave_to_keeper(before)  # and after all was.
+    assert entry.depth == 1
+    assert other.acquire()
+    before = other._state()
+    entry._times.pop(other.local)
+    other._leave_to_keeper(before)  # In between.
+    assert (other.local.token, other.local.entry) == (None, None)
+    assert other.acquire()
+    assert other.acquire()
+    before = other._state()
+    assert entry.leave(other.local)
+    other._leave_to_keeper(before)
+    assert (entry.depth, entry.times(other.local)) == (2, 1)
+    assert not of_kind(jobs, DeferredRelease)
+    before = lock._state()
+    lock.local.hold = held().local.hold
+    lock._leave_to_keeper(before)
+    assert not of_kind(jobs, DeferredRelease)
+
+
 @pytest.mark.parametrize("wanted", [(), (signal.SIGTERM, signal.SIGUSR1)])
 def test_signals_unwind_a_block(wanted: tuple[signal.Signals, ...]) -> None:
     numbers = wanted or (signal.SIGTERM,)
@@ -926,5 +1028,8 @@ def test_a_fork_of_the_holder_may_not_use_it(monkeypatch: pytest.MonkeyPatch) ->
             call()
     lock._leave_to_keeper()
     lock.__exit__(None, None, None)
+    lock.local.hold.degraded = "local"
+    with pytest.raises(LockNotOwnedError, match="a parent process's lock"):
+        lock.extend(5)
     assert not lock.calls
     assert lock.local.token is not None

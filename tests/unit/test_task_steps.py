@@ -763,11 +763,14 @@ def test_a_release_that_fails_hides_no_error_of_the_block(
 ) -> None:
     async def main() -> None:
         lock = Scripted(FENCE, outcome, [b"", b"", b"", b"", b""])
-        expected = redis.RedisError if raises else ZeroDivisionError
-        with pytest.raises(expected):
+
+        async def block() -> None:
             async with lock:
                 if body_fails:
                     raise ZeroDivisionError
+
+        with pytest.raises(redis.RedisError if raises else ZeroDivisionError):
+            await block()
         assert lock.local.token is None
 
     run(main)
