@@ -357,11 +357,12 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
         return  # Of zip; both are as long, if there is no mistake.
     if isinstance(node, ast.Compare) and ast.unparse(node.left) == "sys.version_info":
         return  # It decides for other versions of Python.
-    if isinstance(node, ast.If) and ast.unparse(node.test).startswith("sys.version_info >= "):
-        newer = ast.literal_eval(node.test.comparators[0])  # type: ignore[attr-defined]
-        for statement in node.body if sys.version_info >= newer else node.orelse:
-            yield from _nodes(statement)
-        return
+    match node:
+        case ast.If(test=ast.Compare(ast.Attribute(attr="version_info"), [ast.GtE()], [newer])):
+            runs = sys.version_info >= ast.literal_eval(newer)
+            for statement in node.body if runs else node.orelse:
+                yield from _nodes(statement)
+            return
     yield node
     for name, field in ast.iter_fields(node):
         if name not in ("annotation", "returns"):
