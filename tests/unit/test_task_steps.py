@@ -20,7 +20,7 @@ from redis.exceptions import NoScriptError
 
 from django_redis_lock import AsyncLock, LockLost
 from django_redis_lock.clock import time
-from django_redis_lock.keeper import DeferredRelease, Keeper
+from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import aio
 from django_redis_lock.locking.aio import LossCancellation, aconfirm, cancellations
 from django_redis_lock.locking.hold import Hold, latest
@@ -191,6 +191,9 @@ def test_a_connection_for_pops_is_made_once_and_has_no_answer_to_come(
         assert queue.pending is None
         await queue.begin_pop(b"pop")
         assert await queue.pop_ended(PATIENCE)
+        late = queue.reading = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(late.set_result, [b"list", b"element"])
+        assert await queue.pop_ended(PATIENCE)
         assert queue.reply() == [b"list", b"element"]
         assert queue.reading is None
 
@@ -358,13 +361,21 @@ def test_each_end_of_a_wait_leaves_the_queue(
 
     async def main() -> None:
         for outcome, expected in ((5, 5), (AWAY, AWAY), (asyncio.CancelledError(), None)):
-            waiter, _, _ = waiter_of(monkeypatch, ...)
+            waiter, connection, calls = waiter_of(monkeypatch, LEFT if expected is None else ...)
+            await waiter.queue.begin_pop(b"pop")
+            waiter.queue.registered, waiter.queue._may_be_registered = True, False
             monkeypatch.setattr(waiter, "_wait", lambda refused, outcome=outcome: steps(outcome))
             if isinstance(outcome, int):
                 assert await waiter.wait() == expected
             else:
                 with pytest.raises(type(outcome)):
                     await waiter.wait()
+                assert waiter.queue.reading is None
+                assert connection.done == ["disconnect"]
+            # Whatever came of the call that was to unregister it.
+            assert [type(job) for job in jobs] == [SentOnce] * (outcome != 5)
+            jobs.clear()
+            assert len(calls) == (expected is None)
             assert not waiter.queue.waiters
             assert waiter.queue.closed
 
@@ -390,6 +401,9 @@ def test_the_turn_of_a_task() -> None:
     async def main() -> Any:
         turn = TaskWakeEvent()
         assert not await turn.wait(0)
+        asyncio.get_running_loop().call_soon(turn.set)
+        assert await turn.wait(PATIENCE)
+        turn = TaskWakeEvent()
         turn.set()
         turn.set()
         assert await turn.wait(PATIENCE)
