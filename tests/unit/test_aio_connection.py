@@ -318,9 +318,13 @@ def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it() -> 
         redis_py = Connection()
         redis_py._reader, redis_py._writer = await asyncio.open_connection(sock=ours)
         connection = DirectConnection(redis_py, None)
+        assert not connection.has_ended()
         theirs.sendall(b"+PONG\r\n")
         theirs.close()
+        assert connection.has_ended()
         assert not await connection.still_answers()
+        connection.request(b"one").cancel()
+        assert not connection.has_ended()  # The call's end will tell.
         connection.disconnect()
 
     asyncio.run(main())
