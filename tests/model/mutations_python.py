@@ -264,9 +264,35 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "self._unread = 1  # Bytes of the next reply.",
     ): "the first reply is large if it is a byte smaller",
     (
+        "transport.aio_connection",
+        "self.missing = replies or 2",
+    ): "of a call without a list it is not counted",
+    (
+        "transport.address",
+        'own["command_packer"] = PythonRespSerializer(6001, partial(_encode, own.get("encoding")))',
+    ): "the commands are shorter",
+    (
+        "transport.circuit_breaker",
+        "if cost <= 0.9 * min(COSTLY_SECONDS, timeout):",
+    ): "no call takes exactly so long",
+    (
+        "locking.operations",
+        "times = 1 if entry is None else entry.times(self.local)",
+    ): "without an entry there is no token left to release",
+    (
+        "locking.records",
+        "at = bounded(at_us, MAX_UNIX_TIME * 1000001.0)",
+    ): "no event is that far in the future",
+    ("locking.records", "self.answered(2, now)"): "it is as true as 1",
+    (
         "transport.retry",
         "self.patience -= first_patience(self.patience, self._server.timeout) or 1.0",
     ): "it is 0 only where no patience is left",
+}
+
+EQUIVALENT |= {
+    ("transport.guarded_connection", line): "none and one both mean one request"
+    for line in ("self._packed = 1", "packed, self._packed = self._packed, 1")
 }
 
 SWAPPED = {

@@ -108,6 +108,13 @@ def test_words_are_packed_in_the_pools_encoding() -> None:
 
 
 @pytest.mark.skipif(address.DriverInfo is None, reason="redis-py names itself only")
+def test_the_driver_of_a_pool_is_looked_up_once() -> None:
+    client = redis.Redis(connection_pool=ConnectionPool())
+    follow_address(client)
+    assert "driver_info" in client.connection_pool.connection_kwargs
+
+
+@pytest.mark.skipif(address.DriverInfo is None, reason="redis-py names itself only")
 @pytest.mark.parametrize("upstream", ["", "a-library"])
 def test_the_name_of_the_driver(upstream: str) -> None:
     settings: dict[str, Any] = {}
@@ -432,6 +439,11 @@ def test_a_thread_calls_over_a_loop() -> None:
                 spare.read_response()
 
         await asyncio.to_thread(call)
+        gets: list[Any] = []
+        spare._replies = SimpleNamespace(get=lambda *how: gets.append(how))
+        assert not spare.can_read()
+        assert not spare.can_read(0.5)
+        assert gets == [(False, 0), (True, 0.5)]
         assert shared.sent == [pack_words(b"PING", b"1"), b"bad", b"good"]
         kept.append(spare)
         del of_loop.connections[node]
