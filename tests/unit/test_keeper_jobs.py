@@ -16,7 +16,14 @@ from django_redis_lock import keeper as keeper_module
 from django_redis_lock import threads
 from django_redis_lock.clock import Clock, time
 from django_redis_lock.extension import PartMissing
-from django_redis_lock.keeper import DeferredRelease, Job, Keeper, SentOnce, use_keeper
+from django_redis_lock.keeper import (
+    DeferredRelease,
+    Job,
+    Keeper,
+    SentOnce,
+    exchange,
+    use_keeper,
+)
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.threads import ThreadEvent
@@ -204,6 +211,21 @@ def test_and_then_for_its_notices(keeper: Quiet, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threads, "flush", done.append)
     keeper_module.finish()
     assert done == ["jobs", keeper_module.FLUSH_SECONDS]
+
+
+def test_what_jobs_use_is_loaded_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later, the process may fork at any moment. What is missing raises where it is used."""
+    loaded: list[int] = []
+
+    def load() -> None:
+        loaded.append(1)
+        raise ImportError
+
+    monkeypatch.setattr(exchange.Exchanges, "load", staticmethod(load))
+    keeper = Keeper()
+    first = keeper._exchanges
+    assert keeper._exchanges is first
+    assert loaded == [1]
 
 
 def test_it_listens_where_the_part_for_that_is_installed(
