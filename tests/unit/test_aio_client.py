@@ -329,6 +329,7 @@ def test_connecting_ends_with_the_callers_patience_and_nothing_was_sent(world: W
         fails.set()
         await asyncio.wait([task])
         del task
+        await asyncio.sleep(0)
         gc.collect()
         assert not complaints  # Nobody waits for it any more.
         world.new.append(GONE)

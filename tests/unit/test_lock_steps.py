@@ -468,6 +468,10 @@ def test_a_lock_that_nothing_releases_is_left_to_the_keeper(jobs: list[Any]) -> 
     assert lock.local.hold.released
     assert (renewal,) in jobs
     assert len(of_kind(jobs, DeferredRelease)) == 1
+    inner = held(reentrant=True)
+    inner._leave_to_keeper()
+    assert inner.local.token is None
+    assert len(of_kind(jobs, DeferredRelease)) == 2
     unsure = make(AWAY, id="theirs")
     unsure._leave_to_keeper()
     assert of_kind(jobs, DeferredRelease)[-1]._call.args[0] == b"theirs"
@@ -539,6 +543,15 @@ def test_an_extension_prolongs_the_hold(
     assert len(call.args[4]) == (0 if replace else 16)
     assert hold.deadline == answered_until
     assert jobs[-1] == (renewal, 1010.25)
+
+
+def test_a_lock_is_acquired_for_its_lifetime_again(clock: FakeClock) -> None:
+    lock = held(Extended.DONE, timeout=3)
+    clock.now = 1002.0
+    assert lock.reacquire() is True
+    assert lock.calls[0].args[1:3] == (3000, "1")
+    assert lock.local.hold is not None
+    assert lock.local.hold.deadline == 1005.0
 
 
 def test_one_after_the_deadline_begins_now(clock: FakeClock) -> None:
@@ -829,6 +842,76 @@ def test_inside_a_lost_lock_each_release_says_so() -> None:
     assert not lock.calls
 
 
+def interrupt(*args: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def released_by_keeper(jobs: list[Any]) -> list[Any]:
+    return [job._call.args[0] for job in of_kind(jobs, DeferredRelease)]
+
+
+@pytest.mark.parametrize("where", ["_entered", "_state"])
+def test_an_interrupt_at_the_edge_of_a_block_leaves_the_lock_to_the_keeper(
+    jobs: list[Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    lock = make(FENCE)
+
+    def block() -> None:
+        with monkeypatch.context() as patch:
+            if where == "_entered":
+                patch.setattr(lock, where, interrupt)
+            with lock:
+                patch.setattr(lock, where, interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert released_by_keeper(jobs) == [lock.acquired_with[0].token]
+    assert lock.local.token is None
+    assert not lock.calls
+
+
+def test_a_block_that_is_not_entered_leaves_what_was_held_before(
+    jobs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = held(AWAY)
+    with pytest.raises(redis.ConnectionError), lock:
+        pass
+    assert lock.local.hold is not None
+    assert lock.local.hold.is_valid
+    shared, others = make(thread_local=False), held()
+    assert others.local.hold is not None
+    others.local.hold._thread_id = -1
+
+    def acquire() -> None:
+        shared.local = others.local  # Another thread has it, just before the interrupt.
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shared, "acquire", acquire)
+    with pytest.raises(KeyboardInterrupt), shared:
+        pass
+    assert others.local.token is not None
+    assert not [job for job in released_by_keeper(jobs) if job == others.local.token]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "body_fails", "raises"),
+    [(0, False, True), (0, True, False), (AWAY, False, True), (AWAY, True, False)],
+)
+def test_a_release_that_fails_hides_no_error_of_the_block(
+    outcome: Any, body_fails: bool, raises: bool
+) -> None:
+    lock = make(FENCE, outcome, NOT_HELD)
+
+    def block() -> None:
+        with lock:
+            if body_fails:
+                raise ZeroDivisionError
+
+    with pytest.raises(redis.RedisError if raises else ZeroDivisionError):
+        block()
+    assert lock.local.token is None
+
+
 def inside(lock: Scripted) -> tuple[Scripted, Any]:
     """Another object by which the caller has gone in again, and the entry of both."""
     other = make(reentrant=True)
@@ -845,6 +928,7 @@ def test_an_interrupt_undoes_what_acquire_has_done(jobs: list[Any]) -> None:
     lock = held(reentrant=True)
     lock._undo(lock._state())  # It has not gone in.
     other, entry = inside(lock)
+    other._undo(other._state())
     assert entry.depth == 2
     before = other._state()
     assert other.acquire()
@@ -922,7 +1006,7 @@ def test_signals_unwind_a_block(wanted: tuple[signal.Signals, ...]) -> None:
     before = [signal.getsignal(number) for number in numbers]
     for number in numbers:
         with pytest.raises(SystemExit) as ended, unwinding(*wanted):
-            signal.raise_signal(number)
+            signal.getsignal(number)(number, None)  # type: ignore[operator, misc]
         assert ended.value.code == 128 + number
         assert [signal.getsignal(number) for number in numbers] == before
 
@@ -989,7 +1073,7 @@ def test_a_place_above_the_limit_is_not_passed_on() -> None:
 
 def test_what_is_refused_when_it_is_made() -> None:
     for misspelt, meant in (("timeuot", "timeout"), ("local_foldr", "local_folder")):
-        with pytest.raises(TypeError, match=f"{misspelt}.*{meant}"):
+        with pytest.raises(TypeError, match=f"{misspelt}'; write {meant}="):
             make(**{misspelt: None})
     with pytest.raises(ValueError, match="on_redis_down"):
         make(on_redis_down="wait")
@@ -1005,7 +1089,10 @@ def test_what_is_refused_when_it_is_made() -> None:
     with pytest.raises(TypeError, match="must be a plain function"):
         make(on_lost=on_lost)
     assert AsyncLock(redis.asyncio.Redis(), "report", 30, on_lost=on_lost).on_lost is on_lost
-    assert make().local is not make().local
+    lock, other = make(), make()
+    assert lock.local is not other.local
+    lock._take_over(other)
+    assert lock.local is other.local
 
 
 @pytest.mark.parametrize("thread_local", [True, False])
