@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from redis.exceptions import RedisError
@@ -37,6 +36,7 @@ from ..protocol import (
 from ..protocol.validation import check_seconds
 from ..steps import Step, Steps
 from ..transport import Answer, NotReady, is_refusal, may_have_run, server_of
+from ..transport.refusals import suppress
 from . import waiting
 from .base import BaseLock, logger
 from .hold import Hold, Renewal

@@ -24,7 +24,7 @@ from ...transport.address import probe_seconds
 from ...transport.aio_client import arun, has_idle_connection
 from ...transport.aio_connection import wait_awake
 from ...transport.execute import admitted
-from ...transport.refusals import is_misdirected
+from ...transport.refusals import is_misdirected, redis_errors
 from .base import Quorum
 
 __all__ = ["AsyncRedlock", "Redlock"]
@@ -190,7 +190,7 @@ class _FanOut:
         while (connection := server.checkout_idle()) is not None:
             try:
                 connection.send_packed_command([pack(call)])
-            except (RedisError, OSError):
+            except redis_errors():
                 connection.disconnect()  # The server has closed it; try the next.
             else:
                 self._connections[place] = connection
@@ -270,7 +270,7 @@ class _FanOut:
                     self._send_on_new(place)
                     return
             self.answers[place] = error
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             self.answers[place] = error
             self._connections.pop(place).disconnect()
             return
