@@ -182,7 +182,10 @@ def in_fallback(site: Site) -> Call:
 CALLERS: dict[str, tuple[bytes, Callable[[Site], Call]]] = {
     "acquire": (b"EVAL", lambda site: site.lock().acquire),
     "acquire at once": (b"EVAL", lambda site: lambda: site.lock().acquire(blocking=False)),
-    "acquire with a deadline": (b"EVAL", lambda site: lambda: site.lock().acquire(blocking_timeout=5)),
+    "acquire with a deadline": (
+        b"EVAL",
+        lambda site: lambda: site.lock().acquire(blocking_timeout=5),
+    ),
     "limit": (b"EVAL", lambda site: site.lock(limit=2).acquire),
     "several names": (
         b"EVAL",
@@ -326,21 +329,23 @@ HANDLERS = {
 
 
 @pytest.fixture
-def _restored() -> Iterator[None]:
+def _handlers_restored() -> Iterator[None]:
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.usefixtures("_handlers_restored")
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_the_handlers_that_are_known(handler: str, _restored: None) -> None:
+def test_the_handlers_that_are_known(handler: str) -> None:
     signal.signal(signal.SIGUSR1, HANDLERS[handler])
     with pytest.raises(OSError, match="too slow") as caught:
         signal.raise_signal(signal.SIGUSR1)
     assert interrupt_in(caught.value) is caught.value
 
 
-def test_an_outage_is_none_of_these(own_server: RedisServer, _restored: None) -> None:
+@pytest.mark.usefixtures("_handlers_restored")
+def test_an_outage_is_none_of_these(own_server: RedisServer) -> None:
     """Also while what the handler has raised before is being handled."""
     signal.signal(signal.SIGUSR1, raise_it)
     client = own_server.client()
