@@ -103,11 +103,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
-<<<<<<< HEAD
     parser.addoption("--pace", type=int, help="only what takes the fixture pace, and at this")
-=======
     parser.addoption("--rest", action="store_true", help="what --all adds to the first lane")
->>>>>>> h-keep
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -117,24 +114,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-<<<<<<< HEAD
-    left_out = {*lanes.left_out(items)}
-    if config.getoption("pace"):
-        left_out |= {item for item in items if not is_paced(item)}
-    if left_out:
-        config.hook.pytest_deselected(items=[*left_out])
-        items[:] = [item for item in items if item not in left_out]
-=======
     rest = config.getoption("--rest")
-    if lanes.everything and not rest:
-        return
-    gone = set(lanes.left_out(items))
+    gone = set() if lanes.everything and not rest else set(lanes.left_out(items))
     if rest:
         gone = {item for item in items if item not in gone and not lanes.has_a_size(item)}
+    if config.getoption("pace"):
+        gone |= {item for item in items if not is_paced(item)}
     if gone:
         config.hook.pytest_deselected(items=list(gone))
         items[:] = [item for item in items if item not in gone]
->>>>>>> h-keep
 
 
 @pytest.hookimpl(tryfirst=True)

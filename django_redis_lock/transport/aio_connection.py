@@ -16,7 +16,6 @@ import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Collection
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
@@ -33,11 +32,11 @@ from .address import (
     INCOMPLETE,
     PROBE_SECONDS,
     TRUSTED_SECONDS,
-    connection_class_of,
     own_settings,
     reader_for,
+    unguarded,
 )
-from .refusals import NO_REDIS, LostLogin
+from .refusals import NO_REDIS, LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:
     from .registry import Pool
@@ -64,7 +63,7 @@ async def connect_to(
         timeout: seconds that connecting may take.
         reply_timeout: seconds that a reply may take, None without end.
     """
-    connection_class = connection_class_of(pool)
+    connection_class = unguarded(pool.connection_class)
     settings = own_settings(connection_class, pool.connection_kwargs, timeout)
     connection = connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
     loop = asyncio.get_running_loop()
@@ -371,7 +370,7 @@ class IndirectConnection(AsyncRawConnection):
                 except (ResponseError, BusyLoadingError, LostLogin) as refusal:
                     reply = refusal
                 self._on_reply(reply)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             self._fail(error)
             self._close()
         finally:

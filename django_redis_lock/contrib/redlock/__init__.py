@@ -35,7 +35,7 @@ from ...transport.address import probe_seconds
 from ...transport.aio_client import arun, has_idle_connection
 from ...transport.aio_connection import wait_awake
 from ...transport.execute import admitted
-from ...transport.refusals import is_misdirected
+from ...transport.refusals import is_misdirected, redis_errors
 from .base import Quorum
 
 __all__ = ["AsyncRedlock", "Redlock"]
@@ -210,7 +210,7 @@ class _FanOut:
         while (connection := server.checkout_idle()) is not None:
             try:
                 connection.send_packed_command([pack(call)])
-            except (RedisError, OSError):
+            except redis_errors():
                 connection.disconnect()  # The server has closed it; try the next.
             else:
                 self._connections[place] = connection
@@ -290,7 +290,7 @@ class _FanOut:
                     self._send_on_new(place)
                     return
             self.answers[place] = error
-        except (RedisError, OSError) as error:  # Its end is not that of the server.
+        except redis_errors() as error:  # Its end is not that of the server.
             self._connections.pop(place).disconnect()
             self._servers[place].close()  # The other idle ones may have broken, too.
             if may_have_run(error):
