@@ -104,20 +104,25 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
     parser.addoption("--pace", type=int, help="only what takes the fixture pace, and at this")
+    parser.addoption("--rest", action="store_true", help="what --all adds to the first lane")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     is_named = any("::" in name for name in config.args)
-    lanes.everything = config.getoption("--all") or is_named
+    wanted = config.getoption("--all") or config.getoption("--rest")
+    lanes.everything = bool(wanted) or is_named
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = {*lanes.left_out(items)}
+    rest = config.getoption("--rest")
+    gone = set() if lanes.everything and not rest else set(lanes.left_out(items))
+    if rest:
+        gone = {item for item in items if item not in gone and not lanes.has_a_size(item)}
     if config.getoption("pace"):
-        left_out |= {item for item in items if not is_paced(item)}
-    if left_out:
-        config.hook.pytest_deselected(items=[*left_out])
-        items[:] = [item for item in items if item not in left_out]
+        gone |= {item for item in items if not is_paced(item)}
+    if gone:
+        config.hook.pytest_deselected(items=list(gone))
+        items[:] = [item for item in items if item not in gone]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -248,7 +253,7 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
 def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """No decorated function is known: those of other tests contradict each other, as checks would
     say."""
-    monkeypatch.setattr(wrapper, "_declared", weakref.WeakSet())
+    monkeypatch.setattr(wrapper, "_declared", weakref.WeakKeyDictionary())
     monkeypatch.setattr(unique_tasks, "declared", weakref.WeakSet())
 
 

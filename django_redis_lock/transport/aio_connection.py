@@ -1,8 +1,8 @@
 """Connections of an event loop, on each of which the calls of several tasks may be on their way.
 
-Redis answers in the order of the calls. So a task that no longer waits, because it was cancelled or
-its patience is over, leaves its reply to be dropped, and the connection stays: what is sent next,
-such as the end of a flight that the task may lead by then, cannot overtake its call.
+Redis answers in the order of the calls. So a task that no longer waits leaves its reply to be
+dropped, and the connection stays: what is sent next, such as the end of a flight that the task may
+lead by then, cannot overtake its call.
 
 redis-py connects, with its credentials and options; then the connection takes the transport over.
 """
@@ -16,14 +16,13 @@ import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Collection
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError, InvalidResponse, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
@@ -33,11 +32,11 @@ from .address import (
     INCOMPLETE,
     PROBE_SECONDS,
     TRUSTED_SECONDS,
-    connection_class_of,
     own_settings,
     reader_for,
+    unguarded,
 )
-from .refusals import NO_REDIS
+from .refusals import NO_REDIS, LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:
     from .registry import Pool
@@ -64,7 +63,7 @@ async def connect_to(
         timeout: seconds that connecting may take.
         reply_timeout: seconds that a reply may take, None without end.
     """
-    connection_class = connection_class_of(pool)
+    connection_class = unguarded(pool.connection_class)
     settings = own_settings(connection_class, pool.connection_kwargs, timeout)
     connection = connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
     loop = asyncio.get_running_loop()
@@ -163,6 +162,7 @@ class AsyncRawConnection(ABC):
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
+        self._writer = connection._writer  # None in memory.
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
@@ -186,7 +186,7 @@ class AsyncRawConnection(ABC):
 
     async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
         """Whether the server answers on it, which was idle, within so many seconds."""
-        if self.is_closed() or self._calls or self._has_ended():
+        if self.is_closed() or self._calls or self.has_ended():
             return False
         self._in_doubt = True
         try:
@@ -229,8 +229,7 @@ class AsyncRawConnection(ABC):
 
     @abstractmethod
     def cut(self) -> None:
-        """Close it, from any thread. Its loop may no longer run; Python would close it when it
-        collects the loop, but until then a grant could be sent to it."""
+        """Close it, from any thread: its loop may no longer run, and a grant be sent to it."""
 
     @abstractmethod
     def _send(self, command: bytes) -> None: ...
@@ -239,12 +238,13 @@ class AsyncRawConnection(ABC):
     def is_closed(self) -> bool: ...
 
     def has_ended(self) -> bool:
-        """Whether the server has closed it while no call was on its way."""
-        return not self._calls and self._has_ended()
-
-    def _has_ended(self) -> bool:
-        """Whether the server has closed it, and the loop has not yet heard of that."""
-        return False
+        """Whether the server has closed it while no call was on its way, although the loop has not
+        yet heard of that."""
+        if self._calls or self._writer is None or not hasattr(select, "poll"):
+            return False
+        poll = select.poll()
+        poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def _on_reply(self, reply: Reply) -> None:
         self._answered_at = time.monotonic()
@@ -287,7 +287,6 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         self._parser = reader_for(connection)
         self._unsent: list[bytes] = []
         self._unread = 0  # Bytes of the next reply.
-        self._writer = connection._writer  # Kept, as its end would close the transport.
         self._transport = self._writer.transport
         self._transport.set_protocol(self)
         self._transport.set_write_buffer_limits(LARGE)
@@ -295,13 +294,6 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
     def is_closed(self) -> bool:
         return bool(self._transport.is_closing())
-
-    def _has_ended(self) -> bool:
-        if not hasattr(select, "poll"):
-            return False
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
 
     def _send(self, command: bytes) -> None:
         if len(self._calls) == 1:
@@ -351,7 +343,7 @@ class IndirectConnection(AsyncRawConnection):
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
-        if not hasattr(connection, "write") and not hasattr(connection._writer, "write"):
+        if not hasattr(connection, "write") and not hasattr(self._writer, "write"):
             raise TypeError(
                 f"tasks cannot use {type(connection).__name__}, which has no transport: without "
                 "Redis, use django_redis_lock.cache.LocMemCache or django_redis_lock.testing"
@@ -360,11 +352,12 @@ class IndirectConnection(AsyncRawConnection):
         self._reading: asyncio.Future[None] | None = None
 
     def is_closed(self) -> bool:
-        reader = self._connection._reader
-        return not self._connection.is_connected or (reader is not None and reader.at_eof())
+        if self._writer is None:
+            return not self._connection.is_connected
+        return bool(self._writer.is_closing() or self._connection._reader.at_eof())
 
     def _send(self, command: bytes) -> None:
-        write = getattr(self._connection, "write", None) or self._connection._writer.write
+        write = getattr(self._connection, "write", None) or self._writer.write
         write(command)
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
@@ -374,10 +367,10 @@ class IndirectConnection(AsyncRawConnection):
             while self._calls:
                 try:
                     reply = await self._connection.read_response(disconnect_on_error=False)
-                except ResponseError as refusal:
+                except (ResponseError, BusyLoadingError, LostLogin) as refusal:
                     reply = refusal
                 self._on_reply(reply)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             self._fail(error)
             self._close()
         finally:
@@ -396,7 +389,7 @@ class IndirectConnection(AsyncRawConnection):
         if hasattr(self._connection, "cut"):
             self._connection.cut()
         else:
-            _shut_down(self._connection._writer)
+            _shut_down(self._writer)
 
 
 def _shut_down(stream: Any) -> None:

@@ -35,6 +35,7 @@ from django_redis_lock.locking.waiting.threads import ThreadQueue
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.singleflight.runners import under_computation
 from django_redis_lock.transport import server_of
+from django_redis_lock.transport.address import HAS_HIREDIS
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import blocked, places
@@ -56,6 +57,8 @@ CATCHING = tuple(f"django_redis_lock.{name}" for name in ("locking", "redlock", 
 SOON = 10.0
 #: Seconds for which a grant lives.
 GRANT = 30.0
+#: What looks for the reply to the blocking pop.
+CAN_READ = "address.can_read" if HAS_HIREDIS else "connection.can_read"
 
 
 def in_a_block() -> None:
@@ -146,7 +149,7 @@ def test_a_lock_that_is_passed_on(client: redis.Redis, error: type[BaseException
             holder.release()
         expect_free(client, points)
 
-    each_point(attempt, function="address.can_read", meanwhile=holder.release, error=error)
+    each_point(attempt, function=CAN_READ, meanwhile=holder.release, error=error)
 
 
 def test_going_in_again(client: redis.Redis) -> None:
@@ -204,7 +207,7 @@ def test_a_place(client: redis.Redis, contended: bool) -> None:
         assert not client.exists(key), points.where
         assert first.owned(), points.where
 
-    function = "address.can_read" if contended else ""
+    function = CAN_READ if contended else ""
     each_point(
         attempt, function=function, meanwhile=holder.release, modules=("django_redis_lock.",)
     )
