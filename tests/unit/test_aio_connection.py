@@ -77,6 +77,28 @@ def test_connecting_is_tried_once() -> None:
     assert Refused.attempts == 1
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_past_the_layers_of_redis_pys_own_classes_only(
+    monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    ours, theirs = socket.socketpair()
+
+    async def connect(self: Any) -> None:
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._parser.on_connect(self)
+
+    async def main() -> None:
+        kind = type("Traced", (Connection,), {}) if own else Connection
+        monkeypatch.setattr(Connection, "connect", connect)
+        made = await connect_to(ConnectionPool(kind), PATIENCE)
+        assert type(made) is (IndirectConnection if own else KINDS[0])
+        made.disconnect()
+        await asyncio.sleep(0)
+
+    with theirs:
+        asyncio.run(main())
+
+
 def test_work_in_the_background_is_kept_until_it_is_done() -> None:
     async def main() -> None:
         done = [aio_connection.in_background(asyncio.sleep(0)) for _ in range(3)]
