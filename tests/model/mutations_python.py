@@ -277,6 +277,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "self.detach() => pass",
     ): "any finalizer of Python's replaces the one that closes the socket",
     (
+        "singleflight.runners",
+        "super().__init__(error) => pass",
+    ): "an exception has its arguments from the moment it is made",
+    (
         "transport.circuit_breaker",
         "if cost <= 0.9 * min(COSTLY_SECONDS, timeout):",
     ): "no call takes exactly so long",
