@@ -268,6 +268,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "transport.aio_connection",
         "self.missing = replies or 2",
     ): "of a call without a list it is not counted",
+    ("transport.aio_connection", "return bool(poll.poll(1))"): "a millisecond",
+    (
+        "transport.aio_connection",
+        "reply = await self._connection.read_response(disconnect_on_error=True)",
+    ): "after such an error it is closed in any case",
     (
         "transport.address",
         'own["command_packer"] = PythonRespSerializer(6001, partial(_encode, own.get("encoding")))',
