@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -47,7 +47,7 @@ from .execute import (
     value_with_lifetime,
 )
 from .guarded_connection import guarded
-from .refusals import LostLogin, is_misdirected
+from .refusals import LostLogin, is_misdirected, redis_errors
 from .registry import Client, Pool, server_of
 from .retry import run_again, run_all_steps
 from .server import CHECK_SECONDS, Server
@@ -271,7 +271,7 @@ async def exchange(
             if retry_elsewhere and node.renew(connection):
                 return await exchange(client, node, command, patience, calls, replies, False)
         raise
-    except (RedisError, OSError) as error:
+    except redis_errors() as error:
         if used_before is not None and isinstance(error, LostLogin):
             used_before.retire()
             return await exchange(client, node, command, patience, calls, replies, retry_elsewhere)
@@ -296,7 +296,7 @@ async def _distrust(client: Client, node: Server, timeout: float, left: float) -
         return
     try:
         await connected(client, node, limit)
-    except (RedisError, OSError) as error:
+    except redis_errors() as error:
         node.breaker.failed(error, time.monotonic() - began, timeout)
 
 

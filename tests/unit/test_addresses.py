@@ -42,7 +42,7 @@ from django_redis_lock.transport.address import (
     who,
 )
 from django_redis_lock.transport.execute import pack_words
-from django_redis_lock.transport.pool import FollowingRetry, follow_address
+from django_redis_lock.transport.guarded_connection import FollowingRetry, follow_address
 from django_redis_lock.transport.registry import renew_pool, server_of, standing_in
 from django_redis_lock.transport.server import Server
 
@@ -362,7 +362,7 @@ def test_a_call_that_a_replica_has_refused_is_sent_once_more(
     monkeypatch: pytest.MonkeyPatch, counts: bool
 ) -> None:
     renewed: list[Any] = []
-    monkeypatch.setattr("django_redis_lock.transport.pool.renew_pool", renewed.append)
+    monkeypatch.setattr("django_redis_lock.transport.guarded_connection.renew_pool", renewed.append)
     options = {"with_failure_count": True} if counts else {}
 
     class Usual:

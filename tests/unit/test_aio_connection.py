@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from redis.asyncio.connection import Connection, ConnectionPool
+from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock.transport import aio_connection
@@ -170,11 +170,20 @@ def test_each_call_gets_its_reply_however_these_come(over: Any) -> None:
     over(test)
 
 
-def test_an_error_of_redis_is_one_calls_own(over: Any) -> None:
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (b"NOSCRIPT No matching script.", NoScriptError),
+        # For redis-py these are errors of the connection.
+        (b"NOAUTH Authentication required.", AuthenticationError),
+        (b"LOADING Redis is loading the dataset in memory", BusyLoadingError),
+    ],
+)
+def test_an_error_of_redis_is_one_calls_own(over: Any, reply: bytes, error: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
         first, second = connection.request(b"first"), connection.request(b"second")
-        server.sendall(b"-NOSCRIPT No matching script.\r\n+OK\r\n")
-        with pytest.raises(NoScriptError):
+        server.sendall(b"-%b\r\n+OK\r\n" % reply)
+        with pytest.raises(error):
             await first
         assert await second == b"OK"
         assert connection.takes_calls()
@@ -243,6 +252,31 @@ def test_what_has_time_left_is_waited_for(
             assert timer.cancelled()
         ended = calls[1].exception()
         assert isinstance(ended, RedisConnectionError if left else RedisTimeoutError)
+
+    over(test, PATIENCE)
+
+
+@pytest.mark.skipif(not HAS_HIREDIS, reason="redis-py's parser does not tell of parts")
+@pytest.mark.parametrize("over", [DirectConnection], indirect=True)
+def test_a_reply_of_which_more_and_more_comes_is_not_late(over: Any) -> None:
+    """A large value by a slow network: threads wait for so long for each part of it, too."""
+
+    async def test(connection: Any, server: socket.socket) -> None:
+        calls = [connection.request(b"large"), connection.request(b"behind")]
+        heard = b""
+        for part in (b"$4\r\nab", b"c"):
+            for call in connection._calls:
+                call.sent_at -= 2 * PATIENCE
+            server.sendall(part)
+            heard += part
+            while connection._unread < len(heard):
+                await asyncio.sleep(0)
+            connection._expire()
+            assert not any(call.done() for call in calls)
+        connection._heard_at -= 2 * PATIENCE
+        connection._expire()
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, RedisTimeoutError)
 
     over(test, PATIENCE)
 
@@ -417,25 +451,15 @@ def test_a_loop_that_is_thrown_away_while_it_connects_makes_no_noise() -> None:
     asyncio.run(begin()).close()
 
 
-def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it() -> None:
-    """With redis-py's parser the call fails, and is sent again."""
-    pytest.importorskip("hiredis", reason="this is about its parser")
-
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        redis_py = Connection()
-        redis_py._reader, redis_py._writer = await asyncio.open_connection(sock=ours)
-        connection = DirectConnection(redis_py, None)
+def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
         assert not connection.has_ended()
-        theirs.sendall(b"+PONG\r\n")
-        theirs.close()
+        server.sendall(b"+PONG\r\n")
+        server.close()
         assert connection.has_ended()
         assert not await connection.still_answers()
-        connection.request(b"one").cancel()
-        assert not connection.has_ended()  # The call's end will tell.
-        connection.disconnect()
 
-    asyncio.run(main())
+    over(test)
 
 
 @pytest.mark.parametrize(

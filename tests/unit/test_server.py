@@ -19,7 +19,7 @@ from redis.retry import Retry
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.topology import SentinelService
 from django_redis_lock.contrib.topology.client import LazyCluster
-from django_redis_lock.transport.pool import FollowingRetry
+from django_redis_lock.transport.guarded_connection import FollowingRetry
 from django_redis_lock.transport.registry import server_of
 from django_redis_lock.transport.server import Server, readable
 from tests.processes import in_threads
