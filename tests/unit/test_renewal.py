@@ -13,7 +13,7 @@ import redis
 
 from django_redis_lock import events
 from django_redis_lock.events import Crashed, Lost, Subject
-from django_redis_lock.keeper import DeferredRelease, SentOnce
+from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import causes, records, renewals
 from django_redis_lock.locking.causes import cause
 from django_redis_lock.locking.hold import Renewal, latest
@@ -694,6 +694,8 @@ def test_a_crash_is_told_by_the_one_who_records_it(
 ) -> None:
     """Not if its holder has recorded a loss."""
     server: Any = Nowhere()
+    done: list[Any] = []
+    monkeypatch.setattr(Keeper, "discard", lambda keeper, job: done.append(job))
     crash = Event(9.0, "crashed", Owner("a", "h"), held=5.0)
     for subject in (SUBJECT, None):
         record = CrashRecord(server, b"report", crash, subject)
@@ -702,6 +704,7 @@ def test_a_crash_is_told_by_the_one_who_records_it(
         record.answered(int(is_first), 1000.5)
     failed = CrashRecord(server, b"report", crash, None)
     failed.failed(AWAY, 1000.5)
+    assert len(done) == 3
     assert len(logged(caplog, "keeper", "never released")) == (3 if is_first else 1)
     assert [type(each) for each in heard] == ([Crashed] if is_first else [])
 
