@@ -250,11 +250,12 @@ def subscribe_later(start: Callable[[], Listener]) -> None:
         unsubscribe(first)
         start()(event)
 
-    def first_read(*read: object) -> None:
+    def first_read(*read: Any) -> None:
         global count_read
-        count_read = None
         start()
-        if count_read is not None:
+        if count_read is first_read:
+            count_read = None
+        elif count_read is not None:
             count_read(*read)
 
     subscribe(first)

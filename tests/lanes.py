@@ -1,6 +1,6 @@
 """The two lanes of the suite. The first runs on each occasion, and has each capability, each
 invariant and one run of each fault; with ``--all`` everything runs, as each night. So does a test
-that is named (``file::test``).
+that is named (``file::test``). With ``--rest``, what ``--all`` has and the first lane has not.
 
 Of a table, so many cells run that each row and each column has one; of a long one, each second to
 fifth of these, but for those of faults. ``@pytest.mark.sample(n)`` says it otherwise: of a table,
@@ -23,7 +23,7 @@ import pytest
 
 T = TypeVar("T")
 
-#: Whether ``--all`` or the name of a test was given; ``conftest`` sets it.
+#: Whether ``--all``, ``--rest`` or the name of a test was given; ``conftest`` sets it.
 everything = False
 
 #: Of more cells than the first number, each n-th runs.
@@ -34,9 +34,7 @@ IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(7, of="file"))
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Those that do not run, by their marks."""
-    if everything:
-        return []
+    """Those that the first lane leaves out, by their marks."""
     seen: Counter[str] = Counter()
     tables: dict[str, list[pytest.Item]] = {}
     left_out = []
@@ -55,6 +53,11 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
         if len(cells) > 1:
             left_out += {*cells} - {*_shortened(_each_row_and_column(cells))}
     return left_out
+
+
+def has_a_size(item: pytest.Item) -> bool:
+    """Whether the test may do more with ``--all``: as all of a file that uses ``some``."""
+    return not {"lanes", "some", "examples"}.isdisjoint(vars(getattr(item, "module", item)))
 
 
 def _each_row_and_column(cells: list[pytest.Item]) -> list[pytest.Item]:

@@ -94,7 +94,7 @@ class LockedFunction:
         function, wrapper = self.function, self._wrapper()
         functools.update_wrapper(wrapper, function)
         if not _is_djangos_dummy(function):
-            _declared.add(self)
+            _declared[self] = None
         return wrapper
 
     def _wrapper(self) -> Callable[..., object]:
@@ -245,14 +245,15 @@ class LockedFunction:
 
 
 #: Each lives as long as its wrapper, so a reloaded module leaves none behind.
-_declared: weakref.WeakSet[LockedFunction] = weakref.WeakSet()
+_declared: weakref.WeakKeyDictionary[LockedFunction, None] = weakref.WeakKeyDictionary()
 
 
 def declarations() -> list[LockedFunction]:
     """All uses of ``locked()`` as a decorator in the modules imported so far, ordered by the name
     of what they decorate. A function that ``method_decorator`` decorates is included from its first
     call on."""
-    return sorted(_declared, key=lambda lock: (lock.target, lock.name))
+    known = filter(None, [declared() for declared in _declared.keyrefs()])
+    return sorted(known, key=lambda lock: (lock.target, lock.name))
 
 
 def _request_noted(args: Args, kwargs: Kwargs) -> AbstractContextManager[None]:

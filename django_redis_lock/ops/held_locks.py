@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -355,12 +354,10 @@ def _secret() -> str | bytes:
         secret: str | bytes = settings.SECRET_KEY
         return secret
     except ImproperlyConfigured:  # Some commands run without one.
-        return _secret_of_this_process()
+        return _OF_THIS_PROCESS
 
 
-@lru_cache(maxsize=1)
-def _secret_of_this_process() -> bytes:
-    return secrets.token_bytes(32)
+_OF_THIS_PROCESS = secrets.token_bytes(32)
 
 
 def _failure(alias: str, error: Exception) -> Failure:

@@ -142,7 +142,7 @@ class Breaker:
             outage = self.known_outage()
             if outage is None:
                 return
-            self.failing, self._open_until, self._costly = False, None, 0
+            self.failing, self._open_until = False, None
         up = ServerUp(*outage)
         logger.warning(
             f"Redis at %(server)s {how} after %(seconds).1f s; during the outage %(spared)d calls "

@@ -187,7 +187,8 @@ class Server:
             connection.send_packed_command([command])
             if unread is not None:
                 _wait(connection, patience)
-                unread.read_reply(True)
+                if unread.read_reply(True) is None:
+                    connection.can_read()  # Raises if that has closed it.
             if patience is not None:
                 _wait(connection, patience)
             answer = connection.read_response()
@@ -267,8 +268,7 @@ class Server:
         self.generation += 1
         self.close()
         for made in list(self._made):
-            connection = made()
-            if connection is not None and connection.generation != self.generation:
+            if (connection := made()) is not None and connection.generation != self.generation:
                 if hasattr(connection, "cut"):  # One of an event loop.
                     connection.cut()
                 else:

@@ -24,13 +24,14 @@ from django_redis_lock.locking.records import (
     CrashRecord,
     Event,
     Heartbeat,
+    last_heartbeats,
     note_call,
     read_events,
 )
 from django_redis_lock.locking.renewals import Renewals
 from django_redis_lock.protocol import Vanished, fingerprint, process_id
 from django_redis_lock.protocol.identity import hostname
-from django_redis_lock.protocol.keys import NEWS, events_key, lock_keys
+from django_redis_lock.protocol.keys import NEWS, events_key, lock_keys, process_key
 from django_redis_lock.protocol.owner import HEARTBEAT_EVERY, SILENT_AFTER, Owner
 from tests.support.logs import logged
 
@@ -75,7 +76,9 @@ def test_the_first_look(
     granted = options.pop("granted", False)
     hold = make(lifetime, **options)
     hold.pending = Pending(lambda wait: None) if granted else None
-    assert job(hold).due == pytest.approx(due)
+    renewal = job(hold)
+    assert renewal.due == pytest.approx(due)
+    assert renewal.deadline_scale == (lifetime or math.inf)
 
 
 def test_once_its_holder_is_described_a_lock_is_looked_at_less_often(make: Any) -> None:
@@ -501,6 +504,7 @@ def test_it_goes_on_for_a_moment_after_the_last_lock(
     Heartbeat.join(third)
     assert beat.jobs[heartbeat] == 1010.0  # As it was.
     third.hold.end()  # An interrupt has kept it from leaving.
+    heartbeat.due = 1001.0  # The keeper looks, as it was told to.
     assert heartbeat.call(1001.0) is None
     assert heartbeat not in beat.jobs
     assert beat.keeper.subscribed == [[1]]
@@ -541,6 +545,8 @@ def test_a_heartbeat_that_redis_has_lost_is_noted(beat: Any, make: Any) -> None:
     assert heartbeat.forgotten_at == 1010.0
     heartbeat.answered(0, sent_at=1020.0 + DAY / 1000)  # Its lifetime was over.
     assert heartbeat.forgotten_at == 1010.0
+    heartbeat.answered(0, sent_at=1019.0 + DAY / 500)  # Nearly.
+    assert heartbeat.forgotten_at == 1020.0 + DAY / 1000
 
 
 @pytest.mark.parametrize(
@@ -590,6 +596,27 @@ def test_the_age_of_a_heartbeat() -> None:
     assert ages == {"c": 0.0}
 
 
+@pytest.mark.parametrize("cluster", [True, False])
+def test_the_heartbeats_of_several_processes(
+    monkeypatch: pytest.MonkeyPatch, cluster: bool
+) -> None:
+    """On a cluster each is a call of its own, in one round trip."""
+    now, beats = 100_000_000, {"a": b"70000000", "b": b"", "c": b"40000000"}
+    client: Any = SimpleNamespace(nodes_manager=None) if cluster else object()
+
+    def run(client: Any, call: Any, patience: float | None = None) -> Any:
+        assert call.keys == tuple(map(process_key, "abc"))
+        return SimpleNamespace(value=[now, *beats.values()])
+
+    def run_all(client: Any, calls: Any) -> Any:
+        assert [call.keys for call in calls] == [(process_key(name),) for name in "abc"]
+        return [[now, beat] for beat in beats.values()]
+
+    monkeypatch.setattr(records, "run_all" if cluster else "run", run_all if cluster else run)
+    assert last_heartbeats(client, ["c", "", "b", "a", "c"]) == {"a": 30.0, "c": 60.0}
+    assert last_heartbeats(client, ["", ""]) == {}
+
+
 # -- what is recorded ------------------------------------------------------------------------------
 
 OWNER = Owner("id", "host", 42, "main", "x" * 300, doing="GET /")
@@ -634,6 +661,7 @@ def test_events_are_read_in_their_order() -> None:
         ("crashed", 4.0, "b"),
         ("released", 3.0, "a"),
     ]
+    assert found[0].owner.pid == 0
     [one] = read_events(
         b'1000000 {"what": "lost", "pid": 7, "held": 2.5, "lock": "k", "name": "n"}'
     )

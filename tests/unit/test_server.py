@@ -47,6 +47,15 @@ def fake_server() -> Server:
     return Server(redis.ConnectionPool(connection_class=FakeConnection))
 
 
+def test_one_server_has_all_keys() -> None:
+    server, refusal = fake_server(), MovedError("1 host:1")
+    assert server.locate((b"key",)) is server.sent_to(refusal) is server
+    assert server.nodes() == (server,)
+    assert server.in_one_call([b"a", b"b"]) == [b"a", b"b"]
+    answers = server.must_discover(), server.is_moving_slots(), server.refuses(refusal)
+    assert not any(answers)
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

@@ -489,8 +489,10 @@ def test_the_last_try(
 
 def test_a_last_try_that_is_not_answered_may_still_be_carried_out(jobs: list[Any]) -> None:
     wanted = request(deadline=1000.0)
+    wanted.may_hold[:] = [(wanted.token, wanted.attempt, 1)]
     waiter, queue = waiter_of(wanted, ..., outcomes=[redis.TimeoutError("late")])
     assert drive(waiter._last_try()) is None
+    assert not wanted.may_hold  # It is the keeper's.
     assert [type(job) for job in jobs] == [DeferredRelease]
     assert queue._may_be_registered
     assert queue.steps() == ["disconnect"]

@@ -16,7 +16,7 @@ from ...steps import drive
 from ...threads import Mutex
 from ...transport import Client, RawConnection, Server, pack, run, server_of
 from ...transport.address import has_socket, shut
-from ...transport.refusals import redis_errors
+from ...transport.refusals import genuine, redis_errors
 from .queue import PopReply, WaitQueue
 from .steps import POPPING, MayNotBlock, Waiter
 
@@ -54,7 +54,7 @@ class PendingReply:
                 except NoScriptError:
                     self._server.known_scripts.discard(self._script)
                     keeper().hurry()  # A renewal makes up for it.
-                except redis_errors():
+                except genuine(RedisError, OSError, AttributeError):  # redis-py's, if closed.
                     self._connection.disconnect()
                     keeper().hurry()  # Unknown; a renewal tells.
                 except BaseException:  # A signal handler's: half of the answer may be left there.
