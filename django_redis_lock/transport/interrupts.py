@@ -56,7 +56,7 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__"))
 
 
-def _code_of(handler: Any) -> object:
+def _code_of(handler: object) -> object:
     function = getattr(handler, "func", handler)  # Of a ``partial``.
     if not hasattr(function, "__code__"):
         function = type(function).__call__
@@ -70,7 +70,7 @@ class Interruptible(_Any):  # type: ignore[misc]  # the class of Any is known la
         super().disconnect(*args, **kwargs)
         error = sys.exc_info()[1]
         trace = None if error is None else error.__traceback__
-        # redis-py is about to raise an error of its own, or to try again.
+        # redis-py would raise another error, or try again.
         caught = trace is not None and _module(trace.tb_frame).startswith("redis.")
         if error and caught and not genuine(BaseException):
             raise error
