@@ -336,7 +336,7 @@ class LockOperations(BaseLock):
                 hold.pending = None
             until = sent_at + seconds if replace else max(hold.deadline, sent_at) + seconds
             self._prolonged(hold, until, sent_at)
-            if hold.ended and hold.lost:  # Noted meanwhile, perhaps told: it is final.
+            if hold.ended and hold.lost:  # Noted since, perhaps told: it is final.
                 self._hand_over(self._release_call(token, hold))
                 self._not_owned(verb, self.lost_reason)
         return True

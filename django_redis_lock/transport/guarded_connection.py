@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from .address import PROBE_SECONDS, TRUSTED_SECONDS, name_driver, still_answers
 from .interrupts import Interruptible, interruptible
-from .refusals import genuine, is_misdirected
+from .refusals import genuine, is_misdirected, redis_errors
 from .registry import Client, Pool, renew_pool
 
 C = TypeVar("C", bound=Client)
@@ -93,7 +93,10 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         self._packed = 0
         if self._sock is not None and not self._may_be_used():
             self.disconnect()
-        super().connect()
+        try:
+            super().connect()
+        except redis_errors():
+            raise
         self._is_ready = True
 
     def _may_be_used(self) -> bool:

@@ -79,9 +79,11 @@ def genuine(*kinds: type[E]) -> tuple[type[E], ...]:
     """For ``except``: ``kinds``; none if a signal handler has raised what is being handled."""
     error = sys.exc_info()[1]
     interrupt = interrupts.interrupt_in(error)
-    if interrupt is not None and interrupt is not error:  # redis-py has, or django-redis.
-        interrupts.reraise(interrupt)
-    return kinds if interrupt is None else ()
+    if interrupt is None:
+        return kinds
+    if interrupt is not error:  # redis-py has turned it into that, or django-redis.
+        raise interrupt from interrupt.__cause__
+    return ()
 
 
 def redis_errors() -> tuple[type[Exception], ...]:

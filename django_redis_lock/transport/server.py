@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.connection import ConnectionPool
-from redis.exceptions import AskError, BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import AskError, BusyLoadingError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
@@ -30,14 +30,7 @@ from .address import (
     who,
 )
 from .circuit_breaker import Breaker, without_credentials
-from .refusals import (
-    LostLogin,
-    interrupts,
-    is_misdirected,
-    name_missing_right,
-    redis_errors,
-    suppress,
-)
+from .refusals import LostLogin, interrupts, is_misdirected, name_missing_right, redis_errors
 
 if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
@@ -234,10 +227,9 @@ class Server:
     def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
         """A new connection, with the pool's address and credentials, and a ``timeout`` in seconds
         for connecting and for answers. ``changes``: other arguments than the pool's."""
-        timeout = self.timeout if timeout is None else timeout
-        connection_class, settings = self.address
-        own = own_settings(connection_class, settings, timeout) | changes
-        connection = interrupts.interruptible(connection_class)(**own)
+        kind, settings = self.address
+        own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
+        connection: RawConnection = interrupts.interruptible(kind)(**own | changes)
         began, generation = time.monotonic(), self.generation
         try:
             introduce(connection)
@@ -312,9 +304,10 @@ class Server:
         the breaker if a new one fails. A caller in a hurry leaves that to the next."""
         self.close()
         if patience is None:
-            with suppress(RedisError, OSError):
-                # Not kept: a proxy may accept it; what a new one does in a call counts.
+            try:  # Not kept: a proxy may accept it; what a new one does in a call counts.
                 self._connect(min(CHECK_SECONDS, self.timeout)).disconnect()
+            except redis_errors():
+                pass
 
     def must_connect(self) -> bool:
         """Whether ``checkout`` would make a connection."""

@@ -55,11 +55,10 @@ TESTS: dict[str, str] = {
     "transport.execute": "execute packing observed_reads lost_replies_of_the_cache lost_replies "
     "outage",
     "transport.guarded_connection": "guarded_connection pool_interrupts lost_replies_of_the_cache "
-    "postponed_timeouts",
+    "postponed_timeouts addresses server clients moved_address",
     "transport.hints": "execute hints refusals",
+    "transport.interrupts": "signal_errors pool_interrupts",
     "transport.over_a_loop": "addresses full_server",
-    "transport.pool": "addresses server clients pool_interrupts moved_address "
-    "lost_replies_of_the_cache",
     "transport.refusals": "execute hints refusals full_server busy out_of_memory",
     "transport.registry": "addresses server server_calls forks clients connections lock "
     "moved_address sentinel",

@@ -24,7 +24,7 @@ from django_redis_lock.steps import Steps
 from django_redis_lock.transport import asyncio_client
 from tests.processes import until
 
-NAME = "meanwhile"
+NAME = "extended"
 
 
 def one(kind: Any, **options: Any) -> Callable[[list[Any]], Any]:
