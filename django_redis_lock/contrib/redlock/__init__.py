@@ -304,8 +304,9 @@ class _FanOut:
         for place, attempt in self._connecting.copy().items():
             if attempt.outcome is not None:
                 del self._connecting[place]
-                call, again = self._calls[place], place in self._again
-                self.answers[place] = _value(call, Answer(*attempt.outcome, again))
+                [outcome] = attempt.outcome
+                answer = Answer(outcome, sent_twice=place in self._again)
+                self.answers[place] = _value(self._calls[place], answer)
 
     def close(self) -> None:
         """A connection on which a reply may still arrive cannot be used again."""
