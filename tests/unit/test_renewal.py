@@ -125,6 +125,29 @@ def test_a_failure_to_renew_is_a_warning_and_one_to_look_is_none(
         assert caplog.records[-1].levelname == level
 
 
+def test_of_many_locks_one_warns_in_a_minute(
+    make: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a process with a thousand locks fills the log of an outage."""
+    caplog.set_level(logging.DEBUG, "django_redis_lock.keeper")
+    locks = [job(make(300, renews_for=math.inf)) for _ in range(3)]
+    for lock in locks:
+        lock.server = locks[0].server
+
+    def warnings() -> int:
+        caplog.clear()
+        for lock in locks:
+            lock.failed(AWAY, 1006.0)
+        assert len(caplog.records) == len(locks)
+        return [record.levelname for record in caplog.records].count("WARNING")
+
+    assert [warnings(), warnings()] == [1, 0]
+    locks[0].server = Nowhere()
+    assert warnings() == 1
+    monkeypatch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", 0.0)
+    assert warnings() == 3
+
+
 @pytest.mark.parametrize(("renews", "last"), [(True, 1029.7), (False, 1029.99)])
 def test_how_long_it_counts(make: Any, clock: FakeClock, renews: bool, last: float) -> None:
     """A lock that is renewed is lost while there is time left to stop."""
