@@ -109,11 +109,23 @@ def pytest_configure(config: pytest.Config) -> None:
     lanes.everything = config.getoption("--all") or is_named
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, Any, Any]:
+    result = yield
+    lanes.thin(metafunc)
+    return result
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left_out := lanes.left_out(items):
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+
+
+def pytest_report_collectionfinish() -> str | None:
+    number = lanes.not_built.total()
+    return f"{number} more cells of tables run with --all" if number else None
 
 
 @pytest.hookimpl(tryfirst=True)
