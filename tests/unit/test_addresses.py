@@ -294,6 +294,17 @@ def test_a_server_knows_its_pools_as_long_as_they_are_there() -> None:
     assert len(server.pools) < known
 
 
+@pytest.mark.parametrize("unnoticed", [True, False])
+def test_where_a_fork_goes_unnoticed_it_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, unnoticed: bool
+) -> None:
+    noticed: list[int] = []
+    monkeypatch.setattr(registry, "FORKS_UNNOTICED", unnoticed)
+    monkeypatch.setattr(registry, "notice_fork", lambda: noticed.append(1))
+    server_of(redis.Redis(port=7))
+    assert noticed == [1] * unnoticed
+
+
 def test_a_forked_child_knows_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_servers", weakref.WeakValueDictionary())
     monkeypatch.setattr(registry, "_by_pool", weakref.WeakKeyDictionary())

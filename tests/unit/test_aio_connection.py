@@ -77,6 +77,28 @@ def test_connecting_is_tried_once() -> None:
     assert Refused.attempts == 1
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_past_the_layers_of_redis_pys_own_classes_only(
+    monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    ours, theirs = socket.socketpair()
+
+    async def connect(self: Any) -> None:
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._parser.on_connect(self)
+
+    async def main() -> None:
+        kind = type("Traced", (Connection,), {}) if own else Connection
+        monkeypatch.setattr(Connection, "connect", connect)
+        made = await connect_to(ConnectionPool(kind), PATIENCE)
+        assert type(made) is (IndirectConnection if own else KINDS[0])
+        made.disconnect()
+        await asyncio.sleep(0)
+
+    with theirs:
+        asyncio.run(main())
+
+
 def test_work_in_the_background_is_kept_until_it_is_done() -> None:
     async def main() -> None:
         done = [aio_connection.in_background(asyncio.sleep(0)) for _ in range(3)]
@@ -138,6 +160,12 @@ def test_each_call_gets_its_reply_however_these_come(over: Any) -> None:
             await asyncio.sleep(0)
         assert await asyncio.gather(first, second) == [[1, b"one"], 2]
         assert not connection.is_new
+        for _ in range(2):
+            calls = [connection.request(b"third"), connection.request(b"fourth")]
+            await asyncio.sleep(0)
+            assert await heard(server) == b"thirdfourth"
+            server.sendall(b":3\r\n:4\r\n")
+            assert await asyncio.gather(*calls) == [3, 4]
 
     over(test)
 
@@ -202,6 +230,32 @@ def test_each_call_has_its_time_and_no_other_ones_late_reply(over: Any) -> None:
     over(test, 0.01)
 
 
+@pytest.mark.parametrize("left", [0.0, 0.5])
+def test_what_has_time_left_is_waited_for(
+    over: Any, monkeypatch: pytest.MonkeyPatch, left: float
+) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        calls = [connection.request(b"late"), connection.request(b"second")]
+        monkeypatch.setattr(aio_connection, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+        connection._calls[0].sent_at = 900.0
+        connection._calls[1].sent_at = 1000.0 - PATIENCE + left
+        connection._expire()
+        assert isinstance(calls[0].exception(), RedisTimeoutError)
+        assert calls[1].done() is (left == 0)
+        timer = connection._timer
+        assert bool(timer) is bool(left)
+        monkeypatch.undo()
+        if timer is not None:
+            assert timer.when() <= asyncio.get_running_loop().time() + left
+            connection.disconnect()
+            await asyncio.sleep(0)
+            assert timer.cancelled()
+        ended = calls[1].exception()
+        assert isinstance(ended, RedisConnectionError if left else RedisTimeoutError)
+
+    over(test, PATIENCE)
+
+
 @pytest.mark.skipif(not HAS_HIREDIS, reason="redis-py's parser does not tell of parts")
 @pytest.mark.parametrize("over", [DirectConnection], indirect=True)
 def test_a_reply_of_which_more_and_more_comes_is_not_late(over: Any) -> None:
@@ -225,6 +279,59 @@ def test_a_reply_of_which_more_and_more_comes_is_not_late(over: Any) -> None:
             assert isinstance(outcome, RedisTimeoutError)
 
     over(test, PATIENCE)
+
+
+def test_while_something_large_is_on_its_way_it_takes_no_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("hiredis", reason="this is about its parser")
+    monkeypatch.setattr(aio_connection, "LARGE", 15)
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        redis_py = Connection()
+        redis_py._reader, redis_py._writer = await asyncio.open_connection(sock=ours)
+        connection = DirectConnection(redis_py, None)
+        assert connection._transport.get_write_buffer_limits()[1] == 15
+        call = connection.request(b"one")
+        connection.data_received(b"$20\r\n" + b"x" * 9)
+        assert not connection.in_transfer
+        connection.data_received(b"x")
+        assert connection.in_transfer
+        assert not connection.takes_calls()
+        connection.data_received(b"x" * 10 + b"\r\n")
+        assert await call == b"x" * 20
+        assert connection.takes_calls()
+        connection.pause_writing()
+        assert not connection.takes_calls()
+        connection.resume_writing()
+        assert connection.takes_calls()
+        monkeypatch.setattr(aio_connection, "select", SimpleNamespace())
+        assert not connection.has_ended()  # Nobody can tell.
+        connection.disconnect()
+        await asyncio.sleep(0)
+        theirs.close()
+
+    asyncio.run(main())
+
+
+def test_tasks_need_a_transport() -> None:
+    async def main() -> None:
+        with pytest.raises(TypeError, match="has no transport"):
+            IndirectConnection(SimpleNamespace(_writer=object()), None)
+        in_memory = SimpleNamespace(write=print, _writer=object())
+        assert not IndirectConnection(in_memory, None).in_transfer
+
+    asyncio.run(main())
+
+
+def test_the_end_of_an_idle_connection_closes_it(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        server.shutdown(socket.SHUT_RDWR)
+        while not connection.is_closed():
+            await asyncio.sleep(0)
+
+    over(test)
 
 
 def test_without_a_timeout_a_reply_may_take_forever(over: Any) -> None:
@@ -270,7 +377,7 @@ def test_the_end_of_the_server_reaches_all_that_wait(over: Any) -> None:
         server.sendall(b":1\r\n")
         server.shutdown(socket.SHUT_RDWR)
         assert await calls[0] == 1
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(RedisConnectionError, match="closed"):
             await calls[1]
         assert not connection.takes_calls()
 
@@ -281,7 +388,7 @@ def test_what_is_no_reply_ends_the_connection(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
         call = connection.request(b"one")
         server.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(RedisConnectionError, match="broke: "):
             await call
         assert not connection.takes_calls()
 

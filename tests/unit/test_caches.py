@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +20,7 @@ from asgiref.sync import markcoroutinefunction
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.exceptions import ConnectionInterrupted
+from redis.exceptions import NoScriptError
 
 from django_redis_lock import events
 from django_redis_lock.cache import (
@@ -26,11 +29,13 @@ from django_redis_lock.cache import (
     RedisCache,
     caches,
     commands,
+    context,
     get_or_set,
     methods,
     observed,
     reading,
     tasks,
+    undecodable,
 )
 from django_redis_lock.cache.commands import (
     Batch,
@@ -667,6 +672,87 @@ def test_a_computation_that_changes_how_long_its_value_is_kept_has_written_it(ca
     assert written.own_writes == {key: "written"}
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_number_is_not_counted_twice(
+    known: bool, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not know the script has not run it; one whose reply is lost may have."""
+    sent: list[Any] = []
+    packed: list[Any] = []
+
+    def exchange(client: Any, command: Any, may_run_twice: bool = True) -> Any:
+        sent.append(may_run_twice)
+        if len(sent) == 1 and not known:
+            raise NoScriptError
+        return 5
+
+    async def aexchange(*args: Any, **options: Any) -> Any:
+        return exchange(*args, **options)
+
+    def pack(call: Any, known: bool = True) -> bytes:
+        packed.append(known)
+        return b"EVAL"
+
+    for module, name, double in (
+        *((commands, "exchange", exchange), (tasks, "aexchange", aexchange)),
+        *((commands, "pack", pack), (tasks, "pack", pack)),
+    ):
+        monkeypatch.setattr(module, name, double)
+    args = "return 1", 1, "a", 5
+    if asynchronous:
+        of_task = tasks.TaskCommands(redis.asyncio.Redis())
+        assert asyncio.run(within(lambda: of_task.eval(*args))) == 5
+    else:
+        assert OwnConnections(redis.Redis()).eval(*args) == 5
+    assert sent == ([False] if known else [False, False])
+    assert packed == ([True] if known else [True, False])
+
+
+@pytest.mark.parametrize("made", [5, [5]])
+@pytest.mark.parametrize("awaited", [True, False])
+def test_what_a_refresh_in_djangos_thread_returns(cache: Any, made: Any, awaited: bool) -> None:
+    """A function that is no coroutine function may return an awaitable."""
+
+    async def later() -> Any:
+        return made
+
+    refresh = context.Refresh(cache, "a", None, cache._encoded_key("a", None))
+    value = refresh._in_djangos_thread(later if awaited else lambda: made)()
+    assert (asyncio.run(within(lambda: value)) if awaited else value) == made
+
+
+def test_a_lock_whose_name_cannot_be_made_leaves_nothing_to_await() -> None:
+    class Kind:
+        async def acquire(self) -> bool:
+            return True
+
+    lock: Any = context._named_later(Kind)()  # type: ignore[arg-type]  # any with such methods
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        lock._make, lock._keys = object(), fail
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(within(lock.acquire))
+        gc.collect()
+    assert not warned
+    lock._make = None
+    assert asyncio.run(within(lock.acquire))
+
+
+def fail() -> Any:
+    raise ZeroDivisionError
+
+
+def test_the_log_of_what_cannot_be_decoded_remembers_few_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(undecodable, "MAX_LOGGED_GROUPS", 3)
+    for number in range(20):
+        undecodable.log("key", f"group {number}", ValueError())
+        assert f"group {number}" in undecodable._logged_at
+    assert len(undecodable._logged_at) <= 4
+
+
 def test_a_cache_in_memory_takes_no_client(cache: Any) -> None:
     client = redis.Redis()
     calls: list[Callable[[], Any]] = [
@@ -772,7 +858,7 @@ def test_a_number_is_stored_as_what_it_counts(cache: Any, value: Any, stored: An
     assert cache.client.decode(encoded) == value
 
 
-def test_how_to_read_is_chosen_anew_when_a_tool_replaces_the_method(
+def test_how_to_read_is_chosen_again_when_a_tool_replaces_the_method(
     cache: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = cache._read_path()

@@ -247,7 +247,7 @@ def replaced(client: redis.Redis) -> None:
 @pytest.mark.parametrize("name", ["execute_command", "evalsha"])
 @pytest.mark.parametrize("by", [replaced, Wrapper()])
 def test_whether_a_tool_observes_the_calls(name: str, by: Any) -> None:
-    seen = type("Seen", (redis.Redis,), {name: by})
+    seen = type("Seen", (redis.Redis,), {name: by, "close": lambda client: None})
     client = seen()
     assert execute.is_observed(client)
     for twin in ("asyncio_class", "thread_class"):  # Our server in memory.

@@ -15,14 +15,16 @@ from django.utils.http import http_date
 
 from django_redis_lock import cached_page, events
 from django_redis_lock.cache import cache
-from django_redis_lock.contrib.pages import visit
+from django_redis_lock.contrib.pages import responses, visit
 from django_redis_lock.contrib.pages.responses import (
     Conditions,
     NotThePage,
+    OpenFlight,
     OwnWrites,
     PageFailed,
     Rendering,
     complete_like,
+    conditional,
     finalized,
     is_answer,
     is_refusal,
@@ -100,6 +102,10 @@ def test_a_condition_is_known_also_while_it_is_taken_out() -> None:
     conditions.take_out()
     assert "HTTP_RANGE" not in ranged.META
     assert "HTTP_RANGE" in conditions
+    conditions.put_back()
+    del ranged.META["HTTP_RANGE"]
+    conditions.put_back()  # For the second time: nothing is taken out any more.
+    assert "HTTP_RANGE" not in conditions
 
 
 class Late(SimpleTemplateResponse):
@@ -284,6 +290,50 @@ def test_a_token_that_the_page_uses_is_told_from_one_that_is_used_around_it(
     assert conditions.of_client == of_client
 
 
+@pytest.mark.parametrize("in_background", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("within", [True, False])
+def test_the_session_that_a_page_reads(in_background: bool, before: bool, within: bool) -> None:
+    """In the background, another thread may use it."""
+    request: Any = RequestFactory().get("/")
+    request.session = SimpleNamespace(accessed=before)
+    conditions = Conditions(request)
+    conditions.in_background = in_background
+    conditions.take_out()
+    assert request.session.accessed is (before and in_background)
+    request.session.accessed |= within
+    conditions.put_back()
+    assert request.session.accessed is (before or within)
+    assert conditions.session_used is (within and not in_background)
+    response = HttpResponse()
+    conditions.complete(response)
+    assert response.get("Vary") == ("Cookie" if conditions.session_used else None)
+
+
+TODAY, TOMORROW = http_date(86_400), http_date(2 * 86_400)
+#: Headers of a page, what its client asks, and the answer.
+CONDITIONAL: list[tuple[dict[str, str], dict[str, str], int]] = [
+    ({}, {"If-None-Match": '"a"'}, 200),
+    ({"ETag": '"a"'}, {}, 200),
+    ({"ETag": '"a"'}, {"If-None-Match": '"a"'}, 304),
+    ({"ETag": '"a"'}, {"If-None-Match": '"b"'}, 200),
+    ({"Last-Modified": TODAY}, {"If-Modified-Since": TODAY}, 304),
+    ({"Last-Modified": TODAY}, {"If-Modified-Since": TOMORROW}, 304),
+    ({"Last-Modified": TOMORROW}, {"If-Modified-Since": TODAY}, 200),
+    ({"ETag": '"a"', "Last-Modified": TODAY}, {"If-None-Match": '"a"'}, 304),
+    ({"ETag": '"a"', "Last-Modified": TODAY}, {"If-Unmodified-Since": http_date(3600)}, 412),
+]
+
+
+@pytest.mark.parametrize(("headers", "conditions", "status"), CONDITIONAL)
+def test_who_has_the_page_is_told_so(headers: Any, conditions: Any, status: int) -> None:
+    request = RequestFactory().get("/", headers=conditions)
+    answer: Any = conditional(request, HttpResponse("page", headers=headers))
+    assert answer.status_code == status
+    for other in (HttpResponse("page", status=404, headers=headers), "no response"):
+        assert conditional(request, other) is other
+
+
 class Messages(list[str]):
     used = False
 
@@ -332,6 +382,21 @@ def test_whose_rendering_fails_gets_an_answer_to_the_conditions_of_its_request(
     assert "HTTP_IF_NONE_MATCH" in request.META
 
 
+def test_when_the_rendering_begins_the_keeper_renews_the_flight_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added: list[Any] = []
+    monkeypatch.setattr(responses, "keeper", lambda: SimpleNamespace(add=added.append))
+    monkeypatch.setattr(responses, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    flight: Any = OpenFlight()
+    flight.renew()  # Without a leader there is nothing to renew.
+    renewals = [SimpleNamespace(due=0.0), SimpleNamespace(due=200.0)]
+    flight.leader = SimpleNamespace(renewals=renewals)
+    flight.renew()
+    assert added == renewals
+    assert [renewal.due for renewal in renewals] == [100.0, 100.0]
+
+
 def test_what_is_rendered_is_decided_on_with_the_conditions_of_its_request() -> None:
     request = RequestFactory().get("/", HTTP_IF_NONE_MATCH="etag")
     response, seen = Late("page.html"), []
@@ -367,7 +432,7 @@ def test_the_end_of_the_process_ends_no_flight() -> None:
 
 
 @pytest.mark.parametrize("kind", [HttpResponse, Late])
-def test_a_page_within_another_has_the_headers_of_its_own_decorator(
+def test_a_page_within_another_has_the_headers_of_the_inner_decorator(
     redis_locks: MemoryServer, kind: Any
 ) -> None:
     @cached_page(300)
@@ -485,3 +550,22 @@ def test_another_cache_middleware_does_not_store_what_this_one_does_not(
 
     view(getattr(RequestFactory(), method)("/"))
     assert seen == [updates]
+
+
+@pytest.mark.parametrize(
+    "backend", ["django_redis_lock.cache", "django.core.cache.backends.locmem"]
+)
+def test_who_has_a_page_is_told_so_whoever_computes_it(settings: Any, backend: str) -> None:
+    settings.CACHES = {"default": {"BACKEND": f"{backend}.LocMemCache", "LOCATION": "conditions"}}
+    seen: list[bool] = []
+
+    @cached_page(60)
+    def view(request: Any) -> Any:
+        seen.append("HTTP_IF_NONE_MATCH" in request.META)
+        return HttpResponse("page", headers={"ETag": '"a"'})
+
+    for _ in range(2):
+        request = RequestFactory().get("/of-conditions/", headers={"If-None-Match": '"a"'})
+        assert view(request).status_code == 304
+        assert "HTTP_IF_NONE_MATCH" in request.META
+    assert seen == [False]

@@ -13,7 +13,7 @@ import redis
 
 from django_redis_lock import events
 from django_redis_lock.events import Crashed, Lost, Subject
-from django_redis_lock.keeper import DeferredRelease, SentOnce
+from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import causes, records, renewals
 from django_redis_lock.locking.causes import cause
 from django_redis_lock.locking.hold import Renewal, latest
@@ -123,6 +123,29 @@ def test_a_failure_to_renew_is_a_warning_and_one_to_look_is_none(
     for renews_for, level in ((math.inf, "WARNING"), (-math.inf, "INFO"), (5.0, "INFO")):
         job(make(30, renews_for=renews_for)).failed(AWAY, 1006.0)
         assert caplog.records[-1].levelname == level
+
+
+def test_of_many_locks_one_warns_in_a_minute(
+    make: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a process with a thousand locks fills the log of an outage."""
+    caplog.set_level(logging.DEBUG, "django_redis_lock.keeper")
+    locks = [job(make(300, renews_for=math.inf)) for _ in range(3)]
+    for lock in locks:
+        lock.server = locks[0].server
+
+    def warnings() -> int:
+        caplog.clear()
+        for lock in locks:
+            lock.failed(AWAY, 1006.0)
+        assert len(caplog.records) == len(locks)
+        return [record.levelname for record in caplog.records].count("WARNING")
+
+    assert [warnings(), warnings()] == [1, 0]
+    locks[0].server = Nowhere()
+    assert warnings() == 1
+    monkeypatch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", 0.0)
+    assert warnings() == 3
 
 
 @pytest.mark.parametrize(("renews", "last"), [(True, 1029.7), (False, 1029.99)])
@@ -694,6 +717,8 @@ def test_a_crash_is_told_by_the_one_who_records_it(
 ) -> None:
     """Not if its holder has recorded a loss."""
     server: Any = Nowhere()
+    done: list[Any] = []
+    monkeypatch.setattr(Keeper, "discard", lambda keeper, job: done.append(job))
     crash = Event(9.0, "crashed", Owner("a", "h"), held=5.0)
     for subject in (SUBJECT, None):
         record = CrashRecord(server, b"report", crash, subject)
@@ -702,6 +727,7 @@ def test_a_crash_is_told_by_the_one_who_records_it(
         record.answered(int(is_first), 1000.5)
     failed = CrashRecord(server, b"report", crash, None)
     failed.failed(AWAY, 1000.5)
+    assert len(done) == 3
     assert len(logged(caplog, "keeper", "never released")) == (3 if is_first else 1)
     assert [type(each) for each in heard] == ([Crashed] if is_first else [])
 

@@ -297,6 +297,18 @@ def test_what_a_url_leads_to(kind: str) -> None:
     assert over not in called
 
 
+@pytest.mark.parametrize("plain", [dispatch, len, Page])
+def test_what_calls_nothing_else(plain: Any) -> None:
+    assert [*views._unwrapped(plain)] == [plain]
+
+
+def test_of_a_long_chain_of_decorators_a_hundred_are_looked_at() -> None:
+    view: Any = dispatch
+    for _ in range(200):
+        view = functools.update_wrapper(lambda request: None, view)
+    assert len([*views._unwrapped(view)]) == 100
+
+
 def without_signature(function: Any) -> bool:
     try:
         inspect.signature(function)
@@ -412,6 +424,14 @@ def guarded(work: Callable[[], Any]) -> Any:
         return work()
 
 
+def terminate() -> None:
+    """As SIGTERM does, but for a process that does not handle it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    assert handler != signal.SIG_DFL
+    if callable(handler):
+        handler(signal.SIGTERM, None)
+
+
 #: What handles SIGTERM, what a command's SIGTERM then raises, and if its loss would end it.
 HANDLERS: list[tuple[Any, type[BaseException] | None, type[BaseException] | None]] = [
     (signal.SIG_DFL, SystemExit, SystemExit),
@@ -425,10 +445,10 @@ def test_what_sigterm_does_to_a_command(handled: Any, alone: Any, armed: Any) ->
     ways = [(guarded, alone), (terminator().run, armed)]
     for run, raised in ways:
         if raised is None:
-            run(lambda: signal.raise_signal(signal.SIGTERM))
+            run(terminate)
         else:
             with pytest.raises(raised) as ended:
-                run(lambda: signal.raise_signal(signal.SIGTERM))
+                run(terminate)
             assert getattr(ended.value, "code", 143) == 143
         assert signal.getsignal(signal.SIGTERM) is handled
 

@@ -794,8 +794,11 @@ def test_in_a_forked_child_the_end_of_a_block_does_nothing() -> None:
     async def main() -> None:
         lock = Scripted(FENCE)
         async with lock:
-            hold = lock.local.hold
+            hold, renewals = lock.local.hold, lock.local.renewal
             assert hold is not None
+            assert renewals is not None
+            # Should the block's end be missed, the keeper releases the lock.
+            assert all(job.kept_by and job.kept_by.__callback__ for job in renewals.jobs)
             hold.process = None
         assert not lock.calls
         assert lock.local.token is not None

@@ -617,6 +617,13 @@ def test_errors_after_which_sentinels_are_asked(
     assert not service.refuses(BusyLoadingError("LOADING"))
 
 
+def test_a_missing_right_is_named_wherever_it_is(service: Any, cluster: Any) -> None:
+    for server in (service, cluster):
+        error = NoPermissionError("User x has no permissions to run the 'evalsha' command")
+        server.on_error(error)
+        assert "locks doctor" in str(error)
+
+
 def test_a_host_that_is_forced(clock: FakeClock, said: Said) -> None:
     """As redis-py's ``force_master_ip``."""
     service = make_service(ONE)

@@ -856,6 +856,7 @@ def test_a_queue_is_woken_by_the_end_of_its_connection(jobs: list[Any]) -> None:
         connection = Connection()
         connection._sock = ours
         queue, _ = thread_queue(connection)
+        theirs.setblocking(False)
         queue.wake()
         assert theirs.recv(1) == b""
 
