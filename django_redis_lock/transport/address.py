@@ -363,9 +363,25 @@ def direct(connection: Any) -> RawConnection:
     plain = plain and isinstance(connection._sock, _socket.socket) and hasattr(select, "poll")
     if not HAS_HIREDIS or not plain:
         connection._connect = refuse_to_connect
+        connection.__class__ = _closed_once(type(connection))
         own: RawConnection = connection
         return own
     return DirectConnection(connection)
+
+
+@cache
+def _closed_once(kind: Any) -> type:
+    """``kind``, of redis-py's: to read on one that was closed is an error of the connection."""
+
+    def read_response(self: Any, *args: Any, **options: Any) -> Reply:
+        try:
+            return kind.read_response(self, *args, **options)
+        except AttributeError:
+            if self._sock is not None:
+                raise
+        refuse_to_connect()  # The parser has let go of the socket.
+
+    return type(kind.__name__, (kind,), {"read_response": read_response})
 
 
 def shut(connection: RawConnection | None) -> None:
