@@ -29,7 +29,7 @@ from ..transport import (
     pack_words,
     server_of,
 )
-from ..transport.refusals import OUTAGE, is_busy, is_pool_exhausted
+from ..transport.refusals import OUTAGE, genuine, is_busy, is_pool_exhausted, redis_errors
 from .commands import OwnConnections, encoding, own_connections, takes_client
 from .lock_factory import LockCache
 
@@ -59,7 +59,7 @@ def failing_as_django_redis(redis: object) -> Iterator[None]:
     """An error of ``redis`` becomes the one that django-redis raises."""
     try:
         yield
-    except FAILED as error:
+    except genuine(*FAILED) as error:
         raise ConnectionInterrupted(connection=redis) from error
 
 
@@ -212,7 +212,7 @@ class CacheReader(LockCache):
         nkey = own._key(client.make_key(key, version=version))
         try:
             stored = exchange_with(server, pack_words(b"GET", nkey))
-        except FAILED as error:
+        except genuine(*FAILED) as error:
             if is_busy(error):
                 return MISSING
             raise ConnectionInterrupted(connection=own) from error
@@ -224,7 +224,7 @@ class CacheReader(LockCache):
             if own is not None:
                 return get(key, MISSING, version, own)
             return self._with_breaker(get, key, MISSING, version, None)
-        except ConnectionInterrupted as error:
+        except genuine(ConnectionInterrupted) as error:
             return _missing_unless_outage(error)
 
     def _read_by_tool(self, key: str, version: int | None, server: object) -> object:
@@ -232,7 +232,7 @@ class CacheReader(LockCache):
             if self._direct() is not None:
                 return self._get_by_tool(key, version)
             return self._with_breaker(self._get_by_tool, key, version)
-        except ConnectionInterrupted as error:
+        except genuine(ConnectionInterrupted) as error:
             return _missing_unless_outage(error)
 
     @cached_property
@@ -266,7 +266,7 @@ class CacheReader(LockCache):
         began = time.monotonic()
         try:
             reply = read(*args)
-        except ConnectionInterrupted as error:
+        except genuine(ConnectionInterrupted) as error:
             cause = error.__cause__
             unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
             if cause is not None and unreachable and not is_pool_exhausted(cause):
@@ -293,7 +293,7 @@ class CacheReader(LockCache):
                 return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
             try:
                 values, failed = _undecodable.read_others(self, names, version)
-            except (RedisError, OSError) as outage:
+            except redis_errors() as outage:
                 return {}, self._without_redis(outage)
             if not failed and not isinstance(cause, _undecodable.DECODING_ERRORS):
                 raise cause from None
@@ -341,7 +341,7 @@ class CacheReader(LockCache):
                 )
             else:
                 stored = yield from steps
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             outage = self._without_redis(error)
         except Exception as error:
             yield from self._check_decoding(runner, error, key, version)

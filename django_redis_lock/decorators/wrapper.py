@@ -15,7 +15,6 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.management.base import BaseCommand
 from django.views import View
-from redis.exceptions import RedisError
 
 from ..conf import Conf
 from ..contention import (
@@ -31,7 +30,7 @@ from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
-from ..transport.refusals import is_unusable
+from ..transport.refusals import is_unusable, redis_errors
 from .key_template import Args, Kwargs, bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import EXIT_CODES, MISSING, Options
@@ -150,7 +149,7 @@ class LockedFunction:
                     section.leave()
         except BaseException as error:
             section.abandon()
-            if entered is None and isinstance(error, (RedisError, OSError)):
+            if entered is None and isinstance(error, redis_errors()):
                 request = self._request_to_answer(error, args, kwargs)
                 if request is not None:
                     return self._unavailable(request, section.name, error)
@@ -218,7 +217,7 @@ class LockedFunction:
         try:
             with _request_noted(args, kwargs):
                 entered = await section.enter()
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             request = self._request_to_answer(error, args, kwargs)
             if request is None:
                 raise

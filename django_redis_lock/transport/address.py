@@ -10,10 +10,9 @@ import _socket
 import select
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -33,7 +32,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ..extension import PACKAGE
-from .refusals import NO_REDIS, refusal
+from .refusals import NO_REDIS, genuine, interrupts, redis_errors, refusal, suppress
 
 if TYPE_CHECKING:
     from ..protocol import Reply
@@ -85,9 +84,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5),
 _USER_TIMEOUT_MS = 35_000
 
 #: For ``socket_keepalive_options``, if the settings have none.
-KEEPALIVE_OPTIONS = {
-    getattr(socket, name): value for name, value in _KEEPALIVE if hasattr(socket, name)
-}
+KEEPALIVE_OPTIONS = {getattr(socket, n): v for n, v in _KEEPALIVE if hasattr(socket, n)}
 if hasattr(socket, "TCP_USER_TIMEOUT"):
     KEEPALIVE_OPTIONS[socket.TCP_USER_TIMEOUT] = _USER_TIMEOUT_MS
 
@@ -174,8 +171,7 @@ _COMMON = (
 
 
 def common_settings(pool: Pool) -> Settings:
-    settings = pool.connection_kwargs
-    return {n: v for n, v in settings.items() if n in _COMMON or n.startswith("ssl_")}
+    return {n: v for n, v in pool.connection_kwargs.items() if n in _COMMON or n[:4] == "ssl_"}
 
 
 def for_threads(pool: Pool) -> Address:
@@ -186,13 +182,12 @@ def for_threads(pool: Pool) -> Address:
     for ours, theirs in TWINS:
         if issubclass(pool.connection_class, theirs):
             return Address(ours, common_settings(pool))
-    return Address(connection_class_of(pool), _without_the_pool(pool.connection_kwargs))
+    return Address(unguarded(pool.connection_class), _without_the_pool(pool.connection_kwargs))
 
 
-def connection_class_of(pool: Pool) -> type[Any]:
-    """The class of ``pool``'s connections as it was before ``guarded_connection`` guarded it."""
-    kind: type[Any] = getattr(pool.connection_class, "guards", pool.connection_class)
-    return kind
+def unguarded(kind: type[Any]) -> type[Any]:
+    """The class ``kind`` of connections as it was before ``interruptible`` guarded it."""
+    return getattr(kind, "guards", kind)
 
 
 def who(settings: Settings) -> tuple[object, ...]:
@@ -241,7 +236,7 @@ def introduce(connection: RawConnection) -> None:
         raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
 
 
-def refuse_to_connect() -> None:
+def refuse_to_connect() -> NoReturn:
     """redis-py's connect again before they send or read, to whatever server is there by then."""
     raise RedisConnectionError("The connection was closed.")
 
@@ -254,9 +249,8 @@ _READ_BYTES = 16_384
 class DirectConnection:
     """A ``RawConnection`` that goes past redis-py's layers, and does not connect again.
 
-    Its socket does not block. The system's own limit for a call (SO_RCVTIMEO) would begin again
-    after each signal, so that a periodic one could postpone it without end; Python's timeout is a
-    deadline. Only reads have one: a write with a timeout would cost one more system call.
+    Its socket does not block. The system's limit for a call (SO_RCVTIMEO) begins again after each
+    signal; Python's timeout is a deadline. For a write it would cost one more system call.
     """
 
     generation = 0  #: See ``Server.renew``.
@@ -297,7 +291,7 @@ class DirectConnection:
             for part in command:
                 try:
                     sent = self._sock.send(part)
-                except BlockingIOError:
+                except genuine(BlockingIOError):
                     sent = 0
                 if sent < len(part):
                     self._send_rest(memoryview(part)[sent:])
@@ -339,6 +333,8 @@ class DirectConnection:
         """Disconnect, and raise what redis-py would for an error of the system's."""
         how = "was closed" if self._sock.fileno() == -1 else "broke"
         self.disconnect()
+        if isinstance(error, OSError) and interrupts.interrupt_in(error) is not None:
+            return
         if isinstance(error, TimeoutError):
             raise RedisTimeoutError("Redis did not answer in time") from error
         if isinstance(error, (OSError, InvalidResponse)):
@@ -358,7 +354,7 @@ class _SameSocket(_socket.socket):
 
 def direct(connection: Any) -> RawConnection:
     """``connection``, redis-py's, as one that does not connect again."""
-    plain = type(connection) in (Connection, UnixDomainSocketConnection)
+    plain = unguarded(type(connection)) in (Connection, UnixDomainSocketConnection)
     # A socket of gevent's must stay as it is: it lets other greenlets run while it waits.
     plain = plain and isinstance(connection._sock, _socket.socket) and hasattr(select, "poll")
     if not HAS_HIREDIS or not plain:
@@ -377,9 +373,9 @@ def _closed_once(kind: Any) -> type:
         try:
             return kind.read_response(self, *args, **options)
         except AttributeError:
-            if self._sock is not None:
-                raise
-        refuse_to_connect()  # The parser has let go of the socket.
+            if self._sock is None:
+                refuse_to_connect()
+            raise
 
     return type(kind.__name__, (kind,), {"read_response": read_response})
 
@@ -419,6 +415,6 @@ def still_answers(connection: RawConnection, seconds: float) -> bool:
         connection.read_response()
     except ResponseError:
         pass  # This user may not, or the server is busy: it answers.
-    except (RedisError, OSError):
+    except redis_errors():
         return False
     return True

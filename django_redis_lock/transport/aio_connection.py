@@ -16,7 +16,6 @@ import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Collection
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
@@ -33,11 +32,11 @@ from .address import (
     INCOMPLETE,
     PROBE_SECONDS,
     TRUSTED_SECONDS,
-    connection_class_of,
     own_settings,
     reader_for,
+    unguarded,
 )
-from .refusals import NO_REDIS, LostLogin
+from .refusals import NO_REDIS, LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:
     from .registry import Pool
@@ -45,13 +44,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PING = b"*1\r\n$4\r\nPING\r\n"
-#: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.
+#: Seconds after its time in which a loop that stood still reads a reply that has come.
 READ_FIRST_SECONDS = 0.01
 
 #: Until a request or a reply of so many bytes is complete, calls go to another connection.
 LARGE = 65_536
 
-#: Into how many parts the time to wait is divided. A standstill of the loop counts as one part.
+#: Parts of the time to wait; a standstill of the loop counts as one.
 WAIT_PARTS = 10
 
 
@@ -64,7 +63,7 @@ async def connect_to(
         timeout: seconds that connecting may take.
         reply_timeout: seconds that a reply may take, None without end.
     """
-    connection_class = connection_class_of(pool)
+    connection_class = unguarded(pool.connection_class)
     settings = own_settings(connection_class, pool.connection_kwargs, timeout)
     connection = connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
     loop = asyncio.get_running_loop()
@@ -82,8 +81,8 @@ async def connect_to(
 
 
 async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> None:
-    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stands still,
-    replies may come, and no server counts as down."""
+    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran: that it stands still is
+    not the servers' fault."""
     pending = set(tasks)
     for _ in range(WAIT_PARTS):
         if pending:
@@ -155,10 +154,11 @@ class AsyncRawConnection(ABC):
 
     Args:
         connection: redis-py's, connected.
-        timeout: seconds that a reply may take, None without end.
+        timeout: seconds without any part of a reply, None without end.
     """
 
     generation = 0  #: See ``Server.renew``.
+    _heard_at = 0.0  #: When a part of a reply came.
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
@@ -178,7 +178,7 @@ class AsyncRawConnection(ABC):
         return self._answered_at == self._connected_at
 
     def takes_calls(self) -> bool:
-        """Whether it is open, its server has just answered, and nothing large is on its way."""
+        """Whether it is open and trusted, with nothing large on its way."""
         if self.is_closed() or self._in_doubt or self.in_transfer:
             return False
         since = self._calls[0].sent_at if self._calls else self._answered_at
@@ -261,7 +261,7 @@ class AsyncRawConnection(ABC):
         assert self._timeout is not None
         self._timer, now = None, time.monotonic()
         for call in self._calls:
-            left = call.sent_at + self._timeout - now
+            left = max(call.sent_at, self._heard_at) + self._timeout - now
             if left > 0:
                 self._timer = self._loop.call_later(left, self._due)
                 return
@@ -314,6 +314,8 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
             while (reply := self._parser.gets()) is not INCOMPLETE:
                 self._unread = 0
                 self._on_reply(reply)
+            if self._unread:
+                self._heard_at = time.monotonic()
             self.in_transfer = self._unread >= LARGE
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
@@ -336,8 +338,8 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
 
 class IndirectConnection(AsyncRawConnection):
-    """It reads with redis-py's parser: where there is no hiredis, in memory, and for connections of
-    other classes than redis-py's."""
+    """It reads with redis-py's parser: without hiredis, in memory, and for connections of other
+    classes than redis-py's."""
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
@@ -368,7 +370,7 @@ class IndirectConnection(AsyncRawConnection):
                 except (ResponseError, BusyLoadingError, LostLogin) as refusal:
                     reply = refusal
                 self._on_reply(reply)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             self._fail(error)
             self._close()
         finally:
