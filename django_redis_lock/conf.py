@@ -66,6 +66,8 @@ def given() -> Mapping[str, object]:
         if not isinstance(found, Mapping):
             raise ImproperlyConfigured(f"DJANGO_REDIS_LOCK must be a dict, not {found!r}")
         _given = found
+        if getattr(settings, "DJANGO_REDIS_LOCK", found) is not found:
+            _given = None  # It was overridden in between.
     return found
 
 

@@ -30,11 +30,12 @@ from django_redis_lock.contrib import metrics, unique_tasks
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.redlock import base as redlock
 from django_redis_lock.decorators import wrapper
+from django_redis_lock.protocol import acquisition
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
 from . import lanes
-from .pace import pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
-from .processes import STARTUP
+from .pace import is_paced, pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
+from .processes import LAST_TRY, STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
 from .support.machine import Watch
@@ -102,11 +103,14 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
+    parser.addoption("--pace", type=int, help="only what takes the fixture pace, and at this")
+    parser.addoption("--rest", action="store_true", help="what --all adds to the first lane")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     is_named = any("::" in name for name in config.args)
-    lanes.everything = config.getoption("--all") or is_named
+    lanes.rest = config.getoption("--rest")
+    lanes.everything = config.getoption("--all") or lanes.rest or is_named
 
 
 @pytest.hookimpl(wrapper=True)
@@ -117,9 +121,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, Any, Any
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if left_out := lanes.left_out(items):
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
+    gone = set(lanes.left_out(items))
+    if lanes.rest:
+        gone = {item for item in items if item not in gone and not lanes.has_a_size(item)}
+    if config.getoption("pace"):
+        gone |= {item for item in items if not is_paced(item)}
+    if gone:
+        config.hook.pytest_deselected(items=list(gone))
         items[:] = [item for item in items if item not in gone]
 
 
@@ -256,7 +264,7 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
 def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """No decorated function is known: those of other tests contradict each other, as checks would
     say."""
-    monkeypatch.setattr(wrapper, "_declared", weakref.WeakSet())
+    monkeypatch.setattr(wrapper, "_declared", weakref.WeakKeyDictionary())
     monkeypatch.setattr(unique_tasks, "declared", weakref.WeakSet())
 
 
@@ -265,6 +273,19 @@ def _empty_redis(request: pytest.FixtureRequest) -> None:
     """Tests that only use Django's caches start with an empty Redis too."""
     if "unit" not in request.path.relative_to(request.config.rootpath).parts:
         request.getfixturevalue("client")
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest) -> None:
+    """Tests of faults are about servers that stand still: they ask for ``patient`` themselves."""
+    if "integration" in request.path.relative_to(request.config.rootpath).parts:
+        request.getfixturevalue("patient")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No brief wait fails because its server stands still with the machine just when it ends."""
+    monkeypatch.setattr(acquisition, "LAST_TRY_SECONDS", LAST_TRY)
 
 
 def _expect_nobody_waits(client: redis.Redis) -> None:

@@ -1,6 +1,6 @@
 """The two lanes of the suite. The first runs on each occasion, and has each capability, each
 invariant and one run of each fault; with ``--all`` everything runs, as each night. So does a test
-that is named (``file::test``).
+that is named (``file::test``). With ``--rest``, what ``--all`` has and the first lane has not.
 
 Of a table, so many cells run that each row and each column has one; of a long one, each second to
 fifth of these, but for those of faults. ``@pytest.mark.sample(n)`` says it otherwise: of a table,
@@ -23,8 +23,10 @@ import pytest
 
 T = TypeVar("T")
 
-#: Whether ``--all`` or the name of a test was given; ``conftest`` sets it.
+#: Whether ``--all``, ``--rest`` or the name of a test was given; ``conftest`` sets it.
 everything = False
+#: Whether ``--rest`` was given: all cells are built.
+rest = False
 
 #: Of more cells than the first number, each n-th runs.
 LONG = ((30, 5), (12, 4), (6, 3), (3, 2))
@@ -36,12 +38,14 @@ IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(7, of="file"))
 #: How many cells of each test are not built; and tests of which no cell runs.
 not_built: Counter[str] = Counter()
 _without_cells: set[str] = set()
+#: With ``--rest``: the names of a test's cells that run without it.
+_of_first_lane: dict[str, set[str]] = {}
 
 
 def thin(metafunc: pytest.Metafunc) -> None:
     """Of a test's cells, build only those that run by its marks and theirs: to build a cell takes
     longer than to look at it, and all are built again in each process."""
-    if everything:
+    if everything and not rest:
         return
     definition, calls = metafunc.definition, metafunc._calls
     closest = definition.get_closest_marker("sample")
@@ -59,6 +63,9 @@ def thin(metafunc: pytest.Metafunc) -> None:
     if len(cells) > 1:
         cells = _shortened(_each_row_and_column(cells), definition.nodeid)
     kept |= {call.id for call in cells}
+    if rest:
+        _of_first_lane[definition.nodeid] = kept
+        return
     if calls and not kept:
         _without_cells.add(definition.nodeid)
         kept = {calls[0].id}  # Without any, the test would be built without parameters.
@@ -67,8 +74,9 @@ def thin(metafunc: pytest.Metafunc) -> None:
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of what is built, that which does not run: by the marks of a class, a module or a file."""
-    if everything:
+    """Of what is built, that which the first lane leaves out: by the marks of a class, a module or
+    a file."""
+    if everything and not rest:
         return []
     seen: Counter[str] = Counter()
     left_out = []
@@ -83,9 +91,19 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
                 left_out.append(item)
             seen[counted] += 1
             break  # The closest one counts.
-        if table in _without_cells:
+        if table in _without_cells or (rest and cell and _cell(item) not in _of_first_lane[table]):
             left_out.append(item)
     return left_out
+
+
+def _cell(item: pytest.Item) -> str:
+    found: str = item.callspec.id  # type: ignore[attr-defined]  # of a test with parameters
+    return found
+
+
+def has_a_size(item: pytest.Item) -> bool:
+    """Whether the test may do more with ``--all``: as all of a file that uses ``some``."""
+    return not {"lanes", "some", "examples"}.isdisjoint(vars(getattr(item, "module", item)))
 
 
 def _runs(mark: pytest.Mark, number: int) -> bool:

@@ -39,9 +39,11 @@ from django.conf import settings as django_settings
 from django.core.management import execute_from_command_line
 from django.test import override_settings
 
+from django_redis_lock.protocol import acquisition
 from django_redis_lock.threads import ThreadEvent
 
 __all__ = [
+    "LAST_TRY",
     "PATIENCE",
     "STARTUP",
     "WHOLE_END",
@@ -59,6 +61,9 @@ __all__ = [
 PATIENCE = 30.0
 #: The same for a process that has to be started: on a busy machine nine of them import for long.
 STARTING = 120.0
+#: That the last try of a wait has, instead of a tenth of one: a server that stands still with the
+#: machine just when a brief wait ends is not down.
+LAST_TRY = 5.0
 
 #: What PYTHONPATH leads to first, so that processes with an interpreter of their own end quickly.
 STARTUP = Path(__file__).with_name("startup")
@@ -289,6 +294,7 @@ def _work(
         _read_settings()
     else:
         django.setup()
+    acquisition.LAST_TRY_SECONDS = LAST_TRY
     link.say("ready")
     link.hear()
     try:

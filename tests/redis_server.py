@@ -239,7 +239,8 @@ class RedisServer:
             "logfile": self._log,
         }
         config = self._folder / "redis.conf"
-        config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
+        if not (self._sentinel and config.exists()):  # It notes there what it knows of the others.
+            config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
         self._process = subprocess.Popen(
             [redis_server_binary(), str(config), *(["--sentinel"] if self._sentinel else [])],
             stdin=subprocess.DEVNULL,

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import binascii
 import math
+import os
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -95,6 +97,11 @@ class Group:
         until(replicated)
 
 
+def _pairs(reply: list[str]) -> dict[str, str]:
+    """Of a reply in which names and values take turns."""
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
 class SentinelServers(Group):
     """One primary, two replicas and three sentinels.
 
@@ -167,17 +174,18 @@ class SentinelServers(Group):
         return [node for node in self.nodes if node is not primary]
 
     def _is_well(self) -> bool:
+        self._wake_sentinels()
         states = [ask(sentinel, "SENTINEL", "MASTERS") for sentinel in self.sentinels]
         if not all(states):
             return False
-        mains = [dict(zip(main[::2], main[1::2], strict=True)) for [main] in states]
+        mains = [_pairs(main) for [main] in states]
         if len({main["port"] for main in mains}) != 1:
             return False
         if any(main["flags"] != "master" or main["num-other-sentinels"] != "2" for main in mains):
             return False
         for sentinel in self.sentinels:
             found = ask(sentinel, "SENTINEL", "REPLICAS", self.name) or []
-            flags = [dict(zip(one[::2], one[1::2], strict=True))["flags"] for one in found]
+            flags = [_pairs(one)["flags"] for one in found]
             if flags != ["slave", "slave"]:
                 return False
         # What the sentinels know of the copying may be ten seconds old.
@@ -206,9 +214,37 @@ class SentinelServers(Group):
         """Have the sentinels make another server the primary, also if the present one is away and
         they have not noticed yet. It may go on for up to ten seconds before they make it a
         replica."""
-        before = self.primary
-        until(lambda: ask(self.sentinels[0], "SENTINEL", "FAILOVER", self.name))
-        until(lambda: self.primary is not before)
+        before, sentinel = self.primary, self.sentinels[0]
+
+        def ordered() -> None:
+            # An attempt that takes longer than the time-out is given up, and so is one of a
+            # sentinel that is started again.
+            main = _pairs(ask(sentinel, "SENTINEL", "MASTER", self.name) or [])
+            if main and int(main["port"]) == before.port and "failover" not in main["flags"]:
+                ask(sentinel, "SENTINEL", "FAILOVER", self.name)
+
+        self.until_replaced(before, ordered)
+
+    def until_replaced(
+        self, before: RedisServer, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until another server than ``before`` is the primary."""
+
+        def replaced() -> bool:
+            self._wake_sentinels()
+            meanwhile()
+            return self.primary is not before
+
+        until(replaced)
+
+    def _wake_sentinels(self) -> None:
+        """A sentinel that stood still for two seconds decides nothing for half a minute ("TILT"),
+        unless it is started again."""
+        for sentinel in self.sentinels:
+            if (ask(sentinel, "INFO", "sentinel") or {}).get("sentinel_tilt"):
+                load = os.getloadavg()[0]
+                warnings.warn(f"a sentinel stood still (load {load:.1f}): restarted", stacklevel=1)
+                sentinel.restart()
 
     def flush(self) -> None:
         self._replicate(self.primary, 2, "FLUSHALL")

@@ -24,6 +24,7 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
 from ..extension import PACKAGE, OnUse, on_first_use, part
+from ..transport.refusals import genuine
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -41,7 +42,7 @@ from .reading import failing_as_django_redis, originals
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
     from ..ops.inventory import reset_all as reset_all
-    from ..transport import guarded_connection, pool
+    from ..transport import guarded_connection
     from .on_commit import FunctionOnCommit as FunctionOnCommit
     from .plain import BackendCannotLock as BackendCannotLock
     from .typed import AsyncLockArguments as AsyncLockArguments
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from .typed import LockArguments as LockArguments
 else:
     guarded_connection = OnUse("transport.guarded_connection")
-    pool = OnUse("transport.pool")
 
 NO_LOCATION = 'the cache has no LOCATION: give it the address of Redis, "LOCATION": "redis://127.0.0.1:6379/1"'
 _Method = TypeVar("_Method", bound=Callable[..., object])
@@ -104,11 +104,20 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             client.make_key = self._guard.make_key
             client.encode = partial(_encoded, client.encode)
             connect = client.connection_factory.connect
-            client.connection_factory.connect = lambda url: pool.follow_address(
+            client.connection_factory.connect = lambda url: guarded_connection.follow_address(
                 guarded_connection.guard(connect(url))
             )
             self._client = client
         return self._client
+
+    @property
+    def _ignore_exceptions(self) -> bool:
+        """Of django-redis: whether to ignore the error that is being handled."""
+        return self._ignores_errors and bool(genuine(Exception))
+
+    @_ignore_exceptions.setter
+    def _ignore_exceptions(self, ignores: bool) -> None:
+        self._ignores_errors = ignores
 
     @_ignoring_outages
     def set(
@@ -126,7 +135,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _set(self, values: tuple[object, ...], client: object, **how: bool) -> object:
         try:
             return self.client.set(*values, **how, **self._by(client))
-        except ConnectionInterrupted:
+        except genuine(ConnectionInterrupted):
             if client is not None or self.client._replica_read_only:
                 raise
             # django-redis tries its other servers. The first, which stores the flights, is down, so

@@ -340,8 +340,8 @@ class GetOrSet(CacheReader):
         values: int = 1,
     ) -> None:
         """Count a read, and emit a ``Read``; see there. Without ``seconds`` it ends now."""
-        if events.count_read is not None:
-            events.count_read(self, key, group or "", result, values)
+        if (count := events.count_read) is not None:
+            count(self, key, group or "", result, values)
         if events.read_listeners:
             seconds = time.monotonic() - began if seconds is None else seconds
             events.emit(Read(self, str(key), group or "", result, values, began, seconds))

@@ -16,7 +16,6 @@ from django.core.cache.backends.base import BaseCache, default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.client import DefaultClient
 from django_redis.util import CacheKey
-from redis.exceptions import RedisError
 
 from .. import transport
 from ..conf import SETTING, Conf, GetOrSetOptions, given
@@ -27,6 +26,7 @@ from ..protocol.keys import RESERVED, flight_key, is_reserved, refuse_reserved
 from ..singleflight import MARK_STALE, Runner, own_flights
 from ..steps import Steps
 from ..transport import server_of
+from ..transport.refusals import redis_errors
 from .get_or_set import GetOrSet, waiting_thread
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Writes(TypedValues):
         calls = [Call(MARK_STALE, (name, flight_key(name)), args) for name in names]
         try:
             return sum(map(int, (yield runner.run(*calls)))) if calls else 0
-        except (RedisError, OSError):
+        except redis_errors():
             if not self._ignore_exceptions:
                 raise
             if self._log_ignored_exceptions:

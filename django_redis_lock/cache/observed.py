@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from redis.exceptions import RedisError
 
 from ..singleflight import Runner, ThreadRunner
 from ..steps import Steps, drive
+from ..transport.refusals import redis_errors
 
 if TYPE_CHECKING:
     from .reading import CacheReader
@@ -33,7 +33,7 @@ class ObservedRead:
     def get(self, *keys: object) -> object:
         try:
             self.stored = self._read(*keys)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             self.error = error
             raise
         return None if self.stored is None else self.stored[0]

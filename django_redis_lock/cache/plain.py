@@ -44,7 +44,7 @@ _OF_LOCKS = frozenset(
     ("lock", "alock", "command_lock", "held_locks", "locked_get_or_set", "reset_all")
 )
 #: Aliases and backends of which the log knows.
-_logged: set[tuple[str, str]] = set()
+_logged: dict[tuple[str, str], object] = {}
 
 
 class Do(NamedTuple):
@@ -191,8 +191,7 @@ class PlainCache:
         """Once in a process, that values are computed more often than the project expects."""
         kind = type(self._cache.client if isinstance(self._cache, LockCache) else self._cache)
         name = kind.__qualname__
-        if (self._alias, name) not in _logged:
-            _logged.add((self._alias, name))
+        if _logged.setdefault((self._alias, name), mine := object()) is mine:
             logger.warning(
                 "Each caller computes its own values of the cache %r: callers of a %s cannot wait "
                 "for each other. In CACHES[%r] write BACKEND: %r, with one primary server",

@@ -29,7 +29,7 @@ from ..transport import (
     pack_words,
     server_of,
 )
-from ..transport.refusals import OUTAGE, is_busy, is_pool_exhausted
+from ..transport.refusals import OUTAGE, genuine, is_busy, is_pool_exhausted, redis_errors
 from .commands import OwnConnections, encoding, own_connections, takes_client
 from .lock_factory import LockCache
 
@@ -59,16 +59,15 @@ def failing_as_django_redis(redis: object) -> Iterator[None]:
     """An error of ``redis`` becomes the one that django-redis raises."""
     try:
         yield
-    except FAILED as error:
+    except genuine(*FAILED) as error:
         raise ConnectionInterrupted(connection=redis) from error
 
 
 @contextmanager
 def cold_read(server: Server) -> Iterator[None]:
     """Wait for the turn of this thread in a crowd that reads from ``server``. One that has waited
-    too long goes ahead, and later threads use a new mutex: the one that holds the old one hangs, or
-    an exception from a signal handler prevented its release. (Inside a semaphore, such an exception
-    may leave a mutex taken for which all others wait without a limit.)"""
+    too long goes ahead, and later threads use a new mutex: that of the old one hangs, or a
+    signal handler's exception has kept it from the release."""
     mutex = _cold_reads.setdefault(server, threading.Lock())
     is_turn = mutex.acquire(timeout=COLD_READ_TIMEOUT_SECONDS)
     if not is_turn and _cold_reads.get(server) is mutex:
@@ -213,7 +212,7 @@ class CacheReader(LockCache):
         nkey = own._key(client.make_key(key, version=version))
         try:
             stored = exchange_with(server, pack_words(b"GET", nkey))
-        except FAILED as error:
+        except genuine(*FAILED) as error:
             if is_busy(error):
                 return MISSING
             raise ConnectionInterrupted(connection=own) from error
@@ -225,7 +224,7 @@ class CacheReader(LockCache):
             if own is not None:
                 return get(key, MISSING, version, own)
             return self._with_breaker(get, key, MISSING, version, None)
-        except ConnectionInterrupted as error:
+        except genuine(ConnectionInterrupted) as error:
             return _missing_unless_outage(error)
 
     def _read_by_tool(self, key: str, version: int | None, server: object) -> object:
@@ -233,7 +232,7 @@ class CacheReader(LockCache):
             if self._direct() is not None:
                 return self._get_by_tool(key, version)
             return self._with_breaker(self._get_by_tool, key, version)
-        except ConnectionInterrupted as error:
+        except genuine(ConnectionInterrupted) as error:
             return _missing_unless_outage(error)
 
     @cached_property
@@ -267,7 +266,7 @@ class CacheReader(LockCache):
         began = time.monotonic()
         try:
             reply = read(*args)
-        except ConnectionInterrupted as error:
+        except genuine(ConnectionInterrupted) as error:
             cause = error.__cause__
             unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
             if cause is not None and unreachable and not is_pool_exhausted(cause):
@@ -294,7 +293,7 @@ class CacheReader(LockCache):
                 return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
             try:
                 values, failed = _undecodable.read_others(self, names, version)
-            except (RedisError, OSError) as outage:
+            except redis_errors() as outage:
                 return {}, self._without_redis(outage)
             if not failed and not isinstance(cause, _undecodable.DECODING_ERRORS):
                 raise cause from None
@@ -342,7 +341,7 @@ class CacheReader(LockCache):
                 )
             else:
                 stored = yield from steps
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             outage = self._without_redis(error)
         except Exception as error:
             yield from self._check_decoding(runner, error, key, version)

@@ -15,6 +15,7 @@ from ..singleflight import own_flights
 from ..steps import Step
 from ..transport import is_observed, pack, pack_words
 from ..transport.aio_client import aexchange, arun, arun_all
+from ..transport.refusals import genuine
 from .commands import (
     Batch,
     OwnConnections,
@@ -260,7 +261,7 @@ async def call(
     """The method ``name`` of ``cache`` by the loop's ``client``."""
     try:
         return await METHODS[name](cache, TaskCommands(client), *args, **options)
-    except FAILED:
+    except genuine(*FAILED):
         # As in django-redis, ``touch`` raises them always.
         if not cache._ignore_exceptions or name == "touch":
             raise

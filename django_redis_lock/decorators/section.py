@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError
 
 from .. import events, transport
 from ..cache import lock_cache
@@ -28,6 +28,7 @@ from ..protocol import printable
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger, in_context
 from ..transport import is_outage
+from ..transport.refusals import redis_errors
 from . import transactions
 from .options import OnLost, Options
 
@@ -159,7 +160,6 @@ class Section:
         self._drive: Any = adrive if asynchronous else drive
         self._context = contextvars.copy_context()
         self.caller = caller()
-        self._taken_up = False
         self._left = False
 
     def enter(self, on_wait: Callable[[Conflict], None] | None = None) -> Any:
@@ -283,7 +283,7 @@ class Section:
             try:
                 acquired: bool = yield self._call("acquire", **options)
                 return acquired
-            except (RedisError, OSError) as error:
+            except redis_errors() as error:
                 if not self.options.wait_for_redis:
                     raise
                 pause = retry.pause_after(error)
@@ -323,7 +323,7 @@ class Section:
     def _conflict(self) -> Steps[Conflict]:
         try:
             held = yield self._call("held")
-        except (RedisError, OSError):  # It is taken; the holder is unknown.
+        except redis_errors():  # It is taken; the holder is unknown.
             held = None
         given = self.options.retry_after
         usual = events.usual_hold(self.lock.subject) if given is None else None
@@ -360,7 +360,7 @@ def _release(lock: Any, name: str, release: Callable[[], object]) -> Steps[None]
     before = lock._state()
     try:
         yield release()
-    except (RedisError, OSError) as error:
+    except redis_errors() as error:
         about = {"lock": printable(name), "error": error}
         if isinstance(error, LockError):
             logger.warning("The lock %(lock)s ended before the locked code did: %(error)s", about)

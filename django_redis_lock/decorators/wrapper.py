@@ -15,7 +15,6 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.management.base import BaseCommand
 from django.views import View
-from redis.exceptions import RedisError
 
 from ..conf import Conf
 from ..contention import (
@@ -31,7 +30,7 @@ from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
-from ..transport.refusals import is_unusable
+from ..transport.refusals import is_unusable, redis_errors
 from .key_template import Args, Kwargs, bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import EXIT_CODES, MISSING, Options
@@ -95,7 +94,7 @@ class LockedFunction:
         function, wrapper = self.function, self._wrapper()
         functools.update_wrapper(wrapper, function)
         if not _is_djangos_dummy(function):
-            _declared.add(self)
+            _declared[self] = None
         return wrapper
 
     def _wrapper(self) -> Callable[..., object]:
@@ -150,7 +149,7 @@ class LockedFunction:
                     section.leave()
         except BaseException as error:
             section.abandon()
-            if entered is None and isinstance(error, (RedisError, OSError)):
+            if entered is None and isinstance(error, redis_errors()):
                 request = self._request_to_answer(error, args, kwargs)
                 if request is not None:
                     return self._unavailable(request, section.name, error)
@@ -218,7 +217,7 @@ class LockedFunction:
         try:
             with _request_noted(args, kwargs):
                 entered = await section.enter()
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             request = self._request_to_answer(error, args, kwargs)
             if request is None:
                 raise
@@ -246,14 +245,15 @@ class LockedFunction:
 
 
 #: Each lives as long as its wrapper, so a reloaded module leaves none behind.
-_declared: weakref.WeakSet[LockedFunction] = weakref.WeakSet()
+_declared: weakref.WeakKeyDictionary[LockedFunction, None] = weakref.WeakKeyDictionary()
 
 
 def declarations() -> list[LockedFunction]:
     """All uses of ``locked()`` as a decorator in the modules imported so far, ordered by the name
     of what they decorate. A function that ``method_decorator`` decorates is included from its first
     call on."""
-    return sorted(_declared, key=lambda lock: (lock.target, lock.name))
+    known = filter(None, [declared() for declared in _declared.keyrefs()])
+    return sorted(known, key=lambda lock: (lock.target, lock.name))
 
 
 def _request_noted(args: Args, kwargs: Kwargs) -> AbstractContextManager[None]:

@@ -16,7 +16,6 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
@@ -26,6 +25,7 @@ from ..protocol.validation import check_seconds
 from ..steps import adrive
 from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
+from ..transport.refusals import genuine, redis_errors
 from .hold import Hold
 from .local_state import (
     State,
@@ -161,7 +161,7 @@ class AsyncLock(LockOperations):
         try:
             if not (self.reentrant and self._leave_inner()):
                 await adrive(self._release_steps())
-        except (RedisError, OSError):
+        except redis_errors():
             raise
         except BaseException:
             self._leave_to_keeper(before)
@@ -289,7 +289,7 @@ async def aconfirm(
         )
         held, confirmed = await asyncio.wait_for(question, patience + REPLY_MARGIN_SECONDS)
         return Confirmed(bool(held), int(confirmed))
-    except asyncio.TimeoutError:
+    except genuine(asyncio.TimeoutError):
         raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None
     finally:
         connection.disconnect()

@@ -102,7 +102,6 @@ class Entry:
         #: By the state of the lock object that was used. One that is collected without a release,
         #: after an interrupt, does not count any more.
         self._times: WeakKeyDictionary[State, int] = WeakKeyDictionary({state: 1})
-        self.hold.also_on_lost = {}
 
     @property
     def depth(self) -> int:

@@ -10,14 +10,13 @@ from contextvars import copy_context
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from redis.exceptions import RedisError
-
 from ..extension import OnUse
 from ..protocol import AcquireRequest, Acquisition, Call, Refused, Reply
 from ..protocol.validation import check_seconds
 from ..steps import drive
 from ..threads import in_context
 from ..transport import Answer, run
+from ..transport.refusals import redis_errors
 from . import waiting
 from .hold import Hold
 from .local_state import enter_again, note_entry
@@ -134,7 +133,7 @@ class Lock(LockOperations):
         try:
             if not (self.reentrant and self._leave_inner()):
                 drive(self._release_steps())
-        except (RedisError, OSError):
+        except redis_errors():
             raise
         except BaseException:  # A signal handler's.
             self._leave_to_keeper(before)

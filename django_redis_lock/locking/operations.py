@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from redis.exceptions import RedisError
@@ -37,6 +36,7 @@ from ..protocol import (
 from ..protocol.validation import check_seconds
 from ..steps import Step, Steps
 from ..transport import Answer, NotReady, is_refusal, may_have_run, server_of
+from ..transport.refusals import suppress
 from . import waiting
 from .base import BaseLock, logger
 from .hold import Hold, Renewal
@@ -315,7 +315,7 @@ class LockOperations(BaseLock):
 
     def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
         hold = self.local.hold
-        self._owned_token(verb)  # Or an error.
+        token = self._owned_token(verb)
         if self.degraded:
             return True
         call = self._extend_call(verb, seconds, replace)
@@ -336,6 +336,9 @@ class LockOperations(BaseLock):
                 hold.pending = None
             until = sent_at + seconds if replace else max(hold.deadline, sent_at) + seconds
             self._prolonged(hold, until, sent_at)
+            if hold.ended and hold.lost:  # Noted since, perhaps told: it is final.
+                self._hand_over(self._release_call(token, hold))
+                self._not_owned(verb, self.lost_reason)
         return True
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:

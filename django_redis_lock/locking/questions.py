@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -15,6 +14,7 @@ from ..extension import OnUse, part
 from ..protocol import Call, Owner, Reply
 from ..protocol.holder_scripts import HELD, reset_call
 from ..protocol.holders import HolderInfo, seconds_to_retry
+from ..transport.refusals import suppress
 from .hold import Hold
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +25,7 @@ from django.core.management.base import BaseCommand
 from .. import process_tree
 from ..decorators import interrupt_main_thread
 from ..process_tree import PASSED_ON, START, signal_descendants
+from ..transport.refusals import genuine, suppress
 from . import Exit, usage_error
 
 #: Ctrl-Z must stop neither this process, which renews the lock, nor the program, for which others
@@ -158,7 +159,7 @@ class Program:
                         os.killpg(guard.pid, signal.SIGKILL)
                     return 128 + signal.SIGKILL
             return int(answer)
-        except (OSError, ValueError) as error:
+        except genuine(OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or answer.decode()
             text = f"{self._argv[0]} cannot be started: {why}"
             raise CommandError(text, returncode=Exit.NOT_FOUND) from error

@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand
 from ..contrib.metrics import BOUNDS, Distribution, Summary, site_of, summaries
 from ..ops.held_locks import UNAVAILABLE, HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..ops.inventory import FLIGHT, LOCK
+from ..transport.refusals import genuine
 from . import (
     COMPACT,
     Column,
@@ -280,7 +281,7 @@ def _read(aliases: Sequence[str], period: str) -> tuple[dict[str, list[Summary]]
             if site not in sites:
                 sites.add(site)
                 found[alias] = summaries(alias, period)
-        except UNAVAILABLE as error:
+        except genuine(*UNAVAILABLE) as error:
             failures[alias] = one_line(str(error))
     return found, failures
 

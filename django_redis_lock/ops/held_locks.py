@@ -11,9 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -29,7 +27,7 @@ from ..locking import Event
 from ..protocol import Owner, printable
 from ..protocol.keys import is_lock, keys_at
 from ..transport import server_of
-from ..transport.refusals import explained
+from ..transport.refusals import explained, genuine, suppress
 from .inventory import (
     FLIGHT,
     LOCK,
@@ -141,7 +139,7 @@ def held_locks(
             spaces = tuple(database.only_locks)
             client = database.client
             return [list_held(client, b"", limit, search, kind, spaces, by_name) for kind in kinds]
-        except UNAVAILABLE as error:
+        except genuine(*UNAVAILABLE) as error:
             return error
 
     # The threads of the pool have other cache objects.
@@ -210,7 +208,7 @@ def latest_events(aliases: Iterable[str] | None = None) -> tuple[list[News], lis
         if here := [alias for alias in database.prefixes if alias in wanted]:
             try:
                 found = latest_news(database.client)
-            except UNAVAILABLE as error:
+            except genuine(*UNAVAILABLE) as error:
                 failures += [_failure(alias, error) for alias in here]
                 continue
             for event in found:
@@ -232,7 +230,7 @@ def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
         key = keys_at(key).name
     try:
         _, prefix, _ = _cache_of(_database_of(alias), key, kind)
-    except UNAVAILABLE:
+    except genuine(*UNAVAILABLE):
         prefix = b""
     return key[len(prefix) :].decode(errors="backslashreplace")
 
@@ -296,7 +294,7 @@ def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
             }
             new = _Database(client, {}, set())
             database = found.setdefault(server_of(client).database, new)
-        except UNAVAILABLE as error:
+        except genuine(*UNAVAILABLE) as error:
             failed[alias] = error
         else:
             database.prefixes[alias] = prefixes
@@ -356,12 +354,10 @@ def _secret() -> str | bytes:
         secret: str | bytes = settings.SECRET_KEY
         return secret
     except ImproperlyConfigured:  # Some commands run without one.
-        return _secret_of_this_process()
+        return _OF_THIS_PROCESS
 
 
-@lru_cache(maxsize=1)
-def _secret_of_this_process() -> bytes:
-    return secrets.token_bytes(32)
+_OF_THIS_PROCESS = secrets.token_bytes(32)
 
 
 def _failure(alias: str, error: Exception) -> Failure:

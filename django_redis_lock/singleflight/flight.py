@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from ..clock import time
 from ..events import Shared
 from ..exceptions import ComputationFailed
@@ -18,6 +16,7 @@ from ..protocol import as_bytes, printable
 from ..protocol.keys import flight_stream
 from ..steps import Steps
 from ..threads import get_logger
+from ..transport.refusals import redis_errors
 from .in_process import (
     InProcessFlight,
     Overtaken,
@@ -174,7 +173,7 @@ class MultiFlight:
                         replies.led[key] = before
                     else:  # The flight has ended, or another caller overtook it.
                         replies.streams[key] = b""
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             raise self._failed(error) from error
         for value in replies.present.values():
             self._shared.encoded = value
@@ -220,7 +219,7 @@ class MultiFlight:
         self._shared.computed = True
         try:
             self._shared.trace = yield self._runner.wait_for_leader((*streams.values(),), until)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> CoordinationError:
@@ -242,7 +241,7 @@ class MultiFlight:
         leader = self.leader(keys)
         try:
             before = yield from leader.take_over(None if replace else dict.fromkeys(keys, b""))
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             return (yield from leader.compute(error))
         leader.begin({key: seen or NOTHING for key, seen in before.items()})
         try:
@@ -325,7 +324,7 @@ class SingleFlight(MultiFlight):
         """The value, or TOO_LATE. The caller we waited for may have read a value in Redis."""
         try:
             stored = yield self._runner.read(self._key)
-        except (RedisError, OSError):
+        except redis_errors():
             return TOO_LATE
         with suppress(Undecodable):
             return TOO_LATE if stored is None else self._producer.decode(stored[0])

@@ -2,7 +2,6 @@
 to renew it, and to end it with a value, without one, or after an interruption."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from ..protocol.keys import flight_key, flight_keys
 from ..steps import Steps
 from ..threads import get_logger, may_log, this_process
 from ..transport import Server, is_outage, is_refusal, pack_words
+from ..transport.refusals import genuine, redis_errors, suppress
 from .in_process import (
     FlightRenewal,
     InProcessFlight,
@@ -175,7 +175,7 @@ class Leader:
                 if self._may_be_over() and any(type(reply) is Leads for reply in replies):
                     replies = [parse(reply) for reply in (yield from self._run(*calls))]
                 return replies
-            except (RedisError, OSError) as error:
+            except redis_errors() as error:
                 if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
                     yield from self.fail()
                 if not is_outage(error) or time.monotonic() >= until:
@@ -200,7 +200,7 @@ class Leader:
             taken, value = yield self._runner.exchange(command + pack_words(b"GET", key), 2)
         except (ResponseError, BusyLoadingError) as error:
             taken, value = not is_refusal(error), b""  # There may be another type of value.
-        except (RedisError, OSError, GeneratorExit):
+        except genuine(RedisError, OSError, GeneratorExit):
             raise
         except BaseException:
             yield from self._abort()
@@ -235,7 +235,7 @@ class Leader:
         try:
             replies: list[Reply] = yield self._runner.run(*calls)
             return replies
-        except (RedisError, OSError, GeneratorExit):
+        except genuine(RedisError, OSError, GeneratorExit):
             raise
         except BaseException:
             yield from self._abort()
@@ -362,7 +362,7 @@ class Leader:
         began = time.monotonic()
         try:
             stored = [bool(reply) for reply in (yield from self._run(*calls))]
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             logger.warning("Could not store %s: %s", self, error)
             if is_outage(error) and not is_refusal(error):
                 self._end_later(calls)
@@ -391,7 +391,7 @@ class Leader:
         calls = self._endings(message, pause)
         try:
             yield from self._run(*calls)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
                 self._end_later(calls)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from redis.exceptions import RedisError
-
 from ..clock import time
 from ..events import RefreshFailed, Shared
 from ..steps import Steps
 from ..threads import get_logger
+from ..transport.refusals import redis_errors
 from .flight import SingleFlight
 from .in_process import Overtaken
 from .leader import Leader
@@ -31,7 +30,7 @@ class Refreshing(SingleFlight):
         leader, producer = self.leader([self._key]), self._producer
         try:
             [reply] = yield from leader.query()
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             logger.warning("Could not refresh %s: %s", leader, error)
             return old
         match reply:

@@ -11,7 +11,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from ..clock import time
 from ..keeper import Job, keeper
@@ -27,6 +27,7 @@ from ..transport import (
     run_all,
     server_of,
 )
+from ..transport.refusals import redis_errors
 from .scripts import READ
 
 R = TypeVar("R")
@@ -210,7 +211,7 @@ class ThreadRunner:
                 server.answered()
                 server.checkin(connection)
                 connection = None
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             self.server.on_error(error)
             if not is_outage(error):
                 raise

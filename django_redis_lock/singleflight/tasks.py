@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis as AsyncRedis
-from redis.exceptions import RedisError
 
 from ..clock import time
 from ..keeper import Job
@@ -18,6 +17,7 @@ from ..steps import Steps
 from ..transport import in_background, is_observed, is_outage, server_of
 from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all
 from ..transport.aio_connection import cancellable
+from ..transport.refusals import redis_errors
 from .runners import (
     SENT_AGAIN,
     Computation,
@@ -132,7 +132,7 @@ class AsyncRunner:
                     (self.server.seen_at(streams) or self.server).answered()
             finally:
                 connection.disconnect()
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             self.server.on_error(error)
             if not is_outage(error):
                 raise

@@ -80,15 +80,14 @@ class CachedNode(Node):
             text = self.nodelist.render(context)
         finally:
             conditions.put_back()
-        if conditions.of_client and self.name not in _warned:
-            _warned.add(self.name)
+        if conditions.of_client and _warned.setdefault(self.name, mine := object()) is mine:
             words = "The fragment %s is not cached: it has %s. Move it out of {%% cached %%}"
             logger.warning(words, self.name, conditions.of_client)
         return text, conditions.of_client
 
 
 #: Names of fragments that have a CSRF token: each is logged once.
-_warned: set[str] = set()
+_warned: dict[str, object] = {}
 
 
 def _seconds(name: str, value: Any) -> Any:

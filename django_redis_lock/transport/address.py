@@ -10,7 +10,6 @@ import _socket
 import select
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -33,7 +32,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ..extension import PACKAGE
-from .refusals import NO_REDIS, refusal
+from .refusals import NO_REDIS, genuine, interrupts, redis_errors, refusal, suppress
 
 if TYPE_CHECKING:
     from ..protocol import Reply
@@ -186,13 +185,12 @@ def for_threads(pool: Pool) -> Address:
     for ours, theirs in TWINS:
         if issubclass(pool.connection_class, theirs):
             return Address(ours, common_settings(pool))
-    return Address(connection_class_of(pool), _without_the_pool(pool.connection_kwargs))
+    return Address(unguarded(pool.connection_class), _without_the_pool(pool.connection_kwargs))
 
 
-def connection_class_of(pool: Pool) -> type[Any]:
-    """The class of ``pool``'s connections as it was before ``guarded_connection`` guarded it."""
-    kind: type[Any] = getattr(pool.connection_class, "guards", pool.connection_class)
-    return kind
+def unguarded(kind: type[Any]) -> type[Any]:
+    """The class ``kind`` of connections as it was before ``interruptible`` guarded it."""
+    return getattr(kind, "guards", kind)
 
 
 def who(settings: Settings) -> tuple[object, ...]:
@@ -297,7 +295,7 @@ class DirectConnection:
             for part in command:
                 try:
                     sent = self._sock.send(part)
-                except BlockingIOError:
+                except genuine(BlockingIOError):
                     sent = 0
                 if sent < len(part):
                     self._send_rest(memoryview(part)[sent:])
@@ -339,6 +337,8 @@ class DirectConnection:
         """Disconnect, and raise what redis-py would for an error of the system's."""
         how = "was closed" if self._sock.fileno() == -1 else "broke"
         self.disconnect()
+        if isinstance(error, OSError) and interrupts.interrupt_in(error) is not None:
+            return
         if isinstance(error, TimeoutError):
             raise RedisTimeoutError("Redis did not answer in time") from error
         if isinstance(error, (OSError, InvalidResponse)):
@@ -358,7 +358,7 @@ class _SameSocket(_socket.socket):
 
 def direct(connection: Any) -> RawConnection:
     """``connection``, redis-py's, as one that does not connect again."""
-    plain = type(connection) in (Connection, UnixDomainSocketConnection)
+    plain = unguarded(type(connection)) in (Connection, UnixDomainSocketConnection)
     # A socket of gevent's must stay as it is: it lets other greenlets run while it waits.
     plain = plain and isinstance(connection._sock, _socket.socket) and hasattr(select, "poll")
     if not HAS_HIREDIS or not plain:
@@ -403,6 +403,6 @@ def still_answers(connection: RawConnection, seconds: float) -> bool:
         connection.read_response()
     except ResponseError:
         pass  # This user may not, or the server is busy: it answers.
-    except (RedisError, OSError):
+    except redis_errors():
         return False
     return True

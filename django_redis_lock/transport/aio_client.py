@@ -1,9 +1,7 @@
 """The asyncio client that leads to the same server as a thread's client, one for each event loop;
 and how calls are run on the connection that its tasks share: ``execute`` with ``await``.
 
-django-redis has clients for threads only. Connections belong to the loop that made them, and loops
-may be short-lived (``async_to_sync`` makes one for each call), so a loop's client is closed when
-its loop ends.
+Connections belong to the loop that made them, so a loop's client is closed when its loop ends.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -47,7 +45,7 @@ from .execute import (
     value_with_lifetime,
 )
 from .guarded_connection import guarded
-from .refusals import LostLogin, is_misdirected
+from .refusals import LostLogin, is_misdirected, redis_errors
 from .registry import Client, Pool, server_of
 from .retry import run_again, run_all_steps
 from .server import CHECK_SECONDS, Server
@@ -271,7 +269,7 @@ async def exchange(
             if retry_elsewhere and node.renew(connection):
                 return await exchange(client, node, command, patience, calls, replies, False)
         raise
-    except (RedisError, OSError) as error:
+    except redis_errors() as error:
         if used_before is not None and isinstance(error, LostLogin):
             used_before.retire()
             return await exchange(client, node, command, patience, calls, replies, retry_elsewhere)
@@ -296,7 +294,7 @@ async def _distrust(client: Client, node: Server, timeout: float, left: float) -
         return
     try:
         await connected(client, node, limit)
-    except (RedisError, OSError) as error:
+    except redis_errors() as error:
         node.breaker.failed(error, time.monotonic() - began, timeout)
 
 

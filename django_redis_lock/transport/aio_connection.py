@@ -1,8 +1,8 @@
 """Connections of an event loop, on each of which the calls of several tasks may be on their way.
 
-Redis answers in the order of the calls. So a task that no longer waits, because it was cancelled or
-its patience is over, leaves its reply to be dropped, and the connection stays: what is sent next,
-such as the end of a flight that the task may lead by then, cannot overtake its call.
+Redis answers in the order of the calls. So a task that no longer waits leaves its reply to be
+dropped, and the connection stays: what is sent next, such as the end of a flight that the task may
+lead by then, cannot overtake its call.
 
 redis-py connects, with its credentials and options; then the connection takes the transport over.
 """
@@ -16,14 +16,13 @@ import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Collection
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError, InvalidResponse, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
@@ -33,11 +32,11 @@ from .address import (
     INCOMPLETE,
     PROBE_SECONDS,
     TRUSTED_SECONDS,
-    connection_class_of,
     own_settings,
     reader_for,
+    unguarded,
 )
-from .refusals import NO_REDIS
+from .refusals import NO_REDIS, LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:
     from .registry import Pool
@@ -45,13 +44,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PING = b"*1\r\n$4\r\nPING\r\n"
-#: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.
+#: Seconds after its time in which a loop that stood still reads a reply that has come.
 READ_FIRST_SECONDS = 0.01
 
 #: Until a request or a reply of so many bytes is complete, calls go to another connection.
 LARGE = 65_536
 
-#: Into how many parts the time to wait is divided. A standstill of the loop counts as one part.
+#: Parts of the time to wait; a standstill of the loop counts as one.
 WAIT_PARTS = 10
 
 
@@ -64,7 +63,7 @@ async def connect_to(
         timeout: seconds that connecting may take.
         reply_timeout: seconds that a reply may take, None without end.
     """
-    connection_class = connection_class_of(pool)
+    connection_class = unguarded(pool.connection_class)
     settings = own_settings(connection_class, pool.connection_kwargs, timeout)
     connection = connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
     loop = asyncio.get_running_loop()
@@ -82,8 +81,8 @@ async def connect_to(
 
 
 async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> None:
-    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stands still,
-    replies may come; the servers must not be taken to be down because of that."""
+    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran: that it stands still is
+    not the servers' fault."""
     pending = set(tasks)
     for _ in range(WAIT_PARTS):
         if pending:
@@ -155,13 +154,15 @@ class AsyncRawConnection(ABC):
 
     Args:
         connection: redis-py's, connected.
-        timeout: seconds that a reply may take, None without end.
+        timeout: seconds without any part of a reply, None without end.
     """
 
     generation = 0  #: See ``Server.renew``.
+    _heard_at = 0.0  #: When a part of a reply came.
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
+        self._writer = connection._writer  # None in memory.
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
@@ -177,7 +178,7 @@ class AsyncRawConnection(ABC):
         return self._answered_at == self._connected_at
 
     def takes_calls(self) -> bool:
-        """Whether it is open, its server has just answered, and nothing large is on its way."""
+        """Whether it is open and trusted, with nothing large on its way."""
         if self.is_closed() or self._in_doubt or self.in_transfer:
             return False
         since = self._calls[0].sent_at if self._calls else self._answered_at
@@ -185,7 +186,7 @@ class AsyncRawConnection(ABC):
 
     async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
         """Whether the server answers on it, which was idle, within so many seconds."""
-        if self.is_closed() or self._calls or self._has_ended():
+        if self.is_closed() or self._calls or self.has_ended():
             return False
         self._in_doubt = True
         try:
@@ -228,8 +229,7 @@ class AsyncRawConnection(ABC):
 
     @abstractmethod
     def cut(self) -> None:
-        """Close it, from any thread. Its loop may no longer run; Python would close it when it
-        collects the loop, but until then a grant could be sent to it."""
+        """Close it, from any thread: its loop may no longer run, and a grant be sent to it."""
 
     @abstractmethod
     def _send(self, command: bytes) -> None: ...
@@ -238,12 +238,13 @@ class AsyncRawConnection(ABC):
     def is_closed(self) -> bool: ...
 
     def has_ended(self) -> bool:
-        """Whether the server has closed it while no call was on its way."""
-        return not self._calls and self._has_ended()
-
-    def _has_ended(self) -> bool:
-        """Whether the server has closed it, and the loop has not yet heard of that."""
-        return False
+        """Whether the server has closed it while no call was on its way, although the loop has not
+        yet heard of that."""
+        if self._calls or self._writer is None or not hasattr(select, "poll"):
+            return False
+        poll = select.poll()
+        poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def _on_reply(self, reply: Reply) -> None:
         self._answered_at = time.monotonic()
@@ -260,7 +261,7 @@ class AsyncRawConnection(ABC):
         assert self._timeout is not None
         self._timer, now = None, time.monotonic()
         for call in self._calls:
-            left = call.sent_at + self._timeout - now
+            left = max(call.sent_at, self._heard_at) + self._timeout - now
             if left > 0:
                 self._timer = self._loop.call_later(left, self._due)
                 return
@@ -286,7 +287,6 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         self._parser = reader_for(connection)
         self._unsent: list[bytes] = []
         self._unread = 0  # Bytes of the next reply.
-        self._writer = connection._writer  # Kept, as its end would close the transport.
         self._transport = self._writer.transport
         self._transport.set_protocol(self)
         self._transport.set_write_buffer_limits(LARGE)
@@ -294,13 +294,6 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
     def is_closed(self) -> bool:
         return bool(self._transport.is_closing())
-
-    def _has_ended(self) -> bool:
-        if not hasattr(select, "poll"):
-            return False
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
 
     def _send(self, command: bytes) -> None:
         if len(self._calls) == 1:
@@ -321,6 +314,8 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
             while (reply := self._parser.gets()) is not INCOMPLETE:
                 self._unread = 0
                 self._on_reply(reply)
+            if self._unread:
+                self._heard_at = time.monotonic()
             self.in_transfer = self._unread >= LARGE
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
@@ -343,12 +338,12 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
 
 class IndirectConnection(AsyncRawConnection):
-    """It reads with redis-py's parser: where there is no hiredis, in memory, and for connections of
-    other classes than redis-py's."""
+    """It reads with redis-py's parser: without hiredis, in memory, and for connections of other
+    classes than redis-py's."""
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
-        if not hasattr(connection, "write") and not hasattr(connection._writer, "write"):
+        if not hasattr(connection, "write") and not hasattr(self._writer, "write"):
             raise TypeError(
                 f"tasks cannot use {type(connection).__name__}, which has no transport: without "
                 "Redis, use django_redis_lock.cache.LocMemCache or django_redis_lock.testing"
@@ -357,11 +352,12 @@ class IndirectConnection(AsyncRawConnection):
         self._reading: asyncio.Future[None] | None = None
 
     def is_closed(self) -> bool:
-        reader = self._connection._reader
-        return not self._connection.is_connected or (reader is not None and reader.at_eof())
+        if self._writer is None:
+            return not self._connection.is_connected
+        return bool(self._writer.is_closing() or self._connection._reader.at_eof())
 
     def _send(self, command: bytes) -> None:
-        write = getattr(self._connection, "write", None) or self._connection._writer.write
+        write = getattr(self._connection, "write", None) or self._writer.write
         write(command)
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
@@ -371,10 +367,10 @@ class IndirectConnection(AsyncRawConnection):
             while self._calls:
                 try:
                     reply = await self._connection.read_response(disconnect_on_error=False)
-                except ResponseError as refusal:
+                except (ResponseError, BusyLoadingError, LostLogin) as refusal:
                     reply = refusal
                 self._on_reply(reply)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             self._fail(error)
             self._close()
         finally:
@@ -393,7 +389,7 @@ class IndirectConnection(AsyncRawConnection):
         if hasattr(self._connection, "cut"):
             self._connection.cut()
         else:
-            _shut_down(self._connection._writer)
+            _shut_down(self._writer)
 
 
 def _shut_down(stream: Any) -> None:

@@ -1,26 +1,31 @@
 """Connections of redis-py's pools, of which each serves one call at a time.
 
-redis-py puts a connection back into its pool also if an exception from a signal handler (Ctrl-C, a
-time limit of Celery) came between a request and its reply. The next call would return that reply,
-and each later one the reply to the call before it. Nor does it notice that a firewall has forgotten
-a connection. So the pool of a cache makes connections of a class that counts the replies to come,
-and that connects again before it serves another call.
+redis-py puts a connection back into its pool also if an exception from a signal handler came
+between a request and its reply, which the next call would return. Nor does it notice that a
+firewall has forgotten a connection. So the pool of a cache makes connections of a class that counts
+the replies to come, and that connects again before it serves another call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from functools import cache
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.retry import Retry
 
-from .address import PROBE_SECONDS, TRUSTED_SECONDS, still_answers
+from .address import PROBE_SECONDS, TRUSTED_SECONDS, name_driver, still_answers
+from .interrupts import Interruptible, interruptible
+from .refusals import genuine, is_misdirected, redis_errors
+from .registry import Client, Pool, renew_pool
 
+C = TypeVar("C", bound=Client)
 T = TypeVar("T")
 
 UNREAD = "The reply to an earlier command was not read."
@@ -79,7 +84,7 @@ class _ReplyCounter(_Any):  # type: ignore[misc]  # the class of Any is known la
         self._answered_at = time.monotonic()
 
 
-class GuardedConnection(_ReplyCounter):
+class GuardedConnection(_ReplyCounter, Interruptible):
     """For threads."""
 
     # The pool calls it before each use.
@@ -87,7 +92,10 @@ class GuardedConnection(_ReplyCounter):
         self._packed = 0
         if self._sock is not None and not self._may_be_used():
             self.disconnect()
-        super().connect()
+        try:
+            super().connect()
+        except redis_errors():
+            raise
         self._is_ready = True
 
     def _may_be_used(self) -> bool:
@@ -157,7 +165,7 @@ class AsyncGuardedConnection(_ReplyCounter):
             await asyncio.wait_for(self.read_response(), PROBE_SECONDS)
         except ResponseError:
             pass
-        except (RedisError, OSError, asyncio.TimeoutError):
+        except genuine(RedisError, OSError, asyncio.TimeoutError):
             return False
         return True
 
@@ -208,12 +216,10 @@ def _without_numbers(args: Iterable[object]) -> list[object]:
     return [str(arg) if type(arg) in (int, float) else arg for arg in args]
 
 
-@cache
 def guarded(kind: type) -> type[Any]:
     """The connection class ``kind`` of a pool, for threads or for tasks, guarded."""
-    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "guards": kind}
     guard = GuardedConnection if issubclass(kind, AbstractConnection) else AsyncGuardedConnection
-    return type(kind.__name__, (guard, kind), members)
+    return interruptible(kind, guard)
 
 
 def guard(client: T) -> T:
@@ -225,4 +231,54 @@ def guard(client: T) -> T:
     if known and not issubclass(kind, GuardedConnection):
         pool.connection_class = guarded(kind)
         pool.reset()
+    return client
+
+
+# -- pools whose address may lead to another server ------------------------------------------------
+
+
+class FollowingRetry(Retry):
+    """The ``usual`` one of a pool's connections, which also follows an address. A connection that a
+    replica answers would stay in the pool for good: such a call, of which nothing has run, is sent
+    once more, on a new connection."""
+
+    def __init__(self, usual: Retry, pool: Pool) -> None:
+        super().__init__(NoBackoff(), 0)
+        self._usual = usual
+        self._pool = weakref.ref(pool)
+
+    def update_supported_errors(self, specified_errors: Iterable[type[Exception]]) -> None:
+        others = [error for error in specified_errors if error is not ReadOnlyError]
+        self._usual.update_supported_errors(others)
+
+    def get_retries(self) -> int:
+        return int(self._usual.get_retries())
+
+    def call_with_retry(
+        self, do: Callable[[], T], fail: Callable[..., object], *args: Any, **options: Any
+    ) -> T:
+        try:
+            return self._usual.call_with_retry(do, fail, *args, **options)
+        except RedisError as error:
+            if not is_misdirected(error):
+                raise
+            if (pool := self._pool()) is not None:
+                renew_pool(pool)
+            # Disconnects. redis-py 5 and 6 raise any error but those in ``retry_on_error``.
+            counted = (1,) if options.get("with_failure_count") else ()
+            fail(ReadOnlyError(str(error)), *counted)
+        return self._usual.call_with_retry(do, fail, *args, **options)
+
+
+def follow_address(client: C) -> C:
+    """``client``, of redis-py's, whose pool has not connected yet: its connections follow."""
+    pool = getattr(client, "connection_pool", None)
+    if pool is None or isinstance(pool.connection_kwargs.get("retry"), FollowingRetry):
+        return client
+    settings = pool.connection_kwargs
+    name_driver(pool.connection_class, settings)
+    usual = getattr(pool.connection_class(**settings), "retry", None)
+    if usual is not None:
+        errors = [*(settings.get("retry_on_error") or ()), ReadOnlyError]
+        settings.update(retry=FollowingRetry(usual, pool), retry_on_error=errors)
     return client

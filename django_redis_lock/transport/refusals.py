@@ -5,6 +5,11 @@ it.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -15,6 +20,7 @@ from redis.exceptions import (
     MasterDownError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -23,7 +29,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..extension import OnUse
 
+E = TypeVar("E", bound=BaseException)
+
 hints = OnUse("transport.hints", in_keeper=True)
+interrupts = OnUse("transport.interrupts", in_keeper=True)
 
 #: What an absent or restarting Redis, or one that moves slots, looks like.
 OUTAGE: tuple[type[Exception], ...] = (
@@ -66,6 +75,31 @@ _CLASSES = {
 _MISDIRECTED = ("READONLY", "MASTERDOWN", "LOADING")
 
 
+def genuine(*kinds: type[E]) -> tuple[type[E], ...]:
+    """For ``except``: ``kinds``; none if a signal handler has raised what is being handled."""
+    error = sys.exc_info()[1]
+    interrupt = interrupts.interrupt_in(error)
+    if interrupt is None:
+        return kinds
+    if interrupt is not error:  # redis-py has turned it into that, or django-redis.
+        raise interrupt from interrupt.__cause__
+    return ()
+
+
+def redis_errors() -> tuple[type[Exception], ...]:
+    """For ``except``: the errors of Redis, and of connections to it."""
+    return genuine(RedisError, OSError)
+
+
+@contextmanager
+def suppress(*kinds: type[Exception]) -> Iterator[None]:
+    """As ``contextlib``'s, but for what a signal handler has raised."""
+    try:
+        yield
+    except genuine(*kinds):
+        pass
+
+
 def refusal_in(reply: str) -> str:
     """The code of a refusal in a text from Redis; empty if there is none."""
     # Redis 6 reports an error in a script after "Error running script", with a hyphen.
@@ -101,7 +135,9 @@ def name_missing_right(error: BaseException) -> None:
 
 def is_outage(error: BaseException) -> bool:
     """Whether ``error`` may pass by itself, so that a waiter should try again."""
-    return isinstance(error, OUTAGE) or bool(refusal(error)) or bool(hints.is_from_proxy(error))
+    if isinstance(error, OUTAGE):
+        return interrupts.interrupt_in(error) is None
+    return bool(refusal(error)) or bool(hints.is_from_proxy(error))
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import select
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.connection import ConnectionPool
-from redis.exceptions import AskError, BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import AskError, BusyLoadingError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
@@ -31,7 +30,7 @@ from .address import (
     who,
 )
 from .circuit_breaker import Breaker, without_credentials
-from .refusals import LostLogin, is_misdirected, name_missing_right
+from .refusals import LostLogin, interrupts, is_misdirected, name_missing_right, redis_errors
 
 if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
@@ -188,7 +187,8 @@ class Server:
             connection.send_packed_command([command])
             if unread is not None:
                 _wait(connection, patience)
-                unread.read_reply(True)
+                if unread.read_reply(True) is None:
+                    connection.can_read()  # Raises if that has closed it.
             if patience is not None:
                 _wait(connection, patience)
             answer = connection.read_response()
@@ -227,13 +227,13 @@ class Server:
     def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
         """A new connection, with the pool's address and credentials, and a ``timeout`` in seconds
         for connecting and for answers. ``changes``: other arguments than the pool's."""
-        timeout = self.timeout if timeout is None else timeout
-        connection_class, settings = self.address
-        connection = connection_class(**own_settings(connection_class, settings, timeout) | changes)
+        kind, settings = self.address
+        own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
+        connection: RawConnection = interrupts.interruptible(kind)(**own | changes)
         began, generation = time.monotonic(), self.generation
         try:
             introduce(connection)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, time.monotonic() - began)
             raise
@@ -268,8 +268,7 @@ class Server:
         self.generation += 1
         self.close()
         for made in list(self._made):
-            connection = made()
-            if connection is not None and connection.generation != self.generation:
+            if (connection := made()) is not None and connection.generation != self.generation:
                 if hasattr(connection, "cut"):  # One of an event loop.
                     connection.cut()
                 else:
@@ -305,9 +304,10 @@ class Server:
         the breaker if a new one fails. A caller in a hurry leaves that to the next."""
         self.close()
         if patience is None:
-            with suppress(RedisError, OSError):
-                # Not kept: a proxy may accept it; what a new one does in a call counts.
+            try:  # Not kept: a proxy may accept it; what a new one does in a call counts.
                 self._connect(min(CHECK_SECONDS, self.timeout)).disconnect()
+            except redis_errors():
+                pass
 
     def must_connect(self) -> bool:
         """Whether ``checkout`` would make a connection."""
@@ -405,7 +405,7 @@ def _is_readable(connection: RawConnection, seconds: float) -> bool:
     """Whether there is something to read within so many seconds: a reply, or the end."""
     try:
         return connection.can_read(seconds)
-    except (RedisError, OSError):
+    except redis_errors():
         return True  # Reading it raises the error.
 
 

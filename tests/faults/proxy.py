@@ -312,6 +312,7 @@ class Proxy:
                         elif rule.freezes:
                             freezing = rule
                         elif not rule.cut:
+                            rule.applied.release()
                             continue
                         else:
                             losing = rule

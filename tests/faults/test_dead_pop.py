@@ -20,6 +20,8 @@ from tests.redis_server import RedisServer
 
 from .proxy import Proxy
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 @pytest.fixture(autouse=True)
 def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -57,7 +58,9 @@ def by_hand(servers: SentinelServers) -> None:
 
 def die(servers: SentinelServers) -> None:
     """The sentinels notice it themselves, and elect one of them that replaces the primary."""
-    servers.primary.kill()
+    before = servers.primary
+    before.kill()
+    servers.until_replaced(before)
 
 
 Failure = Callable[[SentinelServers], None]
@@ -171,6 +174,20 @@ def test_callers_go_on(
         kinds = [type(event) for event in found]
         assert kinds.count(ServerDown) == kinds.count(ServerUp) > 0
         assert {event.server for event in found} == {f"127.0.0.1:{old}/0"}
+
+
+@pytest.mark.sample(0)
+def test_sentinels_that_stood_still_replace_a_primary(servers: SentinelServers) -> None:
+    """As on a busy machine: the tests of failovers need not care."""
+    for sentinel in servers.sentinels:
+        sentinel.pause()
+    time.sleep(2.5)
+    for sentinel in servers.sentinels:
+        sentinel.resume()
+    until(lambda: ask(servers.sentinels[0], "INFO", "sentinel")["sentinel_tilt"])
+    with pytest.warns(UserWarning, match="a sentinel stood still"):
+        servers.fail_over()
+    servers.settle()
 
 
 def sentinel_cache(servers: SentinelServers, timeout: float) -> RedisCache:

@@ -26,6 +26,7 @@ from django_redis_lock.transport import (
     server,
     server_of,
 )
+from django_redis_lock.transport.execute import first_patience
 from tests.holding import renew, watch_often
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
@@ -211,15 +212,17 @@ def test_the_tasks_of_a_loop(proxy: Proxy) -> None:
 def test_members_of_a_redlock_far_away(
     proxy: Proxy, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, pace: int
 ) -> None:
-    """Until a new connection is there, most of the time passes that a server has. The old one is
+    """Until a new connection is there, much of the time passes that a server has. The old one is
     checked before that time begins."""
     monkeypatch.setattr(address, "PROBE_SECONDS", address.PROBE_SECONDS * pace)
+    limit = 0.8 * pace
+    delays = (0.0, (first_patience(limit, TIMEOUT) or limit) / 2)
 
     async def tasks() -> None:
         options: Any = {"port": proxy.port, "socket_timeout": 5.0 * pace}
         clients = [redis.asyncio.Redis(db=db, **options) for db in (1, 2, 3)]
-        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=0.8 * pace)
-        for delay in (0.0, 0.4 * pace):
+        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=limit)
+        for delay in delays:
             proxy.accepts_after = delay
             assert await lock.acquire(blocking=False)
             await lock.release()
@@ -230,8 +233,8 @@ def test_members_of_a_redlock_far_away(
     if asynchronous:
         asyncio.run(tasks())
     else:
-        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=0.8 * pace)
-        for delay in (0.0, 0.4 * pace):
+        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=limit)
+        for delay in delays:
             proxy.accepts_after = delay
             taken(lock)
             pause(proxy)

@@ -35,6 +35,7 @@ from django_redis_lock.locking.waiting.threads import ThreadQueue
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.singleflight.runners import under_computation
 from django_redis_lock.transport import server_of
+from django_redis_lock.transport.address import HAS_HIREDIS
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import blocked, places
@@ -43,17 +44,23 @@ from tests.support.interrupts import (
     Interrupt,
     Points,
     TimeLimit,
+    TooLate,
     each_point,
 )
 from tests.support.values import renewals
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 NAME = "interrupted"
 #: The part of it that may catch an ``Exception``, and must not then take it for an error of Redis.
 CATCHING = tuple(f"django_redis_lock.{name}" for name in ("locking", "redlock", "fallback"))
+ERRORS = [Interrupt, TimeLimit, pytest.param(TooLate, marks=pytest.mark.sample(0))]
 #: Seconds within which the lock must be free; far more than it takes, far less than a minute.
 SOON = 10.0
 #: Seconds for which a grant lives.
 GRANT = 30.0
+#: What looks for the reply to the blocking pop.
+CAN_READ = "address.can_read" if HAS_HIREDIS else "connection.can_read"
 
 
 def in_a_block() -> None:
@@ -109,7 +116,7 @@ def expect_free(client: redis.Redis, points: Points) -> None:
     assert not client.exists(NAME), points.where
 
 
-@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
+@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("wait", [0, None])
 def test_a_free_lock(client: redis.Redis, wait: float | None, error: type[BaseException]) -> None:
     def attempt(points: Points) -> None:
@@ -126,7 +133,7 @@ def test_a_free_lock(client: redis.Redis, wait: float | None, error: type[BaseEx
     each_point(attempt, error=error)
 
 
-@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
+@pytest.mark.parametrize("error", ERRORS)
 def test_a_lock_that_is_passed_on(client: redis.Redis, error: type[BaseException]) -> None:
     holder = Lock(client, NAME, timeout=60, grant_timeout=GRANT, thread_local=False)
 
@@ -144,7 +151,7 @@ def test_a_lock_that_is_passed_on(client: redis.Redis, error: type[BaseException
             holder.release()
         expect_free(client, points)
 
-    each_point(attempt, function="address.can_read", meanwhile=holder.release, error=error)
+    each_point(attempt, function=CAN_READ, meanwhile=holder.release, error=error)
 
 
 def test_going_in_again(client: redis.Redis) -> None:
@@ -202,7 +209,7 @@ def test_a_place(client: redis.Redis, contended: bool) -> None:
         assert not client.exists(key), points.where
         assert first.owned(), points.where
 
-    function = "address.can_read" if contended else ""
+    function = CAN_READ if contended else ""
     each_point(
         attempt, function=function, meanwhile=holder.release, modules=("django_redis_lock.",)
     )
@@ -230,7 +237,7 @@ def several(servers: list[redis.Redis], folder: Path, **options: Any) -> Lock:
     return MultiLock(servers[0], names, 60, **options)
 
 
-@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
+@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("make", [redlock, with_fallback, several])
 @pytest.mark.parametrize("contended", [False, True])
 def test_other_kinds(
@@ -391,11 +398,8 @@ def test_a_grant_that_is_lost_with_its_waiter_ends_with_its_own_lifetime(
 
 
 @pytest.mark.parametrize("freed", [True, False])
-def test_a_wait_that_ends(
-    client: redis.Redis, freed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_that_ends(client: redis.Redis, freed: bool) -> None:
     """At its deadline, when the last try finds the lock free, or does not."""
-    monkeypatch.setattr(acquisition, "LAST_TRY_SECONDS", SOON)  # Also if the server stands still.
     lock = Lock(client, NAME, timeout=60, grant_timeout=GRANT, blocking_timeout=0.001)
 
     def attempt(points: Points) -> None:

@@ -24,7 +24,7 @@ from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
 
-pytestmark = pytest.mark.invariant("S8")
+pytestmark = [pytest.mark.invariant("S8"), pytest.mark.usefixtures("patient")]
 
 NAME = "full"
 #: A grant lives so long that nothing but the release can have brought it in time.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from django_redis_lock.contrib.redlock import _FanOut, base
 from django_redis_lock.locking import Renewal
 from django_redis_lock.transport.registry import server_of
 from tests import lanes
+from tests.faults.proxy import Proxy
 from tests.holding import hurry_until, settle, until_released, watch_often
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
@@ -473,6 +475,51 @@ def test_a_reply_that_does_not_come_counts_once(five: Five) -> None:
             await client.aclose()
 
     asyncio.run(main())
+
+
+#: What happens to one connection of a server that is well, with a request on its way.
+OF_ONE_CONNECTION: dict[str, Any] = {
+    "closed": lambda proxy, server: server.asking.client_kill_filter(_type="normal", skipme=True),
+    "reset": lambda proxy, server: proxy.reset_after_request(),
+    "reply lost": lambda proxy, server: proxy.lose_reply_to(b"EVALSHA"),
+}
+#: With what they return, whatever happens to a connection.
+CALLS: dict[str, tuple[dict[str, Any], Any]] = {
+    "acquire": ({"blocking": False}, True),
+    "extend": ({"additional_time": 60}, True),
+    "owned": ({}, True),
+    "locked": ({}, True),
+    "release": ({}, None),
+}
+
+
+@pytest.mark.parametrize("lock_class", [Redlock, AsyncRedlock])
+@pytest.mark.parametrize("during", CALLS)
+@pytest.mark.parametrize("fault", OF_ONE_CONNECTION)
+def test_a_connection_that_breaks_is_not_its_server(
+    five: Five, fault: str, during: str, lock_class: Any
+) -> None:
+    """Kind: the end of a connection counts as an outage. Each of these servers is needed."""
+
+    async def main() -> None:
+        of = redis.asyncio if lock_class is AsyncRedlock else redis
+        clients = [of.Redis(port=p.port, retry=Retry(NoBackoff(), 0)) for p in proxies]
+        lock = lock_class(clients, "faulty", timeout=30, server_timeout=10)
+        for break_now in (False, True):  # First, so that connections are there.
+            for name, (options, expected) in CALLS.items():
+                if break_now and name == during:
+                    for ends in zip(proxies, five.servers, strict=False):
+                        OF_ONE_CONNECTION[fault](*ends)
+                result = getattr(lock, name)(**options)
+                assert (await result if inspect.isawaitable(result) else result) is expected
+        for client in clients if lock_class is AsyncRedlock else ():
+            await client.aclose()
+
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(server)) for server in five.servers[:3]]
+        asyncio.run(main())
+    until_released()
+    assert five.holders() == [None] * FIVE
 
 
 def test_connections_are_used_again(five: Five) -> None:

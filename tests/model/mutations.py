@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import pytest
 
 from tests.processes import STARTUP
 
@@ -44,6 +45,9 @@ PACKAGE = "django_redis_lock"
 THRESHOLD = 95
 #: Not needed to run the tests of the scripts.
 NOT_COPIED = (".git", ".venv*", ".tox", "build", "*.egg-info", ".*_cache", "benchmarks")
+
+#: A test that hangs, as ``faulthandler_timeout`` says, ends the run.
+HANGS = ("-o", "faulthandler_exit_on_timeout=true") if pytest.version_tuple >= (9,) else ()
 
 #: Which tests matter for which scripts (as patterns of their names), the quick ones first. They are
 #: found by file name, wherever in ``tests`` they are.
@@ -463,6 +467,7 @@ class Workshop:
 
     def _run(self, copy: Path, files: list[str], timeout: float) -> str:
         command = [sys.executable, "-m", "pytest", *self.lane, "-x", "-q", "-p", "no:cacheprovider"]
+        command += HANGS
         places = f"{copy}{os.pathsep}{STARTUP}"
         tests = subprocess.Popen(
             [*command, "-p", "no:xdist", "--tb=no", *files],
@@ -485,7 +490,7 @@ class Workshop:
             return "time-out"
         finally:
             _end(tests)
-        if tests.returncode == 0:
+        if tests.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return ""
         failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+)(?: |$)", said, re.MULTILINE)
         return failed[1] if failed else f"exit code {tests.returncode}: {said[-200:]}"

@@ -16,7 +16,6 @@ from typing import Any
 import redis
 
 from tests.faults.proxy import Proxy
-from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import cluster, sentinels, slot_of
 
@@ -265,7 +264,7 @@ class Replicated(Grouped):
         before = self._group.primary
         before.kill()
         with suppress(AssertionError):
-            until(lambda: self._group.primary is not before)
+            self._group.until_replaced(before)
         self.recover()
 
     def primary_frozen(self) -> None:

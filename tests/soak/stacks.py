@@ -7,6 +7,7 @@ SIGUSR1. ``Watch`` sends it.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import faulthandler
 import os
 import signal
@@ -31,10 +32,17 @@ def on_demand(folder: Path, name: str, loop: asyncio.AbstractEventLoop | None = 
             task.print_stack(file=file)
         file.flush()
 
-    if loop is not None:
-        faulthandler.unregister(signal.SIGUSR1)
-        signal.signal(signal.SIGUSR1, write_tasks)  # A loop's own handlers end with the loop.
+    faulthandler.unregister(signal.SIGUSR1)
+    # A loop's own handlers end with the loop.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN if loop is None else write_tasks)
     faulthandler.register(signal.SIGUSR1, file, all_threads=True, chain=loop is not None)
+    atexit.register(_ignore)
+
+
+def _ignore() -> None:
+    """An interpreter that ends takes its handlers away, and SIGUSR1 would kill the process."""
+    faulthandler.unregister(signal.SIGUSR1)  # What was there before takes its place.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def read_stacks(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -314,6 +315,29 @@ def test_a_process_without_progress_says_what_it_waits_for(tmp_path) -> None:
             waiting.kill()
     assert "-- waiting\n" in read_stacks(tmp_path)
     assert "threading.py" in read_stacks(tmp_path)
+
+
+ENDING = """
+import asyncio, sys
+from pathlib import Path
+from tests.soak.stacks import on_demand
+
+on_demand(Path(sys.argv[1]), "ending", asyncio.new_event_loop() if sys.argv[2] == "loop" else None)
+ends_slowly = [object() for _ in range(1_000_000)]
+print(flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["threads", "loop"])
+def test_a_process_that_ends_may_be_told_to(tmp_path, kind: str) -> None:
+    """The signal once killed a process whose interpreter had taken its handler away."""
+    command = [sys.executable, "-c", ENDING, str(tmp_path), kind]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE) as ending:
+        assert ending.stdout is not None
+        ending.stdout.readline()
+        while ending.poll() is None:
+            ending.send_signal(signal.SIGUSR1)
+    assert ending.returncode == 0
 
 
 @pytest.mark.sample(0)

@@ -32,6 +32,7 @@ from django_redis_lock.transport.address import (
     has_socket,
     introduce,
     may_have_run,
+    name_driver,
     note_sent,
     own_settings,
     probe_seconds,
@@ -41,7 +42,7 @@ from django_redis_lock.transport.address import (
     who,
 )
 from django_redis_lock.transport.execute import pack_words
-from django_redis_lock.transport.pool import FollowingRetry, follow_address
+from django_redis_lock.transport.guarded_connection import FollowingRetry, follow_address
 from django_redis_lock.transport.registry import renew_pool, server_of, standing_in
 from django_redis_lock.transport.server import Server
 
@@ -104,6 +105,21 @@ def test_words_are_packed_in_the_pools_encoding() -> None:
     assert b"\xe4" in b"".join(packer.pack("SELECT", "ä", 1))
     plain = own_settings(Connection, {}, 1.0)["command_packer"]
     assert "ä".encode() in b"".join(plain.pack("SELECT", "ä", b"x"))
+
+
+@pytest.mark.skipif(address.DriverInfo is None, reason="redis-py names itself only")
+def test_the_driver_of_a_pool_is_looked_up_once() -> None:
+    client = redis.Redis(connection_pool=ConnectionPool())
+    follow_address(client)
+    assert "driver_info" in client.connection_pool.connection_kwargs
+
+
+@pytest.mark.skipif(address.DriverInfo is None, reason="redis-py names itself only")
+@pytest.mark.parametrize("upstream", ["", "a-library"])
+def test_the_name_of_the_driver(upstream: str) -> None:
+    settings: dict[str, Any] = {}
+    name_driver(Connection, settings, upstream)
+    assert ("a-library_v" in settings["driver_info"].formatted_name) is bool(upstream)
 
 
 def test_without_a_timeout_a_reply_may_take_five_seconds() -> None:
@@ -230,6 +246,7 @@ def test_a_connection_may_be_allowed_more_time() -> None:
 
 def test_the_calls_on_a_connection_can_be_ended_by_another_thread() -> None:
     ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
     connection: Any = SimpleNamespace(_sock=ours)
     shut(connection)
     assert theirs.recv(1) == b""
@@ -275,6 +292,17 @@ def test_a_server_knows_its_pools_as_long_as_they_are_there() -> None:
     gc.collect()
     assert gone() is None
     assert len(server.pools) < known
+
+
+@pytest.mark.parametrize("unnoticed", [True, False])
+def test_where_a_fork_goes_unnoticed_it_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, unnoticed: bool
+) -> None:
+    noticed: list[int] = []
+    monkeypatch.setattr(registry, "FORKS_UNNOTICED", unnoticed)
+    monkeypatch.setattr(registry, "notice_fork", lambda: noticed.append(1))
+    server_of(redis.Redis(port=7))
+    assert noticed == [1] * unnoticed
 
 
 def test_a_forked_child_knows_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +362,7 @@ def test_a_call_that_a_replica_has_refused_is_sent_once_more(
     monkeypatch: pytest.MonkeyPatch, counts: bool
 ) -> None:
     renewed: list[Any] = []
-    monkeypatch.setattr("django_redis_lock.transport.pool.renew_pool", renewed.append)
+    monkeypatch.setattr("django_redis_lock.transport.guarded_connection.renew_pool", renewed.append)
     options = {"with_failure_count": True} if counts else {}
 
     class Usual:
@@ -422,6 +450,11 @@ def test_a_thread_calls_over_a_loop() -> None:
                 spare.read_response()
 
         await asyncio.to_thread(call)
+        gets: list[Any] = []
+        spare._replies = SimpleNamespace(get=lambda *how: gets.append(how))
+        assert not spare.can_read()
+        assert not spare.can_read(0.5)
+        assert gets == [(False, 0), (True, 0.5)]
         assert shared.sent == [pack_words(b"PING", b"1"), b"bad", b"good"]
         kept.append(spare)
         del of_loop.connections[node]

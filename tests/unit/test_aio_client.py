@@ -4,6 +4,7 @@ and servers do as they are told."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,10 +19,17 @@ from redis.exceptions import AuthenticationError, NoScriptError
 from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_client
 from django_redis_lock.transport.address import may_have_run, note_sent
-from django_redis_lock.transport.aio_client import aexchange, connected, connection_to, exchange
+from django_redis_lock.transport.aio_client import (
+    aexchange,
+    connected,
+    connection_to,
+    exchange,
+    pool_of,
+)
 from django_redis_lock.transport.aio_connection import READ_FIRST_SECONDS
 from django_redis_lock.transport.execute import ASKING, pack, pack_all, pack_words
 from django_redis_lock.transport.guarded_connection import AsyncGuardedConnection
+from django_redis_lock.transport.registry import server_of
 from django_redis_lock.transport.server import CHECK_SECONDS
 from tests.processes import PATIENCE
 
@@ -47,6 +55,7 @@ class Breaker:
         self.told.append("answered")
 
     def failed(self, error: Exception, cost: float, timeout: float) -> None:
+        assert 0 <= cost <= PATIENCE
         self.told.append((type(error), timeout))
 
 
@@ -143,6 +152,9 @@ class World:
         outcome = self.new.pop(0)
         if outcome is NEVER:
             await asyncio.Event().wait()
+        if isinstance(outcome, asyncio.Event):
+            await outcome.wait()
+            raise GONE
         if isinstance(outcome, Exception):
             raise outcome
         self.made.append(outcome)
@@ -310,7 +322,16 @@ def test_connecting_ends_with_the_callers_patience_and_nothing_was_sent(world: W
             task.cancel()
         for _ in range(3):
             await asyncio.sleep(0)
-        assert not complaints
+        fails = asyncio.Event()
+        world.new.append(fails)
+        await raised(connected(world.client, world.server, 0.02), redis.TimeoutError)
+        [task] = aio_client._of_the_running_loop().connecting.values()
+        fails.set()
+        await asyncio.wait([task])
+        del task
+        await asyncio.sleep(0)
+        gc.collect()
+        assert not complaints  # Nobody waits for it any more.
         world.new.append(GONE)
         refused = await raised(connected(world.client, world.server, None), redis.ConnectionError)
         assert not may_have_run(refused)
@@ -389,7 +410,9 @@ def test_a_connection_that_has_lost_its_login_is_replaced(world: World) -> None:
     run(main)
 
 
-def test_the_silence_of_a_connection_that_was_used_before_may_be_its_own(world: World) -> None:
+def test_the_silence_of_a_connection_that_was_used_before_may_be_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         silent = shared(world, SILENT, SILENT, NEVER)
         silent.is_closed = silent.retire
@@ -403,6 +426,18 @@ def test_the_silence_of_a_connection_that_was_used_before_may_be_its_own(world: 
         await raised(exchange(world.client, world.server, b"one"), redis.TimeoutError)
         assert len(world.made) == 1  # It shows that the server is up.
         assert world.told == []
+        lefts: list[float] = []
+
+        async def distrust(client: Any, node: Any, timeout: float, left: float) -> None:
+            lefts.append(left)
+
+        monkeypatch.setattr(aio_client, "_distrust", distrust)
+        for patience in (None, PATIENCE):
+            shared(world, SILENT)
+            call = exchange(world.client, world.server, b"one", patience)
+            await raised(call, redis.TimeoutError)
+        assert lefts[0] == math.inf
+        assert 0 < lefts[1] < PATIENCE
 
     run(main)
 
@@ -508,6 +543,7 @@ def test_a_call_of_a_task(world: World) -> None:
             *(pack(CALL), pack(CALL, known=False), ASKING + pack(CALL, known=False)),
             *(pack_all([CALL, CALL]), pack(CALL)),
         ]
+        assert [replies for _, replies in connection.sent] == [None, None, 2, 2, None]
 
     run(main)
 
@@ -541,9 +577,10 @@ def test_a_call_of_a_task_that_failed_is_sent_again(world: World) -> None:
 
 def test_a_value_of_a_task(world: World) -> None:
     async def main() -> None:
-        shared(world, [b"value", 50], [None, -2])
+        connection = shared(world, [b"value", 50], [None, -2])
         assert await aio_client.aread_value(world.client, b"key") == (b"value", 50)
         assert await aio_client.aread_value(world.client, b"key") is None
+        assert [replies for _, replies in connection.sent] == [2, 2]
 
     run(main)
 
@@ -571,6 +608,41 @@ def test_a_connection_for_one_task_alone(world: World) -> None:
 
 
 # -- the client of a loop --------------------------------------------------------------------------
+
+
+def test_a_loop_has_one_client_for_a_server(world: World) -> None:
+    async def main() -> None:
+        left = Server()
+        left.retired = True
+        gone = world.idle(Connection(), left)
+        pool = redis.Redis(port=1).connection_pool
+        made = aio_client._client_of(world.server, pool)
+        assert aio_client._client_of(world.server, pool) is made
+        assert world.server.told == ["for tasks"]
+        assert made.execute_command.func is aio_client._execute
+        assert gone.retired
+
+    run(main)
+
+
+@pytest.mark.parametrize("stands_in", [False, True])
+def test_which_pool_leads_to_a_server(monkeypatch: pytest.MonkeyPatch, stands_in: bool) -> None:
+    """That of the client, unless another server stands in for its own, or is one of several."""
+
+    async def main() -> None:
+        client: Any = redis.asyncio.Redis(port=7)
+        for_threads = redis.Redis(port=7)
+        own, other = server_of(client), server_of(redis.Redis(port=8))
+        for server in (own, other):
+            server.address = redis.Redis(port=9).connection_pool
+        monkeypatch.setattr(type(own), "stands_in", stands_in)
+        assert (pool_of(client, own) is client.connection_pool) is not stands_in
+        assert pool_of(client, other).connection_kwargs["port"] == 9
+        found = aio_client.asyncio_client(for_threads).connection_pool.connection_kwargs["port"]
+        assert found == (9 if stands_in else 7)
+
+    run(main)
+    aio_client.loops.clear()
 
 
 def test_commands_of_a_project_use_the_shared_connection(

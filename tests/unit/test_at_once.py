@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import secrets
 import sys
 import threading
 import time
@@ -15,30 +17,37 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+from django.core import mail
+from django.test import override_settings
 from django.test.signals import setting_changed
 
-from django_redis_lock import conf, events, threads
-from django_redis_lock.contrib import exporters
+from django_redis_lock import conf, events, locked, threads
+from django_redis_lock.cache.get_or_set import GetOrSet
+from django_redis_lock.contrib import exporters, locmem
 from django_redis_lock.contrib.locmem.memory import Database, client_of, databases
 from django_redis_lock.contrib.metrics import figures
 from django_redis_lock.contrib.metrics.collecting import Metrics
 from django_redis_lock.contrib.testing import MemoryServer, VirtualClock
 from django_redis_lock.contrib.topology import Topology
+from django_redis_lock.decorators import wrapper
 from django_redis_lock.keeper import Job, Keeper
 from django_redis_lock.locking.hold import Hold
 from django_redis_lock.locking.waiting import queue as waiting
 from django_redis_lock.locking.waiting import queues
+from django_redis_lock.ops import held_locks
 from django_redis_lock.protocol import Acquisition, identity
 from django_redis_lock.protocol.acquisition import AcquireRequest
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.singleflight import in_process
 from django_redis_lock.singleflight.in_process import DeferredCall, InProcessFlight, Overtaken
 from django_redis_lock.singleflight.runners import ThreadRunner
+from django_redis_lock.templatetags import redis_lock
 from django_redis_lock.threads import ThreadPool
 from django_redis_lock.transport import Server, server_of
 from django_redis_lock.transport.address import Address
@@ -47,6 +56,8 @@ from tests.processes import PATIENCE
 from tests.support.background import Background
 
 KEYS = lock_keys(b"report")
+#: The package has a stand-in by this name, which loads it.
+plain = import_module("django_redis_lock.cache.plain")
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +100,10 @@ class Slow(str):
     def __hash__(self) -> int:
         time.sleep(0)
         return super().__hash__()
+
+    def startswith(self, *args: Any) -> bool:
+        time.sleep(0)
+        return super().startswith(*args)
 
 
 def nowhere() -> Server:
@@ -387,6 +402,46 @@ def test_the_same_is_logged_once() -> None:
     assert all(sum(logged) == 1 for logged in results)
 
 
+def computed_by_each(name: str) -> None:
+    plain.PlainCache.log_backend(SimpleNamespace(_alias=name, _cache=object()))
+
+
+def excluded_in_one_process(name: str) -> None:
+    locmem._note_workers(name)
+
+
+def not_cached(name: str) -> None:
+    node: Any = SimpleNamespace(name=name, nodelist=SimpleNamespace(render=lambda context: ""))
+    redis_lock.CachedNode._render(node, SimpleNamespace(request=object()))
+
+
+def of_a_client(*_: object) -> object:
+    return SimpleNamespace(of_client="a token", take_out=lambda: None, put_back=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("warn", "module", "logged"),
+    [
+        (computed_by_each, plain, "_logged"),
+        (excluded_in_one_process, locmem, "_noted_in"),
+        (not_cached, redis_lock, "_warned"),
+    ],
+)
+def test_a_warning_is_logged_once_in_a_process(
+    warn: Callable[[str], None], module: Any, logged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[object] = []
+    monkeypatch.setattr(module.logger, "warning", lambda *args: lines.append(args))
+    monkeypatch.setattr(redis_lock, "Conditions", of_a_client)
+    monkeypatch.delattr(mail, "outbox")  # As in production.
+    kind = type(getattr(module, logged))
+    for _ in range(50):
+        monkeypatch.setattr(module, logged, kind())
+        lines.clear()
+        at_once(*[lambda _: warn(Slow("default"))] * 3, rounds=1)
+        assert len(lines) == 1
+
+
 def test_each_listener_hears_each_event_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "listeners", ())
     heard: list[int] = []
@@ -407,6 +462,47 @@ def test_each_listener_hears_each_event_once(monkeypatch: pytest.MonkeyPatch) ->
     assert heard == [1]
 
 
+def test_reads_are_counted_while_counting_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins with the first of them, in each thread that reads then."""
+    monkeypatch.setattr(events, "listeners", ())
+    monkeypatch.setattr(events, "count_read", None)
+    reads: deque[object] = deque()
+
+    def start() -> Any:
+        time.sleep(0)
+        events.count_read = lambda *read: reads.append(read)
+        return reads.append
+
+    def read(_: int) -> None:
+        for _ in range(10):
+            GetOrSet._record_read(cache, "report", "", "hit", 0.0)
+
+    cache: Any = SimpleNamespace()
+    for _ in range(100):
+        reads.clear()
+        events.subscribe_later(start)
+        at_once(read, read, read, rounds=1)
+        assert len(reads) == 3 * 10
+
+
+def test_what_is_decorated_is_listed_while_more_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapper, "_declared", type(wrapper._declared)())
+    kept: list[Any] = []
+
+    def decorate(number: int) -> None:
+        kept.extend(locked(f"name-{number}")(lambda: None) for _ in range(20))
+
+    at_once(decorate, decorate, lambda _: [wrapper.declarations() for _ in range(20)], rounds=20)
+    assert len(wrapper.declarations()) == len(kept) == 2 * 20 * 20
+
+
+def test_a_process_has_one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "token_bytes", lambda size: (time.sleep(0), os.urandom(size))[1])
+    with override_settings(SECRET_KEY=""):
+        [shown] = at_once(*[lambda _: held_locks.shown_id("id")] * 3, rounds=1)
+    assert len(set(shown)) == 1
+
+
 def test_an_exporter_has_no_more_groups_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporters, "MAX_GROUPS", 9)
     made: list[Any] = [exporters.Exporter([]) for _ in range(50)]
@@ -417,6 +513,26 @@ def test_an_exporter_has_no_more_groups_than_allowed(monkeypatch: pytest.MonkeyP
 
     at_once(*(partial(group, thread) for thread in range(3)), rounds=len(made))
     assert {len(exporter._groups) for exporter in made} == {9}
+
+
+def test_a_setting_that_is_overridden_while_it_is_looked_up_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Settings:
+        DJANGO_REDIS_LOCK: Any = property(lambda self: self.looked_up())
+        now: Any = {"TIMEOUT": 1}  # noqa: RUF012  # replaced, and not changed
+
+        def looked_up(self) -> object:
+            before = self.now
+            if "TIMEOUT" in before:  # Another thread goes on just now.
+                type(self).now = {}
+                setting_changed.send(None, setting="DJANGO_REDIS_LOCK", value={}, enter=True)
+            return before
+
+    monkeypatch.setattr(conf, "settings", Settings())
+    monkeypatch.setattr(conf, "_given", None)
+    conf.given()
+    assert conf.given() == {}
 
 
 def test_the_setting_is_there_while_it_is_overridden() -> None:

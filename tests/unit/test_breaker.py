@@ -69,13 +69,14 @@ def test_an_answer_between_them_counts(breaker: Breaker) -> None:
 
 @pytest.mark.parametrize(("cost", "timeout"), [(0.001, 5.0), (0.5, 5.0), (0.1, 0.2)])
 def test_a_fast_failure_does_not_open_the_breaker(
-    clock: Clock, cost: float, timeout: float
+    clock: Clock, cost: float, timeout: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A refused connection; a caller with little patience."""
     breaker = Breaker("host", timeout, clock)
     for _ in range(100):
         breaker.failed(ERROR, cost)
     assert breaker.failing
+    assert not logged(caplog, "outage", "fail at once")
     assert breaker.admit(None) is None
 
 
@@ -158,7 +159,9 @@ def test_another_follows_one_that_ended_without_a_word(breaker: Breaker, clock: 
     trip(breaker)
     clock.time += PAUSE
     breaker.admit(None)
-    clock.time += PROBE_TIMEOUT_SECONDS + PAUSE
+    clock.time += PROBE_TIMEOUT_SECONDS + PAUSE - 0.5
+    assert breaker.held_back
+    clock.time += 0.5
     assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
 
 
@@ -232,7 +235,8 @@ def test_what_is_known_of_an_outage(breaker: Breaker, clock: Clock) -> None:
 
 def test_a_new_outage_starts_a_new_count(breaker: Breaker) -> None:
     trip(breaker)
-    breaker.fallbacks = 3
+    assert [breaker.fell_back() for _ in range(3)] == [True, False, False]
+    assert breaker.fallbacks == 3
     breaker.answered()
     breaker.failed(ERROR, 5.0)
     assert breaker.fallbacks == 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,7 +16,8 @@ from redis.exceptions import BusyLoadingError, NoScriptError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_redis_lock.transport.address import DirectConnection, direct
+from django_redis_lock.transport.address import DirectConnection, direct, refuse_to_connect
+from tests.processes import PATIENCE
 
 pytest.importorskip("hiredis", reason="without hiredis, redis-py's own parser reads the replies")
 
@@ -24,6 +28,8 @@ def ends() -> Iterator[tuple[Any, socket.socket]]:
     ours, theirs = socket.socketpair()
     connection = Connection(socket_timeout=0.05)
     connection._sock = ours
+    ours.settimeout(0.05)
+    theirs.settimeout(PATIENCE)
     with theirs:
         found = direct(connection)
         yield found, theirs
@@ -40,14 +46,77 @@ def test_a_reply_may_come_in_pieces_and_with_the_next(ends: Any) -> None:
     assert not connection.can_read()
 
 
-def test_all_of_a_large_request_is_sent(ends: Any) -> None:
+@pytest.mark.parametrize("size", [50_000, 2_000_000])
+def test_all_of_a_large_request_is_sent(ends: Any, size: int) -> None:
     connection, server = ends
-    size = 50_000
-    connection.send_packed_command([b"x" * size, b"y"])
-    received = b""
-    while len(received) <= size:
-        received += server.recv(size)
+    received = bytearray()
+
+    def receive() -> None:
+        while piece := server.recv(size):
+            received.extend(piece)
+
+    connection.allow(PATIENCE)
+    receiving = threading.Thread(target=receive, daemon=True)
+    receiving.start()
+    try:
+        connection.send_packed_command([b"x" * size, b"y"])
+    finally:
+        connection.disconnect()
+    receiving.join(PATIENCE)
     assert received == b"x" * size + b"y"
+
+
+def test_what_does_not_fit_is_sent_when_there_is_room(ends: Any) -> None:
+    connection, server = ends
+    filled = 0
+    with suppress(BlockingIOError):
+        while True:
+            filled += connection._sock.send(b"x" * 5000)
+
+    def make_room(milliseconds: float) -> bool:
+        received = 0
+        while received < filled:
+            received += len(server.recv(filled - received))
+        return True
+
+    connection._writable = make_room
+    connection.send_packed_command([b"PING\r\n"])
+    assert server.recv(100) == b"PING\r\n"
+
+
+def test_its_calls_take_one_system_call_each(ends: Any) -> None:
+    """Python waits, by another call, for a socket with a timeout."""
+    connection, server = ends
+    assert connection._sock.gettimeout() == 0
+    connection.send_command("PING")
+    assert server.recv(100) == b"*1\r\n$4\r\nPING\r\n"
+    waited: list[float] = []
+    connection._readable = waited.append
+    assert not connection.can_read(0.25)
+    assert waited == [250]
+
+
+def test_what_was_closed_is_not_waited_for(ends: Any) -> None:
+    """The number of its socket may be another file's."""
+    connection, _ = ends
+    connection.disconnect()
+    assert connection._input.fileno() == connection._sock.fileno() == -1
+    with pytest.raises(RedisConnectionError, match="was closed"):
+        connection.can_read(PATIENCE)
+    with pytest.raises(RedisConnectionError, match="was closed"):
+        connection.send_packed_command([b"PING\r\n"])
+    with pytest.raises(OSError, match="Bad file") as error:
+        connection._send_rest(memoryview(b"PING"))  # Another thread has just closed it.
+    assert not isinstance(error.value, TimeoutError)
+
+
+def test_only_the_connection_closes_its_socket(ends: Any) -> None:
+    connection, server = ends
+    connection._input = None
+    gc.collect()
+    connection.send_packed_command([b"PING\r\n"])
+    assert server.recv(100) == b"PING\r\n"
+    connection._input = server  # For the end.
 
 
 def test_an_error_of_redis_leaves_the_connection_open(ends: Any) -> None:
@@ -83,6 +152,13 @@ def test_a_server_that_hangs_up_ends_the_wait_and_the_read(ends: Any) -> None:
     assert connection.can_read(10)
     with pytest.raises(RedisConnectionError):
         connection.read_response()
+
+
+def test_a_request_to_a_server_that_has_hung_up_breaks(ends: Any) -> None:
+    connection, server = ends
+    server.close()
+    with pytest.raises(RedisConnectionError, match="broke"):
+        connection.send_packed_command([b"PING\r\n"])
 
 
 def test_a_server_that_reads_nothing_does_not_hold_up_a_request_forever(ends: Any) -> None:
@@ -133,6 +209,9 @@ def test_a_connection_class_of_the_projects_own_is_used_as_it_is() -> None:
     class Traced(Connection):
         pass
 
-    connection = Traced()
-    assert direct(connection) is connection
+    for connection in (Traced(), Connection()):
+        connection._sock = object()  # As gevent has sockets of its own.
+        assert direct(connection) is connection
+        assert connection._connect is refuse_to_connect
+        connection._sock = None
     assert not isinstance(direct(connection), DirectConnection)

@@ -204,6 +204,61 @@ def test_several_calls_are_one_exchange() -> None:
         assert server.calls == [(pack_all([CALL, OTHER]), 2, patience)]
 
 
+@pytest.mark.parametrize(("patience", "first"), [(None, None), (30.0, 5.0)])
+def test_a_call_of_a_thread(
+    monkeypatch: pytest.MonkeyPatch, patience: float | None, first: float | None
+) -> None:
+    server = Server(7, 8, [1, 2])
+    server.locate = lambda keys: server  # type: ignore[attr-defined]
+    monkeypatch.setattr(execute, "server_of", lambda client: server)
+    client: Any = object()
+    answer = execute.run(client, CALL, patience=patience)
+    assert (answer.value, answer.sent_twice) == (7, False)
+    assert execute.run_all(client, [CALL]) == [8]
+    assert execute.run_all(client, [CALL, OTHER]) == [1, 2]
+    one = pack(CALL), None
+    several = pack_all([CALL, OTHER]), 2, None
+    assert server.calls == [(*one, first), (*one, None), several]
+
+
+def test_a_value_and_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(b"value", [b"value", 50], [None, -2])
+    monkeypatch.setattr(execute, "server_of", lambda client: server)
+    client: Any = object()
+    assert execute.read_value(client, b"key") == b"value"
+    assert execute.read_value(client, b"key", lifetime=True) == [b"value", 50]
+    assert execute.read_value(client, b"key", lifetime=True) is None
+    assert [replies for _, replies, *_ in server.calls] == [None, 2, 2]
+
+
+class Wrapper:
+    """That of a tool, which claims the module of what it wraps."""
+
+    __module__ = "redis.client"
+
+    def __call__(self) -> None:
+        """It is not called."""
+
+
+def replaced(client: redis.Redis) -> None:
+    """What a tool puts in place of a method."""
+
+
+@pytest.mark.parametrize("name", ["execute_command", "evalsha"])
+@pytest.mark.parametrize("by", [replaced, Wrapper()])
+def test_whether_a_tool_observes_the_calls(name: str, by: Any) -> None:
+    seen = type("Seen", (redis.Redis,), {name: by, "close": lambda client: None})
+    client = seen()
+    assert execute.is_observed(client)
+    for twin in ("asyncio_class", "thread_class"):  # Our server in memory.
+        in_memory = type("InMemory", (), {twin: object})
+        client.connection_pool = SimpleNamespace(connection_class=in_memory)
+        assert not execute.is_observed(client)
+    assert not execute.is_observed(redis.Redis())
+    other: Any = object()
+    assert not execute.is_observed(other)
+
+
 def test_while_a_server_fails_the_breaker_decides() -> None:
     server: Any = Server(5)
     server.breaker.failing = True
@@ -359,6 +414,11 @@ def test_an_error_of_the_data_is_raised(now: Now) -> None:
         policy_for(server).after(error, None)
     assert may_have_run(error)
     assert server.told == [error]
+    policy, full = policy_for(server), redis.exceptions.OutOfMemoryError("maxmemory")
+    assert policy.after(broken(sent=True), None) == 0.0
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        policy.after(full, None)
+    assert may_have_run(full)  # Before it was refused.
 
 
 @pytest.mark.parametrize(
@@ -367,6 +427,7 @@ def test_an_error_of_the_data_is_raised(now: Now) -> None:
         (None, False, None),
         (None, True, None),
         (8.0, False, 4.0),
+        (2.0, False, 1.0),
         (20.0, False, 15.0),
         (8.0, True, "raises"),
         (1.0, False, "raises"),

@@ -85,6 +85,10 @@ class Node:
     def checkin(self, connection: Connection) -> None:
         self.idle.append(connection)
 
+    def close(self) -> None:
+        while self.idle:
+            self.idle.pop().disconnect()
+
     def renew(self, connection: Connection) -> bool:
         self.renewed += 1
         return self.renews
@@ -127,29 +131,41 @@ def test_a_script_that_is_not_known_is_sent_by_its_source(is_new: bool) -> None:
     assert node.idle == [connection]
 
 
-@pytest.mark.parametrize(
-    ("error", "kept"), [(ResponseError("ERR"), True), (RedisConnectionError("closed"), False)]
-)
-def test_an_error_is_the_answer(error: Exception, kept: bool) -> None:
-    connection = Connection(error)
+def test_an_error_is_the_answer() -> None:
+    connection = Connection(error := ResponseError("ERR"))
     node = Node(connection)
     assert send(node) == {0: error}
-    assert (connection.closed, bool(node.idle), node.answers) == (not kept, kept, 0)
+    assert (connection.closed, node.idle, node.answers) == (False, [connection], 0)
 
 
-@pytest.mark.parametrize("error", [ReadOnlyError("READONLY"), BusyLoadingError("LOADING")])
 @pytest.mark.parametrize("renews", [True, False])
-def test_a_replica_is_asked_once_more_on_a_new_connection(error: Exception, renews: bool) -> None:
-    old, new = Connection(error), Connection(5)
+def test_a_replica_is_asked_once_more_on_a_new_connection(renews: bool) -> None:
+    old, new = Connection(error := ReadOnlyError("READONLY")), Connection(5)
     node = Node(old, new=new)
     node.renews = renews
-    answers = send(node)
-    if isinstance(error, ReadOnlyError):
-        assert (node.renewed, old.closed) == (1, True)
-        assert answers == {0: 5 if renews else error}
-        assert node.idle == ([new] if renews else [])
-    else:
-        assert (answers, old.closed) == ({0: error}, True)
+    assert send(node) == {0: 5 if renews else error}
+    assert (node.renewed, old.closed) == (1, True)
+    assert node.idle == ([new] if renews else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "second", "answer"),
+    [
+        (RedisConnectionError("closed"), CALL, 5, 5),
+        (RedisConnectionError("closed"), CALL, 0, 0),
+        (RedisConnectionError("closed"), URGENT, 0, 1),  # The first has run.
+        (BusyLoadingError("LOADING"), URGENT, 0, 0),
+    ],
+)
+def test_what_breaks_is_sent_once_more_on_a_new_connection(
+    error: Exception, call: Call, second: int, answer: int
+) -> None:
+    old, other, new = Connection(error), Connection(1), Connection(second)
+    node = Node(other, old, new=new)
+    assert send(node, call=call) == {0: answer}
+    assert (old.closed, other.closed, node.idle) == (True, True, [new])
+    away = RedisConnectionError("refused")
+    assert send(Node(Connection(error), new=away), call=call) == {0: away}
 
 
 @pytest.mark.parametrize(("checked", "longer"), [(False, 0.0), (True, 0.5)])

@@ -31,7 +31,7 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import cache as typed_cache
 from django_redis_lock.cache import caches
-from django_redis_lock.contention import redirect_to, respond
+from django_redis_lock.contention import redirect_to, respond, retry_task
 from django_redis_lock.contrib.testing import MemoryServer
 from django_redis_lock.decorators import key_template
 
@@ -198,6 +198,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "status of a command": (lambda: locked("a", status_code=429)(Command), "status_code means no"),
     "a name for a function": (lambda: any_locked("a", on_conflict="skip"), "contention"),
+    "retry of a class": (lambda: any_locked("a", on_conflict=retry_task)(Page), "a Celery task"),
     "not called": (lambda: locked("a", on_conflict=redirect_to), "on_conflict=redirect_to(…)"),
     "not called either": (lambda: locked("a", on_conflict=respond), "on_conflict=respond(…)"),
     "max_hold": (lambda: cache.lock("a", timeout=5, max_hold=60), "max_hold needs renew=True"),

@@ -124,6 +124,25 @@ class Tasks(AsyncGuardedConnection, AsyncBase):
     pass
 
 
+class Earlier:
+    """In front of the base: redis-py before 8, whose ``connect`` calls no such method."""
+
+    def connect(self: Any) -> None:
+        self._sock = object()
+
+
+class EarlierThreads(GuardedConnection, Earlier, Base):
+    pass
+
+
+class EarlierForTasks(Earlier):
+    connect = awaited(Earlier.connect)
+
+
+class EarlierTasks(AsyncGuardedConnection, EarlierForTasks, AsyncBase):
+    pass
+
+
 class Guarded:
     """A guarded connection of one of the two kinds, used by a thread."""
 
@@ -170,6 +189,11 @@ def one(request: Any) -> Guarded:
     return made
 
 
+def how_it_disconnects(one: Guarded) -> Any:
+    """A task does not wait for the other end."""
+    return ("disconnected", {"nowait": True} if isinstance(one.connection, Tasks) else {})
+
+
 def is_replaced(one: Guarded) -> bool:
     """Whether it connects again before the next call."""
     before = one._sock
@@ -186,6 +210,10 @@ def test_it_stays_while_each_request_has_its_reply(one: Guarded) -> None:
     one.answer(redis.ResponseError("WRONGTYPE"))
     one.send_packed_command(one.pack_commands([("GET", "a"), ("GET", "b")]))
     one.answer(1, 2)
+    one.connection._answered_at = 0.0
+    one.send_command("GET", "key")
+    one.answer(b"value")
+    assert not one.connection._was_idle()
     assert not is_replaced(one)
 
 
@@ -194,6 +222,7 @@ def test_it_is_replaced_while_a_reply_is_to_come(one: Guarded, replies: int) -> 
     one.send_packed_command(one.pack_commands([("GET", "a"), ("GET", "b")]))
     one.answer(*range(replies))
     assert is_replaced(one)
+    assert how_it_disconnects(one) in one.events
 
 
 def test_a_call_on_it_meets_no_reply_to_another(one: Guarded) -> None:
@@ -201,6 +230,7 @@ def test_a_call_on_it_meets_no_reply_to_another(one: Guarded) -> None:
     with pytest.raises(redis.ConnectionError, match=UNREAD):
         one.send_command("GET", "key")
     assert one._sock is None
+    assert how_it_disconnects(one) in one.events
     one.send_command("GET", "key")  # It connects by itself.
     one.answer(b"value")
     assert not is_replaced(one)
@@ -277,6 +307,13 @@ def test_an_interrupt_while_it_connects_leaves_it_unusable(one: Guarded) -> None
         one.connect()
     one.connection.__class__ = kind
     assert not one.connection._is_ready
+
+
+@pytest.mark.parametrize("kind", [EarlierThreads, EarlierTasks])
+def test_one_that_has_connected_is_ready(kind: type) -> None:
+    one = Guarded(kind)
+    one.connect()
+    assert one.connection._is_clean()
 
 
 def test_a_new_socket_is_not_ready_until_it_has_introduced_itself(one: Guarded) -> None:

@@ -172,9 +172,9 @@ class TestLosing:
         told: list[int] = []
         hold = make(30, on_lost=lambda: told.append(1))
         clock.now += 3
-        hold.lose("its key was deleted")
-        hold.lose("again")
-        assert told == [1]
+        assert hold.lose("its key was deleted", lambda: told.append(0))
+        assert not hold.lose("again", lambda: told.append(2))
+        assert told == [0, 1]
         assert hold.lost
         assert not hold.is_valid
         (record,) = caplog.records

@@ -15,8 +15,15 @@ import redis
 from django_redis_lock import keeper as keeper_module
 from django_redis_lock import threads
 from django_redis_lock.clock import Clock, time
-from django_redis_lock.extension import PartMissing
-from django_redis_lock.keeper import DeferredRelease, Job, Keeper, SentOnce, use_keeper
+from django_redis_lock.extension import PACKAGE, OnUse, PartMissing
+from django_redis_lock.keeper import (
+    DeferredRelease,
+    Job,
+    Keeper,
+    SentOnce,
+    exchange,
+    use_keeper,
+)
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.threads import ThreadEvent
@@ -204,6 +211,54 @@ def test_and_then_for_its_notices(keeper: Quiet, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threads, "flush", done.append)
     keeper_module.finish()
     assert done == ["jobs", keeper_module.FLUSH_SECONDS]
+
+
+def test_replies_are_waited_for_until_the_next_job_is_due(keeper: Quiet, clock: FakeClock) -> None:
+    done: list[Any] = []
+
+    class Exchanges:
+        pause = 1.0
+
+        def begin(self, jobs: Any, shortest: float) -> None:
+            done.append((jobs, shortest))
+
+        def turn(self, next_due: float) -> Any:
+            done.append(next_due)
+            return []
+
+    fake: Any = Exchanges()
+    keeper._loaded = fake
+    first, second = Lasting(1000.0, 30.0), Lasting(1010.0)
+    for job in (first, second):
+        keeper.add(job)
+    keeper._serve(keeper._pop_due(1000.0))
+    clock.now = 1010.0
+    keeper._serve(keeper._pop_due(1010.0))
+    assert done == [([first], 30.0), 1010.0, ([second], 30.0), math.inf]
+
+
+def test_what_the_thread_uses_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(exchange, "import_module", loaded.append)
+    monkeypatch.setattr(exchange, "part", loaded.append)
+    exchange.Exchanges.load()
+    assert loaded == [*(f"{PACKAGE}.{name}" for name in OnUse.in_keeper), "instant_loss"]
+    assert "locking.records" in OnUse.in_keeper
+
+
+def test_what_jobs_use_is_loaded_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later, the process may fork at any moment. What is missing raises where it is used."""
+    loaded: list[int] = []
+
+    def load() -> None:
+        loaded.append(1)
+        raise ImportError
+
+    monkeypatch.setattr(exchange.Exchanges, "load", staticmethod(load))
+    keeper = Keeper()
+    first = keeper._exchanges
+    assert keeper._exchanges is first
+    assert loaded == [1]
 
 
 def test_it_listens_where_the_part_for_that_is_installed(

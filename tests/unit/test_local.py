@@ -49,6 +49,17 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     two.release()
 
 
+def test_a_forked_child_keeps_no_file_of_its_parents_open(tmp_path: Path) -> None:
+    """Else the lock would be held as long as the child runs."""
+    held, unused = lock(tmp_path), lock(tmp_path, b"other")
+    assert held.try_acquire(ME)
+    file_lock._held.add(unused)
+    file_lock._forget_held()  # As in the child.
+    assert held._file is not None
+    assert held._file.closed
+    assert lock(tmp_path).try_acquire(ME)
+
+
 def test_it_says_who_has_it(tmp_path: Path) -> None:
     mine = lock(tmp_path)
     assert mine.holder() is None

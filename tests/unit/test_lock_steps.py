@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from django_redis_lock.exceptions import TooFewReplicas
 from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import operations, questions, replicas
 from django_redis_lock.locking.hold import Renewal, latest
+from django_redis_lock.locking.lock import in_a_thread, unwinding
 from django_redis_lock.locking.questions import Query
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol import fingerprint
@@ -273,6 +276,24 @@ def test_replicas_have_some_time_to_confirm(
     assert asked == [pytest.approx(patience)]
 
 
+def test_a_lock_whose_replicas_could_not_be_asked_is_released(
+    jobs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question was not sent; the acquisition was."""
+    error = redis.ConnectionError("refused")
+    note_sent(error, False)
+
+    def confirm(acquired: Any, patience: float) -> Any:
+        raise error
+
+    lock = make(FENCE, replicas=1)
+    monkeypatch.setattr(lock, "_confirm", confirm)
+    with pytest.raises(redis.ConnectionError):
+        lock.acquire(blocking=False)
+    [release] = of_kind(jobs, DeferredRelease)
+    assert release._call.args[0] == lock.acquired_with[0].token
+
+
 @pytest.mark.parametrize("still_held", [1, 0])
 def test_replicas_are_asked_after_a_write_on_the_same_connection(
     monkeypatch: pytest.MonkeyPatch, still_held: int
@@ -386,7 +407,9 @@ def test_whether_a_release_counts(
         with pytest.raises(LockNotOwnedError, match="no longer owned: Redis has lost its data"):
             lock.release()
         assert [call.script for call in lock.calls] == [RELEASE, RENEW]
+        assert lock.calls[1].args[0] == lock.acquired_with[0].token
         assert isinstance(heard[-1], events.Lost)
+        assert (heard[-1].held, heard[-1].fence) == (0.25, FENCE)
         [record] = of_kind(jobs, SentOnce)
         assert '"lost"' in record._call.args[0]
     assert lock.local.token is None
@@ -445,6 +468,10 @@ def test_a_lock_that_nothing_releases_is_left_to_the_keeper(jobs: list[Any]) -> 
     assert lock.local.hold.released
     assert (renewal,) in jobs
     assert len(of_kind(jobs, DeferredRelease)) == 1
+    inner = held(reentrant=True)
+    inner._leave_to_keeper()
+    assert inner.local.token is None
+    assert len(of_kind(jobs, DeferredRelease)) == 2
     unsure = make(AWAY, id="theirs")
     unsure._leave_to_keeper()
     assert of_kind(jobs, DeferredRelease)[-1]._call.args[0] == b"theirs"
@@ -516,6 +543,15 @@ def test_an_extension_prolongs_the_hold(
     assert len(call.args[4]) == (0 if replace else 16)
     assert hold.deadline == answered_until
     assert jobs[-1] == (renewal, 1010.25)
+
+
+def test_a_lock_is_acquired_for_its_lifetime_again(clock: FakeClock) -> None:
+    lock = held(Extended.DONE, timeout=3)
+    clock.now = 1002.0
+    assert lock.reacquire() is True
+    assert lock.calls[0].args[1:3] == (3000, "1")
+    assert lock.local.hold is not None
+    assert lock.local.hold.deadline == 1005.0
 
 
 def test_one_after_the_deadline_begins_now(clock: FakeClock) -> None:
@@ -653,6 +689,9 @@ def test_with_a_limit_it_is_locked_if_all_places_are_taken(taken: int, locked: b
     inside.outcomes.append(of_holder(b"text"))
     inside.local.token = "text"  # type: ignore[assignment]  # as redis-py's users may do
     assert inside.owned()
+    inside.outcomes.append(1)
+    inside.release()
+    assert inside.calls[-1].args[0] == b"text"
 
 
 def test_with_a_fallback_who_holds_it_is_asked_in_either_way(
@@ -764,6 +803,214 @@ def test_a_wait_for_itself_without_an_end_is_refused(
     assert lock.acquire(blocking=False) is False if refuses else True
 
 
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def test_one_goes_in_again_without_a_call(jobs: list[Any]) -> None:
+    lock = held(1, reentrant=True)
+    [renewal] = of_kind(jobs, Renewal)
+    assert lock.local.entry is not None
+    with lock:
+        assert lock.local.entry.depth == 2
+        assert renewal.kept_by is not None
+        assert renewal.kept_by.__callback__ is None  # The block around this one is left later.
+    assert not lock.calls
+    lock.release()
+    assert [call.script for call in lock.calls] == [RELEASE]
+    lock.outcomes += [FENCE, 1]
+    with lock:
+        renewal = of_kind(jobs, Renewal)[-1]
+        assert renewal.kept_by is not None
+        assert renewal.kept_by.__callback__ is not None
+        assert lock.acquire() is True
+        lock.release()
+    assert len(lock.calls) == 2
+    refused = make(REFUSED, reentrant=True)
+    assert refused.acquire(blocking=False) is False
+    plain = held()
+    assert refused.local.entry is plain.local.entry is None
+
+
+def test_inside_a_lost_lock_each_release_says_so() -> None:
+    lock = held(reentrant=True)
+    assert lock.acquire()
+    assert lock.local.entry is not None
+    lock.local.entry.hold.lose("it is gone")
+    with pytest.raises(LockNotOwnedError, match=r"Cannot release .*: it is gone"):
+        lock.release()
+    assert lock.local.entry.depth == 1
+    assert not lock.calls
+
+
+def interrupt(*args: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def released_by_keeper(jobs: list[Any]) -> list[Any]:
+    return [job._call.args[0] for job in of_kind(jobs, DeferredRelease)]
+
+
+@pytest.mark.parametrize("where", ["_entered", "_state"])
+def test_an_interrupt_at_the_edge_of_a_block_leaves_the_lock_to_the_keeper(
+    jobs: list[Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    lock = make(FENCE)
+
+    def block() -> None:
+        with monkeypatch.context() as patch:
+            if where == "_entered":
+                patch.setattr(lock, where, interrupt)
+            with lock:
+                patch.setattr(lock, where, interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert released_by_keeper(jobs) == [lock.acquired_with[0].token]
+    assert lock.local.token is None
+    assert not lock.calls
+
+
+def test_a_block_that_is_not_entered_leaves_what_was_held_before(
+    jobs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = held(AWAY)
+    with pytest.raises(redis.ConnectionError), lock:
+        pass
+    assert lock.local.hold is not None
+    assert lock.local.hold.is_valid
+    shared, others = make(thread_local=False), held()
+    assert others.local.hold is not None
+    others.local.hold._thread_id = -1
+
+    def acquire() -> None:
+        shared.local = others.local  # Another thread has it, just before the interrupt.
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shared, "acquire", acquire)
+    with pytest.raises(KeyboardInterrupt), shared:
+        pass
+    assert others.local.token is not None
+    assert not [job for job in released_by_keeper(jobs) if job == others.local.token]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "body_fails", "raises"),
+    [(0, False, True), (0, True, False), (AWAY, False, True), (AWAY, True, False)],
+)
+def test_a_release_that_fails_hides_no_error_of_the_block(
+    outcome: Any, body_fails: bool, raises: bool
+) -> None:
+    lock = make(FENCE, outcome, NOT_HELD)
+
+    def block() -> None:
+        with lock:
+            if body_fails:
+                raise ZeroDivisionError
+
+    with pytest.raises(redis.RedisError if raises else ZeroDivisionError):
+        block()
+    assert lock.local.token is None
+
+
+def inside(lock: Scripted) -> tuple[Scripted, Any]:
+    """Another object by which the caller has gone in again, and the entry of both."""
+    other = make(reentrant=True)
+    assert other.acquire()
+    return other, lock.local.entry
+
+
+def test_an_interrupt_undoes_what_acquire_has_done(jobs: list[Any]) -> None:
+    """At each line at which one may come."""
+    plain = held()
+    plain._undo(plain._state())  # It waited for itself.
+    assert plain.local.hold is not None
+    assert plain.local.hold.is_valid
+    lock = held(reentrant=True)
+    lock._undo(lock._state())  # It has not gone in.
+    other, entry = inside(lock)
+    other._undo(other._state())
+    assert entry.depth == 2
+    before = other._state()
+    assert other.acquire()
+    other._undo(before)
+    assert (entry.depth, other.local.token) == (2, lock.local.token)
+    other.release()
+    before = other._state()
+    other.local.entry = entry
+    other._undo(before)
+    assert other.local.entry is None
+    assert (entry.depth, entry.hold.is_valid) == (1, True)
+
+
+@pytest.mark.parametrize("noted", ["hold", "hold and renewal"])
+@pytest.mark.parametrize("held_before", [True, False])
+def test_an_interrupt_restores_what_was_noted_before(
+    jobs: list[Any], noted: str, held_before: bool
+) -> None:
+    lock = held() if held_before else make()
+    before, new = lock._state(), held()
+    kept = of_kind(jobs, Renewal)[:held_before]
+    lock.local.hold = new.local.hold
+    if "renewal" in noted:
+        lock.local.renewal = new.local.renewal
+    lock._undo(before)
+    assert lock._state() == before
+    assert new.local.hold is not None
+    assert new.local.hold.released
+    [renewal] = [job for job in of_kind(jobs, Renewal) if job not in kept]
+    assert ((renewal,) in jobs) is ("renewal" in noted)
+    assert not any((job,) in jobs for job in kept)
+
+
+def test_an_interrupt_leaves_the_lock_of_another_thread() -> None:
+    lock = make(thread_local=False)
+    before, other = lock._state(), held()
+    lock.local.hold = hold = other.local.hold
+    assert hold is not None
+    hold._thread_id = -1
+    for ended in (False, True):
+        hold.ended = ended
+        lock._undo(before)
+        assert lock.local.hold is hold
+
+
+def test_an_interrupted_release_is_completed_once(jobs: list[Any]) -> None:
+    lock = held(reentrant=True)
+    other, entry = inside(lock)
+    before = other._state()
+    other._leave_to_keeper(before)  # It came before anything was done,
+    assert (entry.depth, other.local.token, other.local.entry) == (1, None, None)
+    other._leave_to_keeper(before)  # and after all was.
+    assert entry.depth == 1
+    assert other.acquire()
+    before = other._state()
+    entry._times.pop(other.local)
+    other._leave_to_keeper(before)  # In between.
+    assert (other.local.token, other.local.entry) == (None, None)
+    assert other.acquire()
+    assert other.acquire()
+    before = other._state()
+    assert entry.leave(other.local)
+    other._leave_to_keeper(before)
+    assert (entry.depth, entry.times(other.local)) == (2, 1)
+    assert not of_kind(jobs, DeferredRelease)
+    before = lock._state()
+    lock.local.hold = held().local.hold
+    lock._leave_to_keeper(before)
+    assert not of_kind(jobs, DeferredRelease)
+
+
+@pytest.mark.parametrize("wanted", [(), (signal.SIGTERM, signal.SIGUSR1)])
+def test_signals_unwind_a_block(wanted: tuple[signal.Signals, ...]) -> None:
+    numbers = wanted or (signal.SIGTERM,)
+    before = [signal.getsignal(number) for number in numbers]
+    for number in numbers:
+        with pytest.raises(SystemExit) as ended, unwinding(*wanted):
+            signal.getsignal(number)(number, None)  # type: ignore[operator, misc]
+        assert ended.value.code == 128 + number
+        assert [signal.getsignal(number) for number in numbers] == before
+
+
 # -- options ---------------------------------------------------------------------------------------
 
 
@@ -810,6 +1057,11 @@ def test_what_a_hold_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make(renew=True, max_hold=100)._new_hold()._warns_after == 80.0
 
 
+def test_no_process_waits_for_what_on_lost_does() -> None:
+    start: Any = in_a_thread(print, b"report")
+    assert start.__self__.daemon
+
+
 def test_a_place_above_the_limit_is_not_passed_on() -> None:
     for place, limit in ((2, 2), (3, 0)):
         lock = make([0, 20_000, FENCE], waited(place=place), limit=2)
@@ -820,8 +1072,12 @@ def test_a_place_above_the_limit_is_not_passed_on() -> None:
 
 
 def test_what_is_refused_when_it_is_made() -> None:
-    with pytest.raises(TypeError, match="renews"):
-        make(renews=True)
+    for misspelt, meant in (("timeuot", "timeout"), ("local_foldr", "local_folder")):
+        with pytest.raises(TypeError, match=f"{misspelt}'; write {meant}="):
+            make(**{misspelt: None})
+    with pytest.raises(ValueError, match="on_redis_down"):
+        make(on_redis_down="wait")
+    assert make(on_redis_down="raise").on_redis_down == make().on_redis_down == "raise"
     with pytest.raises(ValueError, match="reentrant and id exclude each other"):
         make(reentrant=True, id="x")
     with pytest.raises(TypeError, match="cancel_on_lost must be False"):
@@ -833,7 +1089,21 @@ def test_what_is_refused_when_it_is_made() -> None:
     with pytest.raises(TypeError, match="must be a plain function"):
         make(on_lost=on_lost)
     assert AsyncLock(redis.asyncio.Redis(), "report", 30, on_lost=on_lost).on_lost is on_lost
-    assert make().local is not make().local
+    lock, other = make(), make()
+    assert lock.local is not other.local
+    lock._take_over(other)
+    assert lock.local is other.local
+
+
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_each_thread_may_release_a_token_from_elsewhere(thread_local: bool) -> None:
+    lock, plain = make(id="theirs", thread_local=thread_local), held(thread_local=thread_local)
+    known: list[Any] = []
+    thread = threading.Thread(target=lambda: known.extend((lock.local.token, plain.local.token)))
+    thread.start()
+    thread.join()
+    assert known == [b"theirs", None if thread_local else plain.local.token]
+    assert lock.local.token == b"theirs"
 
 
 def test_a_fork_of_the_holder_may_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -845,5 +1115,8 @@ def test_a_fork_of_the_holder_may_not_use_it(monkeypatch: pytest.MonkeyPatch) ->
             call()
     lock._leave_to_keeper()
     lock.__exit__(None, None, None)
+    lock.local.hold.degraded = "local"
+    with pytest.raises(LockNotOwnedError, match="a parent process's lock"):
+        lock.extend(5)
     assert not lock.calls
     assert lock.local.token is not None

@@ -13,7 +13,7 @@ import redis
 
 from django_redis_lock import events
 from django_redis_lock.events import Crashed, Lost, Subject
-from django_redis_lock.keeper import DeferredRelease, SentOnce
+from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import causes, records, renewals
 from django_redis_lock.locking.causes import cause
 from django_redis_lock.locking.hold import Renewal, latest
@@ -24,13 +24,14 @@ from django_redis_lock.locking.records import (
     CrashRecord,
     Event,
     Heartbeat,
+    last_heartbeats,
     note_call,
     read_events,
 )
 from django_redis_lock.locking.renewals import Renewals
 from django_redis_lock.protocol import Vanished, fingerprint, process_id
 from django_redis_lock.protocol.identity import hostname
-from django_redis_lock.protocol.keys import NEWS, events_key, lock_keys
+from django_redis_lock.protocol.keys import NEWS, events_key, lock_keys, process_key
 from django_redis_lock.protocol.owner import HEARTBEAT_EVERY, SILENT_AFTER, Owner
 from tests.support.logs import logged
 
@@ -75,7 +76,9 @@ def test_the_first_look(
     granted = options.pop("granted", False)
     hold = make(lifetime, **options)
     hold.pending = Pending(lambda wait: None) if granted else None
-    assert job(hold).due == pytest.approx(due)
+    renewal = job(hold)
+    assert renewal.due == pytest.approx(due)
+    assert renewal.deadline_scale == (lifetime or math.inf)
 
 
 def test_once_its_holder_is_described_a_lock_is_looked_at_less_often(make: Any) -> None:
@@ -120,6 +123,29 @@ def test_a_failure_to_renew_is_a_warning_and_one_to_look_is_none(
     for renews_for, level in ((math.inf, "WARNING"), (-math.inf, "INFO"), (5.0, "INFO")):
         job(make(30, renews_for=renews_for)).failed(AWAY, 1006.0)
         assert caplog.records[-1].levelname == level
+
+
+def test_of_many_locks_one_warns_in_a_minute(
+    make: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a process with a thousand locks fills the log of an outage."""
+    caplog.set_level(logging.DEBUG, "django_redis_lock.keeper")
+    locks = [job(make(300, renews_for=math.inf)) for _ in range(3)]
+    for lock in locks:
+        lock.server = locks[0].server
+
+    def warnings() -> int:
+        caplog.clear()
+        for lock in locks:
+            lock.failed(AWAY, 1006.0)
+        assert len(caplog.records) == len(locks)
+        return [record.levelname for record in caplog.records].count("WARNING")
+
+    assert [warnings(), warnings()] == [1, 0]
+    locks[0].server = Nowhere()
+    assert warnings() == 1
+    monkeypatch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", 0.0)
+    assert warnings() == 3
 
 
 @pytest.mark.parametrize(("renews", "last"), [(True, 1029.7), (False, 1029.99)])
@@ -501,6 +527,7 @@ def test_it_goes_on_for_a_moment_after_the_last_lock(
     Heartbeat.join(third)
     assert beat.jobs[heartbeat] == 1010.0  # As it was.
     third.hold.end()  # An interrupt has kept it from leaving.
+    heartbeat.due = 1001.0  # The keeper looks, as it was told to.
     assert heartbeat.call(1001.0) is None
     assert heartbeat not in beat.jobs
     assert beat.keeper.subscribed == [[1]]
@@ -541,6 +568,8 @@ def test_a_heartbeat_that_redis_has_lost_is_noted(beat: Any, make: Any) -> None:
     assert heartbeat.forgotten_at == 1010.0
     heartbeat.answered(0, sent_at=1020.0 + DAY / 1000)  # Its lifetime was over.
     assert heartbeat.forgotten_at == 1010.0
+    heartbeat.answered(0, sent_at=1019.0 + DAY / 500)  # Nearly.
+    assert heartbeat.forgotten_at == 1020.0 + DAY / 1000
 
 
 @pytest.mark.parametrize(
@@ -590,6 +619,27 @@ def test_the_age_of_a_heartbeat() -> None:
     assert ages == {"c": 0.0}
 
 
+@pytest.mark.parametrize("cluster", [True, False])
+def test_the_heartbeats_of_several_processes(
+    monkeypatch: pytest.MonkeyPatch, cluster: bool
+) -> None:
+    """On a cluster each is a call of its own, in one round trip."""
+    now, beats = 100_000_000, {"a": b"70000000", "b": b"", "c": b"40000000"}
+    client: Any = SimpleNamespace(nodes_manager=None) if cluster else object()
+
+    def run(client: Any, call: Any, patience: float | None = None) -> Any:
+        assert call.keys == tuple(map(process_key, "abc"))
+        return SimpleNamespace(value=[now, *beats.values()])
+
+    def run_all(client: Any, calls: Any) -> Any:
+        assert [call.keys for call in calls] == [(process_key(name),) for name in "abc"]
+        return [[now, beat] for beat in beats.values()]
+
+    monkeypatch.setattr(records, "run_all" if cluster else "run", run_all if cluster else run)
+    assert last_heartbeats(client, ["c", "", "b", "a", "c"]) == {"a": 30.0, "c": 60.0}
+    assert last_heartbeats(client, ["", ""]) == {}
+
+
 # -- what is recorded ------------------------------------------------------------------------------
 
 OWNER = Owner("id", "host", 42, "main", "x" * 300, doing="GET /")
@@ -634,6 +684,7 @@ def test_events_are_read_in_their_order() -> None:
         ("crashed", 4.0, "b"),
         ("released", 3.0, "a"),
     ]
+    assert found[0].owner.pid == 0
     [one] = read_events(
         b'1000000 {"what": "lost", "pid": 7, "held": 2.5, "lock": "k", "name": "n"}'
     )
@@ -666,6 +717,8 @@ def test_a_crash_is_told_by_the_one_who_records_it(
 ) -> None:
     """Not if its holder has recorded a loss."""
     server: Any = Nowhere()
+    done: list[Any] = []
+    monkeypatch.setattr(Keeper, "discard", lambda keeper, job: done.append(job))
     crash = Event(9.0, "crashed", Owner("a", "h"), held=5.0)
     for subject in (SUBJECT, None):
         record = CrashRecord(server, b"report", crash, subject)
@@ -674,6 +727,7 @@ def test_a_crash_is_told_by_the_one_who_records_it(
         record.answered(int(is_first), 1000.5)
     failed = CrashRecord(server, b"report", crash, None)
     failed.failed(AWAY, 1000.5)
+    assert len(done) == 3
     assert len(logged(caplog, "keeper", "never released")) == (3 if is_first else 1)
     assert [type(each) for each in heard] == ([Crashed] if is_first else [])
 

@@ -4,12 +4,14 @@ of a block that was interrupted."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import io
 import logging
 import math
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -18,13 +20,23 @@ from typing import Any
 import pytest
 import redis
 from django.core.management.base import BaseCommand, CommandError
+from django.views import View
 
-from django_redis_lock import locked
+from django_redis_lock import Lock, locked
+from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib.testing import MemoryServer
-from django_redis_lock.decorators import RetryUntil, on_lost, outages_not_logged, section
+from django_redis_lock.decorators import (
+    RetryUntil,
+    on_lost,
+    outages_not_logged,
+    section,
+    views,
+    wrapper,
+)
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.decorators.section import Section
 from django_redis_lock.decorators.views import complete
+from tests.support.background import Background
 
 OUTAGE = redis.ConnectionError("Redis is down")
 
@@ -184,6 +196,119 @@ def test_what_has_yet_to_run_when_the_lock_is_released_is_refused(what: str) -> 
         assert inspect.getcoroutinestate(result) == inspect.CORO_CLOSED
 
 
+class Page(View):
+    def dispatch(self, request: Any) -> Any: ...
+
+    def get(self, request: Any) -> Any: ...
+
+
+async def on_loss() -> None: ...
+
+
+def djangos(request: Any) -> None: ...
+
+
+djangos.__module__ = "django.utils.decorators"  # What ``method_decorator`` tries out.
+
+
+@pytest.mark.parametrize(
+    ("function", "taken"),
+    [(coroutine_function, True), (Page.dispatch, True), (djangos, True), (Page.get, False)],
+)
+@pytest.mark.parametrize("options", [{"on_lost": on_loss}, {"cancel_on_lost": True}])
+def test_what_a_task_may_have(function: Any, taken: bool, options: Any) -> None:
+    if taken:
+        assert callable(locked("x", **options)(function))
+        return
+    with pytest.raises(TypeError, match=r"must be (a plain function|False)"):
+        locked("x", **options)(function)
+
+
+class NamedDispatch:
+    __name__ = "dispatch"
+
+    def __call__(self) -> None: ...
+
+
+def by_method_decorator(method: Any) -> Any:
+    """As Django's ``method_decorator`` passes it on."""
+    return functools.update_wrapper(functools.partial(method), method)
+
+
+def dispatch(request: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "is_it"),
+    [
+        (Page.dispatch, True),
+        (Page.get, False),
+        (dispatch, True),
+        (over, False),
+        (NamedDispatch(), False),
+        (by_method_decorator(Page().dispatch), True),
+        (by_method_decorator(Page().get), False),
+        (by_method_decorator(SimpleNamespace().__repr__), False),
+    ],
+)
+def test_what_dispatches_the_methods_of_a_view(function: Any, is_it: bool) -> None:
+    assert views.is_dispatch(function) is is_it
+
+
+class Wrapper:
+    """What a decorator that is a class makes of a function."""
+
+    def __init__(self, function: Any) -> None:
+        self.__wrapped__ = function
+
+    def __call__(self) -> None: ...
+
+
+def ninja_view() -> Any:
+    """As Django Ninja makes the view of a path."""
+    path = SimpleNamespace(operations=[SimpleNamespace(view_func=dispatch)])
+
+    def view(request: Any) -> Any:
+        return path
+
+    view.__module__ = "ninja.operation"
+    return view
+
+
+#: What a URL leads to, and what it calls in the end.
+CALLED: dict[str, tuple[Any, Any]] = {
+    "a function": (dispatch, dispatch),
+    "a decorated one": (functools.wraps(dispatch)(lambda request: None), dispatch),
+    "a method": (Page().get, Page.get),
+    "a partial function": (functools.partial(dispatch, 5), dispatch),
+    "a path of Django Ninja": (ninja_view(), dispatch),
+    "an object": (NamedDispatch(), NamedDispatch.__call__),
+    "an object around it": (Wrapper(functools.partial(dispatch)), dispatch),
+}
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_what_a_url_leads_to(kind: str) -> None:
+    callback, function = CALLED[kind]
+    called = [*views._unwrapped(callback)]
+    assert any(each is function for each in called)
+    assert called[0] is callback
+    assert len(called) == len({*map(id, called)})
+    assert over not in called
+
+
+@pytest.mark.parametrize("plain", [dispatch, len, Page])
+def test_what_calls_nothing_else(plain: Any) -> None:
+    assert [*views._unwrapped(plain)] == [plain]
+
+
+def test_of_a_long_chain_of_decorators_a_hundred_are_looked_at() -> None:
+    view: Any = dispatch
+    for _ in range(200):
+        view = functools.update_wrapper(lambda request: None, view)
+    assert len([*views._unwrapped(view)]) == 100
+
+
 def without_signature(function: Any) -> bool:
     try:
         inspect.signature(function)
@@ -280,3 +405,234 @@ def test_a_command_that_ends_in_time_is_left_alone(caplog: pytest.LogCaptureFixt
     assert ended.value.returncode == 76
     losing.join()
     assert "has not ended" not in caplog.text
+
+
+@pytest.fixture
+def handled(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """What handles SIGTERM before a command begins."""
+    before = signal.signal(signal.SIGTERM, request.param)
+    yield request.param
+    signal.signal(signal.SIGTERM, before)
+
+
+def own_handler(number: int, frame: Any) -> None:
+    raise Interrupted
+
+
+def guarded(work: Callable[[], Any]) -> Any:
+    with on_lost.release_on_sigterm():
+        return work()
+
+
+def terminate() -> None:
+    """As SIGTERM does, but for a process that does not handle it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    assert handler != signal.SIG_DFL
+    if callable(handler):
+        handler(signal.SIGTERM, None)
+
+
+#: What handles SIGTERM, what a command's SIGTERM then raises, and if its loss would end it.
+HANDLERS: list[tuple[Any, type[BaseException] | None, type[BaseException] | None]] = [
+    (signal.SIG_DFL, SystemExit, SystemExit),
+    (signal.SIG_IGN, None, None),
+    (own_handler, Interrupted, Interrupted),
+]
+
+
+@pytest.mark.parametrize(("handled", "alone", "armed"), HANDLERS, indirect=["handled"])
+def test_what_sigterm_does_to_a_command(handled: Any, alone: Any, armed: Any) -> None:
+    ways = [(guarded, alone), (terminator().run, armed)]
+    for run, raised in ways:
+        if raised is None:
+            run(terminate)
+        else:
+            with pytest.raises(raised) as ended:
+                run(terminate)
+            assert getattr(ended.value, "code", 143) == 143
+        assert signal.getsignal(signal.SIGTERM) is handled
+
+
+def test_elsewhere_sigterm_is_not_handled() -> None:
+    """Only the main thread may set what handles it."""
+    assert Background(guarded, int).result() == 0
+    with pytest.raises(RuntimeError, match="only in the main thread"):
+        Background(terminator().run, int).result()
+
+
+# -- how a section waits ---------------------------------------------------------------------------
+
+
+def test_who_calls_is_told_by_thread_and_task() -> None:
+    async def main() -> tuple[int, int]:
+        assert section.caller()[1] == id(asyncio.current_task())
+        return section.caller()
+
+    assert section.caller() == (threading.get_ident(), 0)
+    assert asyncio.run(main())[0] == threading.get_ident()
+
+
+SHORT = 1 / 64  # Of a second; exact next to 100.
+#: The options, whether the command prints that it waits, and what is called.
+WAITS: list[tuple[dict[str, Any], bool, list[Any]]] = [
+    ({}, False, [("acquire", {"blocking_timeout": None})]),
+    ({}, True, [("acquire", {"blocking_timeout": None})]),
+    (
+        {"blocking": True, "blocking_timeout": SHORT},
+        False,
+        [("acquire", {"blocking_timeout": SHORT})],
+    ),
+    (
+        {"blocking": True, "blocking_timeout": SHORT},
+        True,
+        [
+            ("acquire", {"blocking": False}),
+            ("held", {}),
+            ("acquire", {"blocking_timeout": SHORT}),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "prints", "calls"), WAITS)
+def test_how_a_section_waits(
+    redis_locks: MemoryServer,
+    clock: Any,
+    options: dict[str, Any],
+    prints: bool,
+    calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[Any] = []
+    call = Section._call
+
+    def noting(entered: Section, method: str, **options: Any) -> Any:
+        called.append((method, dict(options)))
+        return call(entered, method, **options)
+
+    monkeypatch.setattr(Section, "_call", noting)
+    printed: list[Any] = []
+    with locked("export"):
+        called.clear()
+        enter = Section(Options(**options), "export").enter
+        assert Background(enter, printed.append if prints else None).result() is False
+        assert called == calls
+    assert [conflict.name for conflict in printed] == ["export"] * (len(calls) > 1)
+
+
+@pytest.mark.parametrize("waits_on", [True, False])
+def test_a_command_that_does_not_wait_for_redis_logs_no_outage(
+    redis_locks: MemoryServer, waits_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints that."""
+    hidden: list[str] = []
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        hidden.append("")
+        yield
+
+    monkeypatch.setattr(wrapper, "outages_not_logged", noting)
+
+    @locked("export", blocking=True, wait_for_redis=waits_on)
+    def handle(command: Any) -> int:
+        return 5
+
+    assert handle(BaseCommand()) == 5
+    assert bool(hidden) is not waits_on
+
+
+@pytest.mark.parametrize(
+    ("release", "taken_up", "waits"),
+    [("transaction", False, True), ("now", False, False), ("now", True, True)],
+)
+def test_which_locks_are_held_until_the_transaction_ends(
+    redis_locks: MemoryServer,
+    release: str,
+    taken_up: bool,
+    waits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also one that another call of the transaction has left to its end."""
+    asked: list[Any] = []
+
+    def wait_for(*args: Any) -> bool:
+        asked.append(args)
+        return False
+
+    monkeypatch.setattr(section.transactions, "wait_for", wait_for)
+    entered = Section(Options(release=release), "export")  # type: ignore[arg-type]
+    assert entered.enter()
+    entered._taken_up = taken_up
+    entered.leave()
+    assert bool(asked) is waits
+    assert not redis_locks.held()
+
+
+def test_a_lock_that_a_section_has_entered_knows_it(
+    redis_locks: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is then released with the code, also at the end of the thread."""
+    told: list[Any] = []
+    monkeypatch.setattr(Lock, "_entered", lambda lock: told.append(lock))  # noqa: PLW0108  # as a method
+    entered = Section(Options(), "export")
+    assert entered.enter()
+    assert told == [entered.lock]
+    entered.leave()
+    refused = Section(Options(), "export")
+    with locked("export"):
+        told.clear()
+        assert not refused.enter()
+    assert not told
+
+
+class Stream(io.StringIO):
+    flushed = False
+
+    def flush(self) -> None:
+        self.flushed = bool(self.getvalue())
+
+
+@pytest.mark.parametrize(("options", "prints"), [({}, True), ({"verbosity": 0}, False)])
+def test_a_command_that_waits_says_so_at_once(
+    redis_locks: MemoryServer, options: Any, prints: bool
+) -> None:
+    command = BaseCommand(stderr=Stream())
+    stream: Any = command.stderr._out
+    show = wrapper._print_waiting(command, options)
+    assert (show is not None) is prints
+    if show is not None:
+        with locked("export"):
+            show(Conflict.of("export", None, "default", None, None))
+        assert "Waiting" in stream.getvalue()
+        assert stream.flushed
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_conflict_of_several_names_has_the_first_if_it_is_unknown_which_is_held(
+    redis_locks: MemoryServer, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Section(Options(), ("a", "b"))
+    with locked("b"):
+        assert waiting.enter() is False
+        if not known:
+            monkeypatch.setattr(type(waiting.lock), "held", raising_outage)
+        conflict = waiting.conflict()
+    assert (conflict.name, conflict.first_name) == (("b", "") if known else ("a, b", "a"))
+
+
+@pytest.mark.parametrize("given", [None, 5])
+def test_how_long_a_lock_is_held_matters_where_no_retry_after_is_given(
+    redis_locks: MemoryServer, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(section.events, "usual_hold", asked.append)
+    refused = Section(Options(retry_after=given), "export")
+    with locked("export"):
+        assert not refused.enter()
+        assert refused.conflict().retry_after == (given or 2)
+    assert asked == ([] if given else [refused.lock.subject])
+
+
+def raising_outage(*args: Any) -> Any:
+    raise OUTAGE

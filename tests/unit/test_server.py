@@ -19,7 +19,7 @@ from redis.retry import Retry
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.topology import SentinelService
 from django_redis_lock.contrib.topology.client import LazyCluster
-from django_redis_lock.transport.pool import FollowingRetry
+from django_redis_lock.transport.guarded_connection import FollowingRetry
 from django_redis_lock.transport.registry import server_of
 from django_redis_lock.transport.server import Server, readable
 from tests.processes import in_threads
@@ -45,6 +45,15 @@ class FakeConnection(redis.Connection):
 
 def fake_server() -> Server:
     return Server(redis.ConnectionPool(connection_class=FakeConnection))
+
+
+def test_one_server_has_all_keys() -> None:
+    server, refusal = fake_server(), MovedError("1 host:1")
+    assert server.locate((b"key",)) is server.sent_to(refusal) is server
+    assert server.nodes() == (server,)
+    assert server.in_one_call([b"a", b"b"]) == [b"a", b"b"]
+    answers = server.must_discover(), server.is_moving_slots(), server.refuses(refusal)
+    assert not any(answers)
 
 
 @pytest.mark.parametrize(

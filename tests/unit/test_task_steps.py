@@ -20,7 +20,7 @@ from redis.exceptions import NoScriptError
 
 from django_redis_lock import AsyncLock, LockLost
 from django_redis_lock.clock import time
-from django_redis_lock.keeper import DeferredRelease, Keeper
+from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import aio
 from django_redis_lock.locking.aio import LossCancellation, aconfirm, cancellations
 from django_redis_lock.locking.hold import Hold, latest
@@ -43,9 +43,15 @@ from django_redis_lock.locking.waiting.tasks import (
     TaskWaiter,
     TaskWakeEvent,
 )
-from django_redis_lock.protocol.acquisition import LAST_TRY_SECONDS, AcquireRequest, Acquisition
+from django_redis_lock.protocol.acquisition import (
+    LAST_TRY_SECONDS,
+    AcquireRequest,
+    Acquisition,
+    Extended,
+)
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import Answer, pack
 from tests.processes import PATIENCE
@@ -56,6 +62,7 @@ KEYS = lock_keys(b"report")
 CALL = Call(CLOCK, (), ())
 AWAY = redis.ConnectionError("away")
 FENCE = 1_800_000_000_000_000
+REFUSED = b"20000 %d" % FENCE
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +190,9 @@ def test_a_connection_for_pops_is_made_once_and_has_no_answer_to_come(
         assert pending.read_reply(False) == 1100.0
         assert queue.pending is None
         await queue.begin_pop(b"pop")
+        assert await queue.pop_ended(PATIENCE)
+        late = queue.reading = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(late.set_result, [b"list", b"element"])
         assert await queue.pop_ended(PATIENCE)
         assert queue.reply() == [b"list", b"element"]
         assert queue.reading is None
@@ -351,13 +361,21 @@ def test_each_end_of_a_wait_leaves_the_queue(
 
     async def main() -> None:
         for outcome, expected in ((5, 5), (AWAY, AWAY), (asyncio.CancelledError(), None)):
-            waiter, _, _ = waiter_of(monkeypatch, ...)
+            waiter, connection, calls = waiter_of(monkeypatch, LEFT if expected is None else ...)
+            await waiter.queue.begin_pop(b"pop")
+            waiter.queue.registered, waiter.queue._may_be_registered = True, False
             monkeypatch.setattr(waiter, "_wait", lambda refused, outcome=outcome: steps(outcome))
             if isinstance(outcome, int):
                 assert await waiter.wait() == expected
             else:
                 with pytest.raises(type(outcome)):
                     await waiter.wait()
+                assert waiter.queue.reading is None
+                assert connection.done == ["disconnect"]
+            # Whatever came of the call that was to unregister it.
+            assert [type(job) for job in jobs] == [SentOnce] * (outcome != 5)
+            jobs.clear()
+            assert len(calls) == (expected is None)
             assert not waiter.queue.waiters
             assert waiter.queue.closed
 
@@ -383,6 +401,9 @@ def test_the_turn_of_a_task() -> None:
     async def main() -> Any:
         turn = TaskWakeEvent()
         assert not await turn.wait(0)
+        asyncio.get_running_loop().call_soon(turn.set)
+        assert await turn.wait(PATIENCE)
+        turn = TaskWakeEvent()
         turn.set()
         turn.set()
         assert await turn.wait(PATIENCE)
@@ -655,6 +676,134 @@ def test_who_holds_a_lock_by_any_object() -> None:
 
 async def _is_held(lock: AsyncLock) -> bool:
     return is_held_by_caller(lock)
+
+
+# -- the methods -----------------------------------------------------------------------------------
+
+
+class Scripted(AsyncLock):
+    """Its calls return, or raise, what a test has put there."""
+
+    def __init__(self, *outcomes: Any, **options: Any) -> None:
+        self.outcomes = list(outcomes)
+        self.calls: list[Any] = []
+        super().__init__(redis.asyncio.Redis(port=1), "report", 30, **options)
+
+    async def _send_acquire(self, request: AcquireRequest) -> Any:
+        return self._next()
+
+    async def _run(self, call: Call) -> Answer:
+        self.calls.append(call)
+        return Answer(self._next(), False)
+
+    def _next(self) -> Any:
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+def test_a_task_changes_and_releases_its_lock() -> None:
+    async def main() -> None:
+        lock = Scripted(FENCE, Extended.DONE, Extended.DONE, 1)
+        assert await lock.acquire() is True
+        assert lock.local.entry is None
+        assert await lock.extend(5) is True
+        assert await lock.extend(5, replace_ttl=True) is True
+        assert lock.local.hold is not None
+        assert 4 < lock.local.hold.deadline - time.monotonic() <= 5
+        await lock.release()
+        changed = [call.args[1:3] for call in lock.calls[:2]]
+        assert changed == [(5000, "0"), (5000, "1")]
+        assert lock.calls[2].script is RELEASE
+        assert lock.local.token is None
+        again = Scripted(FENCE, Extended.DONE)
+        assert await again.acquire()
+        assert await again.reacquire() is True
+        assert again.calls[0].args[1:3] == (30_000, "1")
+        assert await Scripted(REFUSED).acquire(blocking=False) is False
+
+    run(main)
+
+
+def test_a_task_goes_in_again_without_a_call() -> None:
+    async def main() -> None:
+        lock = Scripted(FENCE, 1, REFUSED, reentrant=True)
+        assert await lock.acquire()
+        assert await lock.acquire() is True
+        assert lock.local.entry is not None
+        assert lock.local.entry.depth == 2
+        await lock.release()
+        assert not lock.calls
+        await lock.release()
+        assert [call.script for call in lock.calls] == [RELEASE]
+        assert await lock.acquire(blocking=False) is False
+        assert lock.local.entry is None
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("error", "left"), [(asyncio.CancelledError(), True), (AWAY, False), (OSError(), False)]
+)
+def test_what_a_task_could_not_finish_is_left_to_the_keeper(
+    jobs: list[Any], error: BaseException, left: bool
+) -> None:
+    """A release that Redis did not answer may be tried again."""
+
+    def releases() -> int:
+        return [type(job) for job in jobs].count(DeferredRelease)
+
+    async def main() -> None:
+        lock = Scripted(FENCE, error)
+        assert await lock.acquire()
+        with pytest.raises(type(error)):
+            await lock.release()
+        assert (releases(), lock.local.token is None) == (left, left)
+        refused = Scripted(error)
+        with pytest.raises(type(error)):
+            await refused.acquire()
+        assert releases() == left + 1
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "body_fails", "raises"),
+    [(0, False, True), (0, True, False), (AWAY, False, True), (AWAY, True, False)],
+)
+def test_a_release_that_fails_hides_no_error_of_the_block(
+    jobs: list[Any], outcome: Any, body_fails: bool, raises: bool
+) -> None:
+    async def main() -> None:
+        lock = Scripted(FENCE, outcome, [b"", b"", b"", b"", b""])
+
+        async def block() -> None:
+            async with lock:
+                if body_fails:
+                    raise ZeroDivisionError
+
+        with pytest.raises(redis.RedisError if raises else ZeroDivisionError):
+            await block()
+        assert lock.local.token is None
+
+    run(main)
+
+
+def test_in_a_forked_child_the_end_of_a_block_does_nothing() -> None:
+    async def main() -> None:
+        lock = Scripted(FENCE)
+        async with lock:
+            hold, renewals = lock.local.hold, lock.local.renewal
+            assert hold is not None
+            assert renewals is not None
+            # Should the block's end be missed, the keeper releases the lock.
+            assert all(job.kept_by and job.kept_by.__callback__ for job in renewals.jobs)
+            hold.process = None
+        assert not lock.calls
+        assert lock.local.token is not None
+
+    run(main)
 
 
 # -- a loss ----------------------------------------------------------------------------------------

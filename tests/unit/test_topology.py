@@ -260,7 +260,10 @@ def test_how_long_a_node_may_take(clock: FakeClock, until: float, patience: floa
 # -- its servers -----------------------------------------------------------------------------------
 
 
-def test_each_slot_has_its_primary(cluster: Any) -> None:
+@pytest.mark.parametrize("in_order", [True, False])
+def test_each_slot_has_its_primary(cluster: Any, said: Said, in_order: bool) -> None:
+    if not in_order:  # Nothing says that a node must name them in theirs.
+        said.update({node: told[::-1] for node, told in said.items()})
     cluster.locate(())
     assert [where(cluster._owners[slot]) for slot in (0, 8191, 8192, SLOTS - 1)] == [A, A, B, B]
     assert len(cluster._owners) == SLOTS
@@ -612,6 +615,13 @@ def test_errors_after_which_sentinels_are_asked(
     service.on_error(error)
     assert service.must_discover() is discovers
     assert not service.refuses(BusyLoadingError("LOADING"))
+
+
+def test_a_missing_right_is_named_wherever_it_is(service: Any, cluster: Any) -> None:
+    for server in (service, cluster):
+        error = NoPermissionError("User x has no permissions to run the 'evalsha' command")
+        server.on_error(error)
+        assert "locks doctor" in str(error)
 
 
 def test_a_host_that_is_forced(clock: FakeClock, said: Said) -> None:

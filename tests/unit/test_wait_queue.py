@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from typing import Any
 
 import pytest
+import redis
+from redis.connection import _RESP2Parser
 
 from django_redis_lock.keeper import Job, Keeper, SentOnce
 from django_redis_lock.locking.waiting.queue import QueueWatch, WaitQueue
-from django_redis_lock.locking.waiting.threads import ThreadWakeEvent
+from django_redis_lock.locking.waiting.threads import PendingReply, ThreadWakeEvent
+from django_redis_lock.protocol import Call
 from django_redis_lock.protocol.acquisition import MAX_GRANT_AGE_SECONDS, AcquireRequest, Clock
 from django_redis_lock.protocol.identity import new_token
 from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
+from django_redis_lock.transport import Server
 
 KEYS = lock_keys(b"report")
 #: What the server's clock shows at the beginning of each test, in microseconds.
@@ -177,3 +183,49 @@ class TestAnswers:
             assert granted is not None
             assert granted.deadline == 1234.0
             assert granted.token == (wanted.token if wanted.chosen else b"T")
+
+
+# -- without hiredis: a reply to TAKE_GRANT that does not come -------------------------------------
+
+
+class Paired(redis.Connection):
+    """Its server is the other end of a pair of sockets; redis-py's parser in Python reads."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, parser_class=_RESP2Parser)
+
+    def _connect(self) -> Any:
+        ours, self.theirs = socket.socketpair()
+        return ours
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        self._parser.on_connect(self)
+
+    on_connect = on_connect_check_health
+
+
+def closed_here(server: Server, connection: Any, pending: PendingReply) -> float | None:
+    connection.disconnect()  # As ``Server.close`` does.
+    return pending.read_reply(True)
+
+
+def closed_here_unnoticed(server: Server, connection: Any, pending: PendingReply) -> float | None:
+    connection.disconnect()
+    return pending.read_reply(False)
+
+
+def closed_there(server: Server, connection: Any, pending: PendingReply) -> None:
+    connection.theirs.close()
+    with pytest.raises(redis.ConnectionError):
+        server.exchange(b"PING")
+
+
+@pytest.mark.parametrize("end", [closed_here, closed_here_unnoticed, closed_there])
+def test_a_connection_that_was_closed_is_an_error_of_the_connection(end: Any) -> None:
+    server = Server(redis.ConnectionPool(Paired))
+    connection: Any = server.connect()
+    pending = PendingReply(connection, Call(TAKE_GRANT, (b"key",), ()), server, 1.0)
+    server.checkin(connection, pending)
+    assert end(server, connection, pending) is None
+    assert pending.read_reply(True) is None
+    connection.theirs.close()

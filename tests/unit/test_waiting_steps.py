@@ -489,8 +489,10 @@ def test_the_last_try(
 
 def test_a_last_try_that_is_not_answered_may_still_be_carried_out(jobs: list[Any]) -> None:
     wanted = request(deadline=1000.0)
+    wanted.may_hold[:] = [(wanted.token, wanted.attempt, 1)]
     waiter, queue = waiter_of(wanted, ..., outcomes=[redis.TimeoutError("late")])
     assert drive(waiter._last_try()) is None
+    assert not wanted.may_hold  # It is the keeper's.
     assert [type(job) for job in jobs] == [DeferredRelease]
     assert queue._may_be_registered
     assert queue.steps() == ["disconnect"]
@@ -854,6 +856,7 @@ def test_a_queue_is_woken_by_the_end_of_its_connection(jobs: list[Any]) -> None:
         connection = Connection()
         connection._sock = ours
         queue, _ = thread_queue(connection)
+        theirs.setblocking(False)
         queue.wake()
         assert theirs.recv(1) == b""
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from redis.exceptions import RedisError
-
 from ... import events
 from ...clock import time
 from ...events import FellBack
@@ -27,6 +25,7 @@ from ...protocol.validation import check_policy
 from ...steps import Steps
 from ...threads import get_logger
 from ...transport import is_outage
+from ...transport.refusals import redis_errors
 from .file_lock import LocalLock, held_locally, problem_of
 from .host import HostLock
 
@@ -129,7 +128,7 @@ class Attempt:
             if not (yield from self._take_file(file, hold, in_addition=True)):
                 try:
                     yield from lock._release_steps()
-                except (RedisError, OSError):
+                except redis_errors():
                     lock._leave_to_keeper()
                 return False
         except BaseException:

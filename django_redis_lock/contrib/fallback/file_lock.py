@@ -16,7 +16,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ...clock import time
 from ...exceptions import LocalLockUnavailable
 from ...protocol import Owner
 from ...threads import after_fork
+from ...transport.refusals import genuine, suppress
 
 #: Seconds between two attempts to lock a file: at first, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.02
@@ -42,7 +43,7 @@ def _reporting(path: Path | None = None, name: str | None = None) -> Iterator[No
     """Raise LocalLockUnavailable for an OSError."""
     try:
         yield
-    except OSError as error:
+    except genuine(OSError) as error:
         parts = (error.filename or path, error.strerror or str(error))
         text = ": ".join(str(part) for part in parts if part)
         words = f"No lock of this host can replace the one in Redis: {text}"
@@ -135,7 +136,7 @@ class LocalLock:
         """Its former holder may have removed it."""
         try:
             return os.path.samestat(os.fstat(file.fileno()), os.lstat(self._path))
-        except FileNotFoundError:
+        except genuine(FileNotFoundError):
             return False
 
     def _describe(self, owner: Owner, in_addition: bool) -> None:
@@ -237,7 +238,7 @@ def _description(path: Path) -> dict[str, Any] | None:
     """What the holder wrote; None if the lock is free."""
     try:
         file = os.open(path, os.O_RDONLY | SAFELY)
-    except FileNotFoundError:
+    except genuine(FileNotFoundError):
         return None
     try:
         _check(file, path, own=False)
@@ -255,7 +256,7 @@ def _description(path: Path) -> dict[str, Any] | None:
 def _lock(file: int, how: int) -> bool:
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except genuine(BlockingIOError):
         return False
     return True
 

@@ -42,6 +42,7 @@ from ...middleware import request_of
 from ...protocol.validation import check_count, check_seconds
 from ...steps import Steps, adrive, drive
 from ...threads import get_logger
+from ...transport.refusals import genuine
 from .requests import Scope, digest, field, header, of_django, what_is_sent
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ class _View:
         try:
             answer = call(*args, **kwargs)
             return (yield answer) if asynchronous else answer
-        except _FAILED as error:
+        except genuine(*_FAILED) as error:
             if visit is None or visit.began:
                 raise
             return service_unavailable(visit.request, visit.name, error, None, json=True)
@@ -321,7 +322,7 @@ class _View:
         visit = self._noted(args, kwargs)
         try:
             answer = visit.answer(visit.cache.get(visit.name))
-        except _FAILED:
+        except genuine(*_FAILED):
             answer = _RUN  # The lock could be requested, so this passes: the client tries again.
         return conflict.response(visit.request, 409, json=True) if answer is _RUN else answer
 

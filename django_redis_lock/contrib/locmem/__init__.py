@@ -22,8 +22,8 @@ logger = logging.getLogger("django_redis_lock.lock")
 
 #: What the LOCATION begins with in the tests of a project.
 TESTING = "testing "
-#: The process whose log says that other processes have other locks.
-_noted_in = 0
+#: The processes whose log says that other processes have other locks: this one, and its parents.
+_noted_in: dict[int, object] = {}
 
 
 class MemoryClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
@@ -44,10 +44,10 @@ class MemoryClient(DefaultClient):  # type: ignore[misc]  # django-redis ships n
 def _note_workers(location: str) -> None:
     """At the first lock of a process that may be one of several, which exclude each other with
     Redis only: not while a project is developed or tested."""
-    global _noted_in
-    if _noted_in == (process := os.getpid()) or location.startswith(TESTING):
+    if (process := os.getpid()) in _noted_in or location.startswith(TESTING):
         return
-    _noted_in = process
+    if _noted_in.setdefault(process, mine := object()) is not mine:
+        return  # Another thread came first.
     is_tested = hasattr(sys.modules.get("django.core.mail"), "outbox")
     silenced = settings.SILENCED_SYSTEM_CHECKS
     if not (settings.DEBUG or is_tested or "django_redis_lock.W105" in silenced):

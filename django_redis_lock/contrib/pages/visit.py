@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -28,6 +27,7 @@ from ...protocol.keys import flight_key
 from ...singleflight import Postponed, computing, innermost_flight
 from ...steps import Steps, adrive, drive
 from ...threads import get_logger
+from ...transport.refusals import genuine, suppress
 from .responses import (
     REFUSALS,
     Conditions,
@@ -175,7 +175,7 @@ class Visit:
             if self.asynchronous:
                 return (yield cache.aget(key, MISSING))
             return cache._read_or_join(key, None)
-        except _FAILED:
+        except genuine(*_FAILED):
             return MISSING
         except Exception as error:
             yield self._runner().do(cache._check_decoding(self._runner(), error, key, None))

@@ -18,13 +18,24 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ...clock import real_time, time
 from ...locking import AsyncLock, Lock
 from ...protocol import Call, Reply
+from ...protocol.lock_scripts import RELEASE
 from ...threads import ThreadEvent, start
-from ...transport import Answer, Client, RawConnection, Server, note_sent, pack, readable, server_of
+from ...transport import (
+    Answer,
+    Client,
+    RawConnection,
+    Server,
+    may_have_run,
+    note_sent,
+    pack,
+    readable,
+    server_of,
+)
 from ...transport.address import probe_seconds
 from ...transport.aio_client import arun, has_idle_connection
 from ...transport.aio_connection import wait_awake
 from ...transport.execute import admitted
-from ...transport.refusals import is_misdirected
+from ...transport.refusals import is_misdirected, redis_errors
 from .base import Quorum
 
 __all__ = ["AsyncRedlock", "Redlock"]
@@ -91,15 +102,22 @@ async def _aask(
             task.cancel()
     if asking:
         await asyncio.wait(asking.values())
-    return away | {p: _outcome(task, clients[p], patience) for p, task in asking.items()}
+    came = {p: _outcome(task, clients[p], calls[p], patience) for p, task in asking.items()}
+    return away | came
 
 
-def _outcome(task: asyncio.Task[Answer], client: Client, patience: float) -> object:
+def _outcome(task: asyncio.Task[Answer], client: Client, call: Call, patience: float) -> object:
     if not task.cancelled():  # ``arun`` has told the breaker.
-        return task.exception() or task.result().value
+        return task.exception() or _value(call, task.result())
     error = RedisTimeoutError("Redis did not answer in time")
     server_of(client).breaker.failed(error, patience, patience)
     return error
+
+
+def _value(call: Call, answer: Answer) -> Reply:
+    """What it means: a release that was sent twice may find that the first has run."""
+    released = answer.sent_twice and answer.value == 0 and call.script is RELEASE
+    return 1 if released else answer.value
 
 
 #: Of the time to wait. A standstill of this process counts as one part.
@@ -174,6 +192,8 @@ class _FanOut:
         self._connections: dict[int, RawConnection] = {}
         self._connecting: dict[int, _Connecting] = {}
         self._came = ThreadEvent()
+        #: Where the call is sent again, because a connection that was used before has broken.
+        self._again: set[int] = set()
         #: Seconds for which idle connections are checked first, which their servers' time does not
         #: pay for.
         self._checking = 0.0
@@ -190,7 +210,7 @@ class _FanOut:
         while (connection := server.checkout_idle()) is not None:
             try:
                 connection.send_packed_command([pack(call)])
-            except (RedisError, OSError):
+            except redis_errors():
                 connection.disconnect()  # The server has closed it; try the next.
             else:
                 self._connections[place] = connection
@@ -270,9 +290,12 @@ class _FanOut:
                     self._send_on_new(place)
                     return
             self.answers[place] = error
-        except (RedisError, OSError) as error:
-            self.answers[place] = error
+        except redis_errors() as error:  # Its end is not that of the server.
             self._connections.pop(place).disconnect()
+            self._servers[place].close()  # The other idle ones may have broken, too.
+            if may_have_run(error):
+                self._again.add(place)
+            self._send_on_new(place)
             return
         if place in self._connections:
             self._servers[place].checkin(self._connections.pop(place))
@@ -281,7 +304,9 @@ class _FanOut:
         for place, attempt in self._connecting.copy().items():
             if attempt.outcome is not None:
                 del self._connecting[place]
-                [self.answers[place]] = attempt.outcome
+                [outcome] = attempt.outcome
+                answer = Answer(outcome, sent_twice=place in self._again)
+                self.answers[place] = _value(self._calls[place], answer)
 
     def close(self) -> None:
         """A connection on which a reply may still arrive cannot be used again."""

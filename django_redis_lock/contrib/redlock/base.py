@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from redis.exceptions import RedisError
-
 from ...clock import time
 from ...keeper import DeferredRelease, keeper
 from ...locking import (
@@ -46,6 +44,7 @@ from ...protocol.lock_scripts import RELEASE
 from ...protocol.validation import check_seconds
 from ...steps import Steps
 from ...transport import Answer, Server, encoded, is_outage, may_have_run, server_of
+from ...transport.refusals import redis_errors
 from .votes import (
     Ballot,
     QuorumAcquisition,
@@ -147,7 +146,7 @@ class Election:
         self._record_token()
         try:
             granted = (yield self._lock._wait_at(gate, self.request)) is not None
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             if not is_outage(error):
                 raise
             self._unanswered.add(gate)

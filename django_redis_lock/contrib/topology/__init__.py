@@ -26,7 +26,6 @@ from redis.exceptions import (
     ClusterDownError,
     MovedError,
     NoPermissionError,
-    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -39,7 +38,7 @@ from ...protocol.keys import SLOTS, index_key, slot_of
 from ...threads import free_after_fork, get_logger
 from ...transport import RawConnection, Server, note_sent, pack_words
 from ...transport.address import Address, common_settings, who
-from ...transport.refusals import is_misdirected
+from ...transport.refusals import is_misdirected, redis_errors
 from ...transport.registry import Database, Pool, Settings
 
 logger = get_logger("django_redis_lock.topology")
@@ -116,7 +115,7 @@ class Topology(Server):
     def _discover(self, until: float) -> None:
         try:
             self._look(until)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             self._cause = str(error)
             logger.warning("Could not read the address of %s: %s", self, error)
             pause = min(FIRST_RETRY_SECONDS * 2**self._in_vain, LAST_RETRY_SECONDS)
@@ -208,7 +207,7 @@ class SentinelService(Topology):
         for sentinel in list(self._sentinels):
             try:
                 found.append(self._as_seen_by(sentinel, until))
-            except (RedisError, OSError) as error:
+            except redis_errors() as error:
                 errors.append(str(error))
                 # Ask the others first the next time.
                 self._sentinels.remove(sentinel)
@@ -367,7 +366,7 @@ class Cluster(Topology):
                 break  # The next search begins with those that were not asked.
             try:
                 ranges = ask(node, until, b"CLUSTER", b"SLOTS")
-            except (RedisError, OSError) as error:
+            except redis_errors() as error:
                 errors.append(str(error))
                 self._silent.add(node)
                 self._known = [*(each for each in self._known or nodes if each is not node), node]

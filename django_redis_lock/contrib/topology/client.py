@@ -16,11 +16,12 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.pool import ConnectionFactory
 from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import ConnectionPool, SSLConnection, parse_url
-from redis.exceptions import ClusterError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import ClusterError, RedisClusterException, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ...threads import Mutex, after_fork, free_after_fork
 from ...transport.guarded_connection import guard
+from ...transport.refusals import redis_errors
 
 __all__ = ["ClusterClient"]
 
@@ -49,7 +50,7 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
             return {}
         try:
             values = client.mget_nonatomic(list(by_nkey))
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             raise ConnectionInterrupted(connection=client) from error
         found = zip(by_nkey.values(), values, strict=True)
         return {key: self.decode(value) for key, value in found if value is not None}
@@ -57,7 +58,7 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
     def keys(self, search: str, version: int | None = None, client: object = None) -> list[object]:
         try:
             return list(self.iter_keys(search, client=client, version=version))
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             raise ConnectionInterrupted(connection=client) from error
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -32,7 +31,7 @@ from ...protocol import Acquisition, renew_call
 from ...protocol.validation import check_policy, check_seconds
 from ...threads import get_logger
 from ...transport import is_outage, run, server_of
-from ...transport.refusals import explained
+from ...transport.refusals import explained, genuine, suppress
 
 if TYPE_CHECKING:
     from . import celery, django
@@ -231,7 +230,7 @@ class Message:
                     self.named = self.lock.reacquire()
             self.named = True
             self.hand_over()
-        except _FAILED as error:
+        except genuine(*_FAILED) as error:
             self.named = False
             if not self.unique.goes_on(error) and not again:
                 text = f"The task {self.unique.title} was not queued, as its name could not be "

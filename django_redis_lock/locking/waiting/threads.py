@@ -16,6 +16,7 @@ from ...steps import drive
 from ...threads import Mutex
 from ...transport import Client, RawConnection, Server, pack, run, server_of
 from ...transport.address import has_socket, shut
+from ...transport.refusals import genuine, redis_errors
 from .queue import PopReply, WaitQueue
 from .steps import POPPING, MayNotBlock, Waiter
 
@@ -53,7 +54,7 @@ class PendingReply:
                 except NoScriptError:
                     self._server.known_scripts.discard(self._script)
                     keeper().hurry()  # A renewal makes up for it.
-                except (RedisError, OSError):
+                except genuine(RedisError, OSError, AttributeError):  # redis-py's, if closed.
                     self._connection.disconnect()
                     keeper().hurry()  # Unknown; a renewal tells.
                 except BaseException:  # A signal handler's: half of the answer may be left there.
@@ -72,7 +73,7 @@ class PendingReply:
     def _has_come(self) -> bool:
         try:
             return self._connection.can_read(0)
-        except (RedisError, OSError):
+        except redis_errors():
             return True  # Reading will say what is wrong.
 
 

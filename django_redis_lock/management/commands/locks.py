@@ -22,7 +22,7 @@ from ...cache import BACKEND, lock_cache, lock_caches
 from ...contrib.metrics import PERIODS
 from ...decorators import outages_not_logged
 from ...ops.doctor import Finding, Level, Target, examine, rules
-from ...transport.refusals import explained
+from ...transport.refusals import explained, genuine, redis_errors
 from .. import Exit, Options, count, one_line, seconds, seconds_or_none, usage_error, width_of
 from ..by_name import release_lock, reset_locks, show_lock
 from ..listing import KINDS, list_locks, show_figures
@@ -80,7 +80,7 @@ def _examined(alias: str) -> tuple[list[Finding], bool]:
         found.extend(examine(alias))
     except ImproperlyConfigured as error:
         found.append(Finding("settings", Level.ERROR, str(error)))
-    except (RedisError, OSError) as error:
+    except redis_errors() as error:
         text = explained(error)
         generic = "Check whether it runs, and whether address, user and password are right."
         hint = generic if text == str(error) else ""
@@ -144,7 +144,7 @@ def _write_all(command: BaseCommand, findings: list[Finding], width: int) -> Non
 def _address(alias: str) -> str:
     try:
         return one_line(Target(alias).address)
-    except (ImproperlyConfigured, RedisError, OSError):
+    except genuine(ImproperlyConfigured, RedisError, OSError):
         return ""
 
 
@@ -327,7 +327,7 @@ class Command(BaseCommand):
         except RedisError as error:
             failed = f"the request to Redis failed: {explained(error)}"
             raise CommandError(failed, returncode=Exit.UNAVAILABLE) from error
-        except OSError as error:
+        except genuine(OSError) as error:
             if getattr(self, "_called_from_command_line", False):
                 # The end of the process would try once more to write what is left of the output.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

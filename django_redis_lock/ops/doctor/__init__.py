@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -25,7 +24,7 @@ from ...protocol.keys import FIGURES, INDEX, events_key, flight_stream, process_
 from ...protocol.owner import fields_of
 from ...transport import Server, run, server_of
 from ...transport.address import own_settings
-from ...transport.refusals import PASSING, explained, refusal, refusal_in
+from ...transport.refusals import PASSING, explained, redis_errors, refusal, refusal_in, suppress
 from .acl import rules as rules
 
 
@@ -101,7 +100,7 @@ def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
     for probe in (access, trial) if with_trial else (access,):
         try:
             yield from probe(target)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             yield _failed(probe.__name__, error)
 
 
@@ -113,7 +112,7 @@ def _servers(target: Target) -> Iterator[Finding]:
         try:
             for finding in server(target, client):
                 found.setdefault(finding, []).append(address)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             found.setdefault(_failed("server", error), []).append(address)
     for finding, addresses in found.items():
         everywhere = len(addresses) == len(nodes)
@@ -355,7 +354,7 @@ def trial(target: Target) -> Iterator[Finding]:
             _until_registered(lock, waiter)
             lock.release()
             was_passed_on = waiter.result()
-    except (RedisError, OSError) as error:
+    except redis_errors() as error:
         yield Finding("trial", Level.ERROR, f"a lock could not be acquired: {explained(error)}")
         return
     finally:

@@ -1,0 +1,96 @@
+"""What a signal handler raises in the middle of a call to Redis. redis-py takes an ``OSError``, as
+the ``TimeoutError`` of a time limit is, for an error of the connection.
+"""
+
+from __future__ import annotations
+
+import inspect
+import select
+import signal
+import sys
+from functools import cache
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+from redis.connection import AbstractConnection
+
+from ..clock import real_time as time
+from .refusals import genuine
+
+#: The class that is guarded is known when a connection is made.
+_Any: Any = object
+
+
+def interrupt_in(error: BaseException | None) -> BaseException | None:
+    """What a signal handler has raised, if that is ``error`` or was turned into it."""
+    while error is not None:
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        if any(map(_is_handler, frames)):
+            return error
+        cause, context = error.__cause__, error.__context__
+        if cause is None and context is not None and frames:
+            # Not what was being handled when the call began.
+            trace = context.__traceback__
+            cause = context if trace and trace.tb_frame is frames[-1] else None
+        error = cause
+    return None
+
+
+def _is_handler(frame: FrameType) -> bool:
+    """Whether it was called as handlers are, with the frame that it has interrupted, or is one that
+    is set, which may have deleted its arguments."""
+    if _module(frame).startswith(("django_redis_lock.", "redis.")):
+        return False
+    names, rest, _, values = inspect.getargvalues(frame)
+    passed = [values.get(name) for name in (*names, rest or "")]
+    passed += [each for some in passed if type(some) is tuple for each in some]
+    if frame.f_back is not None and any(each is frame.f_back for each in passed):
+        return True
+    return any(_code_of(signal.getsignal(n)) is frame.f_code for n in signal.valid_signals())
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _code_of(handler: object) -> object:
+    function = getattr(handler, "func", handler)  # Of a ``partial``.
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)
+
+
+class Interruptible(_Any):  # type: ignore[misc]  # the class of Any is known later
+    """In front of a connection class for threads."""
+
+    def disconnect(self, *args: object, **kwargs: object) -> None:
+        super().disconnect(*args, **kwargs)
+        error = sys.exc_info()[1]
+        trace = None if error is None else error.__traceback__
+        # redis-py would raise another error, or try again.
+        caught = trace is not None and _module(trace.tb_frame).startswith("redis.")
+        if error and caught and not genuine(BaseException):
+            raise error
+
+    def can_read(self, timeout: float = 0) -> bool:
+        # A TimeoutError would end a wait of redis-py's.
+        if not (timeout and hasattr(select, "poll") and hasattr(self._sock, "fileno")):
+            return bool(super().can_read(timeout))
+        until = time.monotonic() + timeout
+        while not super().can_read(0):
+            if (left := until - time.monotonic()) <= 0:
+                return False
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            poll.poll(left * 1000)
+        return True
+
+
+@cache
+def interruptible(kind: type, guard: type = Interruptible) -> type[Any]:
+    """The connection class ``kind`` with ``guard`` in front of it."""
+    if guard is Interruptible and not issubclass(kind, AbstractConnection):
+        return kind
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "guards": kind}
+    return type(kind.__name__, (guard, kind), members)
