@@ -319,8 +319,31 @@ def test_tasks_need_a_transport() -> None:
     async def main() -> None:
         with pytest.raises(TypeError, match="has no transport"):
             IndirectConnection(SimpleNamespace(_writer=object()), None)
-        in_memory = SimpleNamespace(write=print, _writer=object())
-        assert not IndirectConnection(in_memory, None).in_transfer
+        cuts: list[int] = []
+        in_memory = SimpleNamespace(write=print, _writer=None, cut=lambda: cuts.append(1))
+        IndirectConnection(in_memory, None).cut()
+        assert cuts == [1]
+
+    asyncio.run(main())
+
+
+def test_with_redis_pys_parser_nothing_reads_on_after_the_end() -> None:
+    """The loop may end at once, and would report a task."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        redis_py = Connection()
+        redis_py._reader, redis_py._writer = await asyncio.open_connection(sock=ours)
+        redis_py._parser.on_connect(redis_py)
+        connection = IndirectConnection(redis_py, None)
+        call = connection.request(b"one")
+        await asyncio.sleep(0)
+        reading: Any = connection._reading
+        connection.disconnect()
+        await asyncio.wait([reading])
+        assert reading.cancelled()
+        assert isinstance(call.exception(), RedisConnectionError)
+        theirs.close()
 
     asyncio.run(main())
 
