@@ -81,6 +81,10 @@ HINTS = (
         "protected-mode no",
     ),
     (
+        r"HELLO|NOPROTO",  # redis-py 8 begins with it.
+        'this service has no RESP3: add "protocol": 2 to CONNECTION_POOL_KWARGS in OPTIONS',
+    ),
+    (
         r"unknown command|unsupported command",
         "this service has no such command; locks need scripts, and blocking pops to wait",
     ),

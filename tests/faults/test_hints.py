@@ -200,6 +200,8 @@ def test_a_port_that_does_not_speak_tls(own_server: RedisServer) -> None:
         ("Client sent AUTH, but no password is set", "the server has no password"),
         ("DENIED Redis is running in protected mode because", "from its own host only"),
         ("unknown command 'EVALSHA'", "has no such command"),
+        ("unknown command `HELLO`, with args beginning with: `3`, ", '"protocol": 2'),
+        ("NOPROTO unsupported protocol version", '"protocol": 2'),
         ("Connection refused.", ""),
         ("Timeout connecting to server", ""),
     ],

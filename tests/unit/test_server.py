@@ -19,6 +19,7 @@ from redis.retry import Retry
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.topology import SentinelService
 from django_redis_lock.contrib.topology.client import LazyCluster
+from django_redis_lock.transport.address import resp_version
 from django_redis_lock.transport.guarded_connection import FollowingRetry
 from django_redis_lock.transport.registry import server_of
 from django_redis_lock.transport.server import Server, readable
@@ -263,6 +264,15 @@ class TestAddresses:
     def test_a_lock_says_at_construction_what_is_no_client(self, kind: Any, client: Any) -> None:
         with pytest.raises(TypeError, match=r"needs a (redis-py )?client .*not|AsyncLock needs"):
             kind(client, "name", timeout=5)
+
+
+def test_who_speaks_another_protocol_has_another_server() -> None:
+    """Behind a proxy without RESP3, one client that begins with HELLO must not break the others."""
+    third, second, other = (server_of(redis.Redis(protocol=of)) for of in (3, 2, 2))
+    assert third is not second is other
+    assert third.database == second.database
+    usual = redis.Redis(protocol=int(resp_version({})))
+    assert server_of(redis.Redis()) is server_of(usual)
 
 
 def test_a_connection_whose_pool_is_gone_meets_a_replica() -> None:
