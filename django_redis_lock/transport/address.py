@@ -366,14 +366,14 @@ def direct(connection: Any) -> RawConnection:
 
 
 @cache
-def _closed_once(kind: type[Connection]) -> type:
+def _closed_once(kind: type[RawConnection]) -> type:
     """``kind``, of redis-py's: to read on one that was closed is an error of the connection."""
 
-    def read_response(self: Any, *args: object, **options: object) -> Reply:
+    def read_response(self: RawConnection, *args: object, **options: object) -> Reply:
         try:
             return kind.read_response(self, *args, **options)
         except AttributeError:
-            if self._sock is None:
+            if getattr(self, "_sock", None) is None:
                 refuse_to_connect()
             raise
 
