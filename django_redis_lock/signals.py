@@ -1,7 +1,6 @@
 """Django signals for events of locks and computations.
 
-They are sent with ``send_robust``: Django logs the exception of a receiver, and the lock is not
-affected. A signal without receivers costs nothing. Receivers run
+They are sent with ``send_robust``. Receivers run
 
 * in the thread that acquired, released or computed, before the call returns;
 * for events in an event loop, in a separate task, so that no receiver blocks the loop: coroutine

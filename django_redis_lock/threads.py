@@ -2,8 +2,7 @@
 its caller, above all the keeper.
 
 A fork copies only the thread that forks: a mutex that another thread holds at that moment would
-stay locked in the child forever, and the child must not use the records of its parent's threads
-and connections.
+stay locked in the child forever.
 
 A log handler or a listener may block (a mail server, a full pipe), which would delay each renewal
 if it ran in the keeper's thread. So another thread delivers the keeper's log records and events.

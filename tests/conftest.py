@@ -109,20 +109,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     is_named = any("::" in name for name in config.args)
-    wanted = config.getoption("--all") or config.getoption("--rest")
-    lanes.everything = bool(wanted) or is_named
+    lanes.rest = config.getoption("--rest")
+    lanes.everything = config.getoption("--all") or lanes.rest or is_named
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, Any, Any]:
+    result = yield
+    lanes.thin(metafunc)
+    return result
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    rest = config.getoption("--rest")
-    gone = set() if lanes.everything and not rest else set(lanes.left_out(items))
-    if rest:
+    gone = set(lanes.left_out(items))
+    if lanes.rest:
         gone = {item for item in items if item not in gone and not lanes.has_a_size(item)}
     if config.getoption("pace"):
         gone |= {item for item in items if not is_paced(item)}
     if gone:
         config.hook.pytest_deselected(items=list(gone))
         items[:] = [item for item in items if item not in gone]
+
+
+def pytest_report_collectionfinish() -> str | None:
+    number = lanes.not_built.total()
+    return f"{number} more cells of tables run with --all" if number else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,7 +17,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 #: Whether ``--all``, ``--rest`` or the name of a test was given; ``conftest`` sets it.
 everything = False
+#: Whether ``--rest`` was given: all cells are built.
+rest = False
 
 #: Of more cells than the first number, each n-th runs.
 LONG = ((30, 5), (12, 4), (6, 3), (3, 2))
@@ -33,26 +35,70 @@ LONG = ((30, 5), (12, 4), (6, 3), (3, 2))
 IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(7, of="file"))
 
 
+#: How many cells of each test are not built; and tests of which no cell runs.
+not_built: Counter[str] = Counter()
+_without_cells: set[str] = set()
+#: With ``--rest``: the names of a test's cells that run without it.
+_of_first_lane: dict[str, set[str]] = {}
+
+
+def thin(metafunc: pytest.Metafunc) -> None:
+    """Of a test's cells, build only those that run by its marks and theirs: to build a cell takes
+    longer than to look at it, and all are built again in each process."""
+    if everything and not rest:
+        return
+    definition, calls = metafunc.definition, metafunc._calls
+    closest = definition.get_closest_marker("sample")
+    own = closest if closest in definition.own_markers else None
+    cells, kept, seen = [], set(), 0
+    for call in calls:
+        mark = own or next((mark for mark in call.marks if mark.name == "sample"), closest)
+        if mark is None:
+            cells.append(call)
+        elif mark.kwargs.get("of") == "file" or (mark is not own and mark is closest):
+            kept.add(call.id)  # Counted with the cells of other tests, by ``left_out``.
+        else:
+            kept |= {call.id} if _runs(mark, seen) else set()
+            seen += 1
+    if len(cells) > 1:
+        cells = _shortened(_each_row_and_column(cells), definition.nodeid)
+    kept |= {call.id for call in cells}
+    if rest:
+        _of_first_lane[definition.nodeid] = kept
+        return
+    if calls and not kept:
+        _without_cells.add(definition.nodeid)
+        kept = {calls[0].id}  # Without any, the test would be built without parameters.
+    not_built[definition.nodeid] = len(calls) - len(kept)
+    calls[:] = [call for call in calls if call.id in kept]
+
+
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Those that the first lane leaves out, by their marks."""
+    """Of what is built, that which the first lane leaves out: by the marks of a class, a module or
+    a file."""
+    if everything and not rest:
+        return []
     seen: Counter[str] = Counter()
-    tables: dict[str, list[pytest.Item]] = {}
     left_out = []
     for item in items:
+        table, cell = item.nodeid.partition("[")[:2]
         for node, mark in item.iter_markers_with_node("sample"):
             by_file = mark.kwargs.get("of") == "file"
-            table = str(item.path) if by_file else node.nodeid.partition("[")[0]
-            each, first = (*mark.args, 0)[:2]
-            if not each or (seen[table] - first) % each:
+            if node is item and cell and not by_file:
+                break  # See ``thin``.
+            counted = str(item.path) if by_file else node.nodeid.partition("[")[0]
+            if not _runs(mark, seen[counted]):
                 left_out.append(item)
-            seen[table] += 1
+            seen[counted] += 1
             break  # The closest one counts.
-        else:
-            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cells in tables.values():
-        if len(cells) > 1:
-            left_out += {*cells} - {*_shortened(_each_row_and_column(cells))}
+        if table in _without_cells or (rest and cell and _cell(item) not in _of_first_lane[table]):
+            left_out.append(item)
     return left_out
+
+
+def _cell(item: pytest.Item) -> str:
+    found: str = item.callspec.id  # type: ignore[attr-defined]  # of a test with parameters
+    return found
 
 
 def has_a_size(item: pytest.Item) -> bool:
@@ -60,28 +106,33 @@ def has_a_size(item: pytest.Item) -> bool:
     return not {"lanes", "some", "examples"}.isdisjoint(vars(getattr(item, "module", item)))
 
 
-def _each_row_and_column(cells: list[pytest.Item]) -> list[pytest.Item]:
+def _runs(mark: pytest.Mark, number: int) -> bool:
+    each, first = (*mark.args, 0)[:2]
+    return bool(each) and (number - first) % each == 0
+
+
+def _each_row_and_column(cells: list[Any]) -> list[Any]:
     """As few of them as have each value of each ``parametrize`` once, each as often as another."""
-    values = {cell: {*enumerate(cell.callspec._idlist)} for cell in cells}  # type: ignore[attr-defined]  # of tests with parameters
+    values = {cell.id: {*enumerate(cell._idlist)} for cell in cells}
     missing = set().union(*values.values())
     used: Counter[tuple[int, str]] = Counter()
     chosen = []
 
-    def merit(cell: pytest.Item) -> tuple[int, int]:
-        return len(values[cell] & missing), -sum(used[value] for value in values[cell])
+    def merit(cell: Any) -> tuple[int, int]:
+        return len(values[cell.id] & missing), -sum(used[value] for value in values[cell.id])
 
     while missing:
         chosen.append(cell := max(cells, key=merit))
-        missing -= values[cell]
-        used.update(values[cell])
+        missing -= values[cell.id]
+        used.update(values[cell.id])
     return chosen
 
 
-def _shortened(cells: list[pytest.Item]) -> list[pytest.Item]:
+def _shortened(cells: list[Any], test: str) -> list[Any]:
     each = next((each for number, each in LONG if len(cells) > number), 1)
-    if "tests/faults/" in cells[0].nodeid:
+    if test.startswith("tests/faults/"):
         return cells
-    return cells[zlib.crc32(cells[0].nodeid.encode()) % each :: each]
+    return cells[zlib.crc32(f"{test}[{cells[0].id}]".encode()) % each :: each]
 
 
 def some(cases: Iterable[T], each: int) -> list[T]:

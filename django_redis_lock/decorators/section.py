@@ -160,7 +160,6 @@ class Section:
         self._drive: Any = adrive if asynchronous else drive
         self._context = contextvars.copy_context()
         self.caller = caller()
-        self._taken_up = False
         self._left = False
 
     def enter(self, on_wait: Callable[[Conflict], None] | None = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from types import CoroutineType
@@ -26,7 +27,7 @@ from ..transport import (
     run_all,
     server_of,
 )
-from ..transport.refusals import redis_errors, suppress
+from ..transport.refusals import redis_errors
 from .scripts import READ
 
 R = TypeVar("R")

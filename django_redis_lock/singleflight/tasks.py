@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis as AsyncRedis
@@ -16,7 +17,7 @@ from ..steps import Steps
 from ..transport import in_background, is_observed, is_outage, server_of
 from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all
 from ..transport.aio_connection import cancellable
-from ..transport.refusals import redis_errors, suppress
+from ..transport.refusals import redis_errors
 from .runners import (
     SENT_AGAIN,
     Computation,

@@ -42,14 +42,12 @@ def _is_handler(frame: FrameType) -> bool:
     is set, which may have deleted its arguments."""
     if _module(frame).startswith(("django_redis_lock.", "redis.")):
         return False
-    code = frame.f_code
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-    passed = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    names, rest, _, values = inspect.getargvalues(frame)
+    passed = [values.get(name) for name in (*names, rest or "")]
     passed += [each for some in passed if type(some) is tuple for each in some]
-    interrupted = frame.f_back
-    if interrupted is not None and any(each is interrupted for each in passed):
+    if frame.f_back is not None and any(each is frame.f_back for each in passed):
         return True
-    return any(_code_of(signal.getsignal(n)) is code for n in signal.valid_signals())
+    return any(_code_of(signal.getsignal(n)) is frame.f_code for n in signal.valid_signals())
 
 
 def _module(frame: FrameType) -> str:

@@ -44,6 +44,7 @@ from tests.support.interrupts import (
     Interrupt,
     Points,
     TimeLimit,
+    TooLate,
     each_point,
 )
 from tests.support.values import renewals
@@ -53,6 +54,7 @@ pytestmark = pytest.mark.usefixtures("patient")
 NAME = "interrupted"
 #: The part of it that may catch an ``Exception``, and must not then take it for an error of Redis.
 CATCHING = tuple(f"django_redis_lock.{name}" for name in ("locking", "redlock", "fallback"))
+ERRORS = [Interrupt, TimeLimit, pytest.param(TooLate, marks=pytest.mark.sample(0))]
 #: Seconds within which the lock must be free; far more than it takes, far less than a minute.
 SOON = 10.0
 #: Seconds for which a grant lives.
@@ -114,7 +116,7 @@ def expect_free(client: redis.Redis, points: Points) -> None:
     assert not client.exists(NAME), points.where
 
 
-@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
+@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("wait", [0, None])
 def test_a_free_lock(client: redis.Redis, wait: float | None, error: type[BaseException]) -> None:
     def attempt(points: Points) -> None:
@@ -131,7 +133,7 @@ def test_a_free_lock(client: redis.Redis, wait: float | None, error: type[BaseEx
     each_point(attempt, error=error)
 
 
-@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
+@pytest.mark.parametrize("error", ERRORS)
 def test_a_lock_that_is_passed_on(client: redis.Redis, error: type[BaseException]) -> None:
     holder = Lock(client, NAME, timeout=60, grant_timeout=GRANT, thread_local=False)
 
@@ -235,7 +237,7 @@ def several(servers: list[redis.Redis], folder: Path, **options: Any) -> Lock:
     return MultiLock(servers[0], names, 60, **options)
 
 
-@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
+@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("make", [redlock, with_fallback, several])
 @pytest.mark.parametrize("contended", [False, True])
 def test_other_kinds(

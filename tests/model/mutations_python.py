@@ -204,6 +204,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "one group fewer is remembered",
     (
         "contrib.several_names.members",
+        "if in_one_place and len(calls) >= 1:",
+    ): "one call gets the same reply from both scripts",
+    (
+        "contrib.several_names.members",
         "return Call(_for_each(calls[1].script), keys, (len(calls), *args))",
     ): "all are of one script",
     (

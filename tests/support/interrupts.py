@@ -28,6 +28,10 @@ class TimeLimit(Exception):
     """From a signal handler, as SoftTimeLimitExceeded of Celery."""
 
 
+class TooLate(TimeoutError):
+    """From a signal handler, of the kind that redis-py takes for an error of the connection."""
+
+
 #: Flags of the code of generators and coroutines.
 GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 

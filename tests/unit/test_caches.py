@@ -611,6 +611,9 @@ def test_of_several_values_those_that_cannot_be_decoded_are_computed_again(
         got = cache.get_or_set_many(names, compute)
     assert got == {"none": 5, "bad": 5, "good": 1}
     assert sorted(wanted) == ["bad", "none"]
+    cache._lock_client().set(cache.make_key("bad"), b"no pickle")
+    assert undecodable.read_others(cache, [*names, "other"], None) == ({"none": 5, "good": 1}, True)
+    assert undecodable.read_others(cache, ["good", "other"], None) == ({"good": 1}, False)
 
 
 async def within(call: Callable[[], Any]) -> Any:
@@ -709,6 +712,21 @@ def test_a_number_is_not_counted_twice(
     assert packed == ([True] if known else [True, False])
 
 
+def test_a_tool_sees_how_a_task_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+
+    async def evaluate(script: str, number_of_keys: int, *args: Any) -> int:
+        sent.append((number_of_keys, args[:2]))
+        return 5
+
+    client = redis.asyncio.Redis()
+    monkeypatch.setattr(tasks, "is_observed", lambda of: of is client)
+    monkeypatch.setattr(client, "eval", evaluate)
+    of_task = tasks.TaskCommands(client)
+    assert asyncio.run(within(lambda: of_task.eval("return 1", 1, "a", 7))) == 5
+    assert sent == [(2, (b"a", flight_key(b"a")))]
+
+
 @pytest.mark.parametrize("made", [5, [5]])
 @pytest.mark.parametrize("awaited", [True, False])
 def test_what_a_refresh_in_djangos_thread_returns(cache: Any, made: Any, awaited: bool) -> None:
@@ -751,6 +769,12 @@ def test_the_log_of_what_cannot_be_decoded_remembers_few_groups(
         undecodable.log("key", f"group {number}", ValueError())
         assert f"group {number}" in undecodable._logged_at
     assert len(undecodable._logged_at) <= 4
+
+
+def test_no_key_is_left_out_by_set_many(cache: Any) -> None:
+    assert cache.set_many({"a": 1, "b": 2}) == []
+    assert cache.set_many({}) == []
+    assert cache.get_many(["a", "b"]) == {"a": 1, "b": 2}
 
 
 def test_a_cache_in_memory_takes_no_client(cache: Any) -> None:

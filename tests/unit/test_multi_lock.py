@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 
-from django_redis_lock import locked
+from django_redis_lock import Lock, locked
 from django_redis_lock.cache import cache
 from django_redis_lock.contrib import several_names
 from django_redis_lock.contrib.several_names import MultiLock
 from django_redis_lock.contrib.testing import MemoryServer
 from django_redis_lock.steps import drive
-from django_redis_lock.transport import NotReady
 from tests.processes import until
 from tests.support.background import Background
 
@@ -56,22 +56,28 @@ def test_all_names_or_none(
 def test_an_attempt_whose_outcome_is_unknown_holds_nothing(
     redis_locks: MemoryServer, executed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller waits through the refusal, and not for what it may hold itself."""
-    lock = cache.lock(["a", "b"], timeout=60)
-    send, refused = MultiLock._send, []
+    """The caller waits through the outage, and not for what it may hold itself."""
+    other, lock = cache.lock("a"), cache.lock(["a", "b"], timeout=60)
+    send, sent = MultiLock._send, []
 
-    def refusing(self: Any, call: Any, patience: Any) -> Any:
-        if refused:
-            return send(self, call, patience)
-        if executed:
-            send(self, call, patience)
-        refused.append(call)
-        raise NotReady("LOADING Redis is loading the dataset in memory")
+    def lossy(self: Any, call: Any, patience: Any) -> Any:
+        sent.append(call)
+        if len(sent) == 2:  # It has got the first name.
+            if executed:
+                send(self, call, patience)
+            raise redis.ConnectionError("the reply is lost")
+        return send(self, call, patience)
 
-    monkeypatch.setattr(MultiLock, "_send", refusing)
-    assert Background(lock.acquire).result()
+    monkeypatch.setattr(MultiLock, "_send", lossy)
+    other.acquire()
+    waiting = Background(lock.acquire)
+    until(lambda: other.keys.waiters in keys())
+    before = redis_locks.clock()
+    other.release()
+    assert waiting.result()
     assert held(redis_locks) == "ab"
-    assert len(refused) == 1
+    assert len(sent) >= 2
+    assert redis_locks.clock() - before < 30  # It has not waited for the end of a lifetime.
 
 
 def test_names_that_become_free_one_after_the_other(
@@ -128,3 +134,30 @@ def test_after_a_long_wait_all_names_have_their_full_lifetime(
         cache._lock_client().delete(lock.members[1].keys.lock)
     assert drive(lock._are_held()) is not noticed
     assert bool(extended) is (anew or noticed)
+
+
+class Interrupted(BaseException):
+    """As of a signal handler."""
+
+
+def test_who_is_interrupted_while_it_holds_a_part_leaves_nothing(
+    redis_locks: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {name: cache.lock(name) for name in "ab"}
+    for other in others.values():
+        other.acquire()
+    wait, waits = Lock._wait, []
+
+    def waiting(member: Any, *args: Any) -> Any:
+        waits.append(member)
+        if len(waits) == 2:
+            assert held(redis_locks) == "ab"  # The first is its own by now.
+            raise Interrupted
+        others["a"].release()
+        return wait(member, *args)
+
+    monkeypatch.setattr(Lock, "_wait", waiting)
+    with pytest.raises(Interrupted):
+        cache.lock(["a", "b"]).acquire()
+    redis_locks.clock.advance(1)  # The keeper releases it.
+    assert held(redis_locks) == "b"

@@ -496,6 +496,7 @@ def test_a_refusal_is_noted(redis_locks: MemoryServer, kind: Any) -> None:
         assert answered(view).status_code == 403
         keys = cache._lock_client().keys("*.refused")
         assert len(keys) == refusals
+        assert not cache._lock_client().keys("*flight*")
 
 
 @pytest.mark.parametrize("kind", [HttpResponse, Late])
@@ -556,7 +557,7 @@ def test_another_cache_middleware_does_not_store_what_this_one_does_not(
     "backend", ["django_redis_lock.cache", "django.core.cache.backends.locmem"]
 )
 def test_who_has_a_page_is_told_so_whoever_computes_it(settings: Any, backend: str) -> None:
-    settings.CACHES = {"default": {"BACKEND": f"{backend}.LocMemCache", "LOCATION": "conditions"}}
+    settings.CACHES = {"default": {"BACKEND": f"{backend}.LocMemCache", "LOCATION": "pages"}}
     seen: list[bool] = []
 
     @cached_page(60)
@@ -569,3 +570,17 @@ def test_who_has_a_page_is_told_so_whoever_computes_it(settings: Any, backend: s
         assert view(request).status_code == 304
         assert "HTTP_IF_NONE_MATCH" in request.META
     assert seen == [False]
+
+
+@pytest.mark.parametrize("sought", ["bytes=0-1", None])
+def test_what_is_no_response_is_returned_as_it_is(redis_locks: MemoryServer, sought: Any) -> None:
+    runs: list[int] = []
+
+    @cached_page(60)
+    def view(request: Any) -> Any:
+        runs.append(1)
+        return "no response"
+
+    headers = {"Range": sought} if sought else {}
+    assert view(RequestFactory().get("/", headers=headers)) == "no response"
+    assert len(runs) == 1

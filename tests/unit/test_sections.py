@@ -22,7 +22,7 @@ import redis
 from django.core.management.base import BaseCommand, CommandError
 from django.views import View
 
-from django_redis_lock import locked
+from django_redis_lock import Lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib.testing import MemoryServer
 from django_redis_lock.decorators import (
@@ -569,6 +569,23 @@ def test_which_locks_are_held_until_the_transaction_ends(
     assert not redis_locks.held()
 
 
+def test_a_lock_that_a_section_has_entered_knows_it(
+    redis_locks: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is then released with the code, also at the end of the thread."""
+    told: list[Any] = []
+    monkeypatch.setattr(Lock, "_entered", lambda lock: told.append(lock))  # noqa: PLW0108  # as a method
+    entered = Section(Options(), "export")
+    assert entered.enter()
+    assert told == [entered.lock]
+    entered.leave()
+    refused = Section(Options(), "export")
+    with locked("export"):
+        told.clear()
+        assert not refused.enter()
+    assert not told
+
+
 class Stream(io.StringIO):
     flushed = False
 
@@ -602,6 +619,19 @@ def test_a_conflict_of_several_names_has_the_first_if_it_is_unknown_which_is_hel
             monkeypatch.setattr(type(waiting.lock), "held", raising_outage)
         conflict = waiting.conflict()
     assert (conflict.name, conflict.first_name) == (("b", "") if known else ("a, b", "a"))
+
+
+@pytest.mark.parametrize("given", [None, 5])
+def test_how_long_a_lock_is_held_matters_where_no_retry_after_is_given(
+    redis_locks: MemoryServer, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(section.events, "usual_hold", asked.append)
+    refused = Section(Options(retry_after=given), "export")
+    with locked("export"):
+        assert not refused.enter()
+        assert refused.conflict().retry_after == (given or 2)
+    assert asked == ([] if given else [refused.lock.subject])
 
 
 def raising_outage(*args: Any) -> Any:
