@@ -91,7 +91,7 @@ TESTS: dict[str, str] = {
     "mark_stale on_commit",
     "cache.observed": "caches observed_reads other_tools",
     "cache.on_commit": "caches on_commit",
-    "cache.plain": "caches other_backends without_redis",
+    "contrib.other_backends": "caches other_backends without_redis",
     "cache.reading": "caches direct_reads get_or_set get_or_set_many stale undecodable "
     "observed_reads cold_reads read_events cache other_tools redis_down",
     "cache.redis_py": "own_writes observed_reads cluster_cache cache",

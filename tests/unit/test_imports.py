@@ -65,6 +65,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "contrib.limit": "the scripts of a lock with several holders",
         "contrib.locmem": "a cache backend on a server in this process's memory",
         "contrib.metrics": "figures of locks and computations",
+        "contrib.other_backends": "values in caches that cannot lock",
         "contrib.pages": "whole pages",
         "contrib.redlock": "one lock over several servers",
         "contrib.several_names": "several names held as one lock",

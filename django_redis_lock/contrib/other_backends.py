@@ -12,12 +12,18 @@ from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 from django.core.exceptions import ImproperlyConfigured
 
+from ..cache import (
+    BACKEND,
+    LOCAL_BACKEND,
+    MISSING,
+    LockCache,
+    OnCommit,
+    lock_cache,
+    lock_caches,
+)
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger
-from .lock_factory import BACKEND, LOCAL_BACKEND, LockCache, lock_cache, lock_caches
-from .on_commit import OnCommit
-from .reading import MISSING
 
 R = TypeVar("R")
 
