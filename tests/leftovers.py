@@ -29,16 +29,24 @@ def record(folder: Path, server: int) -> None:
 
 def remove() -> list[str]:
     """End and remove them all; what was done."""
-    done = []
+    done: list[str] = []
     for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:
+        records = {}
         for found in parent.glob(f"*/{RECORD}"):
             with suppress(OSError, ValueError):
                 run, server = map(int, found.read_text().split())
-                if not _command(run):
-                    done += _remove(found.parent, server)
-        for pattern in OF_BROWSERS:
-            for folder in parent.glob(pattern):
-                if not _is_used(folder):
+                records[found.parent] = run, server
+        browsers = [folder for pattern in OF_BROWSERS for folder in parent.glob(pattern)]
+        commands = _commands()  # Afterwards: a run that begins meanwhile must be among them.
+        for folder, (run, server) in records.items():
+            if run not in commands:
+                with suppress(OSError):
+                    done += _remove(folder, server)
+        for folder in browsers:
+            # An artifact folder is named in no arguments, so a new one counts as used.
+            with suppress(OSError):
+                is_new = time.time() - folder.stat().st_mtime < 3600
+                if not is_new and not any(str(folder) in each for each in commands.values()):
                     done += _remove(folder, 0)
     return done
 
@@ -46,31 +54,22 @@ def remove() -> list[str]:
 def _remove(folder: Path, server: int) -> list[str]:
     done = [f"removed {folder}"]
     # The number may be another process's by now.
-    if server and "redis-server" in _command(server):
+    if server and "redis-server" in _commands().get(server, ""):
         os.kill(server, signal.SIGKILL)
         done.insert(0, f"ended redis-server, process {server}")
         deadline = time.monotonic() + 5
-        while _command(server) and time.monotonic() < deadline:
+        while server in _commands() and time.monotonic() < deadline:
             time.sleep(0.01)
     shutil.rmtree(folder)
     return done
 
 
-def _command(pid: int) -> str:
-    """The command of a process that runs; empty if there is none."""
-    asked = ["ps", "-ww", "-o", "stat=", "-o", "args=", "-p", str(pid)]
-    state, _, command = _output(asked).strip().partition(" ")
-    return "" if state.startswith("Z") else command.strip()
-
-
-def _is_used(folder: Path) -> bool:
-    """By a browser; an artifact folder has no process's arguments, so a new one counts as used."""
-    is_new = time.time() - folder.stat().st_mtime < 3600
-    return is_new or str(folder) in _output(["ps", "-ww", "-eo", "args="])
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, check=False, capture_output=True, text=True).stdout
+def _commands() -> dict[int, str]:
+    """The command of each process that runs, by its number."""
+    columns = ["ps", "-ww", "-e", "-o", "pid=", "-o", "stat=", "-o", "args="]
+    lines = subprocess.run(columns, check=False, capture_output=True, text=True).stdout
+    rows = (line.split(maxsplit=2) for line in lines.splitlines())
+    return {int(pid): "".join(args) for pid, state, *args in rows if not state.startswith("Z")}
 
 
 if __name__ == "__main__":

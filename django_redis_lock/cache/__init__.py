@@ -29,22 +29,24 @@ from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
-from .lock_factory import LockCache, plain
+from .lock_factory import LockCache as LockCache
 from .lock_factory import NamedKey as NamedKey
 from .lock_factory import NotAcquired as NotAcquired
 from .lock_factory import check_using as check_using
 from .lock_factory import lock_cache as lock_cache
 from .lock_factory import lock_caches as lock_caches
+from .lock_factory import other_backends
 from .methods import AsyncMethods, KeyGuard, WithoutLocks
 from .reading import MISSING as MISSING
 from .reading import failing_as_django_redis, originals
 
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
+    from ..contrib.other_backends import BackendCannotLock as BackendCannotLock
     from ..ops.inventory import reset_all as reset_all
     from ..transport import guarded_connection
     from .on_commit import FunctionOnCommit as FunctionOnCommit
-    from .plain import BackendCannotLock as BackendCannotLock
+    from .on_commit import OnCommit as OnCommit
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
     from .typed import GetOrSetArguments as GetOrSetArguments
@@ -376,7 +378,7 @@ def value_cache(alias: str) -> RedisCache:
     except InvalidCacheBackendError:
         cache = lock_cache(alias)  # Says what is wrong.
     if not (isinstance(cache, LockCache) and cache.computes_once):
-        cache = plain.PlainCache(alias, cache)
+        cache = other_backends.PlainCache(alias, cache)
     return cast(RedisCache, cache)
 
 
@@ -404,8 +406,9 @@ __getattr__ = on_first_use(
     __name__,
     {
         "contrib.locmem": "LocMemCache",
-        "cache.plain": "BackendCannotLock",
+        "contrib.other_backends": "BackendCannotLock",
         "ops.inventory": "reset_all",
+        "cache.on_commit": "OnCommit",
         "cache.typed": "AsyncLockArguments CurrentLock GetOrSetArguments LockArguments",
     },
 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
 #: Few sites need these.
-context, plain = OnUse("cache.context"), OnUse("cache.plain")
+context, other_backends = OnUse("cache.context"), OnUse("contrib.other_backends")
 
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
@@ -357,7 +357,7 @@ def lock_cache(alias: str) -> LockCache:
     if isinstance(cache, LockCache):
         return cache
     if alias in settings.CACHES:
-        raise plain.BackendCannotLock(alias)
+        raise other_backends.BackendCannotLock(alias)
     known = ", ".join(map(repr, lock_caches())) or "none"
     raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")
 

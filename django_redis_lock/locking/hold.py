@@ -59,23 +59,23 @@ CHECK_INTERVAL_SECONDS = 10.0
 
 class Hold:
     """One acquisition, shared by the lock object and the keeper. It is made before the lock is
-    acquired, to save time; it has ``keys`` and ``token`` from ``begin`` on.
+    acquired, to save time; what that decides (``keys``, ``token``) it has from ``begin`` on.
 
     Args:
         renews_for: seconds for which it is renewed; -inf for never.
         warns_after: seconds after which a warning that it is still held is logged.
 
     Attributes:
-        attempt: identifies this acquisition among others with its token.
+        attempt: identifies this acquisition among others with the same chosen token.
         deadline: monotonic time until which it counts as held.
         renews_until: monotonic time at which renewal ends; -inf if never renewed.
         warns_at: monotonic time of the warning that it is still held; inf for never.
-        limit: the number of places, 1 for a plain lock.
+        limit: the number of places that a release passes on, 1 for a plain lock.
         ended: released, lost or reset; the keeper stops renewing it.
         reason: why it was lost.
         task: the holder's task; None for a thread, or if it is not known.
-        degraded: how it is held without Redis, None in Redis.
-        on_end: called at its release.
+        degraded: how it is held without Redis, None for a lock in Redis.
+        on_end: called at its release, for the lock of this host.
         pending: the reply that confirms a grant, if it is to come.
     """
 
@@ -173,8 +173,8 @@ class Hold:
 
     def held_until(self, deadline: float, asked_at: float) -> None:
         """The reply to a command sent at ``asked_at`` has confirmed the lifetime until ``deadline``
-        (both monotonic). The order of two concurrent commands is unknown, so the shorter lifetime
-        counts until the next renewal."""
+        (both monotonic). The server's order of two concurrent commands is unknown, so the shorter
+        lifetime counts until the next renewal."""
         with self._mutex:
             if asked_at < self._confirmed_at:
                 deadline = min(deadline, self.deadline)
@@ -255,9 +255,9 @@ class Renewal(Job):
     kept_by: weakref.ref[Any] | None = None
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
-    #: Whether Redis may have its description.
+    #: Whether Redis may have the description of the holder.
     _may_be_described = False
-    #: This process's, once Redis has it.
+    #: This process's on the server, once Redis has it.
     heartbeat: Heartbeat | None = None
 
     def __init__(self, server: Server, hold: Hold) -> None:

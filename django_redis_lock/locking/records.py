@@ -2,10 +2,13 @@
 and how they ended.
 
 One key for the process and each server has its last heartbeat. And the process listens to a channel
-of the same name, on which RESET publishes which lock was released by force.
+of the same name, on which RESET publishes which lock was released by force, and to what the server
+reports of changes by other programs: the keeper then renews the lock at once, and so learns whether
+it is lost.
 
-The keeper records how these locks ended. The description of a holder that dies outlasts its lock by
-a day: the process that takes the lock next, or reads before, records that.
+The keeper records how these locks ended. A holder that dies records nothing. Its description
+outlasts its lock by a day; the script that takes the lock next finds it there, and the process that
+ran the script records it. So does a reader that comes before.
 """
 
 from __future__ import annotations

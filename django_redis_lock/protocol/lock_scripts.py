@@ -13,8 +13,9 @@ Times are milliseconds unless a name says otherwise; a lifetime of 0 means none.
 clock of Redis and, never later, by that of the holder (``locking/hold.py``).
 
 A released lock that is awaited becomes a grant: the key gets a fresh token with a short lifetime,
-and the token goes to the list. The waiter whose pop returns it confirms it by TAKE_GRANT, or WATCH
-makes the next.
+and the token goes to the list. The waiter whose pop returns it confirms it by TAKE_GRANT. One that
+is frozen does not: the grant expires, WATCH, sent by the keeper of another waiter, makes the next,
+and what the frozen one sends later finds another token at the key.
 
 Companion keys may vanish (evicted, deleted by hand) or hold something else than they should. So no
 script trusts their form: what is unreadable counts as missing and is replaced. Each has a lifetime,

@@ -1,7 +1,13 @@
 """The algorithm of ``get_or_set``: one caller computes a missing value, all others wait for it.
 
-The first that finds no value leads a *flight*: it computes the value and stores it. The others
-follow: of each process one waits in Redis, for the rest of them.
+The first caller that finds no value leads a *flight*: it computes the value and stores it. The
+other callers follow. The threads of one process (or the tasks of one event loop) wait in memory for
+one of them, and that one waits with a blocking read of the flight's stream, which wakes the
+followers of all processes at once. Then each process reads the value once, and each caller decodes
+a separate copy.
+
+A flight lives ``flight_timeout`` seconds, and the leader's keeper renews it during the computation.
+If the leader dies, the flight expires, and one of the followers leads the next.
 
 The algorithm is written once, as generators of steps. A step is what a method of a runner returns:
 with ``ThreadRunner`` the result, with ``AsyncRunner`` an awaitable. This package does not import

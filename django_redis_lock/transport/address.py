@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -84,9 +84,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5),
 _USER_TIMEOUT_MS = 35_000
 
 #: For ``socket_keepalive_options``, if the settings have none.
-KEEPALIVE_OPTIONS = {
-    getattr(socket, name): value for name, value in _KEEPALIVE if hasattr(socket, name)
-}
+KEEPALIVE_OPTIONS = {getattr(socket, n): v for n, v in _KEEPALIVE if hasattr(socket, n)}
 if hasattr(socket, "TCP_USER_TIMEOUT"):
     KEEPALIVE_OPTIONS[socket.TCP_USER_TIMEOUT] = _USER_TIMEOUT_MS
 
@@ -173,8 +171,7 @@ _COMMON = (
 
 
 def common_settings(pool: Pool) -> Settings:
-    settings = pool.connection_kwargs
-    return {n: v for n, v in settings.items() if n in _COMMON or n.startswith("ssl_")}
+    return {n: v for n, v in pool.connection_kwargs.items() if n in _COMMON or n[:4] == "ssl_"}
 
 
 def for_threads(pool: Pool) -> Address:
@@ -239,7 +236,7 @@ def introduce(connection: RawConnection) -> None:
         raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
 
 
-def refuse_to_connect() -> None:
+def refuse_to_connect() -> NoReturn:
     """redis-py's connect again before they send or read, to whatever server is there by then."""
     raise RedisConnectionError("The connection was closed.")
 
@@ -252,9 +249,8 @@ _READ_BYTES = 16_384
 class DirectConnection:
     """A ``RawConnection`` that goes past redis-py's layers, and does not connect again.
 
-    Its socket does not block. The system's own limit for a call (SO_RCVTIMEO) would begin again
-    after each signal, so that a periodic one could postpone it without end; Python's timeout is a
-    deadline. Only reads have one: a write with a timeout would cost one more system call.
+    Its socket does not block. The system's limit for a call (SO_RCVTIMEO) begins again after each
+    signal; Python's timeout is a deadline. For a write it would cost one more system call.
     """
 
     generation = 0  #: See ``Server.renew``.
@@ -363,9 +359,25 @@ def direct(connection: Any) -> RawConnection:
     plain = plain and isinstance(connection._sock, _socket.socket) and hasattr(select, "poll")
     if not HAS_HIREDIS or not plain:
         connection._connect = refuse_to_connect
+        connection.__class__ = _closed_once(connection.__class__)
         own: RawConnection = connection
         return own
     return DirectConnection(connection)
+
+
+@cache
+def _closed_once(kind: type[RawConnection]) -> type:
+    """``kind``, of redis-py's: to read on one that was closed is an error of the connection."""
+
+    def read_response(self: RawConnection, *args: object, **options: object) -> Reply:
+        try:
+            return kind.read_response(self, *args, **options)
+        except AttributeError:
+            if getattr(self, "_sock", None) is None:
+                refuse_to_connect()
+            raise
+
+    return type(kind.__name__, (kind,), {"read_response": read_response})
 
 
 def shut(connection: RawConnection | None) -> None:

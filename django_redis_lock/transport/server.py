@@ -187,8 +187,7 @@ class Server:
             connection.send_packed_command([command])
             if unread is not None:
                 _wait(connection, patience)
-                if unread.read_reply(True) is None:
-                    connection.can_read()  # Raises if that has closed it.
+                unread.read_reply(True)
             if patience is not None:
                 _wait(connection, patience)
             answer = connection.read_response()

@@ -111,7 +111,8 @@ def test_a_lock_that_cannot_be_read(open_page: Open, client: redis.Redis) -> Non
 
 
 def test_nothing_serious(open_page: Open, client: redis.Redis) -> None:
-    check(open_page())
+    page = open_page()
+    check(page)
     lock = named(hold("nightly-report", label="Nightly report", timeout=60), client)
     silent = named(hold("silent", timeout=300), client)
     silence(client, silent.keys.lock, 200)
@@ -124,7 +125,7 @@ def test_nothing_serious(open_page: Open, client: redis.Redis) -> None:
     leader.start()
     with queued("nightly-report"):
         metrics.flush()
-        page = open_page()
+        page.goto(PAGE)
         page.get_by_role("link", name="dashboard").wait_for()
         check(page)
         page.get_by_role("link", name="nightly-report").click()

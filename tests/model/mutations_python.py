@@ -91,7 +91,7 @@ TESTS: dict[str, str] = {
     "mark_stale on_commit",
     "cache.observed": "caches observed_reads other_tools",
     "cache.on_commit": "caches on_commit",
-    "cache.plain": "caches other_backends without_redis",
+    "contrib.other_backends": "caches other_backends without_redis",
     "cache.reading": "caches direct_reads get_or_set get_or_set_many stale undecodable "
     "observed_reads cold_reads read_events cache other_tools redis_down",
     "cache.redis_py": "own_writes observed_reads cluster_cache cache",
@@ -202,6 +202,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "cache.undecodable",
         "if len(_logged_at) >= MAX_LOGGED_GROUPS:",
     ): "one group fewer is remembered",
+    (
+        "contrib.several_names.members",
+        "if in_one_place and len(calls) >= 1:",
+    ): "one call gets the same reply from both scripts",
     (
         "contrib.several_names.members",
         "return Call(_for_each(calls[1].script), keys, (len(calls), *args))",

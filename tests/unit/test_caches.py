@@ -712,6 +712,21 @@ def test_a_number_is_not_counted_twice(
     assert packed == ([True] if known else [True, False])
 
 
+def test_a_tool_sees_how_a_task_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+
+    async def evaluate(script: str, number_of_keys: int, *args: Any) -> int:
+        sent.append((number_of_keys, args[:2]))
+        return 5
+
+    client = redis.asyncio.Redis()
+    monkeypatch.setattr(tasks, "is_observed", lambda of: of is client)
+    monkeypatch.setattr(client, "eval", evaluate)
+    of_task = tasks.TaskCommands(client)
+    assert asyncio.run(within(lambda: of_task.eval("return 1", 1, "a", 7))) == 5
+    assert sent == [(2, (b"a", flight_key(b"a")))]
+
+
 @pytest.mark.parametrize("made", [5, [5]])
 @pytest.mark.parametrize("awaited", [True, False])
 def test_what_a_refresh_in_djangos_thread_returns(cache: Any, made: Any, awaited: bool) -> None:

@@ -64,6 +64,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "contrib.limit": "the scripts of a lock with several holders",
         "contrib.locmem": "a cache backend on a server in this process's memory",
         "contrib.metrics": "figures of locks and computations",
+        "contrib.other_backends": "values in caches that cannot lock",
         "contrib.pages": "whole pages",
         "contrib.process_tree": "all that a process has started: signals to it, and its end",
         "contrib.redlock": "one lock over several servers",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import locked
+from django_redis_lock import Lock, locked
 from django_redis_lock.cache import cache
 from django_redis_lock.contrib import several_names
 from django_redis_lock.contrib.several_names import MultiLock
@@ -134,3 +134,30 @@ def test_after_a_long_wait_all_names_have_their_full_lifetime(
         cache._lock_client().delete(lock.members[1].keys.lock)
     assert drive(lock._are_held()) is not noticed
     assert bool(extended) is (anew or noticed)
+
+
+class Interrupted(BaseException):
+    """As of a signal handler."""
+
+
+def test_who_is_interrupted_while_it_holds_a_part_leaves_nothing(
+    redis_locks: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {name: cache.lock(name) for name in "ab"}
+    for other in others.values():
+        other.acquire()
+    wait, waits = Lock._wait, []
+
+    def waiting(member: Any, *args: Any) -> Any:
+        waits.append(member)
+        if len(waits) == 2:
+            assert held(redis_locks) == "ab"  # The first is its own by now.
+            raise Interrupted
+        others["a"].release()
+        return wait(member, *args)
+
+    monkeypatch.setattr(Lock, "_wait", waiting)
+    with pytest.raises(Interrupted):
+        cache.lock(["a", "b"]).acquire()
+    redis_locks.clock.advance(1)  # The keeper releases it.
+    assert held(redis_locks) == "b"

@@ -556,7 +556,7 @@ def test_another_cache_middleware_does_not_store_what_this_one_does_not(
 @pytest.mark.parametrize(
     "backend", ["django_redis_lock.cache", "django.core.cache.backends.locmem"]
 )
-def test_who_has_a_page_is_told_so_whoever_computes_it(settings: Any, backend: str) -> None:
+def test_a_page_that_another_computes_is_told_as_read(settings: Any, backend: str) -> None:
     settings.CACHES = {"default": {"BACKEND": f"{backend}.LocMemCache", "LOCATION": "pages"}}
     seen: list[bool] = []
 

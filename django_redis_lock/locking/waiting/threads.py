@@ -54,7 +54,7 @@ class PendingReply:
                 except NoScriptError:
                     self._server.known_scripts.discard(self._script)
                     keeper().hurry()  # A renewal makes up for it.
-                except genuine(RedisError, OSError, AttributeError):  # redis-py's, if closed.
+                except genuine(RedisError, OSError):
                     self._connection.disconnect()
                     keeper().hurry()  # Unknown; a renewal tells.
                 except BaseException:  # A signal handler's: half of the answer may be left there.

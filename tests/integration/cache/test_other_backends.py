@@ -17,7 +17,8 @@ from django.template.response import SimpleTemplateResponse
 from django.test import RequestFactory
 
 from django_redis_lock import LockNotAcquired, cached, cached_page, locked
-from django_redis_lock.cache import cache, caches, plain
+from django_redis_lock.cache import cache, caches
+from django_redis_lock.contrib import other_backends
 from django_redis_lock.middleware import CachedPageMiddleware
 from tests.redis_server import RedisServer
 from tests.support.logs import logged
@@ -72,7 +73,7 @@ def other(
         config["LOCATION"] = real[location]
     settings.CACHES = {"default": config}
     cache.clear()
-    plain._logged.clear()
+    other_backends._logged.clear()
     calls.clear()
     yield found
     cache.clear()

@@ -12,12 +12,18 @@ from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 from django.core.exceptions import ImproperlyConfigured
 
-from ..conf import SETTING, Conf, GetOrSetOptions, Timeout
+from ..cache import (
+    BACKEND,
+    LOCAL_BACKEND,
+    MISSING,
+    LockCache,
+    OnCommit,
+    lock_cache,
+    lock_caches,
+)
+from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger
-from .lock_factory import BACKEND, LOCAL_BACKEND, LockCache, lock_cache, lock_caches
-from .on_commit import OnCommit
-from .reading import MISSING
 
 R = TypeVar("R")
 
@@ -98,7 +104,6 @@ class PlainCache:
 
     def __init__(self, alias: str, cache: BaseCache) -> None:
         self._alias, self._cache = alias, cache
-        self.conf = Conf(settings.CACHES[alias].get("OPTIONS"))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(lock_cache(self._alias) if name in _OF_LOCKS else self._cache, name)
