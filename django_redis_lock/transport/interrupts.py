@@ -8,6 +8,7 @@ import inspect
 import select
 import signal
 import sys
+import threading
 from functools import cache
 from traceback import walk_tb
 from types import FrameType
@@ -24,6 +25,8 @@ _Any: Any = object
 
 def interrupt_in(error: BaseException | None) -> BaseException | None:
     """What a signal handler has raised, if that is ``error`` or was turned into it."""
+    if threading.current_thread() is not threading.main_thread():
+        return None  # No handler runs here.
     while error is not None:
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         if any(map(_is_handler, frames)):
@@ -47,7 +50,8 @@ def _is_handler(frame: FrameType) -> bool:
     passed += [each for some in passed if type(some) is tuple for each in some]
     if frame.f_back is not None and any(each is frame.f_back for each in passed):
         return True
-    return any(_code_of(signal.getsignal(n)) is frame.f_code for n in signal.valid_signals())
+    numbers = range(1, signal.NSIG)
+    return any(_code_of(signal.getsignal(number)) is frame.f_code for number in numbers)
 
 
 def _module(frame: FrameType) -> str:
