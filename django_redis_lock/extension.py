@@ -25,6 +25,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "menu": ("ops.admin.menu", "The admin's menu"),
     "metrics": ("contrib.metrics", "The setting METRICS"),
     "pages": ("contrib.pages", "cached_page()"),
+    "process_tree": ("contrib.process_tree", 'on_lost="terminate"'),
     "redlock": ("contrib.redlock", "Redlock, using=[…]"),
     "several_names": ("contrib.several_names", "A lock with several names"),
     "topology": ("contrib.topology", "A cluster, or a service of sentinels"),

@@ -2,10 +2,12 @@
 its caller, above all the keeper.
 
 A fork copies only the thread that forks: a mutex that another thread holds at that moment would
-stay locked in the child forever.
+stay locked in the child forever, and the child must not use the records of its parent's threads
+and connections.
 
-A log handler or a listener may block (a mail server, a full pipe), which would delay each renewal
-if it ran in the keeper's thread. So another thread delivers the keeper's log records and events.
+A log handler or a listener may block (a mail server, a full pipe), and whatever runs in the
+keeper's thread delays the renewal of every lock of the process. So users' code never runs there:
+the keeper's log records and events go into a queue, and another thread delivers them in order.
 """
 
 from __future__ import annotations
@@ -149,8 +151,9 @@ Work = Callable[[], object]
 
 
 def start(thread: threading.Thread, failed: Callable[[RuntimeError], object]) -> None:
-    """Start ``thread``, by way of another one. ``Thread.start`` waits until the thread runs; an
-    exception from a signal handler that comes then may turn into ``RuntimeError``.
+    """Start ``thread``, by way of another one. ``Thread.start`` waits until the thread runs, and an
+    exception from a signal handler, which comes in the main thread, breaks that wait: it may turn
+    into ``RuntimeError: release unlocked lock``.
 
     Args:
         failed: called with the error if there are too many threads, or the interpreter ends; in
@@ -170,8 +173,8 @@ def start(thread: threading.Thread, failed: Callable[[RuntimeError], object]) ->
 
 
 class ThreadEvent:
-    """``threading.Event`` without a mutex, which a signal handler that raises may leave taken: then
-    all who wait for the event, or set it, hang."""
+    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
+    such a mutex taken, and then all who wait for the event, or set it, hang."""
 
     def __init__(self) -> None:
         self._is_set = False

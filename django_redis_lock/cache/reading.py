@@ -66,8 +66,9 @@ def failing_as_django_redis(redis: object) -> Iterator[None]:
 @contextmanager
 def cold_read(server: Server) -> Iterator[None]:
     """Wait for the turn of this thread in a crowd that reads from ``server``. One that has waited
-    too long goes ahead, and later threads use a new mutex: that of the old one hangs, or a
-    signal handler's exception has kept it from the release."""
+    too long goes ahead, and later threads use a new mutex: the one that holds the old one hangs, or
+    an exception from a signal handler prevented its release. (Inside a semaphore, such an exception
+    may leave a mutex taken for which all others wait without a limit.)"""
     mutex = _cold_reads.setdefault(server, threading.Lock())
     is_turn = mutex.acquire(timeout=COLD_READ_TIMEOUT_SECONDS)
     if not is_turn and _cold_reads.get(server) is mutex:

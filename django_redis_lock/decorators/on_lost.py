@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from django.core.management import BaseCommand, CommandError
 
+from ..extension import part
 from ..locking import unwinding
 from ..protocol import printable
 from ..threads import Mutex
@@ -69,9 +70,7 @@ class CommandTerminator:
             about = {"lock": printable(self.name), "seconds": self.cleanup_seconds}
             logger.critical(hangs + then, about)
             if self.owns_process:
-                from ..process_tree import signal_descendants  # noqa: PLC0415  # on first use
-
-                signal_descendants(os.getpid(), signal.SIGKILL)
+                part("process_tree").signal_descendants(os.getpid(), signal.SIGKILL)
                 os._exit(self.exit_code)
 
     def run(self, work: Callable[[], T]) -> T:

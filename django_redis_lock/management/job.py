@@ -22,9 +22,9 @@ from typing import Any
 from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
-from .. import process_tree
+from ..contrib import process_tree
+from ..contrib.process_tree import PASSED_ON, START, signal_descendants
 from ..decorators import interrupt_main_thread
-from ..process_tree import PASSED_ON, START, signal_descendants
 from ..transport.refusals import genuine, suppress
 from . import Exit, usage_error
 

@@ -1,8 +1,8 @@
 """Connections of an event loop, on each of which the calls of several tasks may be on their way.
 
-Redis answers in the order of the calls. So a task that no longer waits leaves its reply to be
-dropped, and the connection stays: what is sent next, such as the end of a flight that the task may
-lead by then, cannot overtake its call.
+Redis answers in the order of the calls. So a task that no longer waits, because it was cancelled or
+its patience is over, leaves its reply to be dropped, and the connection stays: what is sent next,
+such as the end of a flight that the task may lead by then, cannot overtake its call.
 
 redis-py connects, with its credentials and options; then the connection takes the transport over.
 """
@@ -81,8 +81,8 @@ async def connect_to(
 
 
 async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> None:
-    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran: that it stands still is
-    not the servers' fault."""
+    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stands still,
+    replies may come; the servers must not be taken to be down because of that."""
     pending = set(tasks)
     for _ in range(WAIT_PARTS):
         if pending:
@@ -229,7 +229,8 @@ class AsyncRawConnection(ABC):
 
     @abstractmethod
     def cut(self) -> None:
-        """Close it, from any thread: its loop may no longer run, and a grant be sent to it."""
+        """Close it, from any thread. Its loop may no longer run; Python would close it when it
+        collects the loop, but until then a grant could be sent to it."""
 
     @abstractmethod
     def _send(self, command: bytes) -> None: ...

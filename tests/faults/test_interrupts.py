@@ -35,7 +35,6 @@ from django_redis_lock.locking.waiting.threads import ThreadQueue
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.singleflight.runners import under_computation
 from django_redis_lock.transport import server_of
-from django_redis_lock.transport.address import HAS_HIREDIS
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import blocked, places
@@ -59,8 +58,8 @@ ERRORS = [Interrupt, TimeLimit, pytest.param(TooLate, marks=pytest.mark.sample(0
 SOON = 10.0
 #: Seconds for which a grant lives.
 GRANT = 30.0
-#: What looks for the reply to the blocking pop.
-CAN_READ = "address.can_read" if HAS_HIREDIS else "connection.can_read"
+#: What waits for the end of the blocking pop.
+WAITS = "threads.pop_ended"
 
 
 def in_a_block() -> None:
@@ -151,7 +150,7 @@ def test_a_lock_that_is_passed_on(client: redis.Redis, error: type[BaseException
             holder.release()
         expect_free(client, points)
 
-    each_point(attempt, function=CAN_READ, meanwhile=holder.release, error=error)
+    each_point(attempt, function=WAITS, meanwhile=holder.release, error=error)
 
 
 def test_going_in_again(client: redis.Redis) -> None:
@@ -209,7 +208,7 @@ def test_a_place(client: redis.Redis, contended: bool) -> None:
         assert not client.exists(key), points.where
         assert first.owned(), points.where
 
-    function = CAN_READ if contended else ""
+    function = WAITS if contended else ""
     each_point(
         attempt, function=function, meanwhile=holder.release, modules=("django_redis_lock.",)
     )

@@ -57,7 +57,7 @@ TESTS: dict[str, str] = {
     "transport.guarded_connection": "guarded_connection pool_interrupts lost_replies_of_the_cache "
     "postponed_timeouts addresses server clients moved_address",
     "transport.hints": "execute hints refusals",
-    "transport.interrupts": "signal_errors pool_interrupts",
+    "transport.interrupts": "handler_errors signal_errors pool_interrupts",
     "transport.over_a_loop": "addresses full_server",
     "transport.refusals": "execute hints refusals full_server busy out_of_memory",
     "transport.registry": "addresses server server_calls forks clients connections lock "

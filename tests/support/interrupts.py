@@ -13,6 +13,7 @@ from typing import Any
 
 from django_redis_lock.locking.waiting.steps import POPPING
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
+from django_redis_lock.transport.address import HAS_HIREDIS
 from tests.lanes import some
 from tests.support.background import Background
 
@@ -35,6 +36,9 @@ class TooLate(TimeoutError):
 #: Flags of the code of generators and coroutines.
 GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
+
+#: What sends or reads a blocking pop; redis-py's own parser reads where it is to see what has come.
+IN_A_POP = ("begin_pop", "reply") if HAS_HIREDIS else ("begin_pop", "pop_ended", "reply")
 
 #: How often a point is tried again that each way passes and an interrupt has not reached.
 TRIES = 5
@@ -195,7 +199,7 @@ def _in_a_pop(frame: FrameType | None) -> bool:
     """While it is sent or read. Elsewhere the keeper sees to it."""
     inside = False
     while frame is not None:
-        inside = inside or frame.f_code.co_name in ("begin_pop", "reply")
+        inside = inside or frame.f_code.co_name in IN_A_POP
         if frame.f_code is ThreadWaiter.wait.__code__:
             if not inside:
                 return False

@@ -20,6 +20,7 @@ class Watch:
         lines = [
             f"{time.monotonic() - self._began:.1f} s have passed",
             f"{_waited() - self._waited:.1f} s of them the test's thread waited for a core",
+            f"all threads of its process that there are have waited {_all_waited():.1f} s for one",
             f"{_stolen() - self._stolen:.1f} s of a core were stolen by other machines",
             "load average {:.1f} {:.1f} {:.1f}, {} cores".format(*os.getloadavg(), os.cpu_count()),
         ]
@@ -28,6 +29,11 @@ class Watch:
 
 def _waited() -> float:
     return _number("/proc/thread-self/schedstat", 1) / 1e9
+
+
+def _all_waited() -> float:
+    """Of the threads that there are now: one may hang only because it is not let run."""
+    return sum(_number(str(file), 1) for file in Path("/proc/self/task").glob("*/schedstat")) / 1e9
 
 
 def _stolen() -> float:

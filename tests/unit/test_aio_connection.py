@@ -481,6 +481,9 @@ def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it(over:
         server.close()
         assert connection.has_ended()
         assert not await connection.still_answers()
+        call = connection.request(b"one")
+        assert not connection.has_ended()  # The end of the call will tell.
+        call.cancel()
 
     over(test)
 

@@ -17,7 +17,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,7 @@ from django.test.signals import setting_changed
 
 from django_redis_lock import conf, events, locked, threads
 from django_redis_lock.cache.get_or_set import GetOrSet
-from django_redis_lock.contrib import exporters, locmem
+from django_redis_lock.contrib import exporters, locmem, other_backends
 from django_redis_lock.contrib.locmem.memory import Database, client_of, databases
 from django_redis_lock.contrib.metrics import figures
 from django_redis_lock.contrib.metrics.collecting import Metrics
@@ -56,8 +55,6 @@ from tests.processes import PATIENCE
 from tests.support.background import Background
 
 KEYS = lock_keys(b"report")
-#: The package has a stand-in by this name, which loads it.
-plain = import_module("django_redis_lock.cache.plain")
 
 
 @pytest.fixture(autouse=True)
@@ -403,7 +400,7 @@ def test_the_same_is_logged_once() -> None:
 
 
 def computed_by_each(name: str) -> None:
-    plain.PlainCache.log_backend(SimpleNamespace(_alias=name, _cache=object()))
+    other_backends.PlainCache.log_backend(SimpleNamespace(_alias=name, _cache=object()))
 
 
 def excluded_in_one_process(name: str) -> None:
@@ -422,7 +419,7 @@ def of_a_client(*_: object) -> object:
 @pytest.mark.parametrize(
     ("warn", "module", "logged"),
     [
-        (computed_by_each, plain, "_logged"),
+        (computed_by_each, other_backends, "_logged"),
         (excluded_in_one_process, locmem, "_noted_in"),
         (not_cached, redis_lock, "_warned"),
     ],

@@ -727,6 +727,37 @@ def test_a_tool_sees_how_a_task_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent == [(2, (b"a", flight_key(b"a")))]
 
 
+@pytest.mark.parametrize("observed", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_tool_sees_what_a_task_writes(
+    observed: bool, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+
+    async def evalsha(sha: str, *parts: Any) -> int:
+        sent.append("evalsha")
+        if not known:
+            raise NoScriptError
+        return 5
+
+    async def evaluate(*parts: Any) -> int:
+        sent.append("eval")
+        return 5
+
+    async def arun(of: Any, call: Any) -> Any:
+        sent.append("unseen")
+        return SimpleNamespace(value=5)
+
+    client = redis.asyncio.Redis()
+    monkeypatch.setattr(tasks, "is_observed", lambda of: of is client and observed)
+    monkeypatch.setattr(tasks, "arun", arun)
+    monkeypatch.setattr(client, "evalsha", evalsha)
+    monkeypatch.setattr(client, "eval", evaluate)
+    of_task = tasks.TaskCommands(client)
+    assert asyncio.run(within(lambda: of_task._run(SET.call({})))) == 5
+    assert sent == (["unseen"] if not observed else ["evalsha", *(() if known else ["eval"])])
+
+
 @pytest.mark.parametrize("made", [5, [5]])
 @pytest.mark.parametrize("awaited", [True, False])
 def test_what_a_refresh_in_djangos_thread_returns(cache: Any, made: Any, awaited: bool) -> None:

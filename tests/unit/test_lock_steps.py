@@ -554,6 +554,20 @@ def test_a_lock_is_acquired_for_its_lifetime_again(clock: FakeClock) -> None:
     assert lock.local.hold.deadline == 1005.0
 
 
+def test_a_lock_that_another_thread_releases_just_after_was_extended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = held(thread_local=False)
+    hold: Any = lock.local.hold
+
+    def run(call: Any) -> Answer:
+        hold.end()
+        return Answer(Extended.DONE, False)
+
+    monkeypatch.setattr(lock, "_run", run)
+    assert lock.extend(5) is True
+
+
 def test_one_after_the_deadline_begins_now(clock: FakeClock) -> None:
     lock = held(Extended.DONE, timeout=3)
     clock.now = 1010.0

@@ -157,7 +157,9 @@ def test_who_is_interrupted_while_it_holds_a_part_leaves_nothing(
         return wait(member, *args)
 
     monkeypatch.setattr(Lock, "_wait", waiting)
+    lock = cache.lock(["a", "b"])  # Without a reference, it would be released in any case.
     with pytest.raises(Interrupted):
-        cache.lock(["a", "b"]).acquire()
+        lock.acquire()
+    assert [member.local.token for member in lock.members] == [None, None]
     redis_locks.clock.advance(1)  # The keeper releases it.
     assert held(redis_locks) == "b"

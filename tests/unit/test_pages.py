@@ -34,6 +34,7 @@ from django_redis_lock.contrib.pages.visit import Visit
 from django_redis_lock.contrib.testing import MemoryServer
 from django_redis_lock.events import Read, RefreshFailed, as_group
 from django_redis_lock.steps import drive
+from tests.support.background import Background
 
 REFUSALS = (400, 401, 403, 405, 406, 411, 451, 499)
 ANSWERS = (200, 201, 204, 301, 399)
@@ -397,6 +398,15 @@ def test_when_the_rendering_begins_the_keeper_renews_the_flight_at_once(
     assert [renewal.due for renewal in renewals] == [100.0, 100.0]
 
 
+def test_what_somebody_else_has_rendered_leaves_the_conditions_in_the_request() -> None:
+    request = RequestFactory().get("/", HTTP_IF_NONE_MATCH="etag")
+    response = Late("page.html")
+    Rendering(response, Conditions(request), lambda *args: None, lambda *args: None)
+    response.content = "by hand"
+    assert response.render().content == b"by hand"
+    assert "HTTP_IF_NONE_MATCH" in request.META
+
+
 def test_what_is_rendered_is_decided_on_with_the_conditions_of_its_request() -> None:
     request = RequestFactory().get("/", HTTP_IF_NONE_MATCH="etag")
     response, seen = Late("page.html"), []
@@ -584,3 +594,23 @@ def test_what_is_no_response_is_returned_as_it_is(redis_locks: MemoryServer, sou
     headers = {"Range": sought} if sought else {}
     assert view(RequestFactory().get("/", headers=headers)) == "no response"
     assert len(runs) == 1
+
+
+def test_of_a_page_that_cannot_be_cached_any_more_each_caller_computes_its_own(
+    redis_locks: MemoryServer,
+) -> None:
+    """Although the headers that it varied on are still known."""
+    runs: list[int] = []
+
+    @cached_page(60)
+    def view(request: Any) -> Any:
+        runs.append(1)
+        private = {"Cache-Control": "private"} if len(runs) > 1 else {}
+        return HttpResponse("page", headers=private)
+
+    for number in (1, 1, 2, 3, 4):
+        if number == 2:
+            redis_locks.clock.advance(61)
+        answer = Background(view, RequestFactory().get("/")).result()
+        assert answer.content == b"page"
+        assert len(runs) == number

@@ -381,7 +381,7 @@ def test_a_command_that_hangs_is_ended_if_the_process_is_its_own(
     monkeypatch.setattr(on_lost, "interrupt_main_thread", lambda: done.append("interrupted"))
     monkeypatch.setattr(on_lost.os, "_exit", done.append)
     monkeypatch.setattr(
-        "django_redis_lock.process_tree.signal_descendants", lambda *of: done.append(of[1])
+        "django_redis_lock.contrib.process_tree.signal_descendants", lambda *of: done.append(of[1])
     )
     ending = terminator(_called_from_command_line=owns)
     ending.cleanup_seconds = 0.0

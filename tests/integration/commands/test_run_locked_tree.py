@@ -19,7 +19,7 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import process_tree
+from django_redis_lock.contrib import process_tree
 from django_redis_lock.management.job import Program, _in_new_group
 from tests.processes import ManageCommand, until
 from tests.support.background import Background

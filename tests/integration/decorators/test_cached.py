@@ -56,6 +56,7 @@ def test_help_names_the_methods(function: Any) -> None:
     shown = pydoc.plain(pydoc.render_doc(function))
     for name in ("refresh", "invalidate", "mark_stale", "on_commit"):
         assert f"    {function.__name__}.{name}(…): " in shown
+        assert getattr(function, name).__qualname__ == f"{function.__name__}.{name}"
         of_method = pydoc.plain(pydoc.render_doc(getattr(function, name)))
         assert f"\n{name}(" in of_method.replace("async ", "")
         assert "\n    " in of_method

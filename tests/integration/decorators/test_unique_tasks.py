@@ -381,8 +381,8 @@ def test_a_message_that_is_lost_frees_the_name_after_its_timeout(
     assert len(queue) == 1
 
 
-def test_what_is_revoked_frees_the_name() -> None:
-    first = plain.apply_async((7,), countdown=1)
+def test_what_is_revoked_frees_the_name(pace: int) -> None:
+    first = plain.apply_async((7,), countdown=pace)
     with worker():
         until(lambda: app.control.revoke(first.id, reply=True, timeout=1))
         until(lambda: not name().locked())

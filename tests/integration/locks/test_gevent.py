@@ -143,6 +143,8 @@ def test_a_wait_ends_at_its_deadline_and_leaves_nothing(process: subprocess.Pope
     said = run(
         process,
         """
+from django_redis_lock.protocol import acquisition
+acquisition.LAST_TRY_SECONDS = 5.0  # A server that stands still just then is not down.
 client.set("green", "another's")
 lock = Lock(client, "green", timeout=30)
 tries = [gevent.spawn(lock.acquire, blocking_timeout=0.2) for _ in range(5)]

@@ -60,10 +60,10 @@ class TestLockInMemory(TestLock):
 
 @pytest.mark.parametrize("dropped", [True, False])
 def test_a_lock_whose_object_is_gone_expires(
-    client: redis.Redis, caplog: pytest.LogCaptureFixture, dropped: bool
+    client: redis.Redis, caplog: pytest.LogCaptureFixture, dropped: bool, pace: int
 ) -> None:
     """Its handle was dropped, or the thread has ended that alone could use it."""
-    lock = Lock(client, "forgotten", timeout=0.2, renew=True)
+    lock = Lock(client, "forgotten", timeout=0.2 * pace, renew=True)
     if dropped:
         assert lock.acquire()
         del lock

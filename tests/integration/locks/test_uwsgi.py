@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 
@@ -67,6 +69,10 @@ parents.release()
 """
 
 
+@pytest.mark.skipif(
+    not getattr(sys, "_is_gil_enabled", lambda: True)(),
+    reason="a fork without Python's hooks leaves it threads to wait for that are not there",
+)
 def test_a_worker_has_its_own_connections_and_keeper(redis_server: RedisServer) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, redis_server.url],

@@ -22,7 +22,8 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
-from tests.processes import PATIENCE, until, waiting_in
+from django_redis_lock.protocol import acquisition
+from tests.processes import LAST_TRY, PATIENCE, until, waiting_in
 
 PANEL = "django_redis_lock.debug_toolbar.LocksPanel"
 
@@ -298,6 +299,7 @@ def panel_of(response: Any) -> Any:
 
 
 def main() -> None:
+    acquisition.LAST_TRY_SECONDS = LAST_TRY
     setup()
     requests = Requests()
     requests.cache.clear()
