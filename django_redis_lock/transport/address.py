@@ -119,7 +119,8 @@ def own_settings(connection_class: type, settings: Settings, timeout: float) -> 
         health_check_interval=0,
         decode_responses=False,
     )
-    if resp_version(own) == "3" and own.get("password") and not own.get("username"):
+    resp3 = str(own.get("protocol") or DEFAULT_RESP_VERSION) == "3"
+    if resp3 and own.get("password") and not own.get("username"):
         # As redis-py, for our connections in RESP2, too: a server that asks for no password takes
         # one only with a name.
         own["username"] = "default"
@@ -131,10 +132,6 @@ def own_settings(connection_class: type, settings: Settings, timeout: float) -> 
         own["command_packer"] = PythonRespSerializer(6000, partial(_encode, own.get("encoding")))
     name_driver(connection_class, own, "django-redis-lock")
     return own
-
-
-def resp_version(settings: Settings) -> str:
-    return str(settings.get("protocol") or DEFAULT_RESP_VERSION)
 
 
 def name_driver(kind: type, settings: dict[str, Any], upstream: str = "") -> None:

@@ -11,7 +11,7 @@ from redis.connection import ConnectionPool
 
 from ..extension import TOPOLOGIES, part
 from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
-from .address import is_cluster, resp_version
+from .address import is_cluster
 from .server import Server, disconnect_idle
 
 _servers: weakref.WeakValueDictionary[Database, Server] = weakref.WeakValueDictionary()
@@ -70,7 +70,7 @@ def server_of(client: Client) -> Server:
         # Who waits for less, checks no certificate, or speaks RESP3 decides that for no other.
         settings = getattr(pool, "nodes_manager", pool).connection_kwargs
         tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
-        key = (*database, kind.timeouts(settings), resp_version(settings), *tls)
+        key = (*database, kind.timeouts(settings), str(settings.get("protocol")), *tls)
         server = _servers.get(key)
         if server is None:
             stand_in = None if _make_stand_in is None else _make_stand_in(database)

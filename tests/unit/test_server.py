@@ -19,7 +19,6 @@ from redis.retry import Retry
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.topology import SentinelService
 from django_redis_lock.contrib.topology.client import LazyCluster
-from django_redis_lock.transport.address import resp_version
 from django_redis_lock.transport.guarded_connection import FollowingRetry
 from django_redis_lock.transport.registry import server_of
 from django_redis_lock.transport.server import Server, readable
@@ -271,8 +270,6 @@ def test_who_speaks_another_protocol_has_another_server() -> None:
     third, second, other = (server_of(redis.Redis(protocol=of)) for of in (3, 2, 2))
     assert third is not second is other
     assert third.database == second.database
-    usual = redis.Redis(protocol=int(resp_version({})))
-    assert server_of(redis.Redis()) is server_of(usual)
 
 
 def test_a_connection_whose_pool_is_gone_meets_a_replica() -> None:
