@@ -5,9 +5,9 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import TypeVar
 
 from redis.exceptions import (
@@ -91,13 +91,16 @@ def redis_errors() -> tuple[type[Exception], ...]:
     return genuine(RedisError, OSError)
 
 
-@contextmanager
-def suppress(*kinds: type[Exception]) -> Iterator[None]:
-    """As ``contextlib``'s, but for what a signal handler has raised."""
-    try:
-        yield
-    except genuine(*kinds):
-        pass
+class suppress(contextlib.suppress):  # as there
+    """But for what a signal handler has raised."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return bool(super().__exit__(kind, error, trace) and genuine(BaseException))
 
 
 def refusal_in(reply: str) -> str:
