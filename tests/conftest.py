@@ -9,8 +9,10 @@ import gc
 import importlib
 import os
 import runpy
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -27,6 +29,7 @@ from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 
 from django_redis_lock.contrib import metrics, unique_tasks
+from django_redis_lock.contrib.fallback import file_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.redlock import base as redlock
 from django_redis_lock.decorators import wrapper
@@ -62,6 +65,15 @@ if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
 
 # A server that stands still with the machine is not down.
 redlock.SERVER_TIMEOUT_SECONDS = 5.0
+
+# The locks of this host are those of the process, which lists them: others test at the same time.
+file_lock.FOLDER += f"-{os.getpid()}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    shutil.rmtree(Path(tempfile.gettempdir(), file_lock.FOLDER % os.getuid()), ignore_errors=True)
+
 
 # A shell without job control has started us in the background, or nohup has. The processes that
 # tests start and interrupt must not inherit that.

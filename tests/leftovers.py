@@ -36,6 +36,9 @@ def remove() -> list[str]:
             with suppress(OSError, ValueError):
                 run, server = map(int, found.read_text().split())
                 records[found.parent] = run, server
+        for found in parent.glob("django_redis_lock-*-*"):  # A process's locks of this host.
+            with suppress(ValueError):
+                records[found] = int(found.name.rpartition("-")[2]), 0
         browsers = [folder for pattern in OF_BROWSERS for folder in parent.glob(pattern)]
         commands = _commands()  # Afterwards: a run that begins meanwhile must be among them.
         for folder, (run, server) in records.items():

@@ -31,6 +31,8 @@ from ...transport.refusals import genuine, suppress
 #: Seconds between two attempts to lock a file: at first, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.02
 SUFFIX = ".lock"
+#: The folder of a user in the system's folder for temporary files.
+FOLDER = "django_redis_lock-%d"
 #: How a file is opened that may be another user's: no link, no wait for a pipe's other end.
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 #: The description of a lock in addition to that in Redis, until its holder has written the whole:
@@ -55,7 +57,7 @@ def local_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     temporary files. Raises LocalLockUnavailable if it cannot be used."""
     with _reporting():
         user = os.getuid()
-        path = Path(folder) if folder else Path(tempfile.gettempdir(), f"django_redis_lock-{user}")
+        path = Path(folder) if folder else Path(tempfile.gettempdir(), FOLDER % user)
         path.mkdir(mode=0o777 if folder else 0o700, parents=bool(folder), exist_ok=True)
         if not folder:
             found = path.lstat()
