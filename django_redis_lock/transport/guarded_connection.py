@@ -94,7 +94,7 @@ class GuardedConnection(_ReplyCounter, Interruptible):
             self.disconnect()
         try:
             super().connect()
-        except redis_errors():
+        except redis_errors():  # This raises what a signal handler has raised, as it was.
             raise
         self._is_ready = True
 

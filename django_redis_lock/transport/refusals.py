@@ -76,12 +76,13 @@ _MISDIRECTED = ("READONLY", "MASTERDOWN", "LOADING")
 
 
 def genuine(*kinds: type[E]) -> tuple[type[E], ...]:
-    """For ``except``: ``kinds``; none if a signal handler has raised what is being handled."""
+    """For ``except``: ``kinds``; none if a signal handler has raised what is being handled. Raises
+    what it has raised, if redis-py or django-redis has turned that into another error."""
     error = sys.exc_info()[1]
     interrupt = interrupts.interrupt_in(error)
     if interrupt is None:
         return kinds
-    if interrupt is not error:  # redis-py has turned it into that, or django-redis.
+    if interrupt is not error:
         raise interrupt from interrupt.__cause__
     return ()
 
