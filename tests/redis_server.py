@@ -184,6 +184,8 @@ class RedisServer:
                 return
             forget(self._running().pid)
             self._process = None
+            if not fixed:
+                (self._folder / "redis.conf").unlink()  # It has this port.
             log = self._log.read_text() if self._log.exists() else ""
             # Another process may have this port; there is no way to reserve one beforehand.
             if self._chosen_by_others or "in use" not in log or time.monotonic() > deadline:

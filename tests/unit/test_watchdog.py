@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from tests import leftovers
 from tests.processes import until
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, fresh_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,3 +81,15 @@ def test_what_a_run_leaves_whose_watchdog_is_killed_as_well_is_removed_later(
     leftovers.remove()
     until_gone(servers)
     assert redis_server.client().ping(), "that of a run that goes on"
+
+
+@pytest.mark.parametrize("sentinel", [False, True])
+def test_a_server_whose_port_another_process_has_gets_a_second_one(
+    monkeypatch: pytest.MonkeyPatch, sentinel: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        ports = [fresh_port(), taken]
+        monkeypatch.setattr("tests.redis_server.fresh_port", ports.pop)
+        with RedisServer(sentinel=sentinel) as server:
+            assert server.port != taken
