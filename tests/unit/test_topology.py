@@ -798,6 +798,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeCluster]:
     monkeypatch.setattr(clients, "_Cluster", FakeCluster)
     monkeypatch.setattr(clients, "_clusters", {})
     monkeypatch.setattr(FakeCluster, "made", found := [])
+    monkeypatch.setattr(FakeCluster, "values", [])
     return found
 
 
@@ -815,7 +816,6 @@ def test_a_cluster_connects_at_its_first_use_and_once(made: list[FakeCluster]) -
     assert client.get_encoder().encode("é") == "é".encode()
     one.client.connection_factory.disconnect(client)
     assert made == []
-    FakeCluster.values = []
     for _ in range(2):
         assert client.mget_nonatomic([]) == []
     assert [(n.host, n.port) for n in made[0].startup_nodes] == [("one", 1), ("two", 2)]
@@ -844,7 +844,6 @@ def test_the_options_of_a_cluster(made: list[FakeCluster]) -> None:
     options: dict[str, Any] = {"USERNAME": "user", "PASSWORD": "secret", "SOCKET_TIMEOUT": 2}
     options |= {"SOCKET_CONNECT_TIMEOUT": 1, "REDIS_CLIENT_KWARGS": {"read_from_replicas": True}}
     options |= {"CONNECTION_POOL_KWARGS": {"max_connections": 7}}
-    FakeCluster.values = []
     make_cache(**options).client.get_client().mget_nonatomic([])
     make_cache().client.get_client().mget_nonatomic([])
     assert [cluster.settings for cluster in made] == [
