@@ -72,7 +72,10 @@ def _commands() -> dict[int, str]:
     columns = ["ps", "-ww", "-e", "-o", "pid=", "-o", "stat=", "-o", "args="]
     lines = subprocess.run(columns, check=False, capture_output=True, text=True).stdout
     rows = (line.split(maxsplit=2) for line in lines.splitlines())
-    return {int(pid): "".join(args) for pid, state, *args in rows if not state.startswith("Z")}
+    found = {int(pid): "".join(args) for pid, state, *args in rows if not state.startswith("Z")}
+    if os.getpid() not in found:  # All runs would seem to have ended.
+        raise RuntimeError("ps does not tell which processes run")
+    return found
 
 
 if __name__ == "__main__":
