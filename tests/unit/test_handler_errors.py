@@ -17,6 +17,7 @@ from redis.connection import Connection
 
 from django_redis_lock.transport import interrupts
 from django_redis_lock.transport.interrupts import Interruptible, interrupt_in, interruptible
+from tests.support.background import Background
 
 
 class TimeLimit(OSError):
@@ -72,6 +73,11 @@ def raised(work: Callable[[], object]) -> BaseException:
 def test_who_gets_the_frame_is_a_handler(handler: Any) -> None:
     error = raised(lambda: interrupt(handler))
     assert interrupt_in(error) is error
+
+
+def test_python_runs_handlers_in_the_main_thread_only() -> None:
+    work = Background(lambda: interrupt_in(raised(lambda: interrupt(plain))))
+    assert work.result() is None
 
 
 @pytest.mark.parametrize("handler", [only_set, functools.partial(with_more, "more"), Instance()])
