@@ -429,6 +429,20 @@ def test_a_thread_does_not_wait_without_a_limit_for_its_turn_to_read(
     assert (reading._cold_reads.get(server) is old) is not bool(hangs)
 
 
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The servers that were read in turn."""
+    found: list[Any] = []
+
+    @contextmanager
+    def noting(server: Any) -> Iterator[None]:
+        found.append(server)
+        yield
+
+    monkeypatch.setattr(reading, "cold_read", noting)
+    return found
+
+
 @pytest.mark.parametrize("group", [None, 7])
 @pytest.mark.parametrize("is_crowd", [True, False])
 @pytest.mark.parametrize("must_connect", [True, False])
@@ -439,18 +453,11 @@ def test_only_a_crowd_of_threads_reads_one_after_the_other(
     is_crowd: bool,
     must_connect: bool,
     needed: bool,
+    turns: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    turns: list[Any] = []
-
-    @contextmanager
-    def noting(server: Any) -> Iterator[None]:
-        turns.append(server)
-        yield
-
     server = SimpleNamespace(must_connect=lambda: must_connect)
     runner: Any = SimpleNamespace(server=server, group=group, read=lambda key: b"stored")
-    monkeypatch.setattr(reading, "cold_read", noting)
     flights: Any = [(server, b"k", group)] if is_crowd else []
     monkeypatch.setattr(reading, "in_flight", flights)
     read = drive(cache._read(runner, b"k", needed))
@@ -462,20 +469,16 @@ def test_only_a_crowd_of_threads_reads_one_after_the_other(
 @pytest.mark.parametrize("is_crowd", [True, False])
 @pytest.mark.parametrize("must_connect", [True, False, None])
 def test_who_reads_first_waits_for_its_turn_if_it_must_connect(
-    cache: Any, is_crowd: bool, must_connect: bool | None, monkeypatch: pytest.MonkeyPatch
+    cache: Any,
+    is_crowd: bool,
+    must_connect: bool | None,
+    turns: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """None: on connections of the pool."""
-    turns: list[Any] = []
-
-    @contextmanager
-    def noting(server: Any) -> Iterator[None]:
-        turns.append(server)
-        yield
-
     server: Any = SimpleNamespace(must_connect=lambda: must_connect)
     own: Any = None if must_connect is None else SimpleNamespace(client="own")
     path = reading.ReadPath((), lambda key, version, by: (key, version, by), own, True)
-    monkeypatch.setattr(reading, "cold_read", noting)
     monkeypatch.setattr(reading, "server_of", lambda client: server)
     monkeypatch.setattr(reading, "in_flight", {5: None})
     monkeypatch.setattr(cache, "_read_path", lambda: path)
@@ -823,7 +826,7 @@ def test_a_cache_in_memory_takes_no_client(cache: Any) -> None:
 
 class OfTenant(LocMemCache):
     @property
-    def key_prefix(self) -> str:  # type: ignore[override]
+    def key_prefix(self) -> str:
         return "tenant"
 
     @key_prefix.setter
@@ -839,7 +842,7 @@ class OfVersion(OfTenant):
     key_prefix: Any = "site"
 
     @property
-    def version(self) -> int:  # type: ignore[override]
+    def version(self) -> int:
         return 7
 
     @version.setter

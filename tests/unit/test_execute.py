@@ -209,7 +209,7 @@ def test_a_call_of_a_thread(
     monkeypatch: pytest.MonkeyPatch, patience: float | None, first: float | None
 ) -> None:
     server = Server(7, 8, [1, 2])
-    server.locate = lambda keys: server  # type: ignore[attr-defined]
+    server.locate = lambda keys: server
     monkeypatch.setattr(execute, "server_of", lambda client: server)
     client: Any = object()
     answer = execute.run(client, CALL, patience=patience)

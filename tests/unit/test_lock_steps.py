@@ -1020,7 +1020,7 @@ def test_signals_unwind_a_block(wanted: tuple[signal.Signals, ...]) -> None:
     before = [signal.getsignal(number) for number in numbers]
     for number in numbers:
         with pytest.raises(SystemExit) as ended, unwinding(*wanted):
-            signal.getsignal(number)(number, None)  # type: ignore[operator, misc]
+            signal.getsignal(number)(number, None)
         assert ended.value.code == 128 + number
         assert [signal.getsignal(number) for number in numbers] == before
 

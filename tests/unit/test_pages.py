@@ -519,7 +519,7 @@ def test_a_refresh_replaces_the_page_or_says_that_it_failed(
 
     class Failing(Late):
         @property
-        def rendered_content(self) -> str:  # type: ignore[override]
+        def rendered_content(self) -> str:
             raise ZeroDivisionError
 
     @cached_page(60, stale=600)
