@@ -1,8 +1,9 @@
 """The circuit breaker: while a server does not answer, only one caller at a time waits for it.
 
-After a few calls in a row that have cost a whole socket timeout, the others fail at once, with
-``CircuitOpen``; from time to time one is let through, with a short timeout. A refused connection
-costs no time, so it never opens the circuit.
+A call to a frozen or unreachable server costs its whole socket timeout. After a few such calls in
+a row the others fail at once, with ``CircuitOpen``; from time to time one is let through, with a
+short timeout. Any reply ends the outage. A refused connection costs no time, so it never opens the
+circuit, and a server that is back is used at once.
 
 Calls that keep or end a lock that is held are never refused: its waiters depend on them.
 """
