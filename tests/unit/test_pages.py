@@ -25,6 +25,7 @@ from django_redis_lock.contrib.pages.responses import (
     Rendering,
     complete_like,
     conditional,
+    copied,
     finalized,
     is_answer,
     is_refusal,
@@ -93,6 +94,7 @@ def test_what_is_not_about_the_page_is_raised(
     with pytest.raises(raised) as outcome:
         raise_unless_about_the_page(response, **request_is)
     assert outcome.value.response is response  # type: ignore[attr-defined]  # both have it
+    assert str(outcome.value) == (f"status {response.status_code}" if raised is PageFailed else "")
 
 
 def test_a_condition_is_known_also_while_it_is_taken_out() -> None:
@@ -439,6 +441,22 @@ def test_the_end_of_the_process_ends_no_flight() -> None:
     Rendering(response, Conditions(request), lambda *_: None, lambda *_: None)
     ends = [end for end in weakref.finalize._registry if (end.peek() or [None])[0] is response]  # type: ignore[attr-defined]  # no types
     assert [end.atexit for end in ends] == [False]
+
+
+class Wrapped:
+    """As Django REST framework wraps a request."""
+
+    def __init__(self, request: Any) -> None:
+        self._request, self.META = request, request.META
+
+
+def test_the_copy_of_a_request_shares_no_headers_with_it() -> None:
+    inner = RequestFactory().get("/")
+    copies = copied(Wrapped(inner))  # type: ignore[arg-type]  # a wrapper
+    for copy in (copies, copies._request):
+        assert copy.META == inner.META
+        assert copy.META is not inner.META
+    assert copies._request.path == inner.path
 
 
 @pytest.mark.parametrize("kind", [HttpResponse, Late])

@@ -36,6 +36,7 @@ from django_redis_lock.decorators import (
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.decorators.section import Section
 from django_redis_lock.decorators.views import complete
+from django_redis_lock.exceptions import LockNotOwnedError
 from tests.support.background import Background
 
 OUTAGE = redis.ConnectionError("Redis is down")
@@ -400,7 +401,7 @@ def test_a_command_that_ends_in_time_is_left_alone(caplog: pytest.LogCaptureFixt
         losing.start()
         threading.Event().wait(60)
 
-    with pytest.raises(CommandError, match="nightly was lost while this ran") as ended:
+    with pytest.raises(CommandError, match=r"nightly was lost while this ran \(it exp") as ended:
         ending.run(work)
     assert ended.value.returncode == 76
     losing.join()
@@ -584,6 +585,34 @@ def test_a_lock_that_a_section_has_entered_knows_it(
         told.clear()
         assert not refused.enter()
     assert not told
+
+
+@pytest.mark.parametrize("error", [OUTAGE, LockNotOwnedError("it is another's")])
+def test_a_lock_that_cannot_be_released_is_left_to_the_keeper(
+    redis_locks: MemoryServer, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it has ended."""
+
+    def failing(lock: Any) -> None:
+        raise error
+
+    left: list[Any] = []
+    leave = Lock._leave_to_keeper
+
+    def noting(lock: Any, *before: Any) -> None:
+        left.append(lock)
+        leave(lock, *before)
+
+    entered = Section(Options(), "export")
+    assert entered.enter()
+    monkeypatch.setattr(Lock, "release", failing)
+    monkeypatch.setattr(Lock, "_leave_to_keeper", noting)
+    entered.leave()
+    monkeypatch.undo()
+    assert left == [entered.lock] * (error is OUTAGE)
+    redis_locks.clock.advance(0)
+    assert bool(redis_locks.held()) is not bool(left)
+    entered.lock.reset()
 
 
 class Stream(io.StringIO):
