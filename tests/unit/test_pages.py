@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -441,6 +442,19 @@ def test_the_end_of_the_process_ends_no_flight() -> None:
     Rendering(response, Conditions(request), lambda *_: None, lambda *_: None)
     ends = [end for end in weakref.finalize._registry if (end.peek() or [None])[0] is response]  # type: ignore[attr-defined]  # no types
     assert [end.atexit for end in ends] == [False]
+
+
+def test_the_flight_of_a_response_that_is_dropped_ends() -> None:
+    ended: list[int] = []
+    response, request = Late("page.html"), RequestFactory().get("/")
+    rendering = Rendering(response, Conditions(request), lambda *_: None, lambda *_: None)
+    leader: Any = SimpleNamespace(end_later=lambda: ended.append(1))
+    rendering.postponed.leader = leader
+    del response
+    gc.collect()
+    assert ended == [1]
+    rendering.postponed.drop()  # There is no leader any more.
+    assert ended == [1]
 
 
 class Wrapped:

@@ -30,6 +30,7 @@ from django_redis_lock.decorators import (
     on_lost,
     outages_not_logged,
     section,
+    transactions,
     views,
     wrapper,
 )
@@ -568,6 +569,42 @@ def test_which_locks_are_held_until_the_transaction_ends(
     entered.leave()
     assert bool(asked) is waits
     assert not redis_locks.held()
+
+
+def deferred(release: Callable[[], Any], watches: int) -> tuple[Any, list[Any]]:
+    """A lock that is released when so many transactions have ended, and what sees their ends."""
+    found: list[Any] = [SimpleNamespace(pending=[]) for _ in range(watches)]
+    lock: Any = SimpleNamespace(lost=False)
+    return transactions.DeferredUnlock(lock, ("default", "export"), release, found), found
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_lock_is_released_when_the_last_transaction_ends(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    released: list[int] = []
+
+    def release() -> None:
+        released.append(1)
+        if fails:
+            raise ZeroDivisionError
+
+    unlock, (first, second) = deferred(release, 2)
+    assert first.pending == second.pending == [unlock]
+    unlock.ended(first)
+    assert transactions.holds_part_of(unlock.key)
+    assert not released
+    unlock.ended(second)
+    assert released
+    assert not transactions.holds_part_of(unlock.key)
+    assert caplog.messages == ["The lock export was not released"] * fails
+
+
+def test_the_lock_of_a_transaction_that_is_used_again_is_not_released_by_its_first_use() -> None:
+    unlock, watches = deferred(int, 2)
+    assert transactions.take_up(unlock.key) is unlock.lock
+    assert [each.pending for each in watches] == [[], []]
+    assert transactions.take_up(unlock.key) is None
 
 
 def test_a_lock_that_a_section_has_entered_knows_it(
