@@ -31,6 +31,7 @@ from django_redis_lock.cache import (
     commands,
     context,
     get_or_set,
+    lock_caches,
     methods,
     observed,
     reading,
@@ -240,6 +241,15 @@ def test_a_cache_whose_app_is_missing_says_so(
     monkeypatch.setattr(apps, "is_installed", lambda name: installed)
     assert LocMemCache("app", {}).client
     assert bool(logged) is (ready and not installed)
+
+
+@pytest.mark.parametrize(
+    "backend", ["nowhere.Cache", "functools.partial", "functools.reduce", None]
+)
+def test_a_cache_that_cannot_be_made_cannot_lock(settings: Any, backend: str | None) -> None:
+    ours = {"BACKEND": "django_redis_lock.cache.LocMemCache"}
+    settings.CACHES = {"default": ours, "other": {} if backend is None else {"BACKEND": backend}}
+    assert [*lock_caches()] == ["default"]
 
 
 # -- servers ---------------------------------------------------------------------------------------
@@ -790,9 +800,19 @@ def test_how_a_task_stores_a_value(cache: Any, timeout: Any, how: Any) -> None:
         done.append("delete")
         return 1
 
-    stub: Any = SimpleNamespace(set=set_, delete=delete)
+    async def send(batch: Any) -> None:
+        done.append(batch)
+
+    stub: Any = SimpleNamespace(set=set_, delete=delete, send=send)
     assert asyncio.run(tasks.set(cache, stub, "a", 5, timeout))
     assert done == [how]
+    batch = Batch(redis.Redis())
+    stub.batch = lambda: batch
+    assert asyncio.run(tasks.set_many(cache, stub, {"a": 5}, timeout)) == []
+    assert done == [how, batch]
+    key = cache.client.make_key("a").encode()
+    written = Delete((key,)) if how == "delete" else Set(key, b"5", how[1], b"")
+    assert batch.writes == [written]
 
 
 def test_a_computation_that_changes_how_long_its_value_is_kept_has_written_it(cache: Any) -> None:

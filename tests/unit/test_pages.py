@@ -196,6 +196,37 @@ def test_a_page_is_stored_unless_the_cache_was_emptied(
         assert drive(visit._is_of("mine")) is (is_it and (flight is not None or now == "mine"))
 
 
+#: A response, what is stored, what Redis says to the note of a refusal, and if it is the first.
+FIRST: list[tuple[Any, Any, Any, bool]] = [
+    (HttpResponse(status=403), None, True, True),
+    (HttpResponse(status=403), None, False, False),
+    (HttpResponse(status=403), None, redis.ConnectionError("away"), False),
+    (None, None, True, True),
+    (HttpResponse(), HttpResponse("old"), True, True),
+    (HttpResponse(), None, True, False),
+    (HttpResponse(status=500), HttpResponse("old"), True, False),
+]
+
+
+@pytest.mark.parametrize(("response", "old", "added", "first"), FIRST)
+def test_who_is_the_first_that_gets_no_page(
+    response: Any, old: Any, added: Any, first: bool
+) -> None:
+    def read(key: str) -> Any:
+        return old
+        yield
+
+    def do(name: str, key: str, *args: Any) -> Any:
+        assert (name, key) == ("add", "page.refused")
+        if isinstance(added, Exception):
+            raise added
+        return added
+
+    visit: Any = object.__new__(Visit)
+    visit._read, visit._do = read, do
+    assert drive(visit._is_first("page", response)) is first
+
+
 #: Headers of a page that was stored ten seconds ago, its ``_fresh_until``, and what a hit says.
 AGES: list[tuple[dict[str, str], float | None, str | None, str]] = [
     ({"Expires": http_date(1050), "Cache-Control": "max-age=60"}, 1050.0, "10", "hit"),

@@ -22,7 +22,7 @@ import redis
 from django.core.management.base import BaseCommand, CommandError
 from django.views import View
 
-from django_redis_lock import Lock, locked
+from django_redis_lock import Lock, current_lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib.testing import MemoryServer
 from django_redis_lock.decorators import (
@@ -462,6 +462,26 @@ def test_elsewhere_sigterm_is_not_handled() -> None:
         Background(terminator().run, int).result()
 
 
+def test_a_command_that_loses_its_lock_is_told(
+    redis_locks: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    def noting(ending: Any) -> None:
+        told.append(ending)
+
+    monkeypatch.setattr(on_lost.CommandTerminator, "__call__", noting)
+
+    @locked("export", on_lost="terminate")
+    def handle(command: Any) -> int:
+        lock: Any = current_lock()
+        lock.local.hold.lose("test")
+        return 5
+
+    assert handle(BaseCommand()) == 5
+    assert [(ending.name, ending.reason()) for ending in told] == [("export", "test")]
+
+
 # -- how a section waits ---------------------------------------------------------------------------
 
 
@@ -598,6 +618,21 @@ def test_a_lock_is_released_when_the_last_transaction_ends(
     assert released
     assert not transactions.holds_part_of(unlock.key)
     assert caplog.messages == ["The lock export was not released"] * fails
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        (("default", "a"), ("default", "a"), True),
+        (("default", "a"), ("other", "a"), False),
+        (("default", "a"), ("default", "ab"), False),
+        (("default", ("a", "b")), ("default", "b"), True),
+        (("default", ("a", "b")), ("default", ("c", "b")), True),
+        (("default", ("a", "b")), ("default", ("c", "d")), False),
+    ],
+)
+def test_which_locks_have_a_name_in_common(one: Any, other: Any, overlap: bool) -> None:
+    assert transactions.overlap(one, other) is transactions.overlap(other, one) is overlap
 
 
 def test_the_lock_of_a_transaction_that_is_used_again_is_not_released_by_its_first_use() -> None:
