@@ -737,7 +737,7 @@ def wrapping(client: Any) -> Any:
 
 
 AWAY = redis.ConnectionError("away")
-#: How a tool's method reads, whether the server is away, and the results of both, or what is raised.
+#: How a tool's method reads, if the server is away, and the results of both, or what is raised.
 OBSERVED: list[tuple[Callable[[Any], Any], bool, Any]] = [
     (ignoring, False, ((b"stored", -1), b"stored")),
     (ignoring, True, redis.ConnectionError),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from django_redis_lock.cache import cache
 from django_redis_lock.contrib import several_names
 from django_redis_lock.contrib.several_names import MultiLock
 from django_redis_lock.contrib.testing import MemoryServer
-from django_redis_lock.exceptions import LockError
+from django_redis_lock.exceptions import LockError, LockLost
 from django_redis_lock.steps import drive
 from tests.processes import until
 from tests.support.background import Background
@@ -149,6 +150,21 @@ def test_it_is_owned_if_all_its_names_are(redis_locks: MemoryServer, gone: int |
         cache._lock_client().delete(lock.members[gone].keys.lock)
     assert lock.owned() is (gone is None)
     lock.reset()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_task_that_loses_one_of_its_names_is_cancelled(
+    redis_locks: MemoryServer, lost: int
+) -> None:
+    async def hold() -> None:
+        async with cache.alock(["a", "b"], timeout=60, cancel_on_lost=True) as lock:
+            lock.members[lost].local.hold.lose("test")
+            await asyncio.sleep(5)
+            raise AssertionError("it was not told")
+
+    with pytest.raises(LockLost, match="so its task was cancelled"):
+        asyncio.run(hold())
+    assert not held(redis_locks)
 
 
 @pytest.mark.parametrize("is_cluster", [False, True])
