@@ -806,7 +806,8 @@ def test_new_events_appear(open_page: Open, client: redis.Redis) -> None:
 #: one, although all their letters are read from left to right.
 BACKWARDS = """() => {
   const wrong = [], range = document.createRange();
-  const texts = document.createTreeWalker(document.querySelector(".held-page"), NodeFilter.SHOW_TEXT);
+  const page = document.querySelector(".held-page");
+  const texts = document.createTreeWalker(page, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const text = texts.currentNode;
     if (!/[a-z]/i.test(text.data) || !text.parentElement.checkVisibility()) continue;

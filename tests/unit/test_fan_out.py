@@ -253,7 +253,7 @@ def test_a_request_that_was_sent_by_then_may_have_run() -> None:
             return 5
 
     node = Node(new=Frozen())
-    fan_out = _FanOut([node], {0: CALL}, 0.05)  # type: ignore[list-item]  # no server
+    fan_out = _FanOut([node], {0: CALL}, 0.05)
     fan_out.send(0)
     assert sent.wait(PATIENCE)
     fan_out.collect(0.05)
@@ -364,7 +364,7 @@ def test_a_wait_costs_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatch) 
 def test_what_comes_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """And what has come before that is not waited for."""
     waits = Waits(monkeypatch)
-    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)  # type: ignore[list-item]  # no server
+    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)
     fan_out.send(0)
 
     def finish() -> None:
@@ -379,7 +379,7 @@ def test_what_comes_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_who_waits_for_a_connection_is_woken() -> None:
-    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)  # type: ignore[list-item]  # no server
+    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)
     assert not fan_out._came.wait(0)
     fan_out._finish(_Connecting(), 5)
     assert fan_out._came.wait(0)

@@ -701,7 +701,7 @@ def test_with_a_limit_it_is_locked_if_all_places_are_taken(taken: int, locked: b
     assert not inside.owned()
     assert inside.calls[-1].keys == inside.keys.at_place(2)
     inside.outcomes.append(of_holder(b"text"))
-    inside.local.token = "text"  # type: ignore[assignment]  # as redis-py's users may do
+    inside.local.token = "text"
     assert inside.owned()
     inside.outcomes.append(1)
     inside.release()

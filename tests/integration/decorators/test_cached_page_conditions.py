@@ -219,12 +219,12 @@ def test_a_stale_page_stays(status: int, kind: str) -> None:
         return HttpResponse("busy", status=status)
 
     try:
-        Page.__call__ = busy  # type: ignore[method-assign]  # put back below
+        Page.__call__ = busy  # put back below
         page.kind = kind
         view_again = page.view()
         assert view_again(ask()).content == b"page"
     finally:
-        Page.__call__ = ended  # type: ignore[method-assign]  # as above
+        Page.__call__ = ended
     assert view(ask()).content == b"page"
     assert page.calls == 3
 

@@ -205,6 +205,6 @@ def test_a_refresh_in_the_background_stays_the_visitors(answer: Any, part: str) 
         for key in list(cache.keys("*.cache_page.*GET*")):
             cache.mark_stale(key, stale=600)
         text(view, name)
-        until(lambda number=number: len(computed) >= number)  # type: ignore[misc]  # no types for a default
+        until(lambda number=number: len(computed) >= number)
     wanted = {name: PARTS[part](ask(name)) for name in ("ann", "bob", "")}
     assert {name: text(view, name) for name in wanted} == wanted

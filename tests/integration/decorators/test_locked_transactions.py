@@ -388,7 +388,7 @@ def test_the_connection_is_left_as_it_was() -> None:
 
 
 def ends() -> list[Any]:
-    registry: Any = weakref.finalize._registry  # type: ignore[attr-defined]  # no types
+    registry: Any = weakref.finalize._registry
     return [*registry]
 
 

@@ -247,7 +247,7 @@ def test_a_refresh_stores_what_is_committed(cache: Any) -> None:
     with pytest.raises(LookupError), transaction.atomic("shop"):
         change()
         account.on_commit("shop").refresh(7)
-        assert account.__wrapped__(7) == 1  # type: ignore[attr-defined]  # what it decorates
+        assert account.__wrapped__(7) == 1
         raise LookupError
     assert account(7) == 0
 
