@@ -21,8 +21,9 @@ from django_redis_lock.exceptions import TooFewReplicas
 from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import operations, questions, replicas
 from django_redis_lock.locking.hold import Renewal, latest
-from django_redis_lock.locking.lock import in_a_thread, unwinding
+from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.locking.questions import Query
+from django_redis_lock.locking.unwind import unwinding
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol import fingerprint
 from django_redis_lock.protocol.acquisition import Acquisition, Extended, Refused
