@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +13,23 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.cache import caches
 
-from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
 from django_redis_lock.ops import held_locks
 from django_redis_lock.ops.admin import listing
-from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
 from tests.browser.site import POLICY
-from tests.holding import hurry, silence
+from tests.holding import silence
 from tests.processes import until
 from tests.redis_server import RedisServer
-from tests.support.admin import hold
+from tests.support.admin import hold, named, queued
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
 
 
-def named(lock: Lock, client: redis.Redis) -> Lock:
-    """``lock``, as soon as it is said who holds it."""
-    hurry()
-    until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
-    return lock
-
-
 def row(page: Any, name: str) -> Any:
     return page.locator("#result_list tbody tr").filter(has=page.get_by_role("link", name=name))
-
-
-@contextmanager
-def queued(name: str, thread: str = "the next one") -> Any:
-    """A thread that waits for the lock ``name``, and holds it then for as long as the block."""
-    lock = caches["default"].lock(name, thread_local=False)
-    waiter = threading.Thread(target=lambda: lock.acquire(blocking_timeout=60), name=thread)
-    waiter.start()
-    until(lambda: inspect(lock.redis, lock.keys.lock).waiters)
-    try:
-        yield lock
-    finally:
-        lock.reset()
-        waiter.join(60)
 
 
 def test_these_pages_are_served_with_the_strict_policy(open_page: Open) -> None:

@@ -22,38 +22,13 @@ from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.transport import Answer, may_have_run, pack, server_of
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
 from tests.processes import PATIENCE, until
+from tests.support.connections import Connection
 
 # Quick cells, each of which is another decision.
 pytestmark = pytest.mark.sample(1)
 
 CALL = Call(CLOCK, (), ())
 URGENT = Call(RELEASE, (), ())
-
-
-class Connection:
-    """Has the ``reply``, or raises it; without one it is silent."""
-
-    def __init__(self, reply: Any = None, broken: bool = False) -> None:
-        self.replies = [] if reply is None else [reply]
-        self.broken, self.closed = broken, False
-        self.sent: list[bytes] = []
-
-    def send_packed_command(self, command: list[bytes]) -> None:
-        if self.broken:
-            raise RedisConnectionError("closed by the server")
-        self.sent += command
-
-    def can_read(self, timeout: float = 0) -> bool:
-        return bool(self.replies)
-
-    def read_response(self) -> Any:
-        reply = self.replies.pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def disconnect(self) -> None:
-        self.closed = True
 
 
 class Node:

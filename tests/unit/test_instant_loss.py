@@ -22,7 +22,7 @@ from django_redis_lock.contrib.instant_loss import (
     Subscription,
 )
 from django_redis_lock.keeper import listeners
-from tests.unit.test_fan_out import Connection
+from tests.support.connections import Connection
 
 # Quick cells, each of which is another decision.
 pytestmark = pytest.mark.sample(1)

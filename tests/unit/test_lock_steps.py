@@ -32,9 +32,9 @@ from django_redis_lock.protocol.holders import HolderInfo
 from django_redis_lock.protocol.lock_scripts import EXTEND, RELEASE, RENEW
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import Answer, NotReady, note_sent, pack, pack_words, server_of
+from tests.support.clock import FakeClock
+from tests.support.holds import Pending
 from tests.support.logs import logged
-
-from .test_hold import FakeClock, Pending
 
 AWAY = redis.ConnectionError("away")
 BUSY = redis.ResponseError("BUSY Redis is busy running a script.")

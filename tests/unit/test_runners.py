@@ -39,7 +39,7 @@ from django_redis_lock.threads import InCaller, ThreadEvent
 from django_redis_lock.transport import pack_words
 from tests.processes import PATIENCE
 from tests.support.clock import FakeClock, clock
-from tests.unit.test_fan_out import Connection
+from tests.support.connections import Connection
 
 __all__ = ["clock"]
 

@@ -23,8 +23,8 @@ from django_redis_lock import cached_page, locked
 from django_redis_lock.contention import redirect_to, respond, skip
 from django_redis_lock.exceptions import ComputationFailed
 from tests.holding import hold
-from tests.integration.decorators.test_cached_page import followers
 from tests.processes import in_threads, until
+from tests.support.cached_pages import followers
 
 pytestmark = [pytest.mark.usefixtures("client"), pytest.mark.invariant("C6")]
 TEMPORARY = [408, 425, 429, 500, 503]

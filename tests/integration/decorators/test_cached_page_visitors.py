@@ -27,9 +27,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_redis_lock import cached_page
-from tests.integration.decorators.test_cached_page import MEMORY, PLAIN
 from tests.lanes import IN_MEMORY
 from tests.processes import until
+from tests.support.cached_pages import MEMORY, PLAIN
 
 pytestmark = pytest.mark.invariant("U1")
 

@@ -22,9 +22,9 @@ from django.test import TestCase
 from django_redis.exceptions import ConnectionInterrupted
 
 from django_redis_lock import cached
-from tests.integration.decorators.test_locked_transactions import balance, execute, forget, use
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
+from tests.support.databases import balance, execute, forget, use
 from tests.support.values import Asking
 
 BACKENDS = ("RedisCache", "LocMemCache")
