@@ -41,6 +41,8 @@ from .scheduling import units
 MOST = 6
 #: Seconds a process may take to close what its tests have used.
 PATIENCE = 30
+#: Seconds without any report after which the processes are looked at.
+LOOK_SECONDS = 1.0
 #: Of ``<sys/prctl.h>``: the signal this process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
 
@@ -97,12 +99,17 @@ class Processes:
             for _ in range(min(self._number, len(self._left))):
                 self._start(session)
             while self._runs:
-                for connection in wait(list(self._runs)):
-                    self._hear(self._runs[connection], session)  # type: ignore[index]
+                heard = wait(list(self._runs), LOOK_SECONDS)
+                for run in [self._runs[connection] for connection in heard]:  # type: ignore[index]
+                    self._hear(run, session)
                     if session.shouldfail:
                         raise session.Failed(session.shouldfail)
                     if session.shouldstop:
                         raise session.Interrupted(session.shouldstop)
+                for run in list(self._runs.values()) if not heard else ():
+                    # What a test has forked may have the connection still.
+                    if not run.process.is_alive():
+                        self._end(run, session)
         finally:
             for run in self._runs.values():
                 run.connection.close()  # After its present test, it ends.
