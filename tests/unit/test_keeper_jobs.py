@@ -471,7 +471,7 @@ def test_one_thread_is_started_however_long_that_takes(
     made: list[threading.Thread] = []
     monkeypatch.setattr(threads, "start", lambda thread, failed: made.append(thread))
     slow = Keeper()
-    slow._loaded = object()  # type: ignore[assignment]  # then nobody waits for its start
+    slow._loaded = object()  # then nobody waits for its start
     for due in (1010.0, 1020.0):
         slow.add(Lasting(due))
     [thread] = made
