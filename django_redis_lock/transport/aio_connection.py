@@ -188,6 +188,10 @@ class AsyncRawConnection(ABC):
         since = self._calls[0].sent_at if self._calls else self._answered_at
         return time.monotonic() - since < TRUSTED_SECONDS
 
+    def doubt(self) -> None:
+        """It is silent, perhaps by its own fault: the next calls go to another connection."""
+        self._in_doubt = True
+
     async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
         """Whether the server answers on it, which was idle, within so many seconds."""
         if self.is_closed() or self._calls or self.has_ended():
