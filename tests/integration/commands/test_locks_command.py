@@ -37,7 +37,10 @@ from tests.support.commands import Run, held, run, waiting
 __all__ = ["run"]
 
 ROOT = Path(__file__).parents[3]
-HERE = f"{hostname()}:{os.getpid()}"
+
+
+def here() -> str:
+    return f"{hostname()}:{os.getpid()}"
 
 
 class Screen(StringIO):
@@ -67,12 +70,12 @@ def test_the_list(run: Run, client: redis.Redis) -> None:
         waiting(client, nightly),
     ):
         code, out, err = run()
-    by = f"{HERE} (report)"
+    by = f"{here()} (report)"
     assert (code, err) == (0, "")
     assert [line.split() for line in without_times(out).splitlines()] == [
         ["NAME", "HOLDER", "HELD", "LEFT", "WAITING", "NOTE"],
         ["nightly", *by.split(), "Ns", "Ns", "1"],
-        ["x", HERE, "Ns", "-", "-", "never", "expires"],
+        ["x", here(), "Ns", "-", "-", "never", "expires"],
         [],
         ["2", "locks", "are", "held,", "1", "process", "waits."],
     ]
@@ -504,7 +507,7 @@ def test_a_release_says_who_held_it(run: Run, client: redis.Redis) -> None:
         code, out, _ = run("release", "nightly", "--yes")
         assert (code, without_times(out).splitlines()) == (
             0,
-            [f"nightly is held by {HERE} (report), for Ns.", "nightly is released."],
+            [f"nightly is held by {here()} (report), for Ns.", "nightly is released."],
         )
         assert not lock.locked()
     _, out, _ = run("show", "nightly")
