@@ -52,7 +52,7 @@ from django_redis_lock.singleflight.in_process import FlightRenewal, InProcessFl
 from django_redis_lock.singleflight.leader import Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
-from tests.holding import hurry, renew, settle, table_of
+from tests.holding import crash, hurry, renew, settle, table_of
 from tests.processes import PATIENCE, Link, Worker, processes, until
 from tests.redis_server import RedisServer
 
@@ -652,8 +652,8 @@ def test_a_crash_is_logged_even_if_redis_refuses_its_record(
     lock = Lock(client, "a", 30)
     lock.acquire()
     described(client, "a")
-    lock.local.renewal.discard()  # As when its process has ended, and
-    client.delete("a")  # as when its lifetime is over.
+    crash(lock)
+    client.delete("a")  # As when its lifetime is over.
     assert Lock(client, "a", 30).acquire()
     (record,) = [job for job in keeper().jobs() if isinstance(job, CrashRecord)]
     record.failed(redis.ResponseError("no"), time.monotonic())
