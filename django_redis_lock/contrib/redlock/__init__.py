@@ -192,7 +192,7 @@ class _FanOut:
         self._connections: dict[int, RawConnection] = {}
         self._connecting: dict[int, _Connecting] = {}
         self._came = ThreadEvent()
-        #: Where the call is sent again, because a connection that was used before has broken.
+        #: Where the call is sent again, because its connection has broken.
         self._again: set[int] = set()
         #: Seconds for which idle connections are checked first, which their servers' time does not
         #: pay for.
@@ -290,21 +290,29 @@ class _FanOut:
                     self._send_on_new(place)
                     return
             self.answers[place] = error
-        except redis_errors() as error:  # Its end is not that of the server.
+        except redis_errors() as error:
             self._connections.pop(place).disconnect()
-            self._servers[place].close()  # The other idle ones may have broken, too.
-            if may_have_run(error):
-                self._again.add(place)
-            self._send_on_new(place)
+            self._send_again(place, error)
             return
         if place in self._connections:
             self._servers[place].checkin(self._connections.pop(place))
+
+    def _send_again(self, place: int, error: Exception) -> None:
+        """The end of a connection is not that of its server."""
+        if may_have_run(error):
+            self._again.add(place)
+        self._servers[place].close()  # The idle ones may have broken, too.
+        self._send_on_new(place)
 
     def _take_outcomes(self) -> None:
         for place, attempt in self._connecting.copy().items():
             if attempt.outcome is not None:
                 del self._connecting[place]
                 [outcome] = attempt.outcome
+                broken = isinstance(outcome, RedisConnectionError) and may_have_run(outcome)
+                if broken and place not in self._again:
+                    self._send_again(place, outcome)
+                    continue
                 answer = Answer(outcome, sent_twice=place in self._again)
                 self.answers[place] = _value(self._calls[place], answer)
 
