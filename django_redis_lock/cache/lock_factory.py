@@ -18,7 +18,7 @@ from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
 from ..extension import OnUse, part
-from ..protocol.validation import check_name_in_cache, check_names, check_policy, longest_hold
+from ..protocol.validation import check_name_in_cache, check_policy, longest_hold
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -228,9 +228,10 @@ class LockCache(BaseCache):
         options: dict[str, Any],
         name_of: Callable[[str], str],
     ) -> object:
-        names = {name_of(check_name_in_cache(key)): key for key in check_names(keys)}
+        several = part("several_names")
+        names = {name_of(check_name_in_cache(key)): key for key in several.check_names(keys)}
         name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"
-        kind = getattr(part("several_names"), name)
+        kind = getattr(several, name)
         lock = kind(client, names, timeout, **options)
         for member in lock.members:
             self._configured(member, names[member.name])

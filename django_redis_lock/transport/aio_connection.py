@@ -36,6 +36,7 @@ from .address import (
     reader_for,
     unguarded,
 )
+from .progress import PART_BYTES, in_parts, show_progress
 from .refusals import NO_REDIS, LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ async def connect_to(
             raise
         raise GeneratorExit from None  # The loop was thrown away, and redis-py cannot close in it.
     plain = type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection)
+    if plain:
+        show_progress(connection._writer.get_extra_info("socket"))
     kind = DirectConnection if plain and HAS_HIREDIS else IndirectConnection
     return kind(connection, reply_timeout)
 
@@ -154,11 +157,11 @@ class AsyncRawConnection(ABC):
 
     Args:
         connection: redis-py's, connected.
-        timeout: seconds without any part of a reply, None without end.
+        timeout: seconds without any part of a request or a reply, None without end.
     """
 
     generation = 0  #: See ``Server.renew``.
-    _heard_at = 0.0  #: When a part of a reply came.
+    _moved_at = 0.0  #: When a part of something large was sent, or one of a reply came.
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
@@ -171,6 +174,7 @@ class AsyncRawConnection(ABC):
         self._retired = False
         self._in_doubt = False
         self.in_transfer = False  #: Whether something large is on its way.
+        self._parts: deque[bytes | memoryview] = deque()  # Not written yet.
 
     @property
     def is_new(self) -> bool:
@@ -183,6 +187,10 @@ class AsyncRawConnection(ABC):
             return False
         since = self._calls[0].sent_at if self._calls else self._answered_at
         return time.monotonic() - since < TRUSTED_SECONDS
+
+    def doubt(self) -> None:
+        """It is silent, perhaps by its own fault: the next calls go to another connection."""
+        self._in_doubt = True
 
     async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
         """Whether the server answers on it, which was idle, within so many seconds."""
@@ -262,7 +270,7 @@ class AsyncRawConnection(ABC):
         assert self._timeout is not None
         self._timer, now = None, time.monotonic()
         for call in self._calls:
-            left = max(call.sent_at, self._heard_at) + self._timeout - now
+            left = max(call.sent_at, self._moved_at) + self._timeout - now
             if left > 0:
                 self._timer = self._loop.call_later(left, self._due)
                 return
@@ -283,6 +291,8 @@ class AsyncRawConnection(ABC):
 class DirectConnection(AsyncRawConnection, asyncio.Protocol):
     """It takes the transport over from redis-py."""
 
+    _is_full = False  #: Whether the transport has enough to write for now.
+
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
         self._parser = reader_for(connection)
@@ -298,15 +308,27 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
     def _send(self, command: bytes) -> None:
         if len(self._calls) == 1:
-            self._transport.write(command)
+            self._write(command)
         else:  # With what other tasks send in this turn of the loop.
             if not self._unsent:
                 self._loop.call_soon(self._flush)
             self._unsent.append(command)
 
     def _flush(self) -> None:
-        self._transport.write(b"".join(self._unsent))
+        self._write(b"".join(self._unsent))
         self._unsent.clear()
+
+    def _write(self, data: bytes) -> None:
+        if len(data) <= PART_BYTES and not self._parts:
+            self._transport.write(data)
+        else:
+            self._parts += in_parts([data])
+            self._write_parts()
+
+    def _write_parts(self) -> None:
+        while self._parts and not self._is_full:
+            self._moved_at = time.monotonic()
+            self._transport.write(self._parts.popleft())
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -316,19 +338,22 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
                 self._unread = 0
                 self._on_reply(reply)
             if self._unread:
-                self._heard_at = time.monotonic()
-            self.in_transfer = self._unread >= LARGE
+                self._moved_at = time.monotonic()
+            self.in_transfer = self._is_full or self._unread >= LARGE
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
             self.disconnect()
 
     def pause_writing(self) -> None:
-        self.in_transfer = True
+        self._is_full = self.in_transfer = True
 
     def resume_writing(self) -> None:
-        self.in_transfer = False
+        self._is_full, self._moved_at = False, time.monotonic()
+        self._write_parts()
+        self.in_transfer = self._is_full
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._parts.clear()
         self._fail(error)
 
     def disconnect(self) -> None:
@@ -351,6 +376,7 @@ class IndirectConnection(AsyncRawConnection):
             )
         connection.socket_timeout = None  # This class watches the time.
         self._reading: asyncio.Future[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
 
     def is_closed(self) -> bool:
         if self._writer is None:
@@ -359,9 +385,21 @@ class IndirectConnection(AsyncRawConnection):
 
     def _send(self, command: bytes) -> None:
         write = getattr(self._connection, "write", None) or self._writer.write
-        write(command)
+        if self._writer is None or (len(command) <= PART_BYTES and self._writing is None):
+            write(command)
+        else:
+            self._parts += in_parts([command])
+            self._writing = self._writing or asyncio.ensure_future(self._write_parts())
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
+
+    async def _write_parts(self) -> None:
+        with suppress(OSError):  # That it has broken, reading tells.
+            while self._parts:
+                self._writer.write(self._parts.popleft())
+                await self._writer.drain()
+                self._moved_at = time.monotonic()
+        self._writing = None
 
     async def _read(self) -> None:
         try:
@@ -378,8 +416,8 @@ class IndirectConnection(AsyncRawConnection):
             self._reading = None
 
     def disconnect(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
+        for task in filter(None, (self._reading, self._writing)):
+            task.cancel()
         self._fail(None)
         self._close()
 

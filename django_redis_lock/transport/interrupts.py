@@ -1,5 +1,6 @@
 """What a signal handler raises in the middle of a call to Redis. redis-py takes an ``OSError``, as
-the ``TimeoutError`` of a time limit is, for an error of the connection.
+the ``TimeoutError`` of a time limit is, for an error of the connection. And the one class in front
+of redis-py's connections for threads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from redis.connection import AbstractConnection
 
 from ..clock import real_time as time
+from .progress import in_parts, show_progress
 from .refusals import genuine
 
 #: The class that is guarded is known when a connection is made.
@@ -67,6 +69,15 @@ def _code_of(handler: object) -> object:
 
 class Interruptible(_Any):  # type: ignore[misc]  # the class of Any is known later
     """In front of a connection class for threads."""
+
+    def _connect(self) -> Any:
+        sock = super()._connect()
+        show_progress(sock)
+        return sock
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        parts = in_parts([command] if isinstance(command, (str, bytes)) else command)
+        super().send_packed_command(parts, check_health=check_health)
 
     def disconnect(self, *args: object, **kwargs: object) -> None:
         super().disconnect(*args, **kwargs)

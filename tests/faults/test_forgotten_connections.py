@@ -347,6 +347,45 @@ def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy, pace: int
         asyncio.run(main())
 
 
+@pytest.mark.usefixtures("_all_are_trusted")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_all_connections_of_a_redlock_are_forgotten_at_once(
+    proxy: Proxy, asynchronous: bool, pace: int
+) -> None:
+    """Each call has time for a second try, and what was sent twice counts once."""
+    limit = 1.0 * pace
+
+    async def tasks() -> None:
+        clients = [redis.asyncio.Redis(port=proxy.port, db=db) for db in (1, 2, 3)]
+        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=limit)
+        for _ in range(2):
+            assert await lock.acquire(blocking=False)
+            proxy.forget()
+            assert await lock.extend(60)
+            proxy.forget()
+            assert await lock.owned()
+            proxy.forget()
+            await lock.release()
+            proxy.forget()
+        for client in clients:
+            await client.connection_pool.disconnect()
+
+    with no_outage(proxy):
+        if asynchronous:
+            asyncio.run(tasks())
+            return
+        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=limit)
+        for _ in range(2):
+            assert lock.acquire(blocking=False)
+            proxy.forget()
+            assert lock.extend(60)
+            proxy.forget()
+            assert lock.owned()
+            proxy.forget()
+            lock.release()
+            proxy.forget()
+
+
 def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:
     """A project uses the loop's client for commands of its own."""
 

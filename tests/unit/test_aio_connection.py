@@ -273,7 +273,7 @@ def test_a_reply_of_which_more_and_more_comes_is_not_late(over: Any) -> None:
                 await asyncio.sleep(0)
             connection._expire()
             assert not any(call.done() for call in calls)
-        connection._heard_at -= 2 * PATIENCE
+        connection._moved_at -= 2 * PATIENCE
         connection._expire()
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, RedisTimeoutError)

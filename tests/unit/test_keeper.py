@@ -666,7 +666,7 @@ def test_the_jobs_that_are_not_due_cost_no_time(keeper: Keeper) -> None:
 
     class Later(Counting):
         @property
-        def deadline_scale(self) -> float:  # type: ignore[override]  # an attribute
+        def deadline_scale(self) -> float:
             nonlocal looks
             looks += 1
             return 60.0

@@ -1,7 +1,9 @@
 """One lock over several independent servers, for threads and for asyncio.
 
 All requests are sent before any reply is read. Where there is no idle connection to a server, a
-thread connects and sends, because connecting may take long.
+thread connects and sends, because connecting may take long. A connection that was used before and
+is silent for half of the time may have been forgotten, so the request is sent on a new one, too;
+the reply to the later request counts, as a release must not end what is acquired after it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from ...transport import (
     server_of,
 )
 from ...transport.address import probe_seconds
-from ...transport.aio_client import arun, has_idle_connection
+from ...transport.aio_client import arun, connection_to, has_idle_connection
 from ...transport.aio_connection import wait_awake
 from ...transport.execute import admitted
 from ...transport.refusals import is_misdirected, redis_errors
@@ -95,15 +97,50 @@ async def _aask(
         if place not in away
     }
     idle = any(has_idle_connection(servers[place]) for place in asking)
+    checking = probe_seconds(patience) if idle else 0.0
+    first = {**asking}
     try:
-        await wait_awake(asking.values(), patience + (probe_seconds(patience) if idle else 0.0))
+        await wait_awake(asking.values(), patience / 2 + checking)
+        left = time_for_the_rest(patience, sum(map(_succeeded, asking.values())), len(servers))
+        for place, task in first.items():
+            silent = None if task.done() else connection_to(servers[place])
+            if silent is not None and not silent.is_new:
+                silent.doubt()
+                again = _again(task, clients[place], calls[place], left)
+                asking[place] = asyncio.ensure_future(again)
+        await wait_awake(asking.values(), left)
     finally:
+        for task in first.values():
+            task.cancel()
         for task in asking.values():
             task.cancel()
     if asking:
-        await asyncio.wait(asking.values())
+        await asyncio.wait({*asking.values(), *first.values()})
     came = {p: _outcome(task, clients[p], calls[p], patience) for p, task in asking.items()}
     return away | came
+
+
+async def _again(
+    first: asyncio.Task[Answer], client: Client, call: Call, patience: float
+) -> Answer:
+    """``call`` on another connection; if it could not be sent, what the ``first`` returns."""
+    first.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        return Answer((await arun(client, call, patience=patience)).value, sent_twice=True)
+    except redis_errors() as error:
+        if may_have_run(error):
+            raise
+        return await asyncio.shield(first)
+
+
+def _succeeded(task: asyncio.Task[Answer]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+def time_for_the_rest(patience: float, answered: int, servers: int) -> float:
+    """Seconds that are left when half of ``patience`` is over; more if fewer than half of the
+    ``servers`` have answered, as connecting takes several trips."""
+    return patience / 2 + (probe_seconds(patience) if 2 * answered < servers else 0.0)
 
 
 def _outcome(task: asyncio.Task[Answer], client: Client, call: Call, patience: float) -> object:
@@ -192,11 +229,13 @@ class _FanOut:
         self._connections: dict[int, RawConnection] = {}
         self._connecting: dict[int, _Connecting] = {}
         self._came = ThreadEvent()
-        #: Where the call is sent again, because its connection has broken.
+        #: Where the call is sent again, because its connection has broken, or is silent and was
+        #: used before.
         self._again: set[int] = set()
         #: Seconds for which idle connections are checked first, which their servers' time does not
         #: pay for.
         self._checking = 0.0
+        self._doubted = False
         self.answers: dict[int, Reply] = {}
 
     def send(self, place: int) -> None:
@@ -258,7 +297,10 @@ class _FanOut:
 
     def collect(self, patience: float) -> None:
         left, part = patience + self._checking, patience / PARTS
+        doubted_at = left - patience / 2
         while self._connections or self._connecting:
+            if left <= doubted_at and self._connections and not self._doubted:
+                left += self._send_again(patience)
             began = real_time.monotonic()
             came = self._came = ThreadEvent()
             self._take_outcomes()
@@ -273,9 +315,19 @@ class _FanOut:
                 break
             left = max(0.0, left - min(real_time.monotonic() - began, part))
         for place in (*self._connections, *self._connecting):
-            self.answers[place] = RedisTimeoutError("Redis did not answer in time")
-            if place in self._connecting and self._connecting[place].claim():
-                note_sent(self.answers[place], False)
+            error = self.answers[place] = RedisTimeoutError("Redis did not answer in time")
+            unsent = place in self._connecting and self._connecting[place].claim()
+            if unsent and place not in self._again:
+                note_sent(error, False)
+
+    def _send_again(self, patience: float) -> float:
+        """Send on new connections, too, where one is silent; returns the seconds to be added."""
+        self._doubted = True
+        for place in self._connections.keys() - self._connecting.keys():
+            self._again.add(place)
+            self._replace_connection(place)
+        came = sum(not isinstance(answer, Exception) for answer in self.answers.values())
+        return time_for_the_rest(patience, came, len(self._servers)) - patience / 2
 
     def _read(self, place: int, connection: RawConnection) -> None:
         try:
@@ -290,18 +342,22 @@ class _FanOut:
                     self._send_on_new(place)
                     return
             self.answers[place] = error
-        except redis_errors() as error:
+        except redis_errors() as error:  # Its end is not that of the server.
             self._connections.pop(place).disconnect()
-            self._send_again(place, error)
+            if may_have_run(error):
+                self._again.add(place)
+            self._replace_connection(place)
             return
         if place in self._connections:
             self._servers[place].checkin(self._connections.pop(place))
+        if place in self._connecting:  # The later request counts, unless it was not sent.
+            if self._connecting[place].claim():
+                del self._connecting[place]
+            else:
+                del self.answers[place]
 
-    def _send_again(self, place: int, error: Exception) -> None:
-        """The end of a connection is not that of its server."""
-        if may_have_run(error):
-            self._again.add(place)
-        self._servers[place].close()  # The idle ones may have broken, too.
+    def _replace_connection(self, place: int) -> None:
+        self._servers[place].close()  # The idle ones may have broken or been forgotten, too.
         self._send_on_new(place)
 
     def _take_outcomes(self) -> None:
@@ -311,8 +367,14 @@ class _FanOut:
                 [outcome] = attempt.outcome
                 broken = isinstance(outcome, RedisConnectionError) and may_have_run(outcome)
                 if broken and place not in self._again:
-                    self._send_again(place, outcome)
+                    self._again.add(place)
+                    self._replace_connection(place)
                     continue
+                if isinstance(outcome, Exception) and not may_have_run(outcome):
+                    if place in self._connections:
+                        continue  # The first request may still be answered.
+                elif place in self._connections:
+                    self._connections.pop(place).disconnect()
                 answer = Answer(outcome, sent_twice=place in self._again)
                 self.answers[place] = _value(self._calls[place], answer)
 
