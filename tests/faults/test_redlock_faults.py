@@ -462,10 +462,11 @@ def test_a_loop_that_stood_still_does_not_blame_the_servers(five: Five, connecte
     asyncio.run(main())
 
 
-def test_a_reply_that_does_not_come_counts_once(five: Five) -> None:
+def test_a_reply_that_does_not_come_counts_once(five: Five, pace: int) -> None:
     async def main() -> None:
-        clients = [redis.asyncio.Redis(port=s.port, socket_timeout=0.3) for s in five.servers]
-        lock = AsyncRedlock(clients, "faulty", timeout=30, server_timeout=2)
+        limit = 0.3 * pace
+        clients = [redis.asyncio.Redis(port=s.port, socket_timeout=limit) for s in five.servers]
+        lock = AsyncRedlock(clients, "faulty", timeout=30, server_timeout=7 * limit)
         await lock.locked()
         five.servers[0].pause()
         await lock.locked()
