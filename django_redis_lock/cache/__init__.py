@@ -223,7 +223,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def get_many(
         self, keys: Iterable[str], version: int | None = None, client: object = None
     ) -> Any:
-        return self.client.get_many(keys, version, client or self._direct())
+        return self.client.get_many(keys and list(keys), version, client or self._direct())
 
     @_ignoring_outages
     def has_key(self, key: str, version: int | None = None, client: object = None) -> Any:

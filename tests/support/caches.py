@@ -104,6 +104,7 @@ OPERATIONS: dict[str, Operation] = {
     "get": lambda c: c.get("a"),
     "get, missing": lambda c: c.get("new", "default"),
     "get_many": lambda c: c.get_many(["a", "new"]),
+    "get_many of a generator": lambda c: c.get_many(key for key in ("a", "new")),
     "get_or_set": lambda c: c.get_or_set("new", lambda: 5, 60),
     "get_or_set, there": lambda c: c.get_or_set("a", lambda: 5),
     "get_or_set None": lambda c: c.get_or_set("new", None),
