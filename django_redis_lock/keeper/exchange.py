@@ -28,10 +28,9 @@ from ..transport.refusals import OUTAGE, is_misdirected
 from . import listeners
 
 if TYPE_CHECKING:
-    from ..transport import over_a_loop
-    from . import Job
+    from . import Job, over_a_loop
 else:
-    over_a_loop = OnUse("transport.over_a_loop", in_keeper=True)
+    over_a_loop = OnUse("keeper.over_a_loop", in_keeper=True)
 
 logger = get_logger("django_redis_lock.keeper")
 

@@ -1,6 +1,7 @@
 """What a signal handler raises in the middle of a call to Redis. redis-py takes an ``OSError``, as
-the ``TimeoutError`` of a time limit is, for an error of the connection. And the one class in front
-of redis-py's connections for threads.
+the ``TimeoutError`` of a time limit is, for an error of the connection. And large requests in
+parts: a slow network may need longer for one than a reply may take, so each part restarts the
+time-out.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import inspect
 import select
 import signal
+import socket
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from functools import cache
 from traceback import walk_tb
 from types import FrameType
@@ -18,8 +21,11 @@ from typing import Any
 from redis.connection import AbstractConnection
 
 from ..clock import real_time as time
-from .progress import in_parts, show_progress
-from .refusals import genuine
+from .refusals import genuine, suppress
+
+#: Bytes that are sent at once. The system holds back no more before it sends them: otherwise it
+#: takes megabytes in no time, and what then passes would count as the server's silence.
+PART_BYTES = 65_536
 
 #: The class that is guarded is known when a connection is made.
 _Any: Any = object
@@ -67,16 +73,34 @@ def _code_of(handler: object) -> object:
     return getattr(function, "__code__", None)
 
 
+def in_parts(request: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The ``request``, whose own parts may be large, in parts of which none is."""
+    for part in request:
+        if len(part) <= PART_BYTES:
+            yield part
+            continue
+        for begin in range(0, len(part), PART_BYTES):
+            yield memoryview(part)[begin : begin + PART_BYTES]
+
+
+def show_progress(sock: socket.socket) -> None:
+    """Make ``sock`` writable only while the system holds back less than a part."""
+    with suppress(AttributeError, OSError):  # The system has no such option, or this is no TCP.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PART_BYTES)
+
+
 class Interruptible(_Any):  # type: ignore[misc]  # the class of Any is known later
     """In front of a connection class for threads."""
 
-    def _connect(self) -> Any:
-        sock = super()._connect()
+    def _connect(self) -> socket.socket:
+        sock: socket.socket = super()._connect()
         show_progress(sock)
         return sock
 
-    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        parts = in_parts([command] if isinstance(command, (str, bytes)) else command)
+    def send_packed_command(
+        self, command: bytes | Iterable[bytes], check_health: bool = True
+    ) -> None:
+        parts = in_parts([command] if isinstance(command, bytes) else command)
         super().send_packed_command(parts, check_health=check_health)
 
     def disconnect(self, *args: object, **kwargs: object) -> None:
