@@ -1,12 +1,14 @@
 """What a signal handler raises in the middle of a call to Redis. redis-py takes an ``OSError``, as
-the ``TimeoutError`` of a time limit is, for an error of the connection. And large requests in
-parts: a slow network may need longer for one than a reply may take, so each part restarts the
-time-out.
+the ``TimeoutError`` of a time limit is, for an error of the connection. And what else is done in
+front of redis-py's connections for threads: large requests are sent in parts, because a slow
+network may need longer for one than a reply may take, so that each part restarts the time-out; and
+names are looked up within the time to connect.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import select
 import signal
 import socket
@@ -21,6 +23,7 @@ from typing import Any
 from redis.connection import AbstractConnection
 
 from ..clock import real_time as time
+from ..threads import ThreadEvent, ThreadPool, after_fork
 from .refusals import genuine, suppress
 
 #: Bytes that are sent at once. The system holds back no more before it sends them: otherwise it
@@ -89,13 +92,100 @@ def show_progress(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PART_BYTES)
 
 
+#: The system's resolver of names has no time-out of ours.
+_resolvers = ThreadPool("django_redis_lock resolver", 8, 64, idle_seconds=1.0)
+_lookups: dict[tuple[str, int, int], _Lookup] = {}
+after_fork(_lookups.clear)
+
+
+class _Lookup:
+    """The addresses of a name, for all threads that want them at that time. They may be used for as
+    long as it took to get them: otherwise no thread could connect by a slow resolver."""
+
+    def __init__(self, host: str, port: int, family: int) -> None:
+        self._wanted = host, port, family
+        self._began = time.monotonic()
+        self._expires_at = math.inf
+        self._outcome: list[str] | BaseException = []
+        self._done = ThreadEvent()
+        if not _resolvers.submit(self._run):
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            self._outcome = _addresses(*self._wanted)
+        except BaseException as error:
+            self._outcome = error
+        self._expires_at = 2 * time.monotonic() - self._began
+        self._done.set()
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self._expires_at
+
+    def result(self, seconds: float) -> list[str]:
+        if not self._done.wait(seconds):
+            raise TimeoutError(f"{self._wanted[0]} has no address after {seconds:.2f} s")
+        if isinstance(self._outcome, BaseException):
+            raise type(self._outcome)(*self._outcome.args)
+        return self._outcome
+
+
+def _addresses(host: str, port: int, family: int) -> list[str]:
+    resolved = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in resolved]
+
+
+def _addresses_within(seconds: float | None, host: str, port: int, family: int) -> list[str]:
+    if seconds is None or host == "localhost":
+        return _addresses(host, port, family)
+    lookup = _lookups.get((host, port, family))
+    if lookup is None or lookup.is_over():
+        lookup = _lookups[host, port, family] = _Lookup(host, port, family)
+    return lookup.result(seconds)
+
+
+def is_name(host: object) -> bool:
+    """Whether ``host`` is no address."""
+    named = isinstance(host, str) and host and ":" not in host
+    return bool(named) and not str(host).replace(".", "").isdigit()
+
+
 class Interruptible(_Any):  # type: ignore[misc]  # the class of Any is known later
     """In front of a connection class for threads."""
 
+    #: The name of the server, while ``host`` is one of its addresses.
+    _name = ""
+
     def _connect(self) -> socket.socket:
+        """At one address of a name after the other: redis-py would take what a signal handler
+        raises for an error of the first, and go on with the next."""
+        host, kind = getattr(self, "host", ""), getattr(self, "guards", type(self))
+        if not is_name(host) or not kind._connect.__module__.startswith("redis."):
+            return self._connect_here()
+        failure = OSError(f"{host} has no address")
+        self._name = host
+        try:
+            wanted = host, self.port, self.socket_type
+            for address in _addresses_within(self.socket_connect_timeout, *wanted):
+                self.host = address
+                try:
+                    return self._connect_here()
+                except genuine(OSError) as error:
+                    failure = error
+            raise failure
+        finally:
+            self.host, self._name = host, ""
+            del failure  # Its frames lead back to it.
+
+    def _connect_here(self) -> socket.socket:
         sock: socket.socket = super()._connect()
         show_progress(sock)
         return sock
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> socket.socket:
+        self.host = self._name or self.host  # The certificate is that of the name.
+        wrapped: socket.socket = super()._wrap_socket_with_ssl(sock)
+        return wrapped
 
     def send_packed_command(
         self, command: bytes | Iterable[bytes], check_health: bool = True
