@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -52,6 +53,21 @@ ROOT = Path(__file__).parents[1]
 #: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
 MOST_PROCESSES = 6
 WATCH = pytest.StashKey[Watch]()
+INTEGRATION, UNIT = "tests/integration/", "tests/unit/"
+AT_LAST = acquisition.LAST_TRY_SECONDS
+#: Of the fixtures that each test has, the mark or fixture without which one does nothing. To set it
+#: up all the same would take a tenth of a millisecond.
+ONLY_WITH = {
+    "_empty_redis": "Redis",
+    "_django_db_marker": "django_db",
+    "_django_setup_unittest": "TestCase",
+    "_dj_autoclear_mailbox": "mailoutbox",
+    "_django_set_urlconf": "urls",
+    "_django_isolate_apps": "django_isolate_apps",
+    "_template_string_if_invalid_marker": "ignore_template_errors",
+    "_django_clear_site_cache": "django.contrib.sites",
+    "_live_server_helper": "live_server",
+}
 
 # To store the password of a test's user takes a third of a second otherwise.
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
@@ -151,6 +167,23 @@ def pytest_report_collectionfinish() -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[WATCH] = Watch()
+    # No brief wait fails because its server stands still with the machine just when it ends. Tests
+    # of faults are about servers that stand still: they ask for ``patient`` themselves.
+    acquisition.LAST_TRY_SECONDS = LAST_TRY if item.nodeid.startswith(INTEGRATION) else AT_LAST
+    if isinstance(item, pytest.Function):
+        item.fixturenames = [*_needed(item)]
+
+
+def _needed(item: pytest.Function) -> Iterator[str]:
+    """The fixtures of a test without those that would do nothing for it."""
+    wanted = {mark.name for mark in item.iter_markers()}.union(item.fixturenames)
+    if item.cls and issubclass(item.cls, unittest.TestCase):
+        wanted.add("TestCase")
+    if not item.nodeid.startswith(UNIT):
+        wanted.add("Redis")
+    for name in item.fixturenames:
+        if ONLY_WITH.get(name, name) in wanted:
+            yield name
 
 
 @pytest.hookimpl(wrapper=True)
@@ -212,13 +245,19 @@ def redis_server() -> Iterator[RedisServer | GivenServer]:
 
 
 @pytest.fixture
-def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
-    """A redis-py client of an empty database."""
+def emptied(redis_server: RedisServer | GivenServer) -> Iterator[RedisServer | GivenServer]:
+    """The server for all tests, with an empty database."""
     redis_server.flush()
-    with redis_server.client() as client:
+    yield redis_server
+    if isinstance(redis_server, RedisServer):
+        _expect_nobody_waits(redis_server.asking)
+
+
+@pytest.fixture
+def client(emptied: RedisServer | GivenServer) -> Iterator[redis.Redis]:
+    """A redis-py client of an empty database."""
+    with emptied.client() as client:
         yield client
-        if isinstance(redis_server, RedisServer):
-            _expect_nobody_waits(redis_server.asking)
 
 
 @pytest.fixture(params=["redis", lanes.IN_MEMORY])
@@ -282,22 +321,16 @@ def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _empty_redis(request: pytest.FixtureRequest) -> None:
-    """Tests that only use Django's caches start with an empty Redis too."""
-    if "unit" not in request.path.relative_to(request.config.rootpath).parts:
-        request.getfixturevalue("client")
-
-
-@pytest.fixture(autouse=True)
-def _patient(request: pytest.FixtureRequest) -> None:
-    """Tests of faults are about servers that stand still: they ask for ``patient`` themselves."""
-    if "integration" in request.path.relative_to(request.config.rootpath).parts:
-        request.getfixturevalue("patient")
+    """Tests that only use Django's caches start with an empty Redis too; those of ``tests/unit``
+    have none."""
+    request.getfixturevalue("emptied")
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No brief wait fails because its server stands still with the machine just when it ends."""
-    monkeypatch.setattr(acquisition, "LAST_TRY_SECONDS", LAST_TRY)
+def patient() -> None:
+    """No brief wait fails because its server stands still with the machine just when it ends. Until
+    the next test begins."""
+    acquisition.LAST_TRY_SECONDS = LAST_TRY
 
 
 def _expect_nobody_waits(client: redis.Redis) -> None:
