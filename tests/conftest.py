@@ -17,8 +17,8 @@ import threading
 import time
 import unittest
 import weakref
-from collections.abc import Generator, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,9 @@ ROOT = Path(__file__).parents[1]
 MOST_PROCESSES = 6
 WATCH = pytest.StashKey[Watch]()
 INTEGRATION, UNIT = "tests/integration/", "tests/unit/"
+TOPOLOGIES = "tests/integration/topologies/"
+GROUPS = {"sentinel_servers", "cluster_servers"}
+_groups = ExitStack()
 AT_LAST = acquisition.LAST_TRY_SECONDS
 #: Of the fixtures that each test has, the mark or fixture without which one does nothing. To set it
 #: up all the same would take a tenth of a millisecond.
@@ -157,6 +160,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gone:
         config.hook.pytest_deselected(items=list(gone))
         items[:] = [item for item in items if item not in gone]
+    # One after the other: their servers are started in few processes, and run briefly.
+    items.sort(key=_uses_groups, reverse=True)
+
+
+def _uses_groups(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(TOPOLOGIES) or not GROUPS.isdisjoint(item.fixturenames)  # type: ignore[attr-defined]
 
 
 def pytest_report_collectionfinish() -> str | None:
@@ -187,13 +196,17 @@ def _needed(item: pytest.Function) -> Iterator[str]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
     """When all that the test had is closed, what goes on in the background ends at once."""
     try:
         return (yield)
     finally:
         until_quiet()
         metrics._metrics._reset()
+        if nextitem is None or not _uses_groups(nextitem):
+            # They talk with each other all the time.
+            _groups.close()
+            _group.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -276,30 +289,26 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def _sentinel_servers() -> Iterator[SentinelServers]:
-    with sentinels() as servers:
-        yield servers
-
-
 @pytest.fixture
-def sentinel_servers(_sentinel_servers: SentinelServers) -> SentinelServers:
+def sentinel_servers() -> SentinelServers:
     """A primary, empty, with replicas and sentinels, for tests that do them no harm."""
-    _sentinel_servers.flush()
-    return _sentinel_servers
-
-
-@pytest.fixture(scope="session")
-def _cluster_servers() -> Iterator[ClusterServers]:
-    with cluster() as servers:
-        yield servers
+    servers: SentinelServers = _group(sentinels)
+    servers.flush()
+    return servers
 
 
 @pytest.fixture
-def cluster_servers(_cluster_servers: ClusterServers) -> ClusterServers:
+def cluster_servers() -> ClusterServers:
     """A cluster, empty, for tests that do it no harm beyond moving a slot."""
-    _cluster_servers.flush()
-    return _cluster_servers
+    servers: ClusterServers = _group(cluster)
+    servers.flush()
+    return servers
+
+
+@cache
+def _group(make: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """Servers that belong together, until ``_groups`` is closed."""
+    return _groups.enter_context(make())
 
 
 @pytest.fixture(scope="session")
