@@ -28,6 +28,7 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
+from redis.client import CaseInsensitiveDict
 
 from django_redis_lock.contrib import metrics, unique_tasks
 from django_redis_lock.contrib.fallback import file_lock
@@ -78,6 +79,14 @@ settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # redis-py from 8 on looks its version up on disk for each client and each connection: half a
 # millisecond, thousands of times.
 redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
+
+
+def _fill(self: dict[str, Any], data: dict[str, Any]) -> None:
+    dict.update(self, zip(map(str.upper, data), data.values(), strict=True))
+
+
+# And it sets 250 names of commands one by one for each client, which takes as long.
+CaseInsensitiveDict.__init__ = _fill  # type: ignore[method-assign]
 
 if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), path)))
