@@ -13,7 +13,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
@@ -301,17 +301,17 @@ class _PoolsByOptions:
     get the database, the password and the time-outs of the first."""
 
     def __init__(self, pools: dict[object, Pool], options: Mapping[str, object]) -> None:
-        self._pools = pools
+        self._of_all = pools
         self._options = _comparable([options.get(name) for name in _POOL_OPTIONS])
 
     def __contains__(self, url: str) -> bool:
-        return (url, self._options) in self._pools
+        return (url, self._options) in self._of_all
 
     def __getitem__(self, url: str) -> Pool:
-        return self._pools[url, self._options]
+        return self._of_all[url, self._options]
 
     def __setitem__(self, url: str, pool: Pool) -> None:
-        self._pools[url, self._options] = pool
+        self._of_all[url, self._options] = pool
 
 
 def _comparable(value: object) -> object:
@@ -323,8 +323,16 @@ def _comparable(value: object) -> object:
     return value if isinstance(value, (str, bytes, int, float, type(None))) else id(value)
 
 
-def connect(factory: Any, original: Callable[[str], C], url: str) -> C:
+class _Factory(Protocol):
+    """One of django-redis's connection factories."""
+
+    options: Mapping[str, object]
+    _pools: object
+
+
+def connect(factory: _Factory, original: Callable[[str], C], url: str) -> C:
     """What ``original``, the method of django-redis's ``factory``, returns, guarded."""
-    if type(pools := getattr(factory, "_pools", None)) is dict:
+    pools = getattr(factory, "_pools", None)  # A project's own factory may have none.
+    if type(pools) is dict:
         factory._pools = _PoolsByOptions(pools, factory.options)
     return follow_address(guard(original(url)))

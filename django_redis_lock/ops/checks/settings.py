@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.locale import LocaleMiddleware
 from django.utils.module_loading import import_string
-from django_redis.client import HerdClient, ShardClient
+from django_redis.client import DefaultClient, HerdClient, ShardClient
 from redis.connection import parse_url
 
 from ...cache import URL_HINT, lock_cache, lock_caches
@@ -184,7 +184,7 @@ def _decodes_replies(alias: str) -> bool:
     return bool(wanted.get("decode_responses"))
 
 
-def _reads_text(client: Any) -> bool:
+def _reads_text(client: DefaultClient) -> bool:
     """Whether ``client`` can read a value as bytes, as ``get_or_set`` gets it, and as a text."""
     stored = client.encode(["a", {"b": 1.5}])
     try:
