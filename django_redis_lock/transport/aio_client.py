@@ -1,7 +1,9 @@
 """The asyncio client that leads to the same server as a thread's client, one for each event loop;
 and how calls are run on the connection that its tasks share: ``execute`` with ``await``.
 
-Connections belong to the loop that made them, so a loop's client is closed when its loop ends.
+django-redis has clients for threads only. Connections belong to the loop that made them, and loops
+may be short-lived (``async_to_sync`` makes one for each call), so a loop's client is closed when
+its loop ends.
 """
 
 from __future__ import annotations

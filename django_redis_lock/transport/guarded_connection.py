@@ -1,9 +1,10 @@
 """Connections of redis-py's pools, of which each serves one call at a time.
 
-redis-py puts a connection back into its pool also if an exception from a signal handler came
-between a request and its reply, which the next call would return. Nor does it notice that a
-firewall has forgotten a connection. So the pool of a cache makes connections of a class that counts
-the replies to come, and that connects again before it serves another call.
+redis-py puts a connection back into its pool also if an exception from a signal handler (Ctrl-C, a
+time limit of Celery) came between a request and its reply. The next call would return that reply,
+and each later one the reply to the call before it. Nor does it notice that a firewall has forgotten
+a connection, or that its address leads to another server. So the pool of a cache makes connections
+of a class that counts the replies to come, and that connects again before it serves another call.
 """
 
 from __future__ import annotations

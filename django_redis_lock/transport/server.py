@@ -18,6 +18,7 @@ from .address import (
     TRUSTED_SECONDS,
     RawConnection,
     allow,
+    closed_once,
     direct,
     for_threads,
     introduce,
@@ -227,7 +228,7 @@ class Server:
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         kind, settings = self.address
         own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
-        connection: RawConnection = interrupts.interruptible(kind)(**own | changes)
+        connection: RawConnection = closed_once(interrupts.interruptible(kind))(**own | changes)
         began, generation = time.monotonic(), self.generation
         try:
             introduce(connection)

@@ -28,7 +28,6 @@ from django_redis_lock.transport import (
 )
 from tests.holding import renew, watch_often
 from tests.processes import PATIENCE, in_threads, until
-from tests.redis_server import RedisServer
 from tests.support.background import Background
 
 from .proxy import Proxy
@@ -56,12 +55,6 @@ def _in_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PROBE_SECONDS", PROBE)
     watch_often(monkeypatch)
     monkeypatch.setattr(flight, "FOLLOWER_CHECK_SECONDS", 0.5)
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[Proxy]:
-    with Proxy(redis_server) as proxy:
-        yield proxy
 
 
 def pause(proxy: Proxy) -> None:

@@ -271,7 +271,7 @@ def test_a_command_whose_reply_was_lost_is_sent_once_more(
         """It fails from the first call on."""
 
         @property
-        def failing(self) -> bool:  # type: ignore[override]  # an attribute
+        def failing(self) -> bool:
             return failing and bool(server.calls)
 
     server.breaker = Failing()

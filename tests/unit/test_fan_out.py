@@ -30,38 +30,13 @@ from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.transport import Answer, may_have_run, pack, server_of
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
 from tests.processes import PATIENCE, until
+from tests.support.connections import Connection
 
 # Quick cells, each of which is another decision.
 pytestmark = pytest.mark.sample(1)
 
 CALL = Call(CLOCK, (), ())
 URGENT = Call(RELEASE, (), ())
-
-
-class Connection:
-    """Has the ``reply``, or raises it; without one it is silent."""
-
-    def __init__(self, reply: Any = None, broken: bool = False) -> None:
-        self.replies = [] if reply is None else [reply]
-        self.broken, self.closed = broken, False
-        self.sent: list[bytes] = []
-
-    def send_packed_command(self, command: list[bytes]) -> None:
-        if self.broken:
-            raise RedisConnectionError("closed by the server")
-        self.sent += command
-
-    def can_read(self, timeout: float = 0) -> bool:
-        return bool(self.replies)
-
-    def read_response(self) -> Any:
-        reply = self.replies.pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def disconnect(self) -> None:
-        self.closed = True
 
 
 class Node:
@@ -261,7 +236,7 @@ def test_a_request_that_was_sent_by_then_may_have_run() -> None:
             return 5
 
     node = Node(new=Frozen())
-    fan_out = _FanOut([node], {0: CALL}, 0.05)  # type: ignore[list-item]  # no server
+    fan_out = _FanOut([node], {0: CALL}, 0.05)
     fan_out.send(0)
     assert sent.wait(PATIENCE)
     fan_out.collect(0.05)
@@ -439,7 +414,7 @@ def test_a_wait_costs_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatch) 
 def test_what_comes_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """And what has come before that is not waited for."""
     waits = Waits(monkeypatch)
-    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)  # type: ignore[list-item]  # no server
+    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)
     fan_out.send(0)
 
     def finish() -> None:
@@ -454,7 +429,7 @@ def test_what_comes_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_who_waits_for_a_connection_is_woken() -> None:
-    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)  # type: ignore[list-item]  # no server
+    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)
     assert not fan_out._came.wait(0)
     fan_out._finish(_Connecting(), 5)
     assert fan_out._came.wait(0)

@@ -316,7 +316,7 @@ def test_a_connection_has_the_timeout_of_the_pool_unless_its_caller_has_less(
 def test_a_failure_to_connect_is_the_servers_and_nothing_was_sent(
     server: Any, connections: Any, now: Any
 ) -> None:
-    class Slow(connections):  # type: ignore[misc]  # a fixture
+    class Slow(connections):
         def connect(self) -> None:
             now.seconds += 2.5
             raise failure
@@ -403,7 +403,7 @@ def test_a_reply_that_is_still_to_come(server: Any, now: Any, has_come: bool) ->
 def test_a_connection_that_the_server_has_closed_is_not_used_for_what_runs_once(
     server: Any, connections: Any, now: Any
 ) -> None:
-    class Ended(connections):  # type: ignore[misc]  # a fixture
+    class Ended(connections):
         def can_read(self, timeout: float = 0) -> bool:
             self.looks.append(timeout)
             return True

@@ -195,8 +195,8 @@ class _FanOut:
         self._connections: dict[int, RawConnection] = {}
         self._connecting: dict[int, _Connecting] = {}
         self._came = ThreadEvent()
-        #: Where the call is sent again, because a connection that was used before has broken or
-        #: is silent.
+        #: Where the call is sent again, because its connection has broken, or is silent and was
+        #: used before.
         self._again: set[int] = set()
         #: Seconds for which idle connections are checked first, which their servers' time does not
         #: pay for.
@@ -288,11 +288,10 @@ class _FanOut:
     def _send_again(self) -> None:
         """Send on new connections, too, where one is silent."""
         for place in self._connections.keys() - self._again:
-            server = self._servers[place]
-            if server.breaker.first_patience(self._patience, math.inf) < self._patience:
-                server.close()  # The other idle ones may have been forgotten, too.
+            breaker = self._servers[place].breaker
+            if breaker.first_patience(self._patience, math.inf) < self._patience:
                 self._again.add(place)
-                self._send_on_new(place)
+                self._replace_connection(place)
 
     def _read(self, place: int, connection: RawConnection) -> None:
         try:
@@ -309,10 +308,9 @@ class _FanOut:
             self.answers[place] = error
         except redis_errors() as error:  # Its end is not that of the server.
             self._connections.pop(place).disconnect()
-            self._servers[place].close()  # The other idle ones may have broken, too.
             if may_have_run(error):
                 self._again.add(place)
-            self._send_on_new(place)
+            self._replace_connection(place)
             return
         if place in self._connections:
             self._servers[place].checkin(self._connections.pop(place))
@@ -322,11 +320,20 @@ class _FanOut:
             else:
                 del self.answers[place]
 
+    def _replace_connection(self, place: int) -> None:
+        self._servers[place].close()  # The idle ones may have broken or been forgotten, too.
+        self._send_on_new(place)
+
     def _take_outcomes(self) -> None:
         for place, attempt in self._connecting.copy().items():
             if attempt.outcome is not None:
                 del self._connecting[place]
                 [outcome] = attempt.outcome
+                broken = isinstance(outcome, RedisConnectionError) and may_have_run(outcome)
+                if broken and place not in self._again:
+                    self._again.add(place)
+                    self._replace_connection(place)
+                    continue
                 if isinstance(outcome, Exception) and not may_have_run(outcome):
                     if place in self._connections:
                         continue  # The first request may still be answered.
