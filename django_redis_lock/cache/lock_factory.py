@@ -70,7 +70,7 @@ def has_plain_keys(cache: BaseCache) -> bool:
     )
 
 
-def _usual(kind: Any) -> Any:
+def _usual(kind: type) -> type:
     return kind
 
 
@@ -171,7 +171,7 @@ class LockCache(BaseCache):
             RuntimeError: no event loop is running.
         """
 
-        def make(made: Callable[[str], str], kind_of: Callable[[Any], Any] = _usual) -> Any:
+        def make(made: Callable[[str], str], kind_of: Callable[[type], type] = _usual) -> Any:
             return self._make(key, timeout, client, {**options}, made, kind_of, asynchronous=True)
 
         def name_of(name: str) -> str:
@@ -190,7 +190,7 @@ class LockCache(BaseCache):
         client: object,
         options: dict[str, object],
         name_of: Callable[[str], str],
-        kind_of: Callable[[Any], Any] = _usual,
+        kind_of: Callable[[type], type] = _usual,
         *,
         asynchronous: bool,
     ) -> Any:
@@ -232,7 +232,7 @@ class LockCache(BaseCache):
         client: object,
         options: dict[str, Any],
         name_of: Callable[[str], str],
-        kind_of: Callable[[Any], Any],
+        kind_of: Callable[[type], type],
     ) -> object:
         several = part("several_names")
         names = {name_of(check_name_in_cache(key)): key for key in several.check_names(keys)}
