@@ -14,12 +14,14 @@ from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache as PlainCache
 from django_redis.client import DefaultClient
+from redis import UsernamePasswordCredentialProvider
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock.cache import LocMemCache, RedisCache
 from django_redis_lock.cache.redis_py import flight_ending
 from django_redis_lock.conf import SETTING
+from django_redis_lock.transport import server_of
 from tests.redis_server import RedisServer
 from tests.support.caches import (
     LONG,
@@ -483,6 +485,60 @@ def test_arguments_of_lock_are_django_redis_own() -> None:
     assert [(p.name, p.default) for p in ours[:-1] if p.name != "timeout"] == [
         (p.name, p.default) for p in theirs if p.name != "timeout"
     ]
+
+
+#: Of two caches with one URL: their OPTIONS, and what differs between them then.
+OF_TWO: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Any], object]]] = {
+    "database": (
+        {"CONNECTION_POOL_KWARGS": {"db": 1}},
+        {"CONNECTION_POOL_KWARGS": {"db": 2}},
+        lambda cache: cache.get("a"),
+    ),
+    "user": (
+        {"USERNAME": "one", "PASSWORD": "secret"},
+        {"USERNAME": "other", "PASSWORD": "secret"},
+        lambda cache: cache.client.get_client().acl_whoami(),
+    ),
+    "time-out": (
+        {"SOCKET_TIMEOUT": 0.5},
+        {"SOCKET_TIMEOUT": 7},
+        lambda cache: server_of(cache._lock_client()).timeout,
+    ),
+    "name": (
+        {"CONNECTION_POOL_KWARGS": {"client_name": "one"}},
+        {"CONNECTION_POOL_KWARGS": {"client_name": "other"}},
+        lambda cache: cache.client.get_client().client_getname(),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OF_TWO)
+def test_two_caches_with_one_url(redis_server: RedisServer, client: redis.Redis, what: str) -> None:
+    """django-redis gives the second what the first has got."""
+    *both, seen = OF_TWO[what]
+    for name in ("one", "other"):
+        everything: Any = {"categories": ["+@all"], "keys": ["*"], "channels": ["*"]}
+        client.acl_setuser(name, enabled=True, passwords=["+secret"], **everything)
+    url = f"redis://127.0.0.1:{redis_server.port}"
+    for prefix, options in (("x", both), ("y", both[::-1])):
+        one, other = (RedisCache(url, {"OPTIONS": o, "KEY_PREFIX": prefix}) for o in options)
+        one.set("a", "its own")
+        assert seen(one) != seen(other)
+    client.flushall()
+    client.acl_deluser("one", "other")
+
+
+def test_a_pool_is_kept_while_its_options_are_the_same(redis_server: RedisServer) -> None:
+    """Each request in an event loop has another cache."""
+    provider = UsernamePasswordCredentialProvider()
+    made = [
+        RedisCache(
+            redis_server.url,
+            {"OPTIONS": {"CONNECTION_POOL_KWARGS": {"credential_provider": provider}}},
+        )._lock_client()
+        for _ in range(2)
+    ]
+    assert made[0].connection_pool is made[1].connection_pool
 
 
 @pytest.mark.parametrize("where", ["redis", "memory", "pool"])
