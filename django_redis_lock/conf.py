@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike, fspath
 from typing import Any, Generic, TypeVar
@@ -242,14 +242,6 @@ class Conf:
     @classmethod
     def names(cls) -> list[str]:
         return sorted(name for name, value in vars(cls).items() if isinstance(value, Setting))
-
-    def mistakes(self) -> Iterator[tuple[str, str]]:
-        """Invalid settings, each with a sentence that says what is allowed."""
-        for name in self.names():
-            try:
-                getattr(self, name)
-            except ImproperlyConfigured as error:
-                yield name, str(error)
 
     def warn_after(self, longest: float) -> float:
         """Of a lock that can be held for at most so many seconds."""

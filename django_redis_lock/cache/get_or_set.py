@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
@@ -363,17 +363,13 @@ class GetOrSet(CacheReader):
 
     def _encoded(self, value: object) -> bytes | int:
         """``value`` as the server stores it. Serializers and compressors may return any buffer."""
-        if self._is_herd:
+        if isinstance(self.client, HerdClient):
             raise ImproperlyConfigured(
                 "HerdClient stores values in a format that get_or_set cannot use. "
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
             )
         encoded = self.client.encode(value)
         return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
-
-    @cached_property
-    def _is_herd(self) -> bool:
-        return isinstance(self.client, HerdClient)
 
     def _timeout(self, timeout: Timeout) -> Timeout:
         left_out = timeout is SETTING or timeout is DEFAULT_TIMEOUT

@@ -11,12 +11,11 @@ from ..cache import check_using
 from ..conf import SETTING, Default
 from ..contention import OnConflict, redirect_to, respond
 from ..events import check_group
-from ..extension import OnUse
+from ..extension import OnUse, part
 from ..protocol.validation import (
     OPTIONS,
     check_bool,
     check_holds,
-    check_names,
     check_policy,
     check_seconds,
 )
@@ -148,7 +147,7 @@ class Options:
 
     def _check_key(self) -> None:
         if isinstance(self.key, (list, tuple)):
-            object.__setattr__(self, "key", tuple(check_names(self.key)))
+            object.__setattr__(self, "key", tuple(part("several_names").check_names(self.key)))
             for option, usual in (("reentrant", False), ("limit", 1)):
                 if getattr(self, option) != usual:
                     raise ValueError(f"{option} is for a lock with one name, not with several")

@@ -35,9 +35,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_redis_lock import cached_page
-from tests.integration.decorators.test_cached_page import MEMORY, PLAIN, followers
 from tests.lanes import IN_MEMORY, some
 from tests.processes import PATIENCE, in_threads, until
+from tests.support.cached_pages import MEMORY, PLAIN, followers
 
 pytestmark = pytest.mark.invariant("U1")
 

@@ -29,9 +29,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_redis_lock import cached_page
-from tests.integration.decorators.test_cached_page import MEMORY, PLAIN
 from tests.lanes import IN_MEMORY
 from tests.processes import until
+from tests.support.cached_pages import MEMORY, PLAIN
 
 pytestmark = pytest.mark.invariant("U1")
 
@@ -285,6 +285,6 @@ def test_a_refresh_in_the_background_stays_the_visitors(answer: Any, part: str) 
         for key in list(cache.keys("*.cache_page.*GET*")):
             cache.mark_stale(key, stale=600)
         text(view, name)
-        until(lambda number=number: len(computed) >= number)  # type: ignore[misc]  # no types for a default
+        until(lambda number=number: len(computed) >= number)
     wanted = {name: PARTS[part](ask(name)) for name in ("ann", "bob", "")}
     assert {name: text(view, name) for name in wanted} == wanted
