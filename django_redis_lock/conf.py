@@ -22,6 +22,7 @@ from django.utils.module_loading import import_string
 from .events import check_group
 from .extension import OnUse, hooks
 from .protocol.validation import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
+from .threads import check_plain
 
 __all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "SETTING", "Conf", "GetOrSetOptions", "Timeout"]
 
@@ -341,7 +342,8 @@ class GetOrSetOptions:
         """What returns the milliseconds to store a value: 0 without end, negative not at all. It
         raises TypeError or ValueError if ``timeout`` is a function whose result is invalid."""
         if callable(timeout):
-            return lambda value: self._milliseconds(_checked(timeout(value)))
+            check_plain("timeout", timeout)
+            return lambda value: self._milliseconds(checked_timeout(timeout(value)))
         return lambda _: self._milliseconds(timeout)
 
     def _milliseconds(self, timeout: float | None) -> int:
@@ -352,7 +354,7 @@ class GetOrSetOptions:
         return milliseconds + int(self.stale * 1000) if milliseconds > 0 else -1
 
 
-def _checked(timeout: Any) -> float | None:
+def checked_timeout(timeout: Any) -> float | None:
     """``timeout``, which a function has returned. Less than 0 means 0, as in Django."""
     if type(timeout) in (int, float) and timeout < 0:
         return 0.0

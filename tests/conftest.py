@@ -14,8 +14,10 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
+from redis.client import CaseInsensitiveDict
 
 from django_redis_lock import keeper
 from django_redis_lock.contrib import metrics, unique_tasks
@@ -50,6 +53,24 @@ hypothesis_settings.load_profile("no deadline")
 
 ROOT = Path(__file__).parents[1]
 WATCH = pytest.StashKey[Watch]()
+INTEGRATION, UNIT = "tests/integration/", "tests/unit/"
+TOPOLOGIES = "tests/integration/topologies/"
+GROUPS = {"sentinel_servers", "cluster_servers"}
+_groups = ExitStack()
+AT_LAST = acquisition.LAST_TRY_SECONDS
+#: Of the fixtures that each test has, the mark or fixture without which one does nothing. To set it
+#: up all the same would take a tenth of a millisecond.
+ONLY_WITH = {
+    "_empty_redis": "Redis",
+    "_django_db_marker": "django_db",
+    "_django_setup_unittest": "TestCase",
+    "_dj_autoclear_mailbox": "mailoutbox",
+    "_django_set_urlconf": "urls",
+    "_django_isolate_apps": "django_isolate_apps",
+    "_template_string_if_invalid_marker": "ignore_template_errors",
+    "_django_clear_site_cache": "django.contrib.sites",
+    "_live_server_helper": "live_server",
+}
 
 # To store the password of a test's user takes a third of a second otherwise.
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
@@ -57,6 +78,14 @@ settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # redis-py from 8 on looks its version up on disk for each client and each connection: half a
 # millisecond, thousands of times.
 redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
+
+
+def _fill(self: dict[str, Any], data: dict[str, Any]) -> None:
+    dict.update(self, zip(map(str.upper, data), data.values(), strict=True))
+
+
+# And it sets 250 names of commands one by one for each client, which takes as long.
+CaseInsensitiveDict.__init__ = _fill  # type: ignore[method-assign]
 
 if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), path)))
@@ -115,6 +144,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gone:
         config.hook.pytest_deselected(items=list(gone))
         items[:] = [item for item in items if item not in gone]
+    # One after the other: their servers are started in few processes, and run briefly.
+    items.sort(key=_uses_groups, reverse=True)
+
+
+def _uses_groups(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(TOPOLOGIES) or not GROUPS.isdisjoint(item.fixturenames)  # type: ignore[attr-defined]
 
 
 def pytest_report_collectionfinish() -> str | None:
@@ -125,16 +160,37 @@ def pytest_report_collectionfinish() -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[WATCH] = Watch()
+    # No brief wait fails because its server stands still with the machine just when it ends. Tests
+    # of faults are about servers that stand still: they ask for ``patient`` themselves.
+    acquisition.LAST_TRY_SECONDS = LAST_TRY if item.nodeid.startswith(INTEGRATION) else AT_LAST
+    if isinstance(item, pytest.Function):
+        item.fixturenames = [*_needed(item)]
+
+
+def _needed(item: pytest.Function) -> Iterator[str]:
+    """The fixtures of a test without those that would do nothing for it."""
+    wanted = {mark.name for mark in item.iter_markers()}.union(item.fixturenames)
+    if item.cls and issubclass(item.cls, unittest.TestCase):
+        wanted.add("TestCase")
+    if not item.nodeid.startswith(UNIT):
+        wanted.add("Redis")
+    for name in item.fixturenames:
+        if ONLY_WITH.get(name, name) in wanted:
+            yield name
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
     """When all that the test had is closed, what goes on in the background ends at once."""
     try:
         return (yield)
     finally:
         until_quiet()
         metrics._metrics._reset()
+        if nextitem is None or not _uses_groups(nextitem):
+            # They talk with each other all the time.
+            _groups.close()
+            _group.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -165,13 +221,19 @@ def redis_server() -> Iterator[RedisServer | GivenServer]:
 
 
 @pytest.fixture
-def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
-    """A redis-py client of an empty database."""
+def emptied(redis_server: RedisServer | GivenServer) -> Iterator[RedisServer | GivenServer]:
+    """The server for all tests, with an empty database."""
     redis_server.flush()
-    with redis_server.client() as client:
+    yield redis_server
+    if isinstance(redis_server, RedisServer):
+        _expect_nobody_waits(redis_server.asking)
+
+
+@pytest.fixture
+def client(emptied: RedisServer | GivenServer) -> Iterator[redis.Redis]:
+    """A redis-py client of an empty database."""
+    with emptied.client() as client:
         yield client
-        if isinstance(redis_server, RedisServer):
-            _expect_nobody_waits(redis_server.asking)
 
 
 @pytest.fixture(params=["redis", lanes.IN_MEMORY])
@@ -190,30 +252,26 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def _sentinel_servers() -> Iterator[SentinelServers]:
-    with sentinels() as servers:
-        yield servers
-
-
 @pytest.fixture
-def sentinel_servers(_sentinel_servers: SentinelServers) -> SentinelServers:
+def sentinel_servers() -> SentinelServers:
     """A primary, empty, with replicas and sentinels, for tests that do them no harm."""
-    _sentinel_servers.flush()
-    return _sentinel_servers
-
-
-@pytest.fixture(scope="session")
-def _cluster_servers() -> Iterator[ClusterServers]:
-    with cluster() as servers:
-        yield servers
+    servers: SentinelServers = _group(sentinels)
+    servers.flush()
+    return servers
 
 
 @pytest.fixture
-def cluster_servers(_cluster_servers: ClusterServers) -> ClusterServers:
+def cluster_servers() -> ClusterServers:
     """A cluster, empty, for tests that do it no harm beyond moving a slot."""
-    _cluster_servers.flush()
-    return _cluster_servers
+    servers: ClusterServers = _group(cluster)
+    servers.flush()
+    return servers
+
+
+@cache
+def _group(make: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """Servers that belong together, until ``_groups`` is closed."""
+    return _groups.enter_context(make())
 
 
 @pytest.fixture(scope="session")
@@ -235,16 +293,9 @@ def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _empty_redis(request: pytest.FixtureRequest) -> None:
-    """Tests that only use Django's caches start with an empty Redis too."""
-    if "unit" not in request.path.relative_to(request.config.rootpath).parts:
-        request.getfixturevalue("client")
-
-
-@pytest.fixture(autouse=True)
-def _patient(request: pytest.FixtureRequest) -> None:
-    """Tests of faults are about servers that stand still: they ask for ``patient`` themselves."""
-    if "integration" in request.path.relative_to(request.config.rootpath).parts:
-        request.getfixturevalue("patient")
+    """Tests that only use Django's caches start with an empty Redis too; those of ``tests/unit``
+    have none."""
+    request.getfixturevalue("emptied")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -258,9 +309,10 @@ def _own_host_locks() -> Iterator[None]:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No brief wait fails because its server stands still with the machine just when it ends."""
-    monkeypatch.setattr(acquisition, "LAST_TRY_SECONDS", LAST_TRY)
+def patient() -> None:
+    """No brief wait fails because its server stands still with the machine just when it ends. Until
+    the next test begins."""
+    acquisition.LAST_TRY_SECONDS = LAST_TRY
 
 
 def _expect_nobody_waits(client: redis.Redis) -> None:

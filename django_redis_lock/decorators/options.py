@@ -19,6 +19,7 @@ from ..protocol.validation import (
     check_policy,
     check_seconds,
 )
+from ..threads import check_plain
 
 mistakes = OnUse("protocol.mistakes")
 
@@ -154,6 +155,7 @@ class Options:
                 raise ValueError("several names are for a lock on one server, not on several")
         elif self.key is not None and not callable(self.key) and not isinstance(self.key, str):
             raise TypeError(f"key must be a str, a list, a callable or None, not {self.key!r}")
+        check_plain("key", self.key)
         names = (self.key,) if isinstance(self.key, str) else self.key
         if isinstance(names, tuple) and not all(name.strip() for name in names):
             raise ValueError("key must not be empty")

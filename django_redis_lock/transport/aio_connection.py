@@ -15,8 +15,7 @@ import select
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Collection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -36,13 +35,12 @@ from .address import (
     reader_for,
     unguarded,
 )
-from .progress import PART_BYTES, in_parts, show_progress
+from .aio_tasks import wait_awake
+from .interrupts import PART_BYTES, in_parts, show_progress
 from .refusals import NO_REDIS, LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:
     from .registry import Pool
-
-T = TypeVar("T")
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after its time in which a loop that stood still reads a reply that has come.
@@ -50,9 +48,6 @@ READ_FIRST_SECONDS = 0.01
 
 #: Until a request or a reply of so many bytes is complete, calls go to another connection.
 LARGE = 65_536
-
-#: Parts of the time to wait; a standstill of the loop counts as one.
-WAIT_PARTS = 10
 
 
 async def connect_to(
@@ -81,43 +76,6 @@ async def connect_to(
         show_progress(connection._writer.get_extra_info("socket"))
     kind = DirectConnection if plain and HAS_HIREDIS else IndirectConnection
     return kind(connection, reply_timeout)
-
-
-async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> None:
-    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stands still,
-    replies may come; the servers must not be taken to be down because of that."""
-    pending = set(tasks)
-    for _ in range(WAIT_PARTS):
-        if pending:
-            _, pending = await asyncio.wait(pending, timeout=seconds / WAIT_PARTS)
-
-
-async def cancellable(work: Awaitable[T]) -> T:
-    """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
-    with which redis-py connects and sends, forgets a cancellation that comes just when it is
-    done."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # Looked at, so that asyncio does not report it.
-        raise
-    return task.result()
-
-
-#: Tasks that nothing else refers to.
-_background: set[object] = set()
-
-
-def in_background(work: Awaitable[T]) -> asyncio.Future[T]:
-    """Run ``work`` as a task that is kept until it is done."""
-    task: asyncio.Future[T] = asyncio.ensure_future(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
-    return task
 
 
 class _Call:

@@ -10,6 +10,7 @@ of a class that counts the replies to come, and that connects again before it se
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -109,7 +110,7 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         super().connect_check_health(*args, **kwargs)
         self._is_ready = True
 
-    def _connect(self) -> object:
+    def _connect(self) -> socket.socket:
         self._begin()
         return super()._connect()
 
@@ -121,7 +122,9 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         super().send_command(*_without_numbers(args), **kwargs)
         self._streams = self._streams or args[0] in _STREAMING
 
-    def send_packed_command(self, command: object, check_health: bool = True) -> None:
+    def send_packed_command(
+        self, command: bytes | Iterable[bytes], check_health: bool = True
+    ) -> None:
         # Connecting, and a check of its health, send other commands.
         packed, self._packed = self._packed, 0
         if not self._sock:

@@ -2,13 +2,14 @@
 
 All requests are sent before any reply is read. Where there is no idle connection to a server, a
 thread connects and sends, because connecting may take long. A connection that was used before and
-is silent for half of the time may have been forgotten, so the request is sent on a new one, too;
-the reply to the later request counts, as a release must not end what is acquired after it.
+is silent for half of the time may have been forgotten: the request is sent on a new one, too, and
+then its reply counts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -34,11 +35,11 @@ from ...transport import (
     server_of,
 )
 from ...transport.address import probe_seconds
-from ...transport.aio_client import arun, connection_to, has_idle_connection
-from ...transport.aio_connection import wait_awake
+from ...transport.aio_client import arun, has_idle_connection
+from ...transport.aio_tasks import wait_awake
 from ...transport.execute import admitted
 from ...transport.refusals import is_misdirected, redis_errors
-from .base import Quorum
+from .base import RELEASED_TWICE, Quorum
 
 __all__ = ["AsyncRedlock", "Redlock"]
 
@@ -97,50 +98,15 @@ async def _aask(
         if place not in away
     }
     idle = any(has_idle_connection(servers[place]) for place in asking)
-    checking = probe_seconds(patience) if idle else 0.0
-    first = {**asking}
     try:
-        await wait_awake(asking.values(), patience / 2 + checking)
-        left = time_for_the_rest(patience, sum(map(_succeeded, asking.values())), len(servers))
-        for place, task in first.items():
-            silent = None if task.done() else connection_to(servers[place])
-            if silent is not None and not silent.is_new:
-                silent.doubt()
-                again = _again(task, clients[place], calls[place], left)
-                asking[place] = asyncio.ensure_future(again)
-        await wait_awake(asking.values(), left)
+        await wait_awake(asking.values(), patience + (probe_seconds(patience) if idle else 0.0))
     finally:
-        for task in first.values():
-            task.cancel()
         for task in asking.values():
             task.cancel()
     if asking:
-        await asyncio.wait({*asking.values(), *first.values()})
+        await asyncio.wait(asking.values())
     came = {p: _outcome(task, clients[p], calls[p], patience) for p, task in asking.items()}
     return away | came
-
-
-async def _again(
-    first: asyncio.Task[Answer], client: Client, call: Call, patience: float
-) -> Answer:
-    """``call`` on another connection; if it could not be sent, what the ``first`` returns."""
-    first.add_done_callback(lambda done: done.cancelled() or done.exception())
-    try:
-        return Answer((await arun(client, call, patience=patience)).value, sent_twice=True)
-    except redis_errors() as error:
-        if may_have_run(error):
-            raise
-        return await asyncio.shield(first)
-
-
-def _succeeded(task: asyncio.Task[Answer]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
-
-
-def time_for_the_rest(patience: float, answered: int, servers: int) -> float:
-    """Seconds that are left when half of ``patience`` is over; more if fewer than half of the
-    ``servers`` have answered, as connecting takes several trips."""
-    return patience / 2 + (probe_seconds(patience) if 2 * answered < servers else 0.0)
 
 
 def _outcome(task: asyncio.Task[Answer], client: Client, call: Call, patience: float) -> object:
@@ -153,8 +119,8 @@ def _outcome(task: asyncio.Task[Answer], client: Client, call: Call, patience: f
 
 def _value(call: Call, answer: Answer) -> Reply:
     """What it means: a release that was sent twice may find that the first has run."""
-    released = answer.sent_twice and answer.value == 0 and call.script is RELEASE
-    return 1 if released else answer.value
+    released = call.script is RELEASE and not isinstance(answer.value, Exception)
+    return RELEASED_TWICE if released and answer.sent_twice else answer.value
 
 
 #: Of the time to wait. A standstill of this process counts as one part.
@@ -235,7 +201,6 @@ class _FanOut:
         #: Seconds for which idle connections are checked first, which their servers' time does not
         #: pay for.
         self._checking = 0.0
-        self._doubted = False
         self.answers: dict[int, Reply] = {}
 
     def send(self, place: int) -> None:
@@ -299,8 +264,8 @@ class _FanOut:
         left, part = patience + self._checking, patience / PARTS
         doubted_at = left - patience / 2
         while self._connections or self._connecting:
-            if left <= doubted_at and self._connections and not self._doubted:
-                left += self._send_again(patience)
+            if left <= doubted_at:
+                self._send_again()
             began = real_time.monotonic()
             came = self._came = ThreadEvent()
             self._take_outcomes()
@@ -320,14 +285,13 @@ class _FanOut:
             if unsent and place not in self._again:
                 note_sent(error, False)
 
-    def _send_again(self, patience: float) -> float:
-        """Send on new connections, too, where one is silent; returns the seconds to be added."""
-        self._doubted = True
-        for place in self._connections.keys() - self._connecting.keys():
-            self._again.add(place)
-            self._replace_connection(place)
-        came = sum(not isinstance(answer, Exception) for answer in self.answers.values())
-        return time_for_the_rest(patience, came, len(self._servers)) - patience / 2
+    def _send_again(self) -> None:
+        """Send on new connections, too, where one is silent."""
+        for place in self._connections.keys() - self._again:
+            breaker = self._servers[place].breaker
+            if breaker.first_patience(self._patience, math.inf) < self._patience:
+                self._again.add(place)
+                self._replace_connection(place)
 
     def _read(self, place: int, connection: RawConnection) -> None:
         try:
