@@ -130,9 +130,9 @@ def test_a_finished_key_is_written_and_deleted_where_it_is_computed(cache: Redis
 
 @pytest.mark.parametrize(("write", "found"), [("set", "newer"), ("delete", "anew")])
 def test_followers_in_the_leaders_process_hear_of_a_write_during_the_computation(
-    redis_server: RedisServer, write: str, found: str
+    redis_server: RedisServer, write: str, found: str, pace: int
 ) -> None:
-    cache = RedisCache(redis_server.url, {"OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 1.5}})
+    cache = RedisCache(redis_server.url, {"OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 1.5 * pace}})
     computation = Computation(cache)
     followers = [Background(lambda: cache.get_or_set("report", lambda: "anew")) for _ in range(3)]
     until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 3)
@@ -143,9 +143,9 @@ def test_followers_in_the_leaders_process_hear_of_a_write_during_the_computation
 
 
 def test_tasks_in_the_leaders_loop_hear_of_a_write_during_the_computation(
-    redis_server: RedisServer,
+    redis_server: RedisServer, pace: int
 ) -> None:
-    cache = RedisCache(redis_server.url, {"OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 1.5}})
+    cache = RedisCache(redis_server.url, {"OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 1.5 * pace}})
 
     async def ask() -> None:
         begun, finish = asyncio.Event(), asyncio.Event()
