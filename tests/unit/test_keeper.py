@@ -628,8 +628,8 @@ class TestMany:
         """One that hangs, or is refused, has many jobs, and another has many, too."""
         monkeypatch.setattr(exchange, "REPLY_TIMEOUT_SECONDS", PATIENCE)
         silent, fine = FakeServer(away), FakeServer()
-        stuck = [self.make(keeper, silent) for _ in range(self.MANY)]
-        served = [self.make(keeper, fine) for _ in range(self.MANY)]
+        stuck = [self.make(keeper, silent, 6 * PATIENCE) for _ in range(self.MANY)]
+        served = [self.make(keeper, fine, 6 * PATIENCE) for _ in range(self.MANY)]
         quick = Counting(fine, keeper, pause=0.001)
         self.add(keeper, [*stuck, *served, quick])
         until(lambda: all(job.answers for job in served) and quick.answers > 20)
