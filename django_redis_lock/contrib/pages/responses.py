@@ -3,6 +3,7 @@ after its view has returned."""
 
 from __future__ import annotations
 
+import atexit
 import copy
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from ...clock import time
 from ...keeper import keeper
 from ...singleflight import Postponed, Runner
 from ...steps import Steps
+from ...threads import Mutex, free_after_fork
 
 if TYPE_CHECKING:
     from django.contrib.sessions.backends.base import SessionBase
@@ -274,8 +276,7 @@ class Rendering:
         #: That of a page within this one.
         self.inner = vars(response).get("_rendering")
         if self.inner is None:
-            kind: object = type(response)
-            response.__class__ = _with_rendering(kind)
+            _change_class(response, _with_rendering(type(response)))
         response._rendering = self
         response.add_post_render_callback(self._decide)
         # This refers to no response, so one that is not rendered is freed at once.
@@ -300,6 +301,17 @@ class Rendering:
         return self._rendered(response, self.postponed)
 
 
+#: Without the GIL, a change of class stops all threads, and one that is under way in a daemon thread
+#: as the process ends keeps it from ending. So there is none at the end.
+_changing = free_after_fork(Mutex())
+atexit.register(_changing.acquire)
+
+
+def _change_class(response: Any, kind: object) -> None:
+    with _changing:
+        response.__class__ = kind
+
+
 @cache
 def _with_rendering(kind: Any) -> Any:
     """A class of responses whose ``render`` begins with that of a ``Rendering``."""
@@ -307,7 +319,7 @@ def _with_rendering(kind: Any) -> Any:
     def render(response: Any) -> object:
         rendering = vars(response).pop("_rendering")
         if rendering.inner is None:
-            response.__class__ = kind
+            _change_class(response, kind)
         else:
             response._rendering = rendering.inner
         return rendering.render(response)
