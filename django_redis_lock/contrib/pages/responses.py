@@ -276,7 +276,8 @@ class Rendering:
         #: That of a page within this one.
         self.inner = vars(response).get("_rendering")
         if self.inner is None:
-            _change_class(response, _with_rendering(type(response)))
+            kind: object = type(response)
+            _change_class(response, _with_rendering(kind))
         response._rendering = self
         response.add_post_render_callback(self._decide)
         # This refers to no response, so one that is not rendered is freed at once.
@@ -301,8 +302,8 @@ class Rendering:
         return self._rendered(response, self.postponed)
 
 
-#: Without the GIL, a change of class stops all threads, and one that is under way in a daemon thread
-#: as the process ends keeps it from ending. So there is none at the end.
+#: Without the GIL, a change of class stops all threads. One that is under way in a daemon thread as
+#: the process ends would keep it from ending, so there is none then.
 _changing = free_after_fork(Mutex())
 atexit.register(_changing.acquire)
 
