@@ -167,7 +167,7 @@ class LockCache(BaseCache):
             RuntimeError: no event loop is running.
         """
 
-        def make(made: Callable[[str], str], *kind_of: Callable[[Any], Any]) -> Any:
+        def make(made: Callable[[str], str], *kind_of: Callable[[type], type]) -> Any:
             return self._make(key, timeout, client, {**options}, made, *kind_of, asynchronous=True)
 
         def name_of(name: str) -> str:
@@ -186,7 +186,7 @@ class LockCache(BaseCache):
         client: object,
         options: dict[str, object],
         name_of: Callable[[str], str],
-        kind_of: Callable[[Any], Any] = lambda kind: kind,
+        kind_of: Callable[[type], type] = lambda kind: kind,
         *,
         asynchronous: bool,
     ) -> Any:
@@ -228,7 +228,7 @@ class LockCache(BaseCache):
         client: object,
         options: dict[str, Any],
         name_of: Callable[[str], str],
-        kind_of: Callable[[Any], Any],
+        kind_of: Callable[[type], type],
     ) -> object:
         names = {name_of(check_name_in_cache(key)): key for key in check_names(keys)}
         name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"

@@ -308,7 +308,7 @@ _changing = free_after_fork(Mutex())
 atexit.register(_changing.acquire)
 
 
-def _change_class(response: Any, kind: object) -> None:
+def _change_class(response: object, kind: type) -> None:
     with _changing:
         response.__class__ = kind
 
