@@ -18,7 +18,7 @@ from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
 from ..extension import OnUse, part
-from ..protocol.validation import check_name_in_cache, check_names, check_policy, longest_hold
+from ..protocol.validation import check_name_in_cache, check_policy, longest_hold
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -230,9 +230,10 @@ class LockCache(BaseCache):
         name_of: Callable[[str], str],
         kind_of: Callable[[type], type],
     ) -> object:
-        names = {name_of(check_name_in_cache(key)): key for key in check_names(keys)}
+        several = part("several_names")
+        names = {name_of(check_name_in_cache(key)): key for key in several.check_names(keys)}
         name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"
-        kind = kind_of(getattr(part("several_names"), name))
+        kind = kind_of(getattr(several, name))
         lock = kind(client, names, timeout, **options)
         for member in lock.members:
             self._configured(member, names[member.name])

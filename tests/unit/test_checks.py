@@ -632,10 +632,11 @@ def test_the_app_is_installed(app: bool) -> None:
     both = {"default": {"BACKEND": "django_redis_lock.cache.LocMemCache"}}
     both["other"] = both["default"]
     calls = "from django.core.management import call_command\ncall_command('check')"
-    checked = run_in_process(f"import django_redis_lock.cache\n{calls}", app=app, CACHES=both)
-    used = run_in_process(
-        "caches['default'].get('a'), caches['other'].get('a')", app=app, CACHES=both
-    )
+    uses = "caches['default'].get('a'), caches['other'].get('a')"
+    alone = "import os, sys\nif os.fork() == 0:\n    import django_redis_lock.cache\n"
+    alone += "".join(f"    {line}\n" for line in calls.splitlines())
+    alone += f"else:\n    os.wait(), print('END', file=sys.stderr), {uses}"
+    checked, _, used = run_in_process(alone, app=app, CACHES=both).partition("END\n")
     for written in (checked, used):
         told = [line for line in written.splitlines() if "is not in INSTALLED_APPS" in line]
         assert len(told) == (0 if app else 1)

@@ -22,6 +22,7 @@ from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import in_process, tasks
 from django_redis_lock.singleflight.in_process import in_flight
 from django_redis_lock.singleflight.scripts import END_FLIGHT
+from tests.lanes import examples
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 from tests.support.values import (
@@ -616,15 +617,16 @@ def test_of_those_who_wait_one_is_cancelled_and_the_others_wait_on(
 def test_threads_with_short_lived_loops(cache: RedisCache) -> None:
     """As under WSGI, where each call of ``async_to_sync`` makes a loop."""
     cache.set("report", "there")
+    calls = examples(100)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         found = in_threads(
-            6, lambda: [asyncio.run(cache.aget_or_set("report", "never")) for _ in range(40)]
+            6, lambda: [asyncio.run(cache.aget_or_set("report", "never")) for _ in range(calls)]
         )
     finally:
         sys.setswitchinterval(interval)
-    assert found == [["there"] * 40] * 6
+    assert found == [["there"] * calls] * 6
 
 
 @pytest.mark.on_redis
