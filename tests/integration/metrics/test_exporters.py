@@ -167,12 +167,11 @@ IN_TWO_WORKERS = """
 import os, django
 django.setup()
 from django.core.cache import cache
-child = os.fork()
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
 for _ in range(5):
     with cache.lock("import"):
         pass
-if child:
-    assert os.waitpid(child, 0)[1] == 0
 """
 
 
