@@ -45,10 +45,10 @@ demo-check: $(INSTALLED_DEMO) ## The demo without the site.
 	$(RUN) manage.py demo --no-serve $(ARGS)
 
 test: $(INSTALLED) ## Run the test suite.
-	$(RUN) -m pytest --numprocesses auto $(ARGS)
+	$(RUN) -m pytest --processes auto $(ARGS)
 
 test-all: $(INSTALLED) ## Run each cell of the large tables, too; as each night.
-	$(RUN) -m pytest --numprocesses auto --all $(ARGS)
+	$(RUN) -m pytest --processes auto --all $(ARGS)
 
 test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.
 	@python=$$(sh .ci/find_python 15 14 13 12); if [ -z "$$python" ]; then \
@@ -70,10 +70,10 @@ test-free-threaded: ## Locks, cache, views and faults on the newest Python witho
 	    PACKAGES="--prefer-binary --editable .[demo] $(FREE_TOOLS)" TESTS="$(SHARED)"; fi
 
 # Those of the extra "test" that these tests need; the others take longer to install than they to run.
-OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django pytest-xdist
+OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django
 # Those that there are without the GIL: not gevent, nor what needs a browser.
 FREE_TOOLS := celery django-debug-toolbar django-tasks djangorestframework hypothesis opentelemetry-sdk \
-    prometheus-client psutil pytest pytest-django pytest-xdist setuptools
+    prometheus-client psutil pytest pytest-django setuptools
 
 .PHONY: test-with
 test-with:
@@ -83,7 +83,7 @@ test-with:
 	$(OTHER_VENV)/bin/python -c 'import sys, django, redis; print("Python", sys.version.split()[0], \
 	    *["without the GIL"] * (not getattr(sys, "_is_gil_enabled", lambda: True)()), \
 	    "with Django", django.__version__, "and redis-py", redis.__version__)'
-	$(OTHER_VENV)/bin/python -m pytest --numprocesses auto \
+	$(OTHER_VENV)/bin/python -m pytest --processes auto \
 	    -m "not slow" $(TESTS) $(ARGS)
 
 pictures: $(INSTALLED) ## Take the pictures in docs/images again; needs Chromium, and for all of them .venv-newest.

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import runpy
 import shutil
@@ -18,7 +17,7 @@ import time
 import unittest
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from django_redis_lock.decorators import wrapper
 from django_redis_lock.protocol import acquisition
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
-from . import lanes
+from . import lanes, parallel
 from .pace import is_paced, pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
 from .processes import LAST_TRY, STARTUP
 from .redis_server import GivenServer, RedisServer
@@ -51,8 +50,6 @@ hypothesis_settings.register_profile("no deadline", deadline=None)
 hypothesis_settings.load_profile("no deadline")
 
 ROOT = Path(__file__).parents[1]
-#: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
-MOST_PROCESSES = 6
 WATCH = pytest.StashKey[Watch]()
 INTEGRATION, UNIT = "tests/integration/", "tests/unit/"
 TOPOLOGIES = "tests/integration/topologies/"
@@ -94,15 +91,6 @@ if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
 # A server that stands still with the machine is not down.
 redlock.SERVER_TIMEOUT_SECONDS = 5.0
 
-# The locks of this host are those of the process, which lists them: others test at the same time.
-file_lock.FOLDER += f"-{os.getpid()}"
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
-    shutil.rmtree(Path(tempfile.gettempdir(), file_lock.FOLDER % os.getuid()), ignore_errors=True)
-
-
 # A shell without job control has started us in the background, or nohup has. The processes that
 # tests start and interrupt must not inherit that.
 for number, handler in (
@@ -113,28 +101,11 @@ for number, handler in (
         signal.signal(number, handler)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Each process has servers of its own; a server that was given can only be for one. Tests wait
-    more than they compute, so there are three processes for each core."""
-    cores = os.cpu_count() or 1
-    return 0 if os.environ.get("REDIS_URL") else min(cores * 3, MOST_PROCESSES)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from .scheduling import FromBothEnds  # noqa: PLC0415  # without xdist it cannot be
-
-    return FromBothEnds(config, log)
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+def pytest_collection() -> Generator[None, Any, Any]:
     """What is collected stays to the end: no search for garbage need look at it."""
     gc.disable()
     try:
-        if hasattr(session.config, "workerinput"):
-            _import_tests(session.config.args, session.config.workerinput)
         return (yield)
     finally:
         gc.freeze()
@@ -145,12 +116,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
     parser.addoption("--pace", type=int, help="only what takes the fixture pace, and at this")
     parser.addoption("--rest", action="store_true", help="what --all adds to the first lane")
+    parser.addoption("--processes", type=parallel.number, default=1, help="N that run tests; auto")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     is_named = any("::" in name for name in config.args)
     lanes.rest = config.getoption("--rest")
     lanes.everything = config.getoption("--all") or lanes.rest or is_named
+    parallel.configure(config)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -225,27 +198,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     if report.failed and (watch := item.stash.get(WATCH, None)):
         report.sections.append(("The machine since the test began", watch.report()))
     return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_report_to_serializable(report: Any) -> Generator[None, Any, Any]:
-    """What nobody reads of what passed is half of what the processes tell each other."""
-    data = yield
-    if isinstance(report, pytest.TestReport) and report.passed:
-        data["keywords"] = {}
-    return data
-
-
-def _import_tests(folders: list[str], worker: dict[str, Any]) -> None:
-    """Import the modules of tests; of several processes each begins with others. So each module has
-    its assertions rewritten by one process, and the others find it done. What fails, fails again
-    when pytest collects it."""
-    found = sorted(path for folder in folders for path in Path(folder).rglob("test_*.py"))
-    first = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-    for path in (*found[first:], *found[:first]):
-        name = ".".join(path.resolve().relative_to(ROOT).with_suffix("").parts)
-        with suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(name)
 
 
 @pytest.fixture(scope="session")
@@ -342,6 +294,16 @@ def _empty_redis(request: pytest.FixtureRequest) -> None:
     """Tests that only use Django's caches start with an empty Redis too; those of ``tests/unit``
     have none."""
     request.getfixturevalue("emptied")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_host_locks() -> Iterator[None]:
+    """Commands list the locks of this host; other processes test at the same time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_lock, "FOLDER", f"{file_lock.FOLDER}-{os.getpid()}")
+        yield
+        folder = Path(tempfile.gettempdir(), file_lock.FOLDER % os.getuid())
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

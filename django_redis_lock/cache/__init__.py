@@ -200,7 +200,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     @_ignoring_outages
     def incr_version(
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
-    ) -> Any:
+    ) -> int:
         """As in Django, also for None. The value keeps its lifetime."""
         version = self.version if version is None else version
         with failing_as_django_redis(client):
@@ -223,7 +223,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def get_many(
         self, keys: Iterable[str], version: int | None = None, client: object = None
     ) -> Any:
-        return self.client.get_many(keys, version, client or self._direct())
+        return self.client.get_many(keys and list(keys), version, client or self._direct())
 
     @_ignoring_outages
     def has_key(self, key: str, version: int | None = None, client: object = None) -> Any:
@@ -240,7 +240,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     @_ignoring_outages
     def delete(
         self, key: str, version: int | None = None, prefix: str | None = None, client: object = None
-    ) -> Any:
+    ) -> bool:
         return bool(self.client.delete(key, version, prefix, **self._by(client)))
 
     @_ignoring_outages

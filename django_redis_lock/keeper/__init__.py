@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
@@ -300,7 +300,7 @@ class Keeper:
                     logger.exception("Unexpected error in the keeper thread; it continues")
                 if self._loaded is not None:
                     self._loaded.close()
-                self._requeue(self.jobs())  # Some may be off the heap.
+                self._requeue({*self._under_way, *self.jobs()})  # Some may be off the heap.
                 time.sleep(0.1)
 
     def _next_batch(self) -> list[Job] | None:
@@ -337,7 +337,7 @@ class Keeper:
         self._under_way.update(dict.fromkeys(batch, math.inf))
         return list(batch)
 
-    def _requeue(self, batch: Sequence[Job]) -> None:
+    def _requeue(self, batch: Iterable[Job]) -> None:
         with self._mutex:
             for job in batch:
                 job.due = min(job.due, self._under_way.pop(job, math.inf))

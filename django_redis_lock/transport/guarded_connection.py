@@ -1,14 +1,16 @@
 """Connections of redis-py's pools, of which each serves one call at a time.
 
-redis-py puts a connection back into its pool also if an exception from a signal handler came
-between a request and its reply, which the next call would return. Nor does it notice that a
-firewall has forgotten a connection. So the pool of a cache makes connections of a class that counts
-the replies to come, and that connects again before it serves another call.
+redis-py puts a connection back into its pool also if an exception from a signal handler (Ctrl-C, a
+time limit of Celery) came between a request and its reply. The next call would return that reply,
+and each later one the reply to the call before it. Nor does it notice that a firewall has forgotten
+a connection, or that its address leads to another server. So the pool of a cache makes connections
+of a class that counts the replies to come, and that connects again before it serves another call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -108,7 +110,7 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         super().connect_check_health(*args, **kwargs)
         self._is_ready = True
 
-    def _connect(self) -> object:
+    def _connect(self) -> socket.socket:
         self._begin()
         return super()._connect()
 
@@ -120,7 +122,9 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         super().send_command(*_without_numbers(args), **kwargs)
         self._streams = self._streams or args[0] in _STREAMING
 
-    def send_packed_command(self, command: object, check_health: bool = True) -> None:
+    def send_packed_command(
+        self, command: bytes | Iterable[bytes], check_health: bool = True
+    ) -> None:
         # Connecting, and a check of its health, send other commands.
         packed, self._packed = self._packed, 0
         if not self._sock:

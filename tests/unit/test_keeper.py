@@ -356,6 +356,19 @@ class TestTrouble:
         until(lambda: job.answers > before)
         keeper.discard(job)
 
+    def test_what_is_discarded_while_it_fails_is_over(
+        self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = Counting(FakeServer(), keeper)
+
+        def begin(*_: Any) -> None:
+            keeper.discard(job)
+            raise MemoryError
+
+        monkeypatch.setattr(keeper._exchanges, "begin", begin)
+        keeper.add(job)
+        until(lambda: not (job in keeper or keeper._under_way))
+
     def test_each_reply_gives_the_next_its_whole_time(
         self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -653,7 +666,7 @@ def test_the_jobs_that_are_not_due_cost_no_time(keeper: Keeper) -> None:
 
     class Later(Counting):
         @property
-        def deadline_scale(self) -> float:  # type: ignore[override]  # an attribute
+        def deadline_scale(self) -> float:
             nonlocal looks
             looks += 1
             return 60.0

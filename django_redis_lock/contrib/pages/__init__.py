@@ -16,6 +16,7 @@ from django.http import HttpRequest
 from django.middleware.cache import CacheMiddleware
 
 from ...cache import value_cache
+from ...conf import checked_timeout
 from ...steps import Steps, adrive, drive
 from .responses import Conditions as Conditions
 from .responses import Rendering, conditional, is_unrendered
@@ -116,7 +117,7 @@ class CachedPageMiddleware(CacheMiddleware):
         if not callable(self.page_timeout):
             return super().process_response(request, response)
         rules = copy.copy(self)
-        rules.page_timeout = self.page_timeout(response)
+        rules.page_timeout = checked_timeout(self.page_timeout(response))
         return rules.process_response(request, response)
 
     def storable(self, request: HttpRequest, response: Any) -> Storable | None:

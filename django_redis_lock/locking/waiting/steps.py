@@ -3,9 +3,9 @@ as its process's only one, in Redis, with a blocking pop on the lock's list of g
 
 Redis serves blocked clients in the order in which they came and forgets those whose connection is
 gone: that is the whole fair queue. So the pop stays open for the entire wait, without a timeout; a
-waiter that timed out and asked again would lose its place. To end a wait, LEAVE pushes
-an element to a second list that the same pop listens to; what the pop returns then says beyond
-doubt whether a grant came first.
+waiter that timed out and asked again would lose its place. To end a wait, LEAVE pushes an element
+to a second list that the same pop listens to; what the pop returns then says beyond doubt whether a
+grant came first.
 """
 
 from __future__ import annotations

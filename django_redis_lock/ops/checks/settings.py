@@ -80,7 +80,7 @@ def check_values() -> Iterator[CheckMessage]:
 def _wrong_values(
     conf: Conf, names: Sequence[str] | Mapping[str, object], values: Mapping[str, object]
 ) -> Iterator[CheckMessage]:
-    for name, sentence in conf.mistakes():
+    for name, sentence in _mistakes(conf):
         if name not in names:
             continue
         if name == "TIMEOUT" and values[name] in (None, math.inf):
@@ -88,6 +88,15 @@ def _wrong_values(
             yield found("E003", f"{sentence}.", hint)
         else:
             yield found("E002", f"{sentence}.", "Correct it, or remove it to use the default.")
+
+
+def _mistakes(conf: Conf) -> Iterator[tuple[str, str]]:
+    """Invalid settings, each with a sentence that says what is allowed."""
+    for name in Conf.names():
+        try:
+            getattr(conf, name)
+        except ImproperlyConfigured as error:
+            yield name, str(error)
 
 
 @check()

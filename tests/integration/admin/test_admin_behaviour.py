@@ -18,7 +18,7 @@ from django_redis_lock.locking.records import CrashRecord
 from django_redis_lock.ops.admin import sections
 from django_redis_lock.ops.admin.rows import Ref
 from django_redis_lock.ops.inventory.listing import LOCK
-from tests.holding import hurry, settle
+from tests.holding import crash, hurry
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.admin import OURS, PAGE, hold, state_of
@@ -86,9 +86,8 @@ def test_a_holder_that_crashed_is_counted(admin_client: Client, client: redis.Re
     lock = hold("job", timeout=60)
     hurry()
     until(lambda: client.exists(lock.keys.owner))
-    settle()  # Nor is a renewal under way, which would find the lock lost.
-    lock.local.renewal.discard()  # As when its process has ended, and
-    client.delete(lock.keys.lock)  # as when its lifetime is over.
+    crash(lock)
+    client.delete(lock.keys.lock)  # As when its lifetime is over.
     assert caches["default"].lock("job").acquire(blocking=False)
     hurry(CrashRecord)
 

@@ -17,7 +17,7 @@ from django_redis.client import DefaultClient
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache import LocMemCache, RedisCache
 from django_redis_lock.cache.redis_py import flight_ending
 from django_redis_lock.conf import SETTING
 from tests.redis_server import RedisServer
@@ -115,6 +115,7 @@ OPERATIONS: dict[str, Operation] = {
     "get": lambda c: c.get("a"),
     "get, missing": lambda c: c.get("new", "default"),
     "get_many": lambda c: c.get_many(["a", "new"]),
+    "get_many of a generator": lambda c: c.get_many(key for key in ("a", "new")),
     "get_or_set": lambda c: c.get_or_set("new", lambda: 5, 60),
     "get_or_set, there": lambda c: c.get_or_set("a", lambda: 5),
     "get_or_set None": lambda c: c.get_or_set("new", None),
@@ -624,3 +625,17 @@ def test_arguments_of_lock_are_django_redis_own() -> None:
     assert [(p.name, p.default) for p in ours[:-1] if p.name != "timeout"] == [
         (p.name, p.default) for p in theirs if p.name != "timeout"
     ]
+
+
+@pytest.mark.parametrize("where", ["redis", "memory", "pool"])
+def test_no_keys_are_no_error(redis_server: RedisServer, where: str) -> None:
+    """An exhausted iterator is not empty to ``bool``, on which django-redis relies."""
+    options = {"OPTIONS": {"CLOSE_CONNECTION": True}} if where == "pool" else {}
+    kind: Any = LocMemCache if where == "memory" else RedisCache
+    cache: Any = kind(redis_server.url, options)
+    for keys in ((), {}.keys(), iter(()), filter(None, [""]), None):
+        assert cache.get_many(keys) == {}
+    for method in (cache.delete_many, cache.get_many):
+        assert not method(iter(()))
+    for amethod in (cache.adelete_many, cache.aget_many):
+        assert not asyncio.run(amethod(iter(())))

@@ -27,33 +27,9 @@ from django_redis_lock import AsyncLock, LockError, LockNotAcquired, current_loc
 from django_redis_lock.decorators import transactions
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.databases import DATABASES, balance, execute, forget, use
 
 KEY = ":1:lock:account"
-DATABASES = ("shop", "till")
-
-
-def use(folder: Path, **options: Any) -> None:
-    """Have two databases, in files."""
-    for alias in DATABASES:
-        as_default = connections.settings["default"]
-        name = str(folder / f"{alias}.sqlite3")
-        connections.settings[alias] = {**as_default, "NAME": name, **options}
-
-
-def forget() -> None:
-    for alias in DATABASES:
-        connections[alias].close()
-        del connections[alias], connections.settings[alias]
-
-
-def execute(sql: str, using: str = "shop") -> Any:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()
-
-
-def balance() -> int:
-    return int(execute("SELECT balance FROM account")[0])
 
 
 @pytest.fixture
@@ -388,7 +364,7 @@ def test_the_connection_is_left_as_it_was() -> None:
 
 
 def ends() -> list[Any]:
-    registry: Any = weakref.finalize._registry  # type: ignore[attr-defined]  # no types
+    registry: Any = weakref.finalize._registry
     return [*registry]
 
 

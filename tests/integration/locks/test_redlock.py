@@ -19,7 +19,7 @@ from django_redis_lock.locking.records import CrashRecord
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol import hostname
 from django_redis_lock.transport.registry import server_of
-from tests.holding import hurry
+from tests.holding import crash, hurry
 from tests.lock_contract import LockContract
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -106,7 +106,7 @@ class TestRedlock(LockContract):
         dead = Redlock(clients, "left", timeout=2 * pace, label="nightly")
         assert dead.acquire()
         until(lambda: all(client.hexists("{left}:owner", "id") for client in clients))
-        dead.local.renewal.discard()  # All that a killed process leaves undone.
+        crash(dead)
         until(lambda: not any(client.exists("left") for client in clients))
         with Redlock(clients, "left", timeout=30, server_timeout=AMPLE):
             hurry(CrashRecord)

@@ -27,7 +27,7 @@ from django_redis_lock.ops.inventory.listing import FLIGHT, list_held
 from django_redis_lock.protocol.keys import FIGURES
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
-from tests.holding import hurry, outages, settle
+from tests.holding import crash, hurry, outages
 from tests.processes import WHOLE_END, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
@@ -561,9 +561,8 @@ def test_a_process_that_finds_a_crash_and_ends_counts_it(
     crashed.acquire()
     hurry()
     until(lambda: client.exists(crashed.keys.owner))
-    settle()  # Nor is a renewal under way, which would find the lock lost.
-    crashed.local.renewal.discard()  # As when its process has ended, and
-    client.delete("bare")  # as when its lifetime is over.
+    crash(crashed)
+    client.delete("bare")  # As when its lifetime is over.
     subprocess.run(
         [sys.executable, "-c", FINDS_A_CRASH_AND_ENDS, redis_server.url],
         cwd=Path(__file__).parents[3],
