@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo demo-check test test-all test-newest test-oldest test-free-threaded pictures model mutations mutations-python soak django-suite neighbours lint docs matrix dist messages bench clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED_DEMO) ## Show the locks at work, then serve the demo site on PORT (8000) until Ctrl-C.
 	$(RUN) manage.py demo $(ARGS)

@@ -29,9 +29,11 @@ from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 from redis.client import CaseInsensitiveDict
 
+from django_redis_lock import keeper
 from django_redis_lock.contrib import metrics, unique_tasks
 from django_redis_lock.contrib.fallback import file_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.contrib.metrics import collecting
 from django_redis_lock.contrib.redlock import base as redlock
 from django_redis_lock.decorators import wrapper
 from django_redis_lock.protocol import acquisition
@@ -89,7 +91,7 @@ if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), path)))
 
 # A server that stands still with the machine is not down.
-redlock.SERVER_TIMEOUT_SECONDS = 5.0
+redlock.SERVER_TIMEOUT_SECONDS = collecting.FLUSH_TIMEOUT = keeper.FLUSH_SECONDS = 5.0
 
 # A shell without job control has started us in the background, or nohup has. The processes that
 # tests start and interrupt must not inherit that.

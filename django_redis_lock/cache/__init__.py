@@ -105,10 +105,9 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             client = self._client_cls(self._server, self._params, self)
             client.make_key = self._guard.make_key
             client.encode = partial(_encoded, client.encode)
-            connect = client.connection_factory.connect
-            client.connection_factory.connect = lambda url: guarded_connection.follow_address(
-                guarded_connection.guard(connect(url))
-            )
+            factory = client.connection_factory
+            connect = factory.connect
+            factory.connect = lambda url: guarded_connection.connect(factory, connect, url)
             self._client = client
         return self._client
 

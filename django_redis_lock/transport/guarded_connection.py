@@ -13,8 +13,8 @@ import asyncio
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
@@ -286,3 +286,54 @@ def follow_address(client: C) -> C:
         errors = [*(settings.get("retry_on_error") or ()), ReadOnlyError]
         settings.update(retry=FollowingRetry(usual, pool), retry_on_error=errors)
     return client
+
+
+# -- the pools of django-redis ---------------------------------------------------------------------
+
+#: The options with which django-redis makes a pool.
+_POOL_OPTIONS = (
+    *("CONNECTION_POOL_CLASS", "CONNECTION_POOL_KWARGS", "PARSER_CLASS", "USERNAME", "PASSWORD"),
+    *("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT", "SENTINELS", "SENTINEL_KWARGS"),
+)
+
+
+class _PoolsByOptions:
+    """django-redis's ``pools``, which it keeps by their URL: a second cache with the same URL would
+    get the database, the password and the time-outs of the first."""
+
+    def __init__(self, pools: dict[object, Pool], options: Mapping[str, object]) -> None:
+        self._of_all = pools
+        self._options = _comparable([options.get(name) for name in _POOL_OPTIONS])
+
+    def __contains__(self, url: str) -> bool:
+        return (url, self._options) in self._of_all
+
+    def __getitem__(self, url: str) -> Pool:
+        return self._of_all[url, self._options]
+
+    def __setitem__(self, url: str, pool: Pool) -> None:
+        self._of_all[url, self._options] = pool
+
+
+def _comparable(value: object) -> object:
+    """Equal for equal values of settings; for other objects, only if they are the same."""
+    if isinstance(value, Mapping):
+        return tuple((name, _comparable(each)) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_comparable, value))
+    return value if isinstance(value, (str, bytes, int, float, type(None))) else id(value)
+
+
+class _Factory(Protocol):
+    """One of django-redis's connection factories."""
+
+    options: Mapping[str, object]
+    _pools: object
+
+
+def connect(factory: _Factory, original: Callable[[str], C], url: str) -> C:
+    """What ``original``, the method of django-redis's ``factory``, returns, guarded."""
+    pools = getattr(factory, "_pools", None)  # A project's own factory may have none.
+    if type(pools) is dict:
+        factory._pools = _PoolsByOptions(pools, factory.options)
+    return follow_address(guard(original(url)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
@@ -181,6 +182,45 @@ def test_a_cache_without_a_location(cache: Any, settings: Any, location: Any) ->
     assert "redis://" in message.hint
     settings.CACHES["default"]["BACKEND"] = "django_redis_lock.cache.LocMemCache"
     assert messages() == []
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "numbers_found"),
+    [
+        ("redis://127.0.0.1:1/0", {"CONNECTION_POOL_KWARGS": {"decode_responses": True}}, ["W019"]),
+        ("redis://127.0.0.1:1/0?decode_responses=True", {}, ["W019"]),
+        (["redis://h:1/0", "redis://h:2/0?decode_responses=1"], {}, ["W019"]),
+        ("redis://127.0.0.1:1/0", {"CONNECTION_POOL_KWARGS": {"decode_responses": False}}, []),
+        (
+            "redis://127.0.0.1:1/0?decode_responses=True",
+            {"SERIALIZER": "tests.unit.test_checks.Text"},
+            [],
+        ),
+        (
+            "redis://127.0.0.1:1/0?decode_responses=True",
+            {"SERIALIZER": "django_redis.serializers.json.JSONSerializer"},
+            ["W019"],
+        ),
+    ],
+)
+def test_values_that_come_as_text(
+    cache: Any, location: Any, options: Any, numbers_found: list[str]
+) -> None:
+    cache(options, LOCATION=location)
+    assert numbers() == numbers_found
+
+
+class Text:
+    """A serializer that reads texts, and bytes."""
+
+    def __init__(self, options: object) -> None:
+        pass
+
+    def dumps(self, value: object) -> bytes:
+        return json.dumps(value).encode()
+
+    def loads(self, value: str | bytes) -> object:
+        return json.loads(value)
 
 
 @pytest.mark.parametrize(

@@ -220,8 +220,11 @@ def test_followers_take_over_after_a_failure_one_at_a_time(
         assert others.results() == [["the report"]] * 3
 
 
-def test_a_killed_leader_is_replaced(redis_server: RedisServer, client: redis.Redis) -> None:
-    with processes(ask, redis_server.url, 2, {"LOCK_FLIGHT_TIMEOUT": 2}, count=3) as crew:
+def test_a_killed_leader_is_replaced(
+    redis_server: RedisServer, client: redis.Redis, pace: int
+) -> None:
+    options = {"LOCK_FLIGHT_TIMEOUT": 2 * pace}
+    with processes(ask, redis_server.url, 2, options, count=3) as crew:
         crew.go()
         first = leader_of(crew)
         until(lambda: blocked(client) == 2)
@@ -252,9 +255,10 @@ def test_a_computation_longer_than_its_flight_is_one_computation(
 
 
 def test_a_frozen_leader_is_replaced_and_still_gets_its_own_value(
-    redis_server: RedisServer, client: redis.Redis
+    redis_server: RedisServer, client: redis.Redis, pace: int
 ) -> None:
-    with processes(ask, redis_server.url, 1, {"LOCK_FLIGHT_TIMEOUT": 2}, True, count=2) as crew:
+    options = {"LOCK_FLIGHT_TIMEOUT": 2 * pace}
+    with processes(ask, redis_server.url, 1, options, True, count=2) as crew:
         crew.go()
         first = leader_of(crew)
         first.pause()

@@ -24,33 +24,10 @@ from tests.lock_contract import LockContract
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import Backend, places
+from tests.support.redlocks import AMPLE, FIVE, clients, five
 from tests.support.tasks import ForThreads, Tasks
 
-FIVE = 5
-#: Seconds within which a server answers, also if the whole machine is at a standstill for a moment.
-AMPLE = 5
-
-
-@pytest.fixture(scope="module")
-def five() -> Iterator[list[RedisServer]]:
-    servers = [RedisServer() for _ in range(FIVE)]
-    try:
-        for server in servers:
-            server.start()
-        yield servers
-    finally:
-        for server in servers:
-            server.close()
-
-
-@pytest.fixture
-def clients(five: list[RedisServer]) -> Iterator[list[redis.Redis]]:
-    found = [server.client() for server in five]
-    for client in found:
-        client.flushall()
-    yield found
-    for client in found:
-        client.close()
+__all__ = ["clients", "five"]
 
 
 class OnFive(Backend):

@@ -168,7 +168,7 @@ import os, django
 django.setup()
 from django.core.cache import cache
 if child := os.fork():
-    assert os.waitpid(child, 0)[1] == 0
+    assert os.waitpid(child, 0)[1] == 0  # They would wait for each other.
 for _ in range(5):
     with cache.lock("import"):
         pass
