@@ -7,7 +7,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
