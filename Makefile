@@ -20,7 +20,8 @@ BRIEFER := tests/integration/locks/test_lock.py tests/integration/locks/test_asy
     tests/integration/cache/test_cache.py
 # Without the GIL: what threads of one process share.
 SHARED := tests/unit tests/faults tests/integration/locks tests/integration/cache \
-    tests/integration/decorators tests/integration/admin tests/integration/metrics
+    tests/integration/decorators tests/integration/admin tests/integration/metrics \
+    tests/integration/topologies tests/integration/commands tests/integration/tools
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 INSTALLED_DEMO := $(VENV)/.installed-demo
@@ -36,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo demo-check test test-all test-newest test-oldest test-free-threaded pictures model mutations mutations-python soak django-suite neighbours lint docs matrix dist messages bench clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED_DEMO) ## Show the locks at work, then serve the demo site on PORT (8000) until Ctrl-C.
 	$(RUN) manage.py demo $(ARGS)
@@ -45,10 +46,10 @@ demo-check: $(INSTALLED_DEMO) ## The demo without the site.
 	$(RUN) manage.py demo --no-serve $(ARGS)
 
 test: $(INSTALLED) ## Run the test suite.
-	$(RUN) -m pytest --numprocesses auto $(ARGS)
+	$(RUN) -m pytest --processes auto $(ARGS)
 
 test-all: $(INSTALLED) ## Run each cell of the large tables, too; as each night.
-	$(RUN) -m pytest --numprocesses auto --all $(ARGS)
+	$(RUN) -m pytest --processes auto --all $(ARGS)
 
 test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.
 	@python=$$(sh .ci/find_python 15 14 13 12); if [ -z "$$python" ]; then \
@@ -63,17 +64,18 @@ test-oldest: ## A brief run on the oldest Python, Django and redis-py that are s
 	else $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_OLDEST) \
 	    PACKAGES="--editable .[demo] django==5.2.* redis==5.* $(OLDEST_TOOLS)" TESTS="$(BRIEFER)"; fi
 
-test-free-threaded: ## Locks, cache, views and faults on the newest Python without the GIL, if there is one.
+test-free-threaded: ## Locks, cache, views, commands and faults on the newest Python without the GIL, if there is one.
 	@python=$$(sh .ci/find_python 15t 14t 13t); if [ -z "$$python" ]; then \
 	    echo "NOT RUN without the GIL: no Python 3.13t or later on the PATH or in pyenv." >&2; \
 	else PYTHON_GIL=0 $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_FREE) \
 	    PACKAGES="--prefer-binary --editable .[demo] $(FREE_TOOLS)" TESTS="$(SHARED)"; fi
 
 # Those of the extra "test" that these tests need; the others take longer to install than they to run.
-OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django pytest-xdist
+OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django
 # Those that there are without the GIL: not gevent, nor what needs a browser.
-FREE_TOOLS := celery django-debug-toolbar django-tasks djangorestframework hypothesis opentelemetry-sdk \
-    prometheus-client psutil pytest pytest-django pytest-xdist setuptools
+FREE_TOOLS := celery django-debug-toolbar django-tasks djangorestframework elastic-apm hypothesis \
+    opentelemetry-instrumentation-redis opentelemetry-sdk prometheus-client psutil pytest \
+    pytest-django sentry-sdk setuptools uvicorn
 
 .PHONY: test-with
 test-with:
@@ -83,7 +85,7 @@ test-with:
 	$(OTHER_VENV)/bin/python -c 'import sys, django, redis; print("Python", sys.version.split()[0], \
 	    *["without the GIL"] * (not getattr(sys, "_is_gil_enabled", lambda: True)()), \
 	    "with Django", django.__version__, "and redis-py", redis.__version__)'
-	$(OTHER_VENV)/bin/python -m pytest --numprocesses auto \
+	$(OTHER_VENV)/bin/python -m pytest --processes auto \
 	    -m "not slow" $(TESTS) $(ARGS)
 
 pictures: $(INSTALLED) ## Take the pictures in docs/images again; needs Chromium, and for all of them .venv-newest.

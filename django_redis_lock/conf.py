@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike, fspath
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ from django.utils.module_loading import import_string
 from .events import check_group
 from .extension import OnUse, hooks
 from .protocol.validation import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
+from .threads import check_plain
 
 __all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "SETTING", "Conf", "GetOrSetOptions", "Timeout"]
 
@@ -242,14 +243,6 @@ class Conf:
     def names(cls) -> list[str]:
         return sorted(name for name, value in vars(cls).items() if isinstance(value, Setting))
 
-    def mistakes(self) -> Iterator[tuple[str, str]]:
-        """Invalid settings, each with a sentence that says what is allowed."""
-        for name in self.names():
-            try:
-                getattr(self, name)
-            except ImproperlyConfigured as error:
-                yield name, str(error)
-
     def warn_after(self, longest: float) -> float:
         """Of a lock that can be held for at most so many seconds."""
         after = self.WARN_AFTER if math.isinf(longest) else self.WARN_SHARE * longest
@@ -349,7 +342,8 @@ class GetOrSetOptions:
         """What returns the milliseconds to store a value: 0 without end, negative not at all. It
         raises TypeError or ValueError if ``timeout`` is a function whose result is invalid."""
         if callable(timeout):
-            return lambda value: self._milliseconds(_checked(timeout(value)))
+            check_plain("timeout", timeout)
+            return lambda value: self._milliseconds(checked_timeout(timeout(value)))
         return lambda _: self._milliseconds(timeout)
 
     def _milliseconds(self, timeout: float | None) -> int:
@@ -360,7 +354,7 @@ class GetOrSetOptions:
         return milliseconds + int(self.stale * 1000) if milliseconds > 0 else -1
 
 
-def _checked(timeout: Any) -> float | None:
+def checked_timeout(timeout: Any) -> float | None:
     """``timeout``, which a function has returned. Less than 0 means 0, as in Django."""
     if type(timeout) in (int, float) and timeout < 0:
         return 0.0

@@ -1,8 +1,9 @@
 """Events of locks and computations, for metrics, signals and exporters.
 
-``emit`` calls each listener in the thread or task of the event, so a listener must not block; those
-of the keeper's thread (mostly ``Lost``) are emitted in another. An exception in a listener is only
-logged. Without listeners no event is made, so callers check first::
+``emit`` calls each listener in the thread or task of the event, so a listener must be quick and
+must not block. Events of the keeper's thread (mostly ``Lost``) are emitted in another thread (see
+``threads``). An exception in a listener is logged, and does not affect the lock. Without listeners
+no event is made, so callers check first::
 
     if events.listeners:
         events.emit(Acquired(self.subject, waited, contended, fence))

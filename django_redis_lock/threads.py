@@ -283,6 +283,17 @@ class ThreadPool:
             return self._waiting.popleft()
 
 
+def is_async(function: object) -> bool:
+    """Whether a call of ``function``, which may be an object, returns a coroutine."""
+    return any(map(sync.iscoroutinefunction, (function, type(function).__call__)))
+
+
+def check_plain(what: str, function: object) -> None:
+    """Raises TypeError if a call of ``function`` returns a coroutine, which nothing awaits."""
+    if is_async(function):
+        raise TypeError(f"{what} must be a plain function, not the coroutine function {function!r}")
+
+
 #: What asgiref itself does where it moves a context to another thread.
 _move: Callable[[contextvars.Context], Any] = getattr(
     sync, "_restore_context", lambda context: None

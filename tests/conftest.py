@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import runpy
 import shutil
@@ -15,9 +14,10 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 import weakref
-from collections.abc import Generator, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,19 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
+from redis.client import CaseInsensitiveDict
 
+from django_redis_lock import keeper
 from django_redis_lock.contrib import metrics, unique_tasks
 from django_redis_lock.contrib.fallback import file_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.contrib.metrics import collecting
 from django_redis_lock.contrib.redlock import base as redlock
 from django_redis_lock.decorators import wrapper
 from django_redis_lock.protocol import acquisition
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
-from . import lanes
+from . import lanes, parallel
 from .pace import is_paced, pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
 from .processes import LAST_TRY, STARTUP
 from .redis_server import GivenServer, RedisServer
@@ -49,9 +52,25 @@ hypothesis_settings.register_profile("no deadline", deadline=None)
 hypothesis_settings.load_profile("no deadline")
 
 ROOT = Path(__file__).parents[1]
-#: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
-MOST_PROCESSES = 6
 WATCH = pytest.StashKey[Watch]()
+INTEGRATION, UNIT = "tests/integration/", "tests/unit/"
+TOPOLOGIES = "tests/integration/topologies/"
+GROUPS = {"sentinel_servers", "cluster_servers"}
+_groups = ExitStack()
+AT_LAST = acquisition.LAST_TRY_SECONDS
+#: Of the fixtures that each test has, the mark or fixture without which one does nothing. To set it
+#: up all the same would take a tenth of a millisecond.
+ONLY_WITH = {
+    "_empty_redis": "Redis",
+    "_django_db_marker": "django_db",
+    "_django_setup_unittest": "TestCase",
+    "_dj_autoclear_mailbox": "mailoutbox",
+    "_django_set_urlconf": "urls",
+    "_django_isolate_apps": "django_isolate_apps",
+    "_template_string_if_invalid_marker": "ignore_template_errors",
+    "_django_clear_site_cache": "django.contrib.sites",
+    "_live_server_helper": "live_server",
+}
 
 # To store the password of a test's user takes a third of a second otherwise.
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
@@ -60,20 +79,19 @@ settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # millisecond, thousands of times.
 redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 
+
+def _fill(self: dict[str, Any], data: dict[str, Any]) -> None:
+    dict.update(self, zip(map(str.upper, data), data.values(), strict=True))
+
+
+# And it sets 250 names of commands one by one for each client, which takes as long.
+CaseInsensitiveDict.__init__ = _fill  # type: ignore[method-assign]
+
 if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), path)))
 
 # A server that stands still with the machine is not down.
-redlock.SERVER_TIMEOUT_SECONDS = 5.0
-
-# The locks of this host are those of the process, which lists them: others test at the same time.
-file_lock.FOLDER += f"-{os.getpid()}"
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
-    shutil.rmtree(Path(tempfile.gettempdir(), file_lock.FOLDER % os.getuid()), ignore_errors=True)
-
+redlock.SERVER_TIMEOUT_SECONDS = collecting.FLUSH_TIMEOUT = keeper.FLUSH_SECONDS = 5.0
 
 # A shell without job control has started us in the background, or nohup has. The processes that
 # tests start and interrupt must not inherit that.
@@ -85,28 +103,11 @@ for number, handler in (
         signal.signal(number, handler)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Each process has servers of its own; a server that was given can only be for one. Tests wait
-    more than they compute, so there are three processes for each core."""
-    cores = os.cpu_count() or 1
-    return 0 if os.environ.get("REDIS_URL") else min(cores * 3, MOST_PROCESSES)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from .scheduling import FromBothEnds  # noqa: PLC0415  # without xdist it cannot be
-
-    return FromBothEnds(config, log)
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+def pytest_collection() -> Generator[None, Any, Any]:
     """What is collected stays to the end: no search for garbage need look at it."""
     gc.disable()
     try:
-        if hasattr(session.config, "workerinput"):
-            _import_tests(session.config.args, session.config.workerinput)
         return (yield)
     finally:
         gc.freeze()
@@ -117,12 +118,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
     parser.addoption("--pace", type=int, help="only what takes the fixture pace, and at this")
     parser.addoption("--rest", action="store_true", help="what --all adds to the first lane")
+    parser.addoption("--processes", type=parallel.number, default=1, help="N that run tests; auto")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     is_named = any("::" in name for name in config.args)
     lanes.rest = config.getoption("--rest")
     lanes.everything = config.getoption("--all") or lanes.rest or is_named
+    parallel.configure(config)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -141,6 +144,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gone:
         config.hook.pytest_deselected(items=list(gone))
         items[:] = [item for item in items if item not in gone]
+    # One after the other: their servers are started in few processes, and run briefly.
+    items.sort(key=_uses_groups, reverse=True)
+
+
+def _uses_groups(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(TOPOLOGIES) or not GROUPS.isdisjoint(item.fixturenames)  # type: ignore[attr-defined]
 
 
 def pytest_report_collectionfinish() -> str | None:
@@ -151,16 +160,37 @@ def pytest_report_collectionfinish() -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[WATCH] = Watch()
+    # No brief wait fails because its server stands still with the machine just when it ends. Tests
+    # of faults are about servers that stand still: they ask for ``patient`` themselves.
+    acquisition.LAST_TRY_SECONDS = LAST_TRY if item.nodeid.startswith(INTEGRATION) else AT_LAST
+    if isinstance(item, pytest.Function):
+        item.fixturenames = [*_needed(item)]
+
+
+def _needed(item: pytest.Function) -> Iterator[str]:
+    """The fixtures of a test without those that would do nothing for it."""
+    wanted = {mark.name for mark in item.iter_markers()}.union(item.fixturenames)
+    if item.cls and issubclass(item.cls, unittest.TestCase):
+        wanted.add("TestCase")
+    if not item.nodeid.startswith(UNIT):
+        wanted.add("Redis")
+    for name in item.fixturenames:
+        if ONLY_WITH.get(name, name) in wanted:
+            yield name
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
     """When all that the test had is closed, what goes on in the background ends at once."""
     try:
         return (yield)
     finally:
         until_quiet()
         metrics._metrics._reset()
+        if nextitem is None or not _uses_groups(nextitem):
+            # They talk with each other all the time.
+            _groups.close()
+            _group.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -170,27 +200,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     if report.failed and (watch := item.stash.get(WATCH, None)):
         report.sections.append(("The machine since the test began", watch.report()))
     return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_report_to_serializable(report: Any) -> Generator[None, Any, Any]:
-    """What nobody reads of what passed is half of what the processes tell each other."""
-    data = yield
-    if isinstance(report, pytest.TestReport) and report.passed:
-        data["keywords"] = {}
-    return data
-
-
-def _import_tests(folders: list[str], worker: dict[str, Any]) -> None:
-    """Import the modules of tests; of several processes each begins with others. So each module has
-    its assertions rewritten by one process, and the others find it done. What fails, fails again
-    when pytest collects it."""
-    found = sorted(path for folder in folders for path in Path(folder).rglob("test_*.py"))
-    first = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-    for path in (*found[first:], *found[:first]):
-        name = ".".join(path.resolve().relative_to(ROOT).with_suffix("").parts)
-        with suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(name)
 
 
 @pytest.fixture(scope="session")
@@ -212,13 +221,19 @@ def redis_server() -> Iterator[RedisServer | GivenServer]:
 
 
 @pytest.fixture
-def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
-    """A redis-py client of an empty database."""
+def emptied(redis_server: RedisServer | GivenServer) -> Iterator[RedisServer | GivenServer]:
+    """The server for all tests, with an empty database."""
     redis_server.flush()
-    with redis_server.client() as client:
+    yield redis_server
+    if isinstance(redis_server, RedisServer):
+        _expect_nobody_waits(redis_server.asking)
+
+
+@pytest.fixture
+def client(emptied: RedisServer | GivenServer) -> Iterator[redis.Redis]:
+    """A redis-py client of an empty database."""
+    with emptied.client() as client:
         yield client
-        if isinstance(redis_server, RedisServer):
-            _expect_nobody_waits(redis_server.asking)
 
 
 @pytest.fixture(params=["redis", lanes.IN_MEMORY])
@@ -237,30 +252,26 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def _sentinel_servers() -> Iterator[SentinelServers]:
-    with sentinels() as servers:
-        yield servers
-
-
 @pytest.fixture
-def sentinel_servers(_sentinel_servers: SentinelServers) -> SentinelServers:
+def sentinel_servers() -> SentinelServers:
     """A primary, empty, with replicas and sentinels, for tests that do them no harm."""
-    _sentinel_servers.flush()
-    return _sentinel_servers
-
-
-@pytest.fixture(scope="session")
-def _cluster_servers() -> Iterator[ClusterServers]:
-    with cluster() as servers:
-        yield servers
+    servers: SentinelServers = _group(sentinels)
+    servers.flush()
+    return servers
 
 
 @pytest.fixture
-def cluster_servers(_cluster_servers: ClusterServers) -> ClusterServers:
+def cluster_servers() -> ClusterServers:
     """A cluster, empty, for tests that do it no harm beyond moving a slot."""
-    _cluster_servers.flush()
-    return _cluster_servers
+    servers: ClusterServers = _group(cluster)
+    servers.flush()
+    return servers
+
+
+@cache
+def _group(make: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """Servers that belong together, until ``_groups`` is closed."""
+    return _groups.enter_context(make())
 
 
 @pytest.fixture(scope="session")
@@ -282,22 +293,26 @@ def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _empty_redis(request: pytest.FixtureRequest) -> None:
-    """Tests that only use Django's caches start with an empty Redis too."""
-    if "unit" not in request.path.relative_to(request.config.rootpath).parts:
-        request.getfixturevalue("client")
+    """Tests that only use Django's caches start with an empty Redis too; those of ``tests/unit``
+    have none."""
+    request.getfixturevalue("emptied")
 
 
-@pytest.fixture(autouse=True)
-def _patient(request: pytest.FixtureRequest) -> None:
-    """Tests of faults are about servers that stand still: they ask for ``patient`` themselves."""
-    if "integration" in request.path.relative_to(request.config.rootpath).parts:
-        request.getfixturevalue("patient")
+@pytest.fixture(scope="session", autouse=True)
+def _own_host_locks() -> Iterator[None]:
+    """Commands list the locks of this host; other processes test at the same time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_lock, "FOLDER", f"{file_lock.FOLDER}-{os.getpid()}")
+        yield
+        folder = Path(tempfile.gettempdir(), file_lock.FOLDER % os.getuid())
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No brief wait fails because its server stands still with the machine just when it ends."""
-    monkeypatch.setattr(acquisition, "LAST_TRY_SECONDS", LAST_TRY)
+def patient() -> None:
+    """No brief wait fails because its server stands still with the machine just when it ends. Until
+    the next test begins."""
+    acquisition.LAST_TRY_SECONDS = LAST_TRY
 
 
 def _expect_nobody_waits(client: redis.Redis) -> None:

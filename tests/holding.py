@@ -28,6 +28,7 @@ from tests.processes import until
 
 __all__ = [
     "Renewals",
+    "crash",
     "deferred_releases",
     "hold",
     "hurry",
@@ -126,6 +127,19 @@ def settle() -> None:
         )
 
     until(is_quiet)
+
+
+def crash(lock: Any) -> None:
+    """Leave undone what a process that has crashed leaves undone: nobody renews ``lock`` any more,
+    describes its holder, or notices its end. What the keeper has begun of that is over."""
+    jobs = lock.local.renewal.jobs
+
+    def is_over() -> bool:
+        lock.local.renewal.discard()  # Again: at its end the keeper may have joined the heartbeat.
+        with keeper()._mutex:  # With it the keeper chooses its jobs and notes which they are.
+            return keeper()._under_way.keys().isdisjoint(jobs)
+
+    until(is_over)
 
 
 def silence(client: Any, key: bytes, seconds: float, process: str = "another") -> None:

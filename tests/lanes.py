@@ -97,7 +97,7 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _cell(item: pytest.Item) -> str:
-    found: str = item.callspec.id  # type: ignore[attr-defined]  # of a test with parameters
+    found: str = item.callspec.id
     return found
 
 

@@ -631,7 +631,7 @@ class LockContract:
         backend.expire_in(self.name, 20)
         assert lock.ttl() <= 20
         pass_time(10.1)
-        assert lock.ttl() > 25
+        assert lock.ttl() > 20
         assert backend.value(self.name) == lock.local.token
         assert not lock.lost
 
@@ -667,18 +667,18 @@ class LockContract:
         self, backend: Backend, make: Any, pass_time: Any
     ) -> None:
         told = threading.Event()
-        lock = make(timeout=30, renew=True, max_hold=50, on_lost=told.set)
+        lock = make(timeout=300, renew=True, max_hold=500, on_lost=told.set)
         lock.acquire()
-        for left, renewed in ((18, 30), (18, 26), (10, 14)):
+        for left, renewed in ((180, 300), (180, 260), (100, 140)):
             backend.expire_in(self.name, left)
-            pass_time(12)
+            pass_time(120)
             assert left < lock.ttl() <= renewed
         assert not lock.lost
         assert not told.is_set()
-        pass_time(15)
+        pass_time(150)
         assert told.wait(PATIENCE)
         assert lock.lost
-        assert make().ttl() <= 14
+        assert make().ttl() <= 140
 
     def test_released_early_it_stays_taken_for_so_long(
         self, backend: Backend, make: Any, pace: int

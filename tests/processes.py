@@ -327,11 +327,14 @@ def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any
 
 def until(condition: Callable[[], Any]) -> None:
     """Wait until ``condition()`` holds."""
-    deadline, pause = time.monotonic() + PATIENCE, 0.001
+    now, pause = time.monotonic(), 0.001
+    deadline = now + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(pause)
-        pause = min(pause * 1.1, 0.01)  # What takes long is not asked for so often.
+        began, now = now, time.monotonic()
+        assert now < deadline, "it did not happen"
+        # What takes long, to happen or to look at, is not asked for so often.
+        time.sleep(max(pause, min(now - began, 0.1)))
+        now, pause = time.monotonic(), min(pause * 1.1, 0.01)
 
 
 _looking, SWITCH_SECONDS = threading.Lock(), sys.getswitchinterval()

@@ -105,10 +105,9 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             client = self._client_cls(self._server, self._params, self)
             client.make_key = self._guard.make_key
             client.encode = partial(_encoded, client.encode)
-            connect = client.connection_factory.connect
-            client.connection_factory.connect = lambda url: guarded_connection.follow_address(
-                guarded_connection.guard(connect(url))
-            )
+            factory = client.connection_factory
+            connect = factory.connect
+            factory.connect = lambda url: guarded_connection.connect(factory, connect, url)
             self._client = client
         return self._client
 
@@ -200,7 +199,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     @_ignoring_outages
     def incr_version(
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
-    ) -> Any:
+    ) -> int:
         """As in Django, also for None. The value keeps its lifetime."""
         version = self.version if version is None else version
         with failing_as_django_redis(client):
@@ -223,7 +222,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def get_many(
         self, keys: Iterable[str], version: int | None = None, client: object = None
     ) -> Any:
-        return self.client.get_many(keys, version, client or self._direct())
+        return self.client.get_many(keys and list(keys), version, client or self._direct())
 
     @_ignoring_outages
     def has_key(self, key: str, version: int | None = None, client: object = None) -> Any:
@@ -240,7 +239,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     @_ignoring_outages
     def delete(
         self, key: str, version: int | None = None, prefix: str | None = None, client: object = None
-    ) -> Any:
+    ) -> bool:
         return bool(self.client.delete(key, version, prefix, **self._by(client)))
 
     @_ignoring_outages

@@ -32,15 +32,14 @@ logger = get_logger("django_redis_lock.flights")
 # -- tasks -----------------------------------------------------------------------------------------
 
 
-def named_later(
-    make: Callable[[Callable[[str], str]], Any], name_of: Callable[[str], str]
-) -> AsyncLock:
+def named_later(make: Callable[..., Any], name_of: Callable[[str], str]) -> AsyncLock:
     """A lock for tasks whose key is made in Django's thread when the lock is first used; until then
     its ``name`` is that which the caller gave.
 
     Args:
-        make: makes the lock, given what makes a key of a name.
-        name_of: does that.
+        make: makes the lock, given what makes a key of a name, and what makes its class of the
+            usual one.
+        name_of: makes a key of a name.
     """
     names: list[str] = []
 
@@ -51,9 +50,7 @@ def named_later(
     def keys() -> dict[str, str]:
         return {name: name_of(name) for name in names}
 
-    lock = make(note)
-    kind: Any = type(lock)
-    lock.__class__ = _named_later(kind)
+    lock = make(note, _named_later)
     lock._make, lock._keys = make, keys
     named: AsyncLock = lock
     return named

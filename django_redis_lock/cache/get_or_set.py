@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
+from asgiref.sync import AsyncToSync, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -29,6 +28,7 @@ from ..singleflight import (
     ThreadRunner,
 )
 from ..steps import Steps
+from ..threads import is_async
 from .lock_factory import context
 from .reading import MISSING, CacheReader, FirstRead
 
@@ -363,17 +363,13 @@ class GetOrSet(CacheReader):
 
     def _encoded(self, value: object) -> bytes | int:
         """``value`` as the server stores it. Serializers and compressors may return any buffer."""
-        if self._is_herd:
+        if isinstance(self.client, HerdClient):
             raise ImproperlyConfigured(
                 "HerdClient stores values in a format that get_or_set cannot use. "
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
             )
         encoded = self.client.encode(value)
         return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
-
-    @cached_property
-    def _is_herd(self) -> bool:
-        return isinstance(self.client, HerdClient)
 
     def _timeout(self, timeout: Timeout) -> Timeout:
         left_out = timeout is SETTING or timeout is DEFAULT_TIMEOUT
@@ -405,12 +401,7 @@ def waiting_thread() -> object:
 
 
 def awaitable(function: object) -> Any:
-    if type(function) is type and function.__module__ == "builtins":
-        return function  # Such as ``list``, which waits for nothing.
-    if not callable(function) or any(
-        is_coroutine(code)
-        for is_coroutine in (inspect.iscoroutinefunction, iscoroutinefunction)
-        for code in (function, type(function).__call__)
-    ):
+    waits_for_nothing = type(function) is type and function.__module__ == "builtins"  # ``list``
+    if waits_for_nothing or not callable(function) or is_async(function):
         return function
     return DeferredCall(function, sync_to_async)

@@ -18,7 +18,7 @@ from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
 from ..extension import OnUse, part
-from ..protocol.validation import check_name_in_cache, check_names, check_policy, longest_hold
+from ..protocol.validation import check_name_in_cache, check_policy, longest_hold
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -167,8 +167,8 @@ class LockCache(BaseCache):
             RuntimeError: no event loop is running.
         """
 
-        def make(made: Callable[[str], str]) -> Any:
-            return self._make(key, timeout, client, {**options}, made, asynchronous=True)
+        def make(made: Callable[[str], str], *kind_of: Callable[[type], type]) -> Any:
+            return self._make(key, timeout, client, {**options}, made, *kind_of, asynchronous=True)
 
         def name_of(name: str) -> str:
             return self._lock_name(name, version)
@@ -186,6 +186,7 @@ class LockCache(BaseCache):
         client: object,
         options: dict[str, object],
         name_of: Callable[[str], str],
+        kind_of: Callable[[type], type] = lambda kind: kind,
         *,
         asynchronous: bool,
     ) -> Any:
@@ -214,11 +215,11 @@ class LockCache(BaseCache):
         kind = _lock_class(asynchronous, bool(aliases))
         if several:
             options["lock_class"] = kind
-            return self._several(key, timeout, client or client_of(self), options, name_of)
+            client = client or client_of(self)
+            return self._several(key, timeout, client, options, name_of, kind_of)
         name = check_name_in_cache(key)
-        return self._configured(
-            kind(client or client_of(self), name_of(name), timeout, **options), name
-        )
+        made = kind_of(kind)(client or client_of(self), name_of(name), timeout, **options)
+        return self._configured(made, name)
 
     def _several(
         self,
@@ -227,10 +228,12 @@ class LockCache(BaseCache):
         client: object,
         options: dict[str, Any],
         name_of: Callable[[str], str],
+        kind_of: Callable[[type], type],
     ) -> object:
-        names = {name_of(check_name_in_cache(key)): key for key in check_names(keys)}
+        several = part("several_names")
+        names = {name_of(check_name_in_cache(key)): key for key in several.check_names(keys)}
         name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"
-        kind = getattr(part("several_names"), name)
+        kind = kind_of(getattr(several, name))
         lock = kind(client, names, timeout, **options)
         for member in lock.members:
             self._configured(member, names[member.name])

@@ -1,8 +1,8 @@
 """All that a process has started, however far it has gone: signals to it, and its end.
 
 As a program, this is the guard of ``run_locked --shell``: it starts the program, passes signals on
-to all that comes of it, and ends that when the lock is lost or ``run_locked`` is killed. It imports
-nothing of the package.
+to all that comes of it, and ends that when the lock is lost or ``run_locked`` is killed. It has a
+separate interpreter, which must start quickly: so this module imports nothing of the package.
 
 On Linux the guard is a *subreaper*: a process whose parent has ended becomes its child, wherever
 ``timeout``, ``setsid`` or a double fork have put it. So all that was started is below the guard,

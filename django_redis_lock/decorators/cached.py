@@ -16,6 +16,7 @@ from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
 from ..extension import part
 from ..protocol.validation import check_seconds
+from ..threads import check_plain, is_async
 from .key_template import Args, Kwargs, bound_method, made_for_task, namer
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def cached(
             f"key must be a str, a callable or None, not {key!r}: write it first, and the rest by "
             'name, @cached("report-{year}", timeout=300)'
         )
+    check_plain("key", key)
     if isinstance(key, str) and not key.strip():
         raise ValueError("key must not be empty")
     given = {"timeout": timeout, "version": version, **GetOrSetOptions.check(**options)}
@@ -121,6 +123,8 @@ def cached(
 def _cached_function(
     function: Any, key: str | Callable[..., str] | None, using: str, options: dict[str, object]
 ) -> object:
+    if type(function) in (staticmethod, classmethod):
+        return type(function)(_cached_function(function.__func__, key, using, options))
     if isinstance(function, type) or not hasattr(function, "__qualname__"):
         raise TypeError(f"cached() decorates functions, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -224,6 +228,7 @@ def cached_page(
         TypeError, ValueError: an option is invalid.
         ImproperlyConfigured: at the first call: there is no such cache.
     """
+    check_plain("timeout", timeout)
     if not callable(timeout):
         check_seconds("timeout", timeout, zero=True, none="that of the response")
     given: object = GetOrSetOptions.check(**options)
@@ -251,9 +256,7 @@ def _cached_view(
         view, page_timeout=timeout, cache_alias=cache, key_prefix=key_prefix, options=options
     )
     instance = getattr(bound_method(view), "__self__", None)
-    asynchronous = iscoroutinefunction(view) or (
-        isinstance(instance, View) and instance.view_is_async
-    )
+    asynchronous = is_async(view) or (isinstance(instance, View) and instance.view_is_async)
 
     def call(request: object, *args: object, **kwargs: object) -> Any:
         if not hasattr(request, "META"):

@@ -11,15 +11,15 @@ from ..cache import check_using
 from ..conf import SETTING, Default
 from ..contention import OnConflict, redirect_to, respond
 from ..events import check_group
-from ..extension import OnUse
+from ..extension import OnUse, part
 from ..protocol.validation import (
     OPTIONS,
     check_bool,
     check_holds,
-    check_names,
     check_policy,
     check_seconds,
 )
+from ..threads import check_plain
 
 mistakes = OnUse("protocol.mistakes")
 
@@ -147,7 +147,7 @@ class Options:
 
     def _check_key(self) -> None:
         if isinstance(self.key, (list, tuple)):
-            object.__setattr__(self, "key", tuple(check_names(self.key)))
+            object.__setattr__(self, "key", tuple(part("several_names").check_names(self.key)))
             for option, usual in (("reentrant", False), ("limit", 1)):
                 if getattr(self, option) != usual:
                     raise ValueError(f"{option} is for a lock with one name, not with several")
@@ -155,6 +155,7 @@ class Options:
                 raise ValueError("several names are for a lock on one server, not on several")
         elif self.key is not None and not callable(self.key) and not isinstance(self.key, str):
             raise TypeError(f"key must be a str, a list, a callable or None, not {self.key!r}")
+        check_plain("key", self.key)
         names = (self.key,) if isinstance(self.key, str) else self.key
         if isinstance(names, tuple) and not all(name.strip() for name in names):
             raise ValueError("key must not be empty")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
+from asgiref.sync import AsyncToSync, sync_to_async
 from redis.exceptions import AuthenticationError
 
 from .. import events, transport
@@ -26,7 +26,7 @@ from ..exceptions import LockError
 from ..locking import BaseLock, is_inside
 from ..protocol import printable
 from ..steps import Steps, adrive, drive
-from ..threads import get_logger, in_context
+from ..threads import get_logger, in_context, is_async
 from ..transport import is_outage
 from ..transport.refusals import redis_errors
 from . import transactions
@@ -206,7 +206,7 @@ class Section:
         on_lost = self.on_lost
         if on_lost is None:
             return None
-        if not self._asynchronous and iscoroutinefunction(on_lost):
+        if not self._asynchronous and is_async(on_lost):
             raise TypeError(PLAIN_FUNCTION.format("on_lost", self.label or "a with block"))
 
         def callback() -> None:

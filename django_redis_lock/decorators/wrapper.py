@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import sync_to_async
 from django.core.management.base import BaseCommand
 from django.views import View
 
@@ -29,6 +29,7 @@ from ..contention import (
 from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
+from ..threads import is_async
 from ..transport import is_outage
 from ..transport.refusals import is_unusable, redis_errors
 from .key_template import Args, Kwargs, bound_method, made_for_task, names_of
@@ -65,9 +66,9 @@ class LockedFunction:
             )
         if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
-        if not (_is_async(function) or is_dispatch(function) or _is_djangos_dummy(function)):
+        if not (is_async(function) or is_dispatch(function) or _is_djangos_dummy(function)):
             for name in ("on_lost", "on_conflict"):
-                if iscoroutinefunction(getattr(options, name)):
+                if is_async(getattr(options, name)):
                     raise TypeError(PLAIN_FUNCTION.format(name, dotted))
             if options.cancel_on_lost:
                 raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
@@ -99,7 +100,7 @@ class LockedFunction:
 
     def _wrapper(self) -> Callable[..., object]:
         function = self.function
-        if _is_async(function):
+        if is_async(function):
 
             async def acall(*args: object, **kwargs: object) -> object:
                 return await self.arun(args, kwargs)
@@ -237,7 +238,7 @@ class LockedFunction:
         return complete(result, self.target)
 
     async def _aanswer(self, conflict: Conflict, args: Args, kwargs: Kwargs) -> object:
-        if iscoroutinefunction(self.options.on_conflict):
+        if is_async(self.options.on_conflict):
             return await self._answer(conflict, args, kwargs)
         # A template, or the project's on_conflict, may query the database.
         answer = await sync_to_async(self._answer)(conflict, args, kwargs)
@@ -260,10 +261,6 @@ def _request_noted(args: Args, kwargs: Kwargs) -> AbstractContextManager[None]:
     """Locks are acquired for the request in the arguments of a view."""
     request = request_of(args, kwargs)
     return nullcontext() if request is None else doing(RequestActivity(request))
-
-
-def _is_async(function: object) -> bool:
-    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
 def _is_generator(function: object) -> bool:

@@ -11,8 +11,9 @@ import atexit
 import heapq
 import itertools
 import math
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
@@ -187,6 +188,8 @@ class Keeper:
         return self._loaded
 
     def add(self, job: Job) -> None:
+        if sys.is_finalizing():
+            return  # The threads stand still, one perhaps with the mutex.
         with self._mutex:
             job.added_to = self
             self._jobs.add(job)
@@ -212,6 +215,8 @@ class Keeper:
 
     def reschedule(self, job: Job, due: float) -> None:
         """Do ``job`` at ``due`` (monotonic seconds) instead of when it was planned."""
+        if sys.is_finalizing():
+            return
         with self._mutex:
             if job in self._under_way:
                 self._under_way[job] = min(due, self._under_way[job])
@@ -300,7 +305,7 @@ class Keeper:
                     logger.exception("Unexpected error in the keeper thread; it continues")
                 if self._loaded is not None:
                     self._loaded.close()
-                self._requeue(self.jobs())  # Some may be off the heap.
+                self._requeue({*self._under_way, *self.jobs()})  # Some may be off the heap.
                 time.sleep(0.1)
 
     def _next_batch(self) -> list[Job] | None:
@@ -337,7 +342,7 @@ class Keeper:
         self._under_way.update(dict.fromkeys(batch, math.inf))
         return list(batch)
 
-    def _requeue(self, batch: Sequence[Job]) -> None:
+    def _requeue(self, batch: Iterable[Job]) -> None:
         with self._mutex:
             for job in batch:
                 job.due = min(job.due, self._under_way.pop(job, math.inf))

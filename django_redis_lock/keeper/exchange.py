@@ -24,14 +24,13 @@ from ..protocol import Call, Reply
 from ..threads import ThreadPool, get_logger
 from ..transport import RawConnection, Server, pack, readable
 from ..transport.address import probe_seconds
-from ..transport.refusals import OUTAGE, is_misdirected
+from ..transport.refusals import OUTAGE, interrupts, is_misdirected
 from . import listeners
 
 if TYPE_CHECKING:
-    from ..transport import over_a_loop
-    from . import Job
+    from . import Job, over_a_loop
 else:
-    over_a_loop = OnUse("transport.over_a_loop", in_keeper=True)
+    over_a_loop = OnUse("keeper.over_a_loop", in_keeper=True)
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -225,8 +224,7 @@ class Link:
 
 def _has_name(server: Server) -> bool:
     host = server.address.connection_kwargs.get("host") or "localhost"
-    numeric = ":" in host or host.replace(".", "").isdigit()
-    return not numeric and host != "localhost"
+    return host != "localhost" and bool(interrupts.is_name(host))
 
 
 def _leave(connection: RawConnection) -> None:

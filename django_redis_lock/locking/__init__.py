@@ -8,7 +8,6 @@ from .hold import Hold as Hold
 from .hold import Renewal as Renewal
 from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
-from .lock import unwinding as unwinding
 from .operations import LockOperations as LockOperations
 from .renewals import Renewals as Renewals
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from .records import note_call as note_call
     from .records import note_vanished as note_vanished
     from .records import read_events as read_events
+    from .unwind import unwinding as unwinding
     from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
     from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
     from .waiting import TaskWaiter as TaskWaiter
@@ -35,6 +35,7 @@ __getattr__ = on_first_use(
         "locking.causes": "code_here",
         "locking.records": "Event Heartbeat event_args last_heartbeats log_failed note_call "
         "note_vanished read_events",
+        "locking.unwind": "unwinding",
         "locking.waiting": "FIRST_PAUSE_SECONDS MAX_PAUSE_SECONDS TaskWaiter ThreadWaiter",
     },
 )

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable
 from functools import cached_property
-from inspect import iscoroutinefunction, signature
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from .. import events
@@ -26,7 +26,7 @@ from ..protocol.validation import (
     checked_options,
     longest_hold,
 )
-from ..threads import get_logger
+from ..threads import check_plain, get_logger
 from ..transport import Server, encoded, is_cluster, server_of
 from ..transport.registry import check_for_tasks
 from .hold import Hold
@@ -143,8 +143,8 @@ class BaseLock:
         self.grant_timeout, self.reentrant, self.limit = checked[12:]
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost must be callable, not {on_lost!r}")
-        if on_lost and iscoroutinefunction(on_lost) and not self.asynchronous:
-            raise TypeError("on_lost must be a plain function: a thread has no event loop")
+        if not self.asynchronous:
+            check_plain("on_lost", on_lost)
         self.on_lost = on_lost
         if cancel_on_lost and not self.asynchronous:
             raise TypeError(

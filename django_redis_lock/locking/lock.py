@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import copy_context
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from ..extension import OnUse
@@ -251,28 +248,3 @@ def in_a_thread(on_lost: Callable[[], object], name: bytes) -> Callable[[], None
             records.log_failed(on_lost, name)
 
     return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start
-
-
-@contextmanager
-def unwinding(*signals: signal.Signals) -> Iterator[None]:
-    """Turn ``signals`` (left out: SIGTERM) into ``SystemExit``, so that locks held in ``with``
-    blocks are released instead of left to expire::
-
-        with unwinding(), cache.lock("import"):
-            import_prices()
-
-    Only for the main thread, the only one Python gives signals to; ValueError in another. The exit
-    code is 128 plus the signal's number, as from a shell.
-    """
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
-    try:
-        for wanted in signals or (signal.SIGTERM,):
-            before[wanted] = signal.signal(wanted, leave)
-        yield
-    finally:
-        for wanted, handler in before.items():
-            signal.signal(wanted, handler)

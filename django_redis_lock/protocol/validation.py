@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,8 +13,6 @@ MIN_SECONDS = 0.001
 MAX_SECONDS = 100 * 365 * 24 * 3600.0
 #: The scripts look at each place, in about a millisecond.
 MAX_LIMIT = 1000
-#: The most names of one lock.
-MAX_NAMES = 100
 #: What a lock can do while Redis is down; see ``fallback``.
 ON_REDIS_DOWN = ("raise", "local", "run")
 
@@ -156,19 +154,6 @@ def check_name(value: object) -> str | bytes:
     """``value``, a str, bytes or, as for redis-py, a memoryview, as a lock's name. Raises as
     ``check_seconds`` does."""
     return _text("a lock's name", bytes(value) if isinstance(value, memoryview) else value)
-
-
-def check_names(names: object) -> list[str]:
-    """``names``, each once. Raises TypeError or ValueError."""
-    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
-        raise TypeError(f"the names of a lock must be a list of str, not {names!r}")
-    found = list(dict.fromkeys(names))
-    for name in found:
-        if not isinstance(name, str):
-            raise TypeError(f"each name of a lock must be a str, not {name!r}")
-    if not 0 < len(found) <= MAX_NAMES:
-        raise ValueError(f"a lock must have 1 to {MAX_NAMES} names, not {len(found)}")
-    return found
 
 
 def check_token(value: object) -> str | bytes:

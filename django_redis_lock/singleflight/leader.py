@@ -195,16 +195,11 @@ class Leader:
             return False
         lifetime = b"%d" % milliseconds(self.timeout)
         command = pack_words(b"SET", flight_key(key), self.token, b"PX", lifetime, b"NX")
-        self.sent_at = time.monotonic()
+        command += pack_words(b"GET", key)
         try:
-            taken, value = yield self._runner.exchange(command + pack_words(b"GET", key), 2)
+            taken, value = yield from self._send(partial(self._runner.exchange, command, 2))
         except (ResponseError, BusyLoadingError) as error:
             taken, value = not is_refusal(error), b""  # There may be another type of value.
-        except genuine(RedisError, OSError, GeneratorExit):
-            raise
-        except BaseException:
-            yield from self._abort()
-            raise
         if taken and value is not None:
             with suppress(RedisError, OSError):
                 yield self._runner.run(*self._endings())
@@ -229,21 +224,24 @@ class Leader:
         }
 
     def _run(self, *calls: Call) -> Steps[list[Reply]]:
-        """The replies to ``calls``. A caller that is interrupted (by cancellation, Ctrl-C or a time
-        limit) cannot know whether it leads, so it ends its flights."""
+        return self._send(partial(self._runner.run, *calls))
+
+    def _send(self, send: Callable[[], object]) -> Steps[list[Reply]]:
+        """The replies to what ``send`` sends. A caller that is interrupted (by cancellation, Ctrl-C
+        or a time limit) cannot know whether it leads, so it ends its flights."""
         self.sent_at = time.monotonic()
         try:
-            replies: list[Reply] = yield self._runner.run(*calls)
+            replies: list[Reply] = yield send()
             return replies
-        except genuine(RedisError, OSError, GeneratorExit):
+        except genuine(RedisError, OSError):
+            raise
+        except GeneratorExit:
+            self._closed()
             raise
         except BaseException:
-            yield from self._abort()
+            with suppress(RedisError, OSError):  # Then they expire.
+                yield self._runner.run(*self._endings(), done=True)
             raise
-
-    def _abort(self) -> Steps[None]:
-        with suppress(RedisError, OSError):  # Then they expire.
-            yield self._runner.run(*self._endings(), done=True)
 
     # -- to compute --------------------------------------------------------------------------
 
@@ -280,6 +278,9 @@ class Leader:
                 raise
             pause = self.producer.error_ttl if isinstance(error, Exception) else 0
             yield from self.fail(failed.describe(), pause)
+            raise
+        except GeneratorExit:
+            self._closed()
             raise
         finally:  # In every case: followers would wait forever for a flight that is renewed.
             for renewal in self.renewals:
@@ -395,6 +396,12 @@ class Leader:
             logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
                 self._end_later(calls)
+
+    def _closed(self) -> None:
+        """The coroutine is closed, as its loop has ended. (What interrupts a thread is raised, and
+        its generator is closed afterwards.)"""
+        if self._runner.group is not None:
+            self.end_later()
 
     def end_later(self) -> None:
         self._end_later(self._endings())

@@ -16,7 +16,7 @@ from ..protocol import Call, Reply
 from ..steps import Steps
 from ..transport import in_background, is_observed, is_outage, server_of
 from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all
-from ..transport.aio_connection import cancellable
+from ..transport.aio_tasks import cancellable
 from ..transport.refusals import redis_errors
 from .runners import (
     SENT_AGAIN,

@@ -359,14 +359,13 @@ def direct(connection: Any) -> RawConnection:
     plain = plain and isinstance(connection._sock, _socket.socket) and hasattr(select, "poll")
     if not HAS_HIREDIS or not plain:
         connection._connect = refuse_to_connect
-        connection.__class__ = _closed_once(connection.__class__)
         own: RawConnection = connection
         return own
     return DirectConnection(connection)
 
 
 @cache
-def _closed_once(kind: type[RawConnection]) -> type:
+def closed_once(kind: type[RawConnection]) -> type:
     """``kind``, of redis-py's: to read on one that was closed is an error of the connection."""
 
     def read_response(self: RawConnection, *args: object, **options: object) -> Reply:

@@ -1,7 +1,9 @@
 """The asyncio client that leads to the same server as a thread's client, one for each event loop;
 and how calls are run on the connection that its tasks share: ``execute`` with ``await``.
 
-Connections belong to the loop that made them, so a loop's client is closed when its loop ends.
+django-redis has clients for threads only. Connections belong to the loop that made them, and loops
+may be short-lived (``async_to_sync`` makes one for each call), so a loop's client is closed when
+its loop ends.
 """
 
 from __future__ import annotations
@@ -27,17 +29,15 @@ from .address import TWINS, common_settings, may_have_run, note_sent, probe_seco
 from .aio_connection import (
     READ_FIRST_SECONDS,
     AsyncRawConnection,
-    cancellable,
     connect_to,
-    in_background,
-    wait_awake,
 )
+from .aio_tasks import cancellable, in_background, wait_awake
+from .circuit_breaker import CHECK_SECONDS
 from .execute import (
     ASKING,
     REPORTED,
     Answer,
     admitted,
-    first_patience,
     is_observed,
     pack,
     pack_all,
@@ -48,7 +48,7 @@ from .guarded_connection import guarded
 from .refusals import LostLogin, is_misdirected, redis_errors
 from .registry import Client, Pool, server_of
 from .retry import run_again, run_all_steps
-from .server import CHECK_SECONDS, Server
+from .server import Server
 
 T = TypeVar("T")
 
@@ -206,7 +206,9 @@ async def _connect(client: Client, node: Server, patience: float | None) -> Asyn
             return idle
         pool = pool_of(client, node)
         timeout = timeout_of(pool.connection_kwargs)
+        began = time.monotonic()
         connection = await connect_to(pool, timeout, timeout)
+        node.breaker.connecting = time.monotonic() - began
         # No call on it takes long: it is retired when the next is made, not cut.
         connection.generation = generation
     finally:
@@ -260,6 +262,11 @@ async def exchange(
     used_before = connection = connection_to(node)
     try:
         connection = connection or await connected(client, node, patience)
+        if patience is not None:
+            # A bit longer: at its own timeout a silent connection is closed.
+            first = breaker.first_patience(patience, node.timeout + 2 * READ_FIRST_SECONDS)
+            spent = time.monotonic() - began
+            patience = first if used_before else max(patience - spent, patience / 2)
         reply = connection.request(command, replies)
         answer = await (reply if patience is None else _within(patience, reply))
     except (ResponseError, BusyLoadingError) as error:
@@ -277,6 +284,7 @@ async def exchange(
         passed = time.monotonic() - began
         timed_out = isinstance(error, RedisTimeoutError)
         if timed_out and used_before is not None and not used_before.is_new:
+            used_before.doubt()
             await _distrust(
                 client, node, timeout, math.inf if patience is None else patience - passed
             )
@@ -328,9 +336,7 @@ async def arun(client: Client, call: Call, *, patience: float | None = None) -> 
     node = None
     try:
         node = await located(server, call.keys)
-        # A bit longer: at its own timeout a silent connection is closed.
-        first = first_patience(patience, server.timeout + 2 * READ_FIRST_SECONDS)
-        return Answer(await _run(client, node, call, first), sent_twice=False)
+        return Answer(await _run(client, node, call, patience), sent_twice=False)
     except REPORTED as error:
         exchange = _Awaiting(client, server)
         return await adrive(run_again(exchange, call, patience, node, error))

@@ -15,8 +15,7 @@ import select
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Collection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -36,12 +35,12 @@ from .address import (
     reader_for,
     unguarded,
 )
+from .aio_tasks import wait_awake
+from .interrupts import PART_BYTES, in_parts, show_progress
 from .refusals import NO_REDIS, LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:
     from .registry import Pool
-
-T = TypeVar("T")
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after its time in which a loop that stood still reads a reply that has come.
@@ -49,9 +48,6 @@ READ_FIRST_SECONDS = 0.01
 
 #: Until a request or a reply of so many bytes is complete, calls go to another connection.
 LARGE = 65_536
-
-#: Parts of the time to wait; a standstill of the loop counts as one.
-WAIT_PARTS = 10
 
 
 async def connect_to(
@@ -76,45 +72,10 @@ async def connect_to(
             raise
         raise GeneratorExit from None  # The loop was thrown away, and redis-py cannot close in it.
     plain = type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection)
+    if plain:
+        show_progress(connection._writer.get_extra_info("socket"))
     kind = DirectConnection if plain and HAS_HIREDIS else IndirectConnection
     return kind(connection, reply_timeout)
-
-
-async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> None:
-    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stands still,
-    replies may come; the servers must not be taken to be down because of that."""
-    pending = set(tasks)
-    for _ in range(WAIT_PARTS):
-        if pending:
-            _, pending = await asyncio.wait(pending, timeout=seconds / WAIT_PARTS)
-
-
-async def cancellable(work: Awaitable[T]) -> T:
-    """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
-    with which redis-py connects and sends, forgets a cancellation that comes just when it is
-    done."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # Looked at, so that asyncio does not report it.
-        raise
-    return task.result()
-
-
-#: Tasks that nothing else refers to.
-_background: set[object] = set()
-
-
-def in_background(work: Awaitable[T]) -> asyncio.Future[T]:
-    """Run ``work`` as a task that is kept until it is done."""
-    task: asyncio.Future[T] = asyncio.ensure_future(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
-    return task
 
 
 class _Call:
@@ -154,11 +115,11 @@ class AsyncRawConnection(ABC):
 
     Args:
         connection: redis-py's, connected.
-        timeout: seconds without any part of a reply, None without end.
+        timeout: seconds without any part of a request or a reply, None without end.
     """
 
     generation = 0  #: See ``Server.renew``.
-    _heard_at = 0.0  #: When a part of a reply came.
+    _moved_at = 0.0  #: When a part of something large was sent, or one of a reply came.
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
@@ -171,6 +132,7 @@ class AsyncRawConnection(ABC):
         self._retired = False
         self._in_doubt = False
         self.in_transfer = False  #: Whether something large is on its way.
+        self._parts: deque[bytes | memoryview] = deque()  # Not written yet.
 
     @property
     def is_new(self) -> bool:
@@ -183,6 +145,10 @@ class AsyncRawConnection(ABC):
             return False
         since = self._calls[0].sent_at if self._calls else self._answered_at
         return time.monotonic() - since < TRUSTED_SECONDS
+
+    def doubt(self) -> None:
+        """It is silent, perhaps by its own fault: the next calls go to another connection."""
+        self._in_doubt = True
 
     async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
         """Whether the server answers on it, which was idle, within so many seconds."""
@@ -262,7 +228,7 @@ class AsyncRawConnection(ABC):
         assert self._timeout is not None
         self._timer, now = None, time.monotonic()
         for call in self._calls:
-            left = max(call.sent_at, self._heard_at) + self._timeout - now
+            left = max(call.sent_at, self._moved_at) + self._timeout - now
             if left > 0:
                 self._timer = self._loop.call_later(left, self._due)
                 return
@@ -283,6 +249,8 @@ class AsyncRawConnection(ABC):
 class DirectConnection(AsyncRawConnection, asyncio.Protocol):
     """It takes the transport over from redis-py."""
 
+    _is_full = False  #: Whether the transport has enough to write for now.
+
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
         self._parser = reader_for(connection)
@@ -298,15 +266,27 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
     def _send(self, command: bytes) -> None:
         if len(self._calls) == 1:
-            self._transport.write(command)
+            self._write(command)
         else:  # With what other tasks send in this turn of the loop.
             if not self._unsent:
                 self._loop.call_soon(self._flush)
             self._unsent.append(command)
 
     def _flush(self) -> None:
-        self._transport.write(b"".join(self._unsent))
+        self._write(b"".join(self._unsent))
         self._unsent.clear()
+
+    def _write(self, data: bytes) -> None:
+        if len(data) <= PART_BYTES and not self._parts:
+            self._transport.write(data)
+        else:
+            self._parts += in_parts([data])
+            self._write_parts()
+
+    def _write_parts(self) -> None:
+        while self._parts and not self._is_full:
+            self._moved_at = time.monotonic()
+            self._transport.write(self._parts.popleft())
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -316,19 +296,22 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
                 self._unread = 0
                 self._on_reply(reply)
             if self._unread:
-                self._heard_at = time.monotonic()
-            self.in_transfer = self._unread >= LARGE
+                self._moved_at = time.monotonic()
+            self.in_transfer = self._is_full or self._unread >= LARGE
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
             self.disconnect()
 
     def pause_writing(self) -> None:
-        self.in_transfer = True
+        self._is_full = self.in_transfer = True
 
     def resume_writing(self) -> None:
-        self.in_transfer = False
+        self._is_full, self._moved_at = False, time.monotonic()
+        self._write_parts()
+        self.in_transfer = self._is_full
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._parts.clear()
         self._fail(error)
 
     def disconnect(self) -> None:
@@ -351,6 +334,7 @@ class IndirectConnection(AsyncRawConnection):
             )
         connection.socket_timeout = None  # This class watches the time.
         self._reading: asyncio.Future[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
 
     def is_closed(self) -> bool:
         if self._writer is None:
@@ -359,9 +343,21 @@ class IndirectConnection(AsyncRawConnection):
 
     def _send(self, command: bytes) -> None:
         write = getattr(self._connection, "write", None) or self._writer.write
-        write(command)
+        if self._writer is None or (len(command) <= PART_BYTES and self._writing is None):
+            write(command)
+        else:
+            self._parts += in_parts([command])
+            self._writing = self._writing or asyncio.ensure_future(self._write_parts())
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
+
+    async def _write_parts(self) -> None:
+        with suppress(OSError):  # That it has broken, reading tells.
+            while self._parts:
+                self._writer.write(self._parts.popleft())
+                await self._writer.drain()
+                self._moved_at = time.monotonic()
+        self._writing = None
 
     async def _read(self) -> None:
         try:
@@ -378,8 +374,8 @@ class IndirectConnection(AsyncRawConnection):
             self._reading = None
 
     def disconnect(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
+        for task in filter(None, (self._reading, self._writing)):
+            task.cancel()
         self._fail(None)
         self._close()
 

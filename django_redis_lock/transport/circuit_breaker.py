@@ -31,6 +31,10 @@ logger = get_logger("django_redis_lock.outage")
 #: shorter.
 COSTLY_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 1.0
+#: Seconds for a test connection, made when another is silent, to show whether the server is up.
+CHECK_SECONDS = 1.0
+#: A caller whose half patience is less has time for one attempt only.
+MIN_ATTEMPT_SECONDS = 0.08
 
 
 class CircuitOpen(RedisConnectionError):
@@ -49,6 +53,8 @@ class Breaker:
     #: Whether its outages concern no caller: of a server that was replaced, of one sentinel.
     silent = False
     failing = False
+    #: Seconds that it took to make the last connection.
+    connecting = 0.0
     #: Since the last outage began; ``fallbacks``: the locks that were taken without the server.
     fallbacks = _costly = _spared = 0
     _since = 0.0
@@ -96,6 +102,14 @@ class Breaker:
 
     def _briefly(self, patience: float | None) -> float:
         return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if patience is None else patience)
+
+    def first_patience(self, patience: float, timeout: float) -> float:
+        """Seconds out of ``patience`` that a call may take on a connection that was used before,
+        and may have been forgotten: then there must be time to connect and for another try, unless
+        that is too little. ``timeout``: the socket's."""
+        if self.failing or patience / 2 < max(MIN_ATTEMPT_SECONDS, 2 * self.connecting):
+            return patience
+        return min(patience / 2, timeout)
 
     def failed(self, error: BaseException, cost: float, timeout: float | None = None) -> None:
         """A call, or an attempt to connect, has failed after ``cost`` seconds. ``timeout``: after

@@ -21,7 +21,7 @@ from ..steps import drive
 from .address import may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .registry import Client, server_of
-from .server import CHECK_SECONDS, Server
+from .server import Server
 
 if TYPE_CHECKING:
     from . import retry
@@ -40,14 +40,6 @@ class Answer:
 
     def __init__(self, value: Reply, sent_twice: bool) -> None:
         self.value, self.sent_twice = value, sent_twice
-
-
-def first_patience(patience: float | None, timeout: float) -> float | None:
-    """The seconds out of ``patience`` that the first try of a call may take: its connection may
-    have been forgotten, and then there must be time for another. ``timeout``: the socket's."""
-    if patience is None or patience < 2 * CHECK_SECONDS:
-        return patience
-    return min(patience / 2, timeout)
 
 
 # -- how a call is written -----------------------------------------------------------------------
@@ -154,8 +146,7 @@ def run(client: Client, call: Call, *, patience: float | None = None) -> Answer:
     node = None
     try:
         node = server.locate(call.keys)
-        first = None if patience is None else first_patience(patience, server.timeout)
-        return Answer(_run(node, call, first), False)
+        return Answer(_run(node, call, patience), False)
     except REPORTED as error:
         return drive(retry.run_again(_Blocking(server), call, patience, node, error))
 
@@ -201,11 +192,11 @@ def _run(server: Server, call: Call, patience: float | None, asking: bool = Fals
     if server.breaker.failing:
         patience = admitted(server.breaker, patience, call)
     if asking:  # By its source: NOSCRIPT would need a second ASKING.
-        return server.exchange(ASKING + pack(call, known=False), 2, patience)[1]
+        return server.exchange(ASKING + pack(call, known=False), 2, patience, in_all=True)[1]
     try:
-        return server.exchange(pack(call), patience=patience)
+        return server.exchange(pack(call), patience=patience, in_all=True)
     except NoScriptError:
-        return server.exchange(pack(call, known=False), patience=patience)
+        return server.exchange(pack(call, known=False), patience=patience, in_all=True)
 
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Reply]:

@@ -1,17 +1,19 @@
 """Connections of redis-py's pools, of which each serves one call at a time.
 
-redis-py puts a connection back into its pool also if an exception from a signal handler came
-between a request and its reply, which the next call would return. Nor does it notice that a
-firewall has forgotten a connection. So the pool of a cache makes connections of a class that counts
-the replies to come, and that connects again before it serves another call.
+redis-py puts a connection back into its pool also if an exception from a signal handler (Ctrl-C, a
+time limit of Celery) came between a request and its reply. The next call would return that reply,
+and each later one the reply to the call before it. Nor does it notice that a firewall has forgotten
+a connection, or that its address leads to another server. So the pool of a cache makes connections
+of a class that counts the replies to come, and that connects again before it serves another call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from redis.backoff import NoBackoff
@@ -108,7 +110,7 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         super().connect_check_health(*args, **kwargs)
         self._is_ready = True
 
-    def _connect(self) -> object:
+    def _connect(self) -> socket.socket:
         self._begin()
         return super()._connect()
 
@@ -120,7 +122,9 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         super().send_command(*_without_numbers(args), **kwargs)
         self._streams = self._streams or args[0] in _STREAMING
 
-    def send_packed_command(self, command: object, check_health: bool = True) -> None:
+    def send_packed_command(
+        self, command: bytes | Iterable[bytes], check_health: bool = True
+    ) -> None:
         # Connecting, and a check of its health, send other commands.
         packed, self._packed = self._packed, 0
         if not self._sock:
@@ -282,3 +286,47 @@ def follow_address(client: C) -> C:
         errors = [*(settings.get("retry_on_error") or ()), ReadOnlyError]
         settings.update(retry=FollowingRetry(usual, pool), retry_on_error=errors)
     return client
+
+
+# -- the pools of django-redis ---------------------------------------------------------------------
+
+#: The options with which django-redis makes a pool.
+_POOL_OPTIONS = (
+    *("CONNECTION_POOL_CLASS", "CONNECTION_POOL_KWARGS", "PARSER_CLASS", "USERNAME", "PASSWORD"),
+    *("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT", "SENTINELS", "SENTINEL_KWARGS"),
+)
+
+
+class _PoolsByOptions:
+    """django-redis's ``pools``, which it keeps by their URL: a second cache with the same URL would
+    get the database, the password and the time-outs of the first."""
+
+    def __init__(self, pools: dict[object, Pool], options: Mapping[str, object]) -> None:
+        self._of_all = pools
+        self._options = _comparable([options.get(name) for name in _POOL_OPTIONS])
+
+    def __contains__(self, url: str) -> bool:
+        return (url, self._options) in self._of_all
+
+    def __getitem__(self, url: str) -> Pool:
+        return self._of_all[url, self._options]
+
+    def __setitem__(self, url: str, pool: Pool) -> None:
+        self._of_all[url, self._options] = pool
+
+
+def _comparable(value: object) -> object:
+    """Equal for equal values of settings; for other objects, only if they are the same."""
+    if isinstance(value, Mapping):
+        return tuple((name, _comparable(each)) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_comparable, value))
+    return value if isinstance(value, (str, bytes, int, float, type(None))) else id(value)
+
+
+def connect(factory: Any, original: Callable[[str], C], url: str) -> C:
+    """What ``original``, the method of django-redis's ``factory``, returns, guarded."""
+    pools = getattr(factory, "_pools", None)  # A project's own factory may have none.
+    if type(pools) is dict:
+        factory._pools = _PoolsByOptions(pools, factory.options)
+    return follow_address(guard(original(url)))

@@ -13,7 +13,7 @@ from ..clock import real_time as time
 from ..protocol import Call, Reply
 from ..steps import Step, Steps
 from .address import may_have_run, note_sent
-from .execute import REPORTED, Answer, first_patience
+from .execute import REPORTED, Answer
 from .refusals import NotReady, is_busy
 from .server import Server
 
@@ -60,16 +60,17 @@ class RetryPolicy:
             raise error
         if node is not None:
             node.close()  # The idle connections may have broken for the same reason.
-        if self._broke or not self._worth_a_second_try(error):
+        if self._broke or not self._worth_a_second_try(error, node):
             note_sent(error, self.sent_twice or may_have_run(error))
             raise error
         self._broke = True
         self.sent_twice = may_have_run(error)
         return 0.0
 
-    def _worth_a_second_try(self, error: Exception) -> bool:
+    def _worth_a_second_try(self, error: Exception, node: Server | None) -> bool:
         if self.patience is not None and isinstance(error, RedisTimeoutError):
-            self.patience -= first_patience(self.patience, self._server.timeout) or 0.0
+            breaker = (node or self._server).breaker
+            self.patience -= breaker.first_patience(self.patience, self._server.timeout)
             # A new connection has not been answered, either: that is the server's silence.
             if self.patience <= 0 or self._server.breaker.failing:
                 return False

@@ -18,6 +18,7 @@ from .address import (
     TRUSTED_SECONDS,
     RawConnection,
     allow,
+    closed_once,
     direct,
     for_threads,
     introduce,
@@ -29,18 +30,14 @@ from .address import (
     timeout_of,
     who,
 )
-from .circuit_breaker import Breaker, without_credentials
+from .circuit_breaker import CHECK_SECONDS, Breaker, without_credentials
 from .refusals import LostLogin, interrupts, is_misdirected, name_missing_right, redis_errors
 
 if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
     from .registry import Database, Pool, Settings
 
-#: Seconds for a test connection, made when another is silent, to show whether the server is up.
-CHECK_SECONDS = 1.0
-
 T = TypeVar("T", bound="RawConnection | AsyncRawConnection")
-
 _all: set[weakref.ref[Server]] = set()
 
 
@@ -171,6 +168,7 @@ class Server:
         patience: float | None = None,
         retry_elsewhere: bool = True,
         may_run_twice: bool = True,
+        in_all: bool = False,
     ) -> Reply:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
@@ -179,17 +177,20 @@ class Server:
             retry_elsewhere: whether what a replica refuses is sent again, on a new connection.
             may_run_twice: whether the caller sends it again if the reply is lost; else a connection
                 that the server has closed must not be used.
+            in_all: whether ``patience`` is for connecting, too, and for a second try of the caller.
         """
         began = time.monotonic()
         idle = self._checkout_idle(began, patience, may_run_twice)
         connection, unread = idle or (self._connect(patience), None)
+        if in_all and patience is not None:
+            first = self.breaker.first_patience(patience, self.timeout)
+            patience = first if idle else max(0.0, patience - (time.monotonic() - began))
         try:
             connection.send_packed_command([command])
             if unread is not None:
                 _wait(connection, patience)
                 unread.read_reply(True)
-            if patience is not None:
-                _wait(connection, patience)
+            _wait(connection, patience)
             answer = connection.read_response()
             if replies is not None:
                 answer = [answer]
@@ -217,8 +218,7 @@ class Server:
                     self._distrust(patience)
             raise
         self.checkin(connection, None, began)
-        if self.breaker.failing:
-            self.breaker.answered()
+        self.answered()
         return answer
 
     # -- connections -----------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Server:
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         kind, settings = self.address
         own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
-        connection: RawConnection = interrupts.interruptible(kind)(**own | changes)
+        connection: RawConnection = closed_once(interrupts.interruptible(kind))(**own | changes)
         began, generation = time.monotonic(), self.generation
         try:
             introduce(connection)
@@ -236,6 +236,7 @@ class Server:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, time.monotonic() - began)
             raise
+        self.breaker.connecting = time.monotonic() - began
         return self.track(direct(connection), generation)
 
     def track(self, connection: T, generation: int) -> T:

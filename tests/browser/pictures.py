@@ -33,9 +33,8 @@ from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.execute import run
 from tests.browser.conftest import PAGE, Open
-from tests.browser.test_page import named, queued
 from tests.holding import silence
-from tests.support.admin import hold
+from tests.support.admin import hold, named, queued
 
 FOLDER = Path(os.environ.get("PICTURES") or Path(__file__).parents[2] / "docs/images")
 OLDER = "" if django.VERSION >= (6, 1) else f"django-{django.VERSION[0]}.{django.VERSION[1]}"

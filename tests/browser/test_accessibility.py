@@ -20,9 +20,8 @@ from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.execute import run
 from tests import lanes
 from tests.browser.conftest import PAGE, Open
-from tests.browser.test_page import named, queued
 from tests.holding import silence
-from tests.support.admin import hold
+from tests.support.admin import hold, named, queued
 
 axe_playwright = pytest.importorskip("axe_playwright_python", reason="it is not installed")
 expect = pytest.importorskip("playwright.sync_api", reason="it is not installed").expect

@@ -59,7 +59,7 @@ class Rule:
 class Proxy:
     """Passes on what comes for ``server``; a context manager."""
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, *, slow_uplink: bool = False) -> None:
         self._there = ("127.0.0.1", server.port)
         self._rules: list[Rule] = []
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
@@ -67,16 +67,22 @@ class Proxy:
         self._greets: Callable[[socket.socket], object] | None = None
         #: What the server is to answer to all calls, but for those that introduce a client.
         self.refusal = b""
+        #: The only command that is answered so; empty for all.
+        self.refused_command = b""
         self._introduces_only = False
         #: How many calls were refused.
         self.refused = 0
         #: Seconds for which a new connection carries nothing.
         self.accepts_after = 0.0
+        #: Seconds that each ``PART`` of a large request takes.
+        self.part_takes = 0.0
         #: Connections that were idle at this moment are forgotten, or on which a pop waited.
         self._idle_forgotten_at = self._waits_forgotten_at = -math.inf
         self._flows = threading.Event()
         self._flows.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
+        if slow_uplink:  # Else the system takes megabytes that were not read yet.
+            self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PART)
         self.port: int = self._listening.getsockname()[1]
         with server.client() as client, client.pipeline(transaction=False) as pipe:
             modules = (limit, lock_scripts, holder_scripts)
@@ -138,11 +144,12 @@ class Proxy:
         return self._add(Rule((mark,), 1, forward=True, cut=False, freezes=True, reply=reply))
 
     @contextmanager
-    def refusing(self, reply: bytes) -> Iterator[None]:
-        """Answer ``reply``, an error, in place of the server. Nothing is carried to it."""
-        self.refusal = b"-%b\r\n" % reply
+    def refusing(self, reply: bytes, command: bytes = b"") -> Iterator[None]:
+        """Answer ``reply``, an error, in place of the server, to all calls or to one ``command``.
+        Nothing of that is carried to it."""
+        self.refusal, self.refused_command = b"-%b\r\n" % reply, command
         yield
-        self.refusal = b""
+        self.refusal = self.refused_command = b""
 
     @contextmanager
     def unanswered(self) -> Iterator[None]:
@@ -280,9 +287,11 @@ class Proxy:
                         self._flows.clear()
                         freezing.applied.release()
                 if here in readable:
-                    data = here.recv(65536)
+                    data = here.recv(PART)
                     if not data:
                         break
+                    if self.part_takes and len(data) > PART // 4:
+                        time.sleep(self.part_takes)
                     names = commands_in(data) or [b"a part"]
                     asked = asked or not INTRODUCING.issuperset(names)
                     idle_since = math.inf
@@ -293,7 +302,10 @@ class Proxy:
                         if names is None:
                             continue
                         data, requests = requests, b""
-                        if names[0] not in INTRODUCING:
+                        is_refused = names[0] not in INTRODUCING
+                        if self.refused_command:
+                            is_refused = self.refused_command in names
+                        if is_refused:
                             self.refused += 1
                             here.sendall(self.refusal * len(names))
                             continue
@@ -340,6 +352,8 @@ class Proxy:
             end.close()
 
 
+#: Bytes of a request that are carried at once.
+PART = 65_536
 #: Commands whose reply may take long.
 WAITING = frozenset((b"BLPOP", b"BLMPOP", b"XREAD", b"SUBSCRIBE"))
 #: Commands with which clients introduce themselves; servers that refuse others answer to these.

@@ -137,9 +137,9 @@ def test_calls_wait_until_it_is_over(
 
 
 def test_a_newcomer_that_may_wait_waits_longer_than_for_an_answer(
-    own_server: RedisServer, refusals: list[Exception]
+    own_server: RedisServer, refusals: list[Exception], pace: int
 ) -> None:
-    with own_server.client(socket_timeout=0.2) as client:
+    with own_server.client(socket_timeout=0.2 * pace) as client:
         client.config_set("lua-time-limit", 1)
         with busy(own_server) as end:
             with pytest.raises(NotReady):

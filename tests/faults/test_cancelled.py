@@ -19,7 +19,7 @@ from django_redis_lock import AsyncLock, AsyncMultiLock, Lock
 from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.transport import aio_client, server_of
-from django_redis_lock.transport.aio_connection import cancellable
+from django_redis_lock.transport.aio_tasks import cancellable
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 from tests.support.backends import places

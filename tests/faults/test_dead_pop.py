@@ -28,12 +28,6 @@ def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
     watch_often(monkeypatch)
 
 
-@pytest.fixture
-def proxy(redis_server: RedisServer, client: redis.Redis) -> Proxy:
-    with Proxy(redis_server) as proxy:
-        yield proxy
-
-
 def test_a_lone_waiter_has_the_lock_when_its_holder_has_died(
     proxy: Proxy, client: redis.Redis
 ) -> None:

@@ -113,7 +113,9 @@ def test_the_loser_calls_on_lost_and_the_waiter_acquires(servers: ClusterServers
         assert other.fence > fence
 
 
-def test_a_lost_name_hides_no_other_that_was_not_released(cluster_servers: ClusterServers) -> None:
+def test_a_lost_name_hides_no_other_that_was_not_released(
+    cluster_servers: ClusterServers, pace: int
+) -> None:
     servers = cluster_servers
     lost = "a-0"
     away = next(
@@ -121,7 +123,7 @@ def test_a_lost_name_hides_no_other_that_was_not_released(cluster_servers: Clust
         for name in (f"b-{n}" for n in range(100))
         if servers.primary_of(name) is not servers.primary_of(lost)
     )
-    with servers.client(socket_timeout=0.5) as client:
+    with servers.client(socket_timeout=0.5 * pace) as client:
         lock = MultiLock(client, [lost, away])
         lock.acquire()
         client.delete(lost)

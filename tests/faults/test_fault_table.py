@@ -211,10 +211,6 @@ def refused(reply: bytes) -> Callable[[World], AbstractContextManager[Any]]:
     return lambda world: world.proxy.refusing(reply)
 
 
-def of_server(refusal: refusals.Refusal) -> Callable[[World], AbstractContextManager[Any]]:
-    return lambda world: refusal(world.server)
-
-
 NO_ANSWER = (redis.TimeoutError, redis.ConnectionError)
 FAULTS = [
     Fault("one reply later than the time-out", lambda w: once(w, w.delay_a_reply)),

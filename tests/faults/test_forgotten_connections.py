@@ -26,10 +26,8 @@ from django_redis_lock.transport import (
     server,
     server_of,
 )
-from django_redis_lock.transport.execute import first_patience
 from tests.holding import renew, watch_often
 from tests.processes import PATIENCE, in_threads, until
-from tests.redis_server import RedisServer
 from tests.support.background import Background
 
 from .proxy import Proxy
@@ -57,12 +55,6 @@ def _in_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PROBE_SECONDS", PROBE)
     watch_often(monkeypatch)
     monkeypatch.setattr(flight, "FOLLOWER_CHECK_SECONDS", 0.5)
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[Proxy]:
-    with Proxy(redis_server) as proxy:
-        yield proxy
 
 
 def pause(proxy: Proxy) -> None:
@@ -216,7 +208,7 @@ def test_members_of_a_redlock_far_away(
     checked before that time begins."""
     monkeypatch.setattr(address, "PROBE_SECONDS", address.PROBE_SECONDS * pace)
     limit = 0.8 * pace
-    delays = (0.0, (first_patience(limit, TIMEOUT) or limit) / 2)
+    delays = (0.0, limit / 2)
 
     async def tasks() -> None:
         options: Any = {"port": proxy.port, "socket_timeout": 5.0 * pace}
@@ -345,6 +337,84 @@ def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy, pace: int
 
     with no_outage(proxy):
         asyncio.run(main())
+
+
+BRIEFLY: dict[str, Callable[[Any, str], Any]] = {
+    "one": lambda client, name: Lock(client, name, 60),
+    "limit": lambda client, name: Lock(client, name, 60, limit=2),
+    "several names": lambda client, name: MultiLock(client, [f"{name}-1", f"{name}-2"], 60),
+}
+
+
+@pytest.mark.usefixtures("_all_are_trusted")
+@pytest.mark.parametrize("kind", BRIEFLY)
+def test_a_short_wait_has_time_for_a_second_try(proxy: Proxy, kind: str, pace: int) -> None:
+    """However long the time-out of the socket is."""
+    seconds = 1.0 * pace
+    lock = BRIEFLY[kind](through(proxy), "idle")
+    with no_outage(proxy):
+        for _ in range(2):
+            assert lock.acquire(blocking_timeout=seconds)
+            lock.release()
+            proxy.forget()
+
+
+@pytest.mark.usefixtures("_all_are_trusted")
+@pytest.mark.parametrize("timeout", [0.3, TIMEOUT])
+def test_a_short_wait_of_a_task_has_time_for_a_second_try(
+    proxy: Proxy, timeout: float, pace: int
+) -> None:
+    async def main() -> None:
+        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=timeout * pace)
+        for options in ({}, {"limit": 2}):
+            lock = AsyncLock(client, f"idle{options}", timeout=60, **options)
+            for _ in range(2):
+                assert await lock.acquire(blocking_timeout=1.0 * pace)
+                await lock.release()
+                proxy.forget()
+        await client.connection_pool.disconnect()
+
+    with no_outage(proxy):
+        asyncio.run(main())
+
+
+@pytest.mark.usefixtures("_all_are_trusted")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_all_connections_of_a_redlock_are_forgotten_at_once(
+    proxy: Proxy, asynchronous: bool, pace: int
+) -> None:
+    """Each call has time for a second try, and what was sent twice counts once."""
+    limit = 1.0 * pace
+
+    async def tasks() -> None:
+        clients = [redis.asyncio.Redis(port=proxy.port, db=db) for db in (1, 2, 3)]
+        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=limit)
+        for _ in range(2):
+            assert await lock.acquire(blocking=False)
+            proxy.forget()
+            assert await lock.extend(60)
+            proxy.forget()
+            assert await lock.owned()
+            proxy.forget()
+            await lock.release()
+            proxy.forget()
+        for client in clients:
+            await client.connection_pool.disconnect()
+
+    with no_outage(proxy):
+        if asynchronous:
+            asyncio.run(tasks())
+            return
+        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=limit)
+        for _ in range(2):
+            assert lock.acquire(blocking=False)
+            proxy.forget()
+            assert lock.extend(60)
+            proxy.forget()
+            assert lock.owned()
+            proxy.forget()
+            lock.release()
+            proxy.forget()
 
 
 def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:

@@ -7,7 +7,6 @@ does not know. Grants live for a minute where one that nobody takes would otherw
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -191,18 +190,6 @@ def test_a_child_leaves_its_parents_place_alone(
 
 
 # -- lost replies ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def shaky(proxy: Proxy) -> Iterator[redis.Redis]:
-    with proxy.client() as client:
-        yield client
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -51,19 +50,6 @@ from tests.support.background import Background
 pytestmark = pytest.mark.invariant("S3")
 
 GRANT = 60.0
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def shaky(proxy: Proxy) -> Iterator[redis.Redis]:
-    """A client by way of the proxy."""
-    with proxy.client() as client:
-        yield client
 
 
 def free(client: redis.Redis) -> None:

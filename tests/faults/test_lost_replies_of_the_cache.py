@@ -14,7 +14,6 @@ from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
 from tests.processes import PATIENCE
-from tests.redis_server import RedisServer
 
 Call = Callable[[Any], Any]
 
@@ -50,12 +49,6 @@ class Awaited:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._cache, f"a{name}")
         return lambda *args, **options: self._loop.run_until_complete(method(*args, **options))
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server) as proxy:
-        yield proxy
 
 
 @pytest.fixture(params=["threads", "tasks"])

@@ -21,6 +21,7 @@ from redis.retry import Retry
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
 from django_redis_lock.contrib.redlock import _FanOut, base
 from django_redis_lock.locking import Renewal
+from django_redis_lock.transport import registry
 from django_redis_lock.transport.registry import server_of
 from tests import lanes
 from tests.faults.proxy import Proxy
@@ -461,10 +462,11 @@ def test_a_loop_that_stood_still_does_not_blame_the_servers(five: Five, connecte
     asyncio.run(main())
 
 
-def test_a_reply_that_does_not_come_counts_once(five: Five) -> None:
+def test_a_reply_that_does_not_come_counts_once(five: Five, pace: int) -> None:
     async def main() -> None:
-        clients = [redis.asyncio.Redis(port=s.port, socket_timeout=0.3) for s in five.servers]
-        lock = AsyncRedlock(clients, "faulty", timeout=30, server_timeout=2)
+        limit = 0.3 * pace
+        clients = [redis.asyncio.Redis(port=s.port, socket_timeout=limit) for s in five.servers]
+        lock = AsyncRedlock(clients, "faulty", timeout=30, server_timeout=7 * limit)
         await lock.locked()
         five.servers[0].pause()
         await lock.locked()
@@ -477,11 +479,20 @@ def test_a_reply_that_does_not_come_counts_once(five: Five) -> None:
     asyncio.run(main())
 
 
+def lose_reply_on_a_new_connection(proxy: Proxy, server: RedisServer) -> None:
+    """As when the keeper has the one that was idle."""
+    for known in [*registry._servers.values()]:
+        if known.address.connection_kwargs.get("port") == proxy.port:
+            known.close()
+    proxy.lose_reply_to(b"EVALSHA")
+
+
 #: What happens to one connection of a server that is well, with a request on its way.
 OF_ONE_CONNECTION: dict[str, Any] = {
     "closed": lambda proxy, server: server.asking.client_kill_filter(_type="normal", skipme=True),
-    "reset": lambda proxy, server: proxy.reset_after_request(),
+    "reset": lambda proxy, server: proxy.reset_after_request(b"EVALSHA"),
     "reply lost": lambda proxy, server: proxy.lose_reply_to(b"EVALSHA"),
+    "reply lost on a new one": lose_reply_on_a_new_connection,
 }
 #: With what they return, whatever happens to a connection.
 CALLS: dict[str, tuple[dict[str, Any], Any]] = {

@@ -470,7 +470,7 @@ class Workshop:
         command += HANGS
         places = f"{copy}{os.pathsep}{STARTUP}"
         tests = subprocess.Popen(
-            [*command, "-p", "no:xdist", "--tb=no", *files],
+            [*command, "--tb=no", *files],
             cwd=copy,
             env={
                 **os.environ,

@@ -58,7 +58,7 @@ TESTS: dict[str, str] = {
     "postponed_timeouts addresses server clients moved_address",
     "transport.hints": "execute hints refusals",
     "transport.interrupts": "handler_errors signal_errors pool_interrupts",
-    "transport.over_a_loop": "addresses full_server",
+    "keeper.over_a_loop": "addresses full_server",
     "transport.refusals": "execute hints refusals full_server busy out_of_memory",
     "transport.registry": "addresses server server_calls forks clients connections lock "
     "moved_address sentinel",
@@ -347,10 +347,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "at = bounded(at_us, MAX_UNIX_TIME * 1000001.0)",
     ): "no event is that far in the future",
     ("locking.records", "self.answered(2, now)"): "it is as true as 1",
-    (
-        "transport.retry",
-        "self.patience -= first_patience(self.patience, self._server.timeout) or 1.0",
-    ): "it is 0 only where no patience is left",
 }
 
 EQUIVALENT |= {

@@ -30,9 +30,9 @@ def _is_installed(name: str) -> bool:
     return name == "django_redis_lock" or _really(name)
 
 
-CacheHandler.configure_settings = _swapped  # type: ignore[method-assign]  # for all of their tests
+CacheHandler.configure_settings = _swapped
 # Some compare all messages of checks, and without our app there is one that asks for it.
-apps.is_installed = _is_installed  # type: ignore[method-assign]  # as above
+apps.is_installed = _is_installed
 # Users of tests: with the usual hash, those of django-constance take minutes, and on a busy machine
 # longer than they may.
 global_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

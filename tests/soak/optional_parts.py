@@ -106,7 +106,7 @@ class Requests:
 # -- unique_task() ---------------------------------------------------------------------------------
 
 
-class Queue(BaseTaskBackend):  # type: ignore[misc]  # known at run time only
+class Queue(BaseTaskBackend):
     """A queue on a server that nothing happens to."""
 
     ledger: redis.Redis
@@ -173,7 +173,7 @@ def work_off(ledger: redis.Redis, history: History) -> None:
     message = ledger.lpop("queue")
     if message is None:
         return
-    order = json.loads(message)  # type: ignore[arg-type]  # of a client for threads
+    order = json.loads(message)
     RUNNING["id"] = order["id"]
     task = {"start": start, "done": done}[order["task"]]
     history.write("popped", queue=f"{order['task']} {order['args'][0]}", id=order["id"])

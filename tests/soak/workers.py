@@ -357,7 +357,7 @@ class Work:
             TAKEN.set(time.time())
             return query(*arguments, **options)
 
-        Leader.query = noted_query  # type: ignore[method-assign]  # counted in this process
+        Leader.query = noted_query  # counted in this process
 
     def _write(self) -> None:
         key = f"key-{self.random.randrange(NAMES)}"

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from html import unescape
 from typing import Any
 
+import redis
 from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import Client
 
 from django_redis_lock import Lock
+from django_redis_lock.ops.inventory.listing import inspect
+from django_redis_lock.protocol.keys import lock_keys
+from tests.holding import hurry
+from tests.processes import until
 
 PAGE = "/admin/django_redis_lock/heldlock/"
 
@@ -23,6 +30,27 @@ def hold(name: str, alias: str = "default", **options: Any) -> Lock:
     lock: Lock = caches[alias].lock(name, **options)
     assert lock.acquire(blocking=False)
     return lock
+
+
+def named(lock: Lock, client: redis.Redis) -> Lock:
+    """``lock``, as soon as it is said who holds it."""
+    hurry()
+    until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
+    return lock
+
+
+@contextmanager
+def queued(name: str, thread: str = "the next one") -> Iterator[Lock]:
+    """A thread that waits for the lock ``name``, and holds it then for as long as the block."""
+    lock = caches["default"].lock(name, thread_local=False)
+    waiter = threading.Thread(target=lambda: lock.acquire(blocking_timeout=60), name=thread)
+    waiter.start()
+    until(lambda: inspect(lock.redis, lock.keys.lock).waiters)
+    try:
+        yield lock
+    finally:
+        lock.reset()
+        waiter.join(60)
 
 
 def text_of(response: HttpResponse) -> str:

@@ -21,7 +21,8 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncLock
 from django_redis_lock.contrib.topology import _without_address as without_address
-from django_redis_lock.transport import address, aio_client, over_a_loop, registry
+from django_redis_lock.keeper import over_a_loop
+from django_redis_lock.transport import address, aio_client, registry
 from django_redis_lock.transport.address import (
     KEEPALIVE_OPTIONS,
     Address,

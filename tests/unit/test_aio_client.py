@@ -17,7 +17,7 @@ from redis.asyncio.connection import SSLConnection
 from redis.exceptions import AuthenticationError, NoScriptError
 
 from django_redis_lock.protocol.script import Call, script
-from django_redis_lock.transport import aio_client
+from django_redis_lock.transport import aio_client, circuit_breaker
 from django_redis_lock.transport.address import may_have_run, note_sent
 from django_redis_lock.transport.aio_client import (
     aexchange,
@@ -26,11 +26,10 @@ from django_redis_lock.transport.aio_client import (
     exchange,
     pool_of,
 )
-from django_redis_lock.transport.aio_connection import READ_FIRST_SECONDS
+from django_redis_lock.transport.circuit_breaker import CHECK_SECONDS
 from django_redis_lock.transport.execute import ASKING, pack, pack_all, pack_words
 from django_redis_lock.transport.guarded_connection import AsyncGuardedConnection
 from django_redis_lock.transport.registry import server_of
-from django_redis_lock.transport.server import CHECK_SECONDS
 from tests.processes import PATIENCE
 
 READONLY = redis.exceptions.ReadOnlyError("You can't write against a read only replica.")
@@ -43,7 +42,8 @@ NEVER = object()
 
 
 class Breaker:
-    failing = False
+    failing, connecting = False, 0.0
+    first_patience = circuit_breaker.Breaker.first_patience
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -126,6 +126,9 @@ class Connection:
         elif outcome is not NEVER:
             future.set_result(outcome)
         return future
+
+    def doubt(self) -> None:
+        self.takes = self.answers = False
 
     def retire(self) -> None:
         self.retired = True
@@ -360,6 +363,28 @@ def test_a_call_waits_as_long_as_its_caller_wants(world: World) -> None:
     run(main)
 
 
+@pytest.mark.parametrize(("patience", "sent"), [(0.2, 2), (0.1, 1)])
+def test_a_silent_connection_that_was_used_before_leaves_time_for_another(
+    world: World, patience: float, sent: int
+) -> None:
+    async def main() -> None:
+        world.server.close = lambda: None
+        world.server.on_error = lambda error: None
+        world.server.refuses = lambda error: False
+        silent = shared(world, NEVER)
+        world.new.append(Connection(7))
+        call = aio_client.arun(world.client, CALL, patience=patience)
+        if sent == 2:
+            assert (await call).value == 7
+            assert silent.retired
+        else:
+            await raised(call, redis.TimeoutError)
+        assert len(silent.sent) == 1
+        assert world.told == []
+
+    run(main)
+
+
 def test_while_a_server_fails_the_breaker_decides(world: World) -> None:
     async def main() -> None:
         world.server.breaker.failing = True
@@ -546,20 +571,6 @@ def test_a_call_of_a_task(world: World) -> None:
         assert [replies for _, replies in connection.sent] == [None, None, 2, 2, None]
 
     run(main)
-
-
-@pytest.mark.parametrize(
-    ("patience", "first"), [(None, None), (30.0, 5.0 + 2 * READ_FIRST_SECONDS)]
-)
-def test_the_first_try_of_a_call_leaves_time_for_another(
-    world: World, monkeypatch: pytest.MonkeyPatch, patience: float | None, first: float | None
-) -> None:
-    async def noted(client: Any, node: Any, call: Any, patience: Any) -> int:
-        assert patience == first
-        return 7
-
-    monkeypatch.setattr(aio_client, "_run", noted)
-    assert run(lambda: aio_client.arun(world.client, CALL, patience=patience)).value == 7
 
 
 def test_a_call_of_a_task_that_failed_is_sent_again(world: World) -> None:

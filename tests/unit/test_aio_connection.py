@@ -16,7 +16,7 @@ from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptErro
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_redis_lock.transport import aio_connection
+from django_redis_lock.transport import aio_connection, aio_tasks
 from django_redis_lock.transport.address import HAS_HIREDIS
 from django_redis_lock.transport.aio_connection import (
     AsyncRawConnection,
@@ -101,11 +101,11 @@ def test_past_the_layers_of_redis_pys_own_classes_only(
 
 def test_work_in_the_background_is_kept_until_it_is_done() -> None:
     async def main() -> None:
-        done = [aio_connection.in_background(asyncio.sleep(0)) for _ in range(3)]
-        assert aio_connection._background >= set(done)
+        done = [aio_tasks.in_background(asyncio.sleep(0)) for _ in range(3)]
+        assert aio_tasks._background >= set(done)
         await asyncio.gather(*done)
         await asyncio.sleep(0)
-        assert not aio_connection._background & set(done)
+        assert not aio_tasks._background & set(done)
 
     asyncio.run(main())
 
@@ -128,7 +128,7 @@ def test_work_ends_when_it_is_cancelled() -> None:
         complaints: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
         for how in ("is cancelled", "fails"):
-            task = asyncio.ensure_future(aio_connection.cancellable(work(how)))
+            task = asyncio.ensure_future(aio_tasks.cancellable(work(how)))
             for _ in range(3):
                 await asyncio.sleep(0)
             task.cancel()
@@ -139,7 +139,7 @@ def test_work_ends_when_it_is_cancelled() -> None:
         await asyncio.sleep(0)  # The loop refers to it in this turn.
         gc.collect()
         assert not complaints
-        assert await aio_connection.cancellable(asyncio.sleep(0, 7)) == 7
+        assert await aio_tasks.cancellable(asyncio.sleep(0, 7)) == 7
 
     asyncio.run(main())
 
@@ -273,7 +273,7 @@ def test_a_reply_of_which_more_and_more_comes_is_not_late(over: Any) -> None:
                 await asyncio.sleep(0)
             connection._expire()
             assert not any(call.done() for call in calls)
-        connection._heard_at -= 2 * PATIENCE
+        connection._moved_at -= 2 * PATIENCE
         connection._expire()
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, RedisTimeoutError)

@@ -7,6 +7,7 @@ import math
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -19,8 +20,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import django_redis_lock
-from django_redis_lock import Lock, cached, locked
-from django_redis_lock.cache import RedisCache
+from django_redis_lock import Lock, cached, cached_page, idempotent, locked, unique_task
+from django_redis_lock.cache import LocMemCache, RedisCache
 from django_redis_lock.cache.lock_factory import check_using
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.protocol.validation import (
@@ -53,6 +54,41 @@ def test_the_caches_of_a_lock_are_three_aliases_or_more() -> None:
     for value in ([], ["a", "b"], ["a", "b", "b"]):
         with pytest.raises(ValueError, match="using must have three different caches or more"):
             check_using(value)
+
+
+async def acoroutine(*args: object) -> str:
+    return "a"
+
+
+class Awaited:
+    async def __call__(self, *args: object) -> str:
+        return "a"
+
+
+#: What nobody would await.
+PLAIN: dict[str, Any] = {
+    "locked, key": lambda f: locked(key=f),
+    "locked, on_lost": lambda f: locked("a", on_lost=f)(len),
+    "locked, on_conflict": lambda f: locked("a", on_conflict=f)(len),
+    "lock, on_lost": lambda f: Lock(redis.Redis(), "a", timeout=5, on_lost=f),
+    "cached, key": lambda f: cached(key=f),
+    "get_or_set, timeout": lambda f: LocMemCache("plain", {}).get_or_set("a", 5, f),
+    "cached_page, timeout": cached_page,
+    "idempotent, key": lambda f: idempotent(key=f),
+    "idempotent, scope": lambda f: idempotent(scope=f),
+    "unique_task, key": lambda f: unique_task(f, timeout=5),
+}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [acoroutine, Awaited(), partial(acoroutine, 1)],
+    ids=["function", "object", "partial"],
+)
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_coroutine_function_is_refused_where_nothing_awaits_it(name: str, function: Any) -> None:
+    with pytest.raises(TypeError, match="must be a plain function"):
+        PLAIN[name](function)
 
 
 @pytest.mark.parametrize("value", [1, 0.5, 30, 0.001, 86400.0, MAX_SECONDS])

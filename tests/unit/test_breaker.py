@@ -35,6 +35,25 @@ def breaker(clock: Clock) -> Breaker:
     return Breaker("host:6379/0", 5.0, clock)
 
 
+@pytest.mark.parametrize(
+    ("patience", "timeout", "connecting", "first"),
+    [
+        (0.1, 5.0, 0.0, 0.1),
+        (0.2, 5.0, 0.0, 0.1),
+        (1.9, 5.0, 0.1, 0.95),
+        (1.9, 0.5, 0.1, 0.5),
+        (1.9, 5.0, 0.5, 1.9),
+        (30.0, 5.0, 0.5, 5.0),
+        (30.0, 20.0, 0.5, 15.0),
+    ],
+)
+def test_the_first_try_leaves_time_to_connect_and_for_another(
+    breaker: Breaker, patience: float, timeout: float, connecting: float, first: float
+) -> None:
+    breaker.connecting = connecting
+    assert breaker.first_patience(patience, timeout) == first
+
+
 def trip(breaker: Breaker) -> None:
     for _ in range(2):
         breaker.failed(ERROR, 5.0)

@@ -781,7 +781,7 @@ def test_where_a_tool_sees_the_read_of_a_task(
 
     monkeypatch.setattr(cache, "get", get, raising=False)
     monkeypatch.setattr(cache, "_has_plain_keys", has_plain_keys)
-    steps = observed.get_in_steps(cache, object(), stored(), "k", None, MISSING)  # type: ignore[arg-type]  # any but that of threads
+    steps = observed.get_in_steps(cache, object(), stored(), "k", None, MISSING)
     assert asyncio.run(within(lambda: adrive(steps))) == ([b"stored", -1], "seen")
     assert (threads == [threading.get_ident()]) is has_plain_keys
 
@@ -822,7 +822,7 @@ def test_a_computation_that_changes_how_long_its_value_is_kept_has_written_it(ca
 
     async def touch() -> None:
         client = asyncio_client(cache._lock_client())
-        with computing(None, [key], written):  # type: ignore[arg-type]  # as pages do
+        with computing(None, [key], written):
             await tasks.call(cache, client, "touch", "a", 60)
 
     asyncio.run(touch())
@@ -930,7 +930,7 @@ def test_a_lock_whose_name_cannot_be_made_leaves_nothing_to_await() -> None:
         async def acquire(self) -> bool:
             return True
 
-    lock: Any = context._named_later(Kind)()  # type: ignore[arg-type]  # any with such methods
+    lock: Any = context._named_later(Kind)()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         lock._make, lock._keys = object(), fail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
@@ -181,6 +182,45 @@ def test_a_cache_without_a_location(cache: Any, settings: Any, location: Any) ->
     assert "redis://" in message.hint
     settings.CACHES["default"]["BACKEND"] = "django_redis_lock.cache.LocMemCache"
     assert messages() == []
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "numbers_found"),
+    [
+        ("redis://127.0.0.1:1/0", {"CONNECTION_POOL_KWARGS": {"decode_responses": True}}, ["W019"]),
+        ("redis://127.0.0.1:1/0?decode_responses=True", {}, ["W019"]),
+        (["redis://h:1/0", "redis://h:2/0?decode_responses=1"], {}, ["W019"]),
+        ("redis://127.0.0.1:1/0", {"CONNECTION_POOL_KWARGS": {"decode_responses": False}}, []),
+        (
+            "redis://127.0.0.1:1/0?decode_responses=True",
+            {"SERIALIZER": "tests.unit.test_checks.Text"},
+            [],
+        ),
+        (
+            "redis://127.0.0.1:1/0?decode_responses=True",
+            {"SERIALIZER": "django_redis.serializers.json.JSONSerializer"},
+            ["W019"],
+        ),
+    ],
+)
+def test_values_that_come_as_text(
+    cache: Any, location: Any, options: Any, numbers_found: list[str]
+) -> None:
+    cache(options, LOCATION=location)
+    assert numbers() == numbers_found
+
+
+class Text:
+    """A serializer that reads texts, and bytes."""
+
+    def __init__(self, options: object) -> None:
+        pass
+
+    def dumps(self, value: object) -> bytes:
+        return json.dumps(value).encode()
+
+    def loads(self, value: str | bytes) -> object:
+        return json.loads(value)
 
 
 @pytest.mark.parametrize(
@@ -632,10 +672,11 @@ def test_the_app_is_installed(app: bool) -> None:
     both = {"default": {"BACKEND": "django_redis_lock.cache.LocMemCache"}}
     both["other"] = both["default"]
     calls = "from django.core.management import call_command\ncall_command('check')"
-    checked = run_in_process(f"import django_redis_lock.cache\n{calls}", app=app, CACHES=both)
-    used = run_in_process(
-        "caches['default'].get('a'), caches['other'].get('a')", app=app, CACHES=both
-    )
+    uses = "caches['default'].get('a'), caches['other'].get('a')"
+    alone = "import os, sys\nif os.fork() == 0:\n    import django_redis_lock.cache\n"
+    alone += "".join(f"    {line}\n" for line in calls.splitlines())
+    alone += f"else:\n    os.wait(), print('END', file=sys.stderr), {uses}"
+    checked, _, used = run_in_process(alone, app=app, CACHES=both).partition("END\n")
     for written in (checked, used):
         told = [line for line in written.splitlines() if "is not in INSTALLED_APPS" in line]
         assert len(told) == (0 if app else 1)

@@ -15,14 +15,13 @@ from redis.exceptions import AskError, AuthenticationError, MovedError, NoScript
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.steps import drive
-from django_redis_lock.transport import execute, refusals, retry
+from django_redis_lock.transport import circuit_breaker, execute, refusals, retry
 from django_redis_lock.transport.address import may_have_run, note_sent
 from django_redis_lock.transport.circuit_breaker import CircuitOpen
 from django_redis_lock.transport.execute import (
     ASKING,
     admitted,
     exchange_with,
-    first_patience,
     joined,
     pack,
     pack_all,
@@ -48,7 +47,8 @@ def broken(sent: bool | None = None) -> Exception:
 
 
 class Breaker:
-    failing = False
+    failing, connecting = False, 0.0
+    first_patience = circuit_breaker.Breaker.first_patience
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -74,11 +74,13 @@ class Server:
         self.breaker: Any = Breaker()
         self.outcomes = list(outcomes)
         self.calls: list[Any] = []
+        self.in_all: list[bool] = []
         self.told: list[Any] = []
 
     def exchange(
         self, command: bytes, replies: Any = None, patience: Any = None, **how: Any
     ) -> Any:
+        self.in_all.append(how.pop("in_all", False))
         self.calls.append((command, replies, patience, *how.values()))
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):
@@ -102,24 +104,6 @@ class Server:
 
 
 # -- how much patience -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("patience", "timeout", "first"),
-    [
-        (None, 5.0, None),
-        (0.5, 5.0, 0.5),
-        (1.9, 5.0, 1.9),
-        (2.0, 5.0, 1.0),
-        (2.0, 0.5, 0.5),
-        (30.0, 5.0, 5.0),
-        (30.0, 20.0, 15.0),
-    ],
-)
-def test_the_first_try_leaves_time_for_another(
-    patience: float | None, timeout: float, first: float | None
-) -> None:
-    assert first_patience(patience, timeout) == first
 
 
 def test_a_call_waits_for_as_long_as_the_breaker_says() -> None:
@@ -204,10 +188,8 @@ def test_several_calls_are_one_exchange() -> None:
         assert server.calls == [(pack_all([CALL, OTHER]), 2, patience)]
 
 
-@pytest.mark.parametrize(("patience", "first"), [(None, None), (30.0, 5.0)])
-def test_a_call_of_a_thread(
-    monkeypatch: pytest.MonkeyPatch, patience: float | None, first: float | None
-) -> None:
+@pytest.mark.parametrize("patience", [None, 30.0])
+def test_a_call_of_a_thread(monkeypatch: pytest.MonkeyPatch, patience: float | None) -> None:
     server = Server(7, 8, [1, 2])
     server.locate = lambda keys: server
     monkeypatch.setattr(execute, "server_of", lambda client: server)
@@ -218,7 +200,8 @@ def test_a_call_of_a_thread(
     assert execute.run_all(client, [CALL, OTHER]) == [1, 2]
     one = pack(CALL), None
     several = pack_all([CALL, OTHER]), 2, None
-    assert server.calls == [(*one, first), (*one, None), several]
+    assert server.calls == [(*one, patience), (*one, None), several]
+    assert server.in_all == [True, True, False]
 
 
 def test_a_value_and_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +274,7 @@ def test_a_command_whose_reply_was_lost_is_sent_once_more(
         """It fails from the first call on."""
 
         @property
-        def failing(self) -> bool:  # type: ignore[override]  # an attribute
+        def failing(self) -> bool:
             return failing and bool(server.calls)
 
     server.breaker = Failing()
@@ -430,7 +413,8 @@ def test_an_error_of_the_data_is_raised(now: Now) -> None:
         (2.0, False, 1.0),
         (20.0, False, 15.0),
         (8.0, True, "raises"),
-        (1.0, False, "raises"),
+        (1.0, False, 0.5),
+        (0.1, False, "raises"),
     ],
 )
 def test_a_silent_connection_is_replaced_if_there_is_time(

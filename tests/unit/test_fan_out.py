@@ -15,45 +15,28 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock.contrib import redlock
-from django_redis_lock.contrib.redlock import PARTS, _aask, _Connecting, _FanOut, ask, spared
+from django_redis_lock.contrib.redlock import (
+    PARTS,
+    RELEASED_TWICE,
+    _aask,
+    _Connecting,
+    _FanOut,
+    ask,
+    spared,
+)
 from django_redis_lock.protocol import Call
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.transport import Answer, may_have_run, pack, server_of
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
 from tests.processes import PATIENCE, until
+from tests.support.connections import Connection
 
 # Quick cells, each of which is another decision.
 pytestmark = pytest.mark.sample(1)
 
 CALL = Call(CLOCK, (), ())
 URGENT = Call(RELEASE, (), ())
-
-
-class Connection:
-    """Has the ``reply``, or raises it; without one it is silent."""
-
-    def __init__(self, reply: Any = None, broken: bool = False) -> None:
-        self.replies = [] if reply is None else [reply]
-        self.broken, self.closed = broken, False
-        self.sent: list[bytes] = []
-
-    def send_packed_command(self, command: list[bytes]) -> None:
-        if self.broken:
-            raise RedisConnectionError("closed by the server")
-        self.sent += command
-
-    def can_read(self, timeout: float = 0) -> bool:
-        return bool(self.replies)
-
-    def read_response(self) -> Any:
-        reply = self.replies.pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def disconnect(self) -> None:
-        self.closed = True
 
 
 class Node:
@@ -153,7 +136,7 @@ def test_a_replica_is_asked_once_more_on_a_new_connection(renews: bool) -> None:
     [
         (RedisConnectionError("closed"), CALL, 5, 5),
         (RedisConnectionError("closed"), CALL, 0, 0),
-        (RedisConnectionError("closed"), URGENT, 0, 1),  # The first has run.
+        (RedisConnectionError("closed"), URGENT, 0, RELEASED_TWICE),  # The first has run.
         (BusyLoadingError("LOADING"), URGENT, 0, 0),
     ],
 )
@@ -253,7 +236,7 @@ def test_a_request_that_was_sent_by_then_may_have_run() -> None:
             return 5
 
     node = Node(new=Frozen())
-    fan_out = _FanOut([node], {0: CALL}, 0.05)  # type: ignore[list-item]  # no server
+    fan_out = _FanOut([node], {0: CALL}, 0.05)
     fan_out.send(0)
     assert sent.wait(PATIENCE)
     fan_out.collect(0.05)
@@ -313,6 +296,73 @@ def test_a_standstill_of_this_process_counts_for_a_tenth(monkeypatch: pytest.Mon
     assert PARTS == 10
 
 
+class Twice(Node):
+    """Its connection is silent, so the request is sent on another. ``during`` is called with the
+    former when another is made, or, if ``when_sent``, when the request was sent there."""
+
+    def __init__(self, during: Any, new: Any = 5, *, when_sent: bool = False) -> None:
+        self.old, made = Connection(), Connection(new)
+        super().__init__(self.old)
+        self.during, self.when_sent, self.made = during, when_sent, made
+        made.read_response = self.read  # type: ignore[method-assign]
+
+    def checkout(self, patience: float) -> Connection:
+        if not self.when_sent:
+            self.during(self.old)
+        return self.made
+
+    def read(self) -> Any:
+        if self.when_sent:
+            self.during(self.old)
+        return self.made.replies.pop(0)
+
+
+def answer(connection: Connection) -> None:
+    connection.replies.append(1)
+    until(lambda: not connection.replies)
+
+
+def refuse(connection: Connection) -> None:
+    threading.Timer(0.05, connection.replies.append, [1]).start()
+    raise RedisConnectionError("refused")
+
+
+#: What happens, whether the later request is sent before that, and which reply counts.
+SENT_AGAIN: dict[str, tuple[Any, bool, int]] = {
+    "the first is never answered": (lambda connection: None, False, 5),
+    "the first is answered before": (answer, False, 1),
+    "the first is answered after": (answer, True, 5),
+    "no connection can be made": (refuse, False, 1),
+}
+
+
+@pytest.mark.parametrize("what", SENT_AGAIN)
+def test_a_silent_connection_is_not_the_servers_silence(what: str) -> None:
+    during, when_sent, reply = SENT_AGAIN[what]
+    node = Twice(during, when_sent=when_sent)
+    assert send(node, patience=0.4) == {0: reply}
+    until(lambda: node.made in node.idle or during is refuse)
+    assert bool(node.made.sent) == (reply == 5)
+    assert node.old.closed == (what == "the first is never answered")
+    assert not node.breaker.failing
+
+
+def test_a_release_that_was_sent_on_a_silent_connection_may_have_run() -> None:
+    node = Twice(lambda connection: None, 0)
+    assert send(node, patience=0.2, call=URGENT) == {0: RELEASED_TWICE}
+
+
+def test_what_may_have_run_on_a_connection_that_broke_is_not_called_unsent() -> None:
+    """Its server may have granted the lock, and must be sent a release."""
+    go_on = threading.Event()
+    node = Twice(lambda connection: go_on.wait(PATIENCE))
+    node.old.replies.append(RedisConnectionError("closed by the server"))
+    error = send(node, patience=0.2)[0]
+    go_on.set()
+    assert isinstance(error, RedisTimeoutError)
+    assert may_have_run(error)
+
+
 class Waits:
     """Stands for the events on which a thread waits for threads that connect.
 
@@ -364,7 +414,7 @@ def test_a_wait_costs_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatch) 
 def test_what_comes_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """And what has come before that is not waited for."""
     waits = Waits(monkeypatch)
-    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)  # type: ignore[list-item]  # no server
+    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)
     fan_out.send(0)
 
     def finish() -> None:
@@ -379,7 +429,7 @@ def test_what_comes_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_who_waits_for_a_connection_is_woken() -> None:
-    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)  # type: ignore[list-item]  # no server
+    fan_out: Any = _FanOut([Node()], {0: CALL}, 1.0)
     assert not fan_out._came.wait(0)
     fan_out._finish(_Connecting(), 5)
     assert fan_out._came.wait(0)

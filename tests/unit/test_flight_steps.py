@@ -232,7 +232,7 @@ def producer(compute: Any = lambda: 5, lifetime: int = 60_000, **options: Any) -
 def make_leader(runner: Runner, *keys: bytes, **options: Any) -> Any:
     names = options.pop("names", None)
     shared = options.pop("shared", None)
-    return Leader(runner, 30.0, [*(keys or (A,))], producer(**options), shared, names)  # type: ignore[arg-type]
+    return Leader(runner, 30.0, [*(keys or (A,))], producer(**options), shared, names)
 
 
 @pytest.fixture
@@ -499,7 +499,7 @@ def test_what_is_postponed_goes_on(runner: Runner) -> None:
         Dialogue(lead.lead())
     assert postponed.leader is lead
     other = Runner()
-    call = Dialogue(lead.resume(other, lambda: 6))  # type: ignore[arg-type]  # a fake
+    call = Dialogue(lead.resume(other, lambda: 6))
     assert call.step.scripts == [STORE]
     assert call.step.calls[0].args[:2] == (lead.token, b"6")
     assert lead._runner is other
@@ -688,7 +688,7 @@ def test_a_forked_child_ends_nothing(
 
 
 def test_the_callers_of_a_flight_that_is_over_look_again(runner: Runner) -> None:
-    shared = InProcessFlight(runner, A)  # type: ignore[arg-type]  # a fake
+    shared = InProcessFlight(runner, A)
     make_leader(runner).lose()
     make_leader(runner, shared=shared).lose()
     assert runner.soon == [(leave, shared)]
@@ -699,7 +699,7 @@ def test_the_callers_of_a_flight_that_is_over_look_again(runner: Runner) -> None
 
 @pytest.mark.parametrize(("timeout", "due"), [(30.0, 1000.5), (0.9, 1000.3)])
 def test_a_flight_is_described_soon(runner: Runner, timeout: float, due: float) -> None:
-    lead = Leader(runner, timeout, [A], producer())  # type: ignore[arg-type]  # a fake
+    lead = Leader(runner, timeout, [A], producer())
     lead.sent_at = 1000.0
     renewal = FlightRenewal(lead, A)
     assert (renewal.due, renewal.deadline_scale) == (pytest.approx(due), timeout)
@@ -739,7 +739,7 @@ def test_what_says_nothing_is_left_out(runner: Runner) -> None:
 
 
 def test_a_flight_that_a_write_has_ended(runner: Runner, kept: list[Any]) -> None:
-    shared = InProcessFlight(runner, A)  # type: ignore[arg-type]  # a fake
+    shared = InProcessFlight(runner, A)
     lead = make_leader(runner, shared=shared)
     renewal = FlightRenewal(lead, A)
     renewal.answered(0, 1001.0)
@@ -760,7 +760,7 @@ def test_a_flight_whose_leader_is_gone(runner: Runner, kept: list[Any]) -> None:
 
 @pytest.mark.parametrize(("timeout", "pause"), [(30.0, 1.0), (6.0, 0.5)])
 def test_a_renewal_without_a_reply(runner: Runner, timeout: float, pause: float) -> None:
-    lead = Leader(runner, timeout, [A], producer())  # type: ignore[arg-type]  # a fake
+    lead = Leader(runner, timeout, [A], producer())
     renewal = FlightRenewal(lead, A)
     renewal.failed(OUT, 1001.0)
     assert renewal.due == 1001.0 + pause

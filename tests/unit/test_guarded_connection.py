@@ -64,10 +64,11 @@ class Base:
         return commands
 
     def send_command(self, *args: Any, **options: Any) -> None:
-        self.send_packed_command(args, **options)
+        words = [each if isinstance(each, str) else f"<{each}>" for each in args]
+        self.send_packed_command(words, **options)
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        self.done.append(("sent", command, check_health))
+        self.done.append(("sent", tuple(command), check_health))
 
     def check_health(self) -> None:
         self.done.append("health")
@@ -108,7 +109,8 @@ class AsyncBase(Base):
         self.done.append(("connected", check_health))
 
     async def send_command(self, *args: Any, **options: Any) -> None:
-        await self.send_packed_command(args, **options)
+        words = [each if isinstance(each, str) else f"<{each}>" for each in args]
+        await self.send_packed_command(tuple(words), **options)
 
     async def read_response(self) -> Any:
         if not self.replies:
@@ -258,7 +260,7 @@ def test_the_health_of_a_connection_is_checked_once(one: Guarded) -> None:
     one.send_packed_command([b"GET"])
     one.answer(1)
     one.send_packed_command([b"GET"], check_health=False)
-    assert one.events == ["health", ("sent", [b"GET"], False), ("sent", [b"GET"], False)]
+    assert one.events == ["health", ("sent", (b"GET",), False), ("sent", (b"GET",), False)]
 
 
 @pytest.mark.parametrize("checks", [True, False])
@@ -270,7 +272,7 @@ def test_one_that_has_ended_connects_before_it_sends(
     one.disconnect()
     one.pack_commands([("GET", "a"), ("GET", "b")])
     one.send_packed_command([b"two"], check_health=False)
-    assert one.events[1:] == [("connected", not checks), ("sent", [b"two"], False)]
+    assert one.events[1:] == [("connected", not checks), ("sent", (b"two",), False)]
     one.answer(1, 2)
     assert not is_replaced(one)
 
@@ -377,7 +379,7 @@ def test_the_check_takes_no_longer_than_a_reply_may(timeout: float | None, limit
 def test_numbers_are_sent_as_texts(one: Guarded) -> None:
     one.send_command("SETEX", "key", 5, 0.5, True)
     sent = [each for each in one.events if each[0] == "sent"]
-    assert sent == [("sent", ("SETEX", "key", "5", "0.5", True), False)]
+    assert sent == [("sent", ("SETEX", "key", "5", "0.5", "<True>"), False)]
     assert one.pack_commands([("INCRBY", 5)]) == [["INCRBY", "5"]]
 
 

@@ -22,7 +22,7 @@ from django_redis_lock.contrib.instant_loss import (
     Subscription,
 )
 from django_redis_lock.keeper import listeners
-from tests.unit.test_fan_out import Connection
+from tests.support.connections import Connection
 
 # Quick cells, each of which is another decision.
 pytestmark = pytest.mark.sample(1)
@@ -134,7 +134,7 @@ def test_it_subscribes_to_changes_and_to_its_channel() -> None:
     assert (connection.commands, connection.patience) == (BEGIN, [3.0] * 3)
     assert (node.located, node.protocols, node.answers) == ([(b"channel",)], [2], 1)
     assert (received, subscription.subscribed) == ([None], True)
-    listener: Any = listeners[node]  # type: ignore[index]  # no server
+    listener: Any = listeners[node]
     assert (listener._client_id, listener._connection) == (7, connection)
 
 
@@ -146,7 +146,7 @@ def test_without_reports_of_the_server_messages_are_heard(
     replies: tuple[Any, ...], commands: Any
 ) -> None:
     node: Any = Node(connection := Scripted(*replies))
-    listeners[node] = Listener(connection, 5)  # type: ignore[arg-type]  # of the connection before
+    listeners[node] = Listener(connection, 5)
     subscription, received = make(node)
     subscription._subscribe()
     assert (connection.commands, received) == (commands, [None])
@@ -157,7 +157,7 @@ def test_without_reports_of_the_server_messages_are_heard(
 @pytest.mark.parametrize("replies", [OK, (REFUSED, OK[2])])
 def test_what_is_closed_by_then_leaves_its_successor_alone(replies: Any) -> None:
     node: Any = Node(connection := Scripted(*replies))
-    listeners[node] = successor = Listener(connection, 5)  # type: ignore[arg-type]  # a fake
+    listeners[node] = successor = Listener(connection, 5)
     subscription, received = make(node)
     subscription._closed.set()
     assert subscription._subscribe() is node
@@ -260,7 +260,7 @@ def test_an_error_after_its_end_is_none(caplog: pytest.LogCaptureFixture) -> Non
 def test_its_thread_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[threading.Thread] = []
     monkeypatch.setattr(instant_loss.threads, "start", lambda thread, _: started.append(thread))
-    subscription = Subscription(Node(), b"channel", print)  # type: ignore[arg-type]  # no server
+    subscription = Subscription(Node(), b"channel", print)
     subscription.start()
     assert [thread.daemon for thread in started] == [True]
     subscription.close()
@@ -269,23 +269,23 @@ def test_its_thread_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_keepers_connection_is_tracked_once() -> None:
     connection, link = Scripted(), Scripted(b"OK")
-    listener = Listener(connection, 7)  # type: ignore[arg-type]  # a fake
+    listener = Listener(connection, 7)
     for _ in range(2):
-        listener.track(link)  # type: ignore[arg-type]
+        listener.track(link)
     assert (link.commands, link.replies) == ([(*TRACK, 7)], [])
     assert not connection.was_shut
     # What was read on another is forgotten, and that may lead elsewhere.
     other = Scripted(b"OK")
-    listener.track(other)  # type: ignore[arg-type]
+    listener.track(other)
     assert (other.commands, connection.was_shut) == ([], True)
 
 
 def test_a_server_that_tracks_nothing_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", instant_loss.logger.name)
     connection, link = Scripted(), Scripted(REFUSED)
-    listener = Listener(connection, 7)  # type: ignore[arg-type]  # a fake
+    listener = Listener(connection, 7)
     for _ in range(2):
-        listener.track(link)  # type: ignore[arg-type]
+        listener.track(link)
     assert len(link.commands) == 1
     assert "does not report changes of keys: NOPERM" in caplog.text
 

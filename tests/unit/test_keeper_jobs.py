@@ -471,7 +471,7 @@ def test_one_thread_is_started_however_long_that_takes(
     made: list[threading.Thread] = []
     monkeypatch.setattr(threads, "start", lambda thread, failed: made.append(thread))
     slow = Keeper()
-    slow._loaded = object()  # type: ignore[assignment]  # then nobody waits for its start
+    slow._loaded = object()  # then nobody waits for its start
     for due in (1010.0, 1020.0):
         slow.add(Lasting(due))
     [thread] = made
@@ -559,6 +559,7 @@ def test_the_thread_stays_for_the_next_job(
 def test_after_an_internal_error_the_keeper_closes_its_connections_and_goes_on(
     started: list[tuple[float, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(keeper_module, "IDLE_SECONDS", PATIENCE)  # When it ends, it closes, too.
     keeper = Keeper()
     do_one(keeper)
     closed: list[bool] = []
@@ -576,6 +577,7 @@ def test_after_an_internal_error_the_keeper_closes_its_connections_and_goes_on(
     do_one(keeper)
     until(lambda: pauses)
     assert closed == [True]
-    do_one(keeper)
     assert pauses == [0.1]
+    monkeypatch.setattr(keeper_module, "IDLE_SECONDS", 0.05)
+    do_one(keeper)
     until(lambda: ended(keeper))

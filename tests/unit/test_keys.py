@@ -35,7 +35,6 @@ from django_redis_lock.protocol.keys import (
 )
 from tests.lanes import examples
 
-WAITER = b"5a0f3c"
 TOKEN = b"b7e1d2"
 
 #: Names with and without a hash tag, and with everything that only looks like one.

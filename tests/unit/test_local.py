@@ -197,7 +197,7 @@ def test_the_problem_of_a_folder_keeps_no_lock(
         if len(attempts) == 2:
             with file_lock._reporting(tmp_path, "report"):
                 raise OSError(errno.EIO, "Input/output error")
-        return really(mine, *args)  # type: ignore[arg-type]
+        return really(mine, *args)
 
     monkeypatch.setattr(LocalLock, "try_acquire", second_fails)
     problem = problem_of(tmp_path)

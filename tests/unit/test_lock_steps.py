@@ -21,8 +21,9 @@ from django_redis_lock.exceptions import TooFewReplicas
 from django_redis_lock.keeper import DeferredRelease, Keeper, SentOnce
 from django_redis_lock.locking import operations, questions, replicas
 from django_redis_lock.locking.hold import Renewal, latest
-from django_redis_lock.locking.lock import in_a_thread, unwinding
+from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.locking.questions import Query
+from django_redis_lock.locking.unwind import unwinding
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol import fingerprint
 from django_redis_lock.protocol.acquisition import Acquisition, Extended, Refused
@@ -31,9 +32,9 @@ from django_redis_lock.protocol.holders import HolderInfo
 from django_redis_lock.protocol.lock_scripts import EXTEND, RELEASE, RENEW
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import Answer, NotReady, note_sent, pack, pack_words, server_of
+from tests.support.clock import FakeClock
+from tests.support.holds import Pending
 from tests.support.logs import logged
-
-from .test_hold import FakeClock, Pending
 
 AWAY = redis.ConnectionError("away")
 BUSY = redis.ResponseError("BUSY Redis is busy running a script.")
@@ -701,7 +702,7 @@ def test_with_a_limit_it_is_locked_if_all_places_are_taken(taken: int, locked: b
     assert not inside.owned()
     assert inside.calls[-1].keys == inside.keys.at_place(2)
     inside.outcomes.append(of_holder(b"text"))
-    inside.local.token = "text"  # type: ignore[assignment]  # as redis-py's users may do
+    inside.local.token = "text"
     assert inside.owned()
     inside.outcomes.append(1)
     inside.release()

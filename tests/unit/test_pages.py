@@ -94,7 +94,7 @@ def test_what_is_not_about_the_page_is_raised(
         return
     with pytest.raises(raised) as outcome:
         raise_unless_about_the_page(response, **request_is)
-    assert outcome.value.response is response  # type: ignore[attr-defined]  # both have it
+    assert outcome.value.response is response
     assert str(outcome.value) == (f"status {response.status_code}" if raised is PageFailed else "")
 
 
@@ -291,7 +291,7 @@ def test_a_response_is_finalized_by_a_copy_of_its_view() -> None:
     for other in (SimpleNamespace(), SimpleNamespace(parser_context={})):
         unknown: Any = other
         assert finalized(unknown, response) is response
-    response.accepted_renderer = "json"  # type: ignore[attr-defined]  # of Django REST framework
+    response.accepted_renderer = "json"  # of Django REST framework
     assert finalized(request, response) is response
 
 
@@ -471,7 +471,7 @@ def test_the_end_of_the_process_ends_no_flight() -> None:
     """The keeper may have ended before."""
     response, request = SimpleTemplateResponse("page.html"), RequestFactory().get("/")
     Rendering(response, Conditions(request), lambda *_: None, lambda *_: None)
-    ends = [end for end in weakref.finalize._registry if (end.peek() or [None])[0] is response]  # type: ignore[attr-defined]  # no types
+    ends = [end for end in weakref.finalize._registry if (end.peek() or [None])[0] is response]
     assert [end.atexit for end in ends] == [False]
 
 

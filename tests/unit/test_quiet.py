@@ -15,6 +15,7 @@ from django_redis_lock.events import ServerDown, emit
 from django_redis_lock.keeper import Job, exchange, keeper
 from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.transport import server_of
+from tests.processes import PATIENCE
 from tests.support.quiet import until_quiet
 
 Work = Callable[..., object]
@@ -40,7 +41,7 @@ def signal(work: Work) -> None:
 
     signals.server_down.connect(receive)
     emit(ServerDown("redis:6379", OSError()))
-    assert began.wait(10)
+    assert began.wait(PATIENCE)
 
 
 def on_lost(work: Work) -> None:
@@ -79,6 +80,6 @@ def test_it_ends_before_the_next_test_begins(begin: Callable[[Work], None]) -> N
 
     begin(work)
     if begin is job:  # One that the keeper has not begun, it forgets.
-        assert began.wait(10)
+        assert began.wait(PATIENCE)
     until_quiet()
     assert ended.is_set()

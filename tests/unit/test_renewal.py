@@ -33,9 +33,9 @@ from django_redis_lock.protocol import Vanished, fingerprint, process_id
 from django_redis_lock.protocol.identity import hostname
 from django_redis_lock.protocol.keys import NEWS, events_key, lock_keys, process_key
 from django_redis_lock.protocol.owner import HEARTBEAT_EVERY, SILENT_AFTER, Owner
+from tests.support.clock import FakeClock, clock
+from tests.support.holds import Nowhere, Pending, job, keeper, make, wanted
 from tests.support.logs import logged
-
-from .test_hold import FakeClock, Nowhere, Pending, clock, job, keeper, make, wanted
 
 __all__ = ["clock", "keeper", "make"]
 

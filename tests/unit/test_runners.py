@@ -39,7 +39,7 @@ from django_redis_lock.threads import InCaller, ThreadEvent
 from django_redis_lock.transport import pack_words
 from tests.processes import PATIENCE
 from tests.support.clock import FakeClock, clock
-from tests.unit.test_fan_out import Connection
+from tests.support.connections import Connection
 
 __all__ = ["clock"]
 
@@ -637,7 +637,7 @@ def test_a_refresh_in_the_background_of_a_loop(in_caller: bool) -> None:
 
     async def main() -> list[int]:
         runner = AsyncRunner(redis.asyncio.Redis(port=7601))
-        assert await runner.run_in_background(steps(), None) is True  # type: ignore[arg-type]
+        assert await runner.run_in_background(steps(), None) is True
         before = [*ran]
         for _ in range(5):
             await asyncio.sleep(0)

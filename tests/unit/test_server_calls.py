@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 import redis
 from redis.exceptions import AuthenticationError
 
+from django_redis_lock.transport import circuit_breaker
 from django_redis_lock.transport import server as server_module
 from django_redis_lock.transport.address import may_have_run
+from django_redis_lock.transport.circuit_breaker import CHECK_SECONDS
 from django_redis_lock.transport.registry import renew_pool, server_of
-from django_redis_lock.transport.server import CHECK_SECONDS, Server, readable
+from django_redis_lock.transport.server import Server, readable
 
 READONLY = redis.exceptions.ReadOnlyError("You can't write against a read only replica.")
 LOADING = redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory")
@@ -55,7 +58,7 @@ class Scripted(redis.Connection):
         self.sent.append(words)
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        self.sent.append(command)
+        self.sent.append([*command])
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         reply = self.replies.pop(0)
@@ -68,7 +71,8 @@ class Breaker:
     """Notes what it is told."""
 
     server = "nowhere:1/0"
-    failing = False
+    failing, connecting = False, 0.0
+    first_patience = circuit_breaker.Breaker.first_patience
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -146,14 +150,39 @@ def test_a_connection_is_kept_after_the_last_reply(
 
 
 def test_each_reply_is_waited_for_as_long_as_the_caller_wants(
-    server: Server, connections: Any
+    server: Server, connections: Any, now: Any
 ) -> None:
     connections.script.append([1, 2, SILENT])
     assert server.exchange(b"command", 2, 1.5) == [1, 2]
     assert connections.made[0].looks == [1.5, 1.5]
-    connections.made[0].replies = [1, SILENT]
-    with pytest.raises(redis.TimeoutError, match=r"within 1\.500 s"):
-        server.exchange(b"command", 2, 1.5)
+    # That of one that was used before leaves time for another, if the caller makes one.
+    for in_all, seconds in ((True, r"0\.750"), (False, r"1\.500")):
+        server.close()
+        connections.script.append([1])
+        server.exchange(b"command")
+        connections.made[-1].replies = [1, SILENT]
+        with pytest.raises(redis.TimeoutError, match=f"within {seconds} s"):
+            server.exchange(b"command", 2, 1.5, in_all=in_all)
+
+
+def test_what_connecting_has_taken_is_not_there_for_the_reply(
+    server: Any, connections: Any, now: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = connections.connect
+
+    def connect_slowly(self: Any) -> None:
+        now.seconds += 0.5
+        connect(self)
+
+    monkeypatch.setattr(connections, "connect", connect_slowly)
+    monkeypatch.setattr(server_module, "allow", lambda connection, timeout: None)
+    for patience, left in ((1.5, 1.0), (0.25, 0.0)):
+        server.close()
+        connections.script.append([1])
+        with suppress(redis.TimeoutError):
+            server.exchange(b"command", None, patience, in_all=True)
+        assert connections.made[-1].looks == [left]
+    assert server.breaker.connecting == 0.5
 
 
 def test_an_error_about_rights_says_which(server: Server) -> None:
@@ -213,7 +242,9 @@ def test_a_connection_that_has_lost_its_login_is_replaced(server: Any, connectio
         server.exchange(b"command")
 
 
-def test_the_silence_of_a_new_connection_is_the_servers(server: Any, connections: Any) -> None:
+def test_the_silence_of_a_new_connection_is_the_servers(
+    server: Any, connections: Any, now: Any
+) -> None:
     connections.script += [[SILENT], [SILENT]]
     with pytest.raises(redis.TimeoutError):
         server.exchange(b"command")
@@ -257,9 +288,9 @@ def test_that_of_one_that_was_idle_may_be_its_own(
 def test_a_reply_to_the_call_before_is_read_first(server: Server, connections: Any) -> None:
     unread = Unread(True)
     connection = idle(server, 7, since=1e9, unread=unread)
-    assert server.exchange(b"command", patience=2.0) == 7
+    assert server.exchange(b"command", patience=2.0, in_all=True) == 7
     assert unread.asked == [True]
-    assert connection.looks == [2.0, 2.0]
+    assert connection.looks == [1.0, 1.0]
 
 
 def test_an_error_in_between_ends_the_connection(server: Server, connections: Any) -> None:
@@ -289,7 +320,7 @@ def test_a_connection_has_the_timeout_of_the_pool_unless_its_caller_has_less(
 def test_a_failure_to_connect_is_the_servers_and_nothing_was_sent(
     server: Any, connections: Any, now: Any
 ) -> None:
-    class Slow(connections):  # type: ignore[misc]  # a fixture
+    class Slow(connections):
         def connect(self) -> None:
             now.seconds += 2.5
             raise failure
@@ -376,7 +407,7 @@ def test_a_reply_that_is_still_to_come(server: Any, now: Any, has_come: bool) ->
 def test_a_connection_that_the_server_has_closed_is_not_used_for_what_runs_once(
     server: Any, connections: Any, now: Any
 ) -> None:
-    class Ended(connections):  # type: ignore[misc]  # a fixture
+    class Ended(connections):
         def can_read(self, timeout: float = 0) -> bool:
             self.looks.append(timeout)
             return True

@@ -718,7 +718,7 @@ def test_a_new_connection_of_tasks_leads_to_a_primary(role: Any, error: str | No
         async def on_connect(self) -> None:
             begun.append(self)
 
-        async def send_command(self, *words: str) -> None:  # type: ignore[override]
+        async def send_command(self, *words: str) -> None:
             assert begun == [self]
             super().send_command(*words)
 

@@ -119,7 +119,7 @@ def test_objects_of_the_database_differ_though_their_texts_do_not() -> None:
     """Two people of one name, an account and a group; also behind a lazy object, as a request has
     its user. The text stays in the key, so a renamed object has another value."""
     objects = [User(pk=1, username="sam"), User(pk=2, username="sam"), Group(pk=1, name="sam")]
-    lazy = [SimpleLazyObject(lambda each=each: each) for each in objects]  # type: ignore[misc]  # no types
+    lazy = [SimpleLazyObject(lambda each=each: each) for each in objects]
     for template in ("search-{q}", "search-{q}-{other}"):
         made = [name(each, template) for each in objects]
         assert len({*made, name("sam", template)}) == 4

@@ -42,8 +42,7 @@ from django_redis_lock.protocol.script import Call
 from django_redis_lock.steps import drive
 from django_redis_lock.transport import may_have_run, pack, pack_words
 from django_redis_lock.transport.server import Server
-
-from .test_hold import FakeClock
+from tests.support.clock import FakeClock
 
 KEYS = lock_keys(b"report")
 CALL = Call(CLOCK, (), ())

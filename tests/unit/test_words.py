@@ -92,7 +92,6 @@ PRIVATE_ALLOWED: dict[str, str] = {
     "ops/inventory/listing.py": "found place",
     "protocol/keys.py": "found",
     "protocol/owner.py": "found",
-    "protocol/validation.py": "found",
     "signals.py": "about",
     "singleflight/runners.py": "words",
     "templatetags/redis_lock.py": "words",

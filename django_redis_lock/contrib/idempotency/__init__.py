@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import sync_to_async
 from django.http import HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.translation import gettext as _
 from django.views import View
@@ -41,7 +41,7 @@ from ...decorators import (
 from ...middleware import request_of
 from ...protocol.validation import check_count, check_seconds
 from ...steps import Steps, adrive, drive
-from ...threads import get_logger
+from ...threads import check_plain, get_logger, is_async
 from ...transport.refusals import genuine
 from .requests import Scope, digest, field, header, of_django, what_is_sent
 
@@ -148,6 +148,8 @@ def idempotent(
         raise TypeError(f'key must be a callable, such as header("Idempotency-Key"), not {key!r}')
     if not (scope is None or callable(scope) or isinstance(scope, str)):
         raise TypeError(f"scope must be a str, a callable or None, not {scope!r}")
+    check_plain("key", key)
+    check_plain("scope", scope)
     if isinstance(methods, str) or not all(isinstance(method, str) for method in methods):
         raise TypeError(f"methods must be a list of names, not {methods!r}")
     verbs = frozenset(map(str.upper, methods))
@@ -273,7 +275,7 @@ class _View:
                 return acall(*args, **kwargs)
             return drive(steps(False, args, kwargs))
 
-        return functools.wraps(function)(acall if iscoroutinefunction(function) else call)
+        return functools.wraps(function)(acall if is_async(function) else call)
 
     def _choose(self, asynchronous: bool, args: Args, kwargs: Kwargs) -> Steps[object]:
         make = sync_to_async(self._visit) if asynchronous else self._visit

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asgiref.sync import sync_to_async
@@ -16,6 +17,7 @@ from django.http import HttpRequest
 from django.middleware.cache import CacheMiddleware
 
 from ...cache import value_cache
+from ...conf import checked_timeout
 from ...steps import Steps, adrive, drive
 from .responses import Conditions as Conditions
 from .responses import Rendering, conditional, is_unrendered
@@ -116,7 +118,8 @@ class CachedPageMiddleware(CacheMiddleware):
         if not callable(self.page_timeout):
             return super().process_response(request, response)
         rules = copy.copy(self)
-        rules.page_timeout = self.page_timeout(response)
+        seconds = checked_timeout(self.page_timeout(response))
+        rules.page_timeout = None if seconds is None else ceil(seconds)  # As max-age has them.
         return rules.process_response(request, response)
 
     def storable(self, request: HttpRequest, response: Any) -> Storable | None:

@@ -3,23 +3,27 @@ after its view has returned."""
 
 from __future__ import annotations
 
+import atexit
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib.messages import get_messages
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.utils.cache import get_conditional_response, patch_vary_headers
+from django.utils.cache import get_conditional_response, has_vary_header, patch_vary_headers
+from django.utils.functional import LazyObject, SimpleLazyObject, empty
 from django.utils.http import parse_http_date_safe
 
 from ...clock import time
 from ...keeper import keeper
 from ...singleflight import Postponed, Runner
 from ...steps import Steps
+from ...threads import Mutex, free_after_fork
 
 if TYPE_CHECKING:
     from django.contrib.sessions.backends.base import SessionBase
@@ -39,6 +43,10 @@ _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
 #: Request Timeout, Too Early, Too Many Requests; and all from 500 on, with ``Retry-After``, or
 #: because a lock was taken.
 _TEMPORARY = {408, 425, 429}
+#: Attributes with the user: of Django's requests, and of those of Django REST framework.
+_USERS = ("user", "auser", "_user")
+#: Headers by which the pages of users differ.
+_BY_USER = ("Cookie", "Authorization")
 _POLICIES = ("Content-Security-Policy", "Content-Security-Policy-Report-Only")
 #: What Django answers with 4xx when a view raises it.
 REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -101,14 +109,17 @@ class Conditions:
         of_client: what belongs to one client and was used while they were taken out: a CSRF
             token, a nonce of a Content-Security-Policy, messages; else empty.
         session_used: whether the session was read during that time.
+        user_used: whether the user was, who may have been loaded before.
+        is_of_user: whether that user is logged in.
         in_background: whether another thread may use the session.
     """
 
     of_client = ""
-    session_used = in_background = _session_used_before = False
+    session_used = user_used = is_of_user = in_background = _session_used_before = False
 
     def __init__(self, request: HttpRequest, names: tuple[str, ...] = _CONDITIONS) -> None:
         self._request = getattr(request, "_request", request)
+        self._users = _Users(self, request, self._request)
         self._names = names
         self._taken: dict[str, object] | None = None
         self._flag: object = None
@@ -131,6 +142,7 @@ class Conditions:
         if self._session is not None:
             self._session_used_before = self._session.accessed
             self._session.accessed = False
+        self._users.watch()
 
     def put_back(self) -> None:
         if self._taken is None:
@@ -146,6 +158,7 @@ class Conditions:
             self.session_used |= self._session.accessed
             # The middleware sets Vary by that.
             self._session.accessed |= self._session_used_before
+        self._users.put_back()
         meta.update(self._taken)
         vars(self._request).pop("headers", None)
         self._taken = None
@@ -158,10 +171,60 @@ class Conditions:
     def complete(self, response: HttpResponseBase) -> None:
         """Set what the session's middleware would set later: Django stores a page without it. A
         nonce that the response's own policy names is right for all who get both."""
-        if self.session_used:
+        if self.session_used or (self.user_used and self._session_used_before):
             patch_vary_headers(response, ("Cookie",))
+        elif self.is_of_user and not any(has_vary_header(response, name) for name in _BY_USER):
+            self.of_client = self.of_client or "a user"
         if self.of_client == "a nonce" and any(map(response.has_header, _POLICIES)):
             self.of_client = ""
+
+
+class _Users:
+    """The user of a request, and of Django REST framework's request around it: notes in
+    ``conditions`` that a view reads it, also if a decorator or a middleware has loaded it, and that
+    it sets another."""
+
+    def __init__(self, conditions: Conditions, *requests: object) -> None:
+        self._conditions = conditions
+        self._requests: list[dict[str, object]] = [
+            vars(request) for request in dict.fromkeys(requests)
+        ]
+        #: The attributes of a request, a name, what was there, and what notes that it is read.
+        self._watched: list[tuple[dict[str, object], str, object, object]] = []
+
+    def watch(self) -> None:
+        for attributes, name in product(self._requests, _USERS):
+            instead = user = attributes.get(name)
+            if user is not None:
+                instead = self._awaited(user) if name == "auser" else self._lazy(user)
+                attributes[name] = instead
+            self._watched.append((attributes, name, user, instead))
+
+    def put_back(self) -> None:
+        for attributes, name, user, instead in self._watched:
+            now = attributes.get(name)
+            if now is not instead:  # The view knows who the client is.
+                if not (name == "auser" or (isinstance(now, LazyObject) and now._wrapped is empty)):
+                    self._note(now)
+            elif user is not None:
+                attributes[name] = user
+        self._watched.clear()
+
+    def _lazy(self, user: object) -> object:
+        return SimpleLazyObject(lambda: self._note(user))
+
+    def _awaited(self, auser: object) -> object:
+        load = cast("Callable[[], Awaitable[object]]", auser)
+
+        async def noted() -> object:
+            return self._note(await load())
+
+        return noted
+
+    def _note(self, user: object) -> object:
+        self._conditions.user_used = True
+        self._conditions.is_of_user |= bool(getattr(user, "is_authenticated", True))
+        return user
 
 
 def conditional(request: HttpRequest, response: object) -> object:
@@ -275,7 +338,7 @@ class Rendering:
         self.inner = vars(response).get("_rendering")
         if self.inner is None:
             kind: object = type(response)
-            response.__class__ = _with_rendering(kind)
+            _change_class(response, _with_rendering(kind))
         response._rendering = self
         response.add_post_render_callback(self._decide)
         # This refers to no response, so one that is not rendered is freed at once.
@@ -300,6 +363,17 @@ class Rendering:
         return self._rendered(response, self.postponed)
 
 
+#: Without the GIL, a change of class stops all threads. One that is under way in a daemon thread as
+#: the process ends would keep it from ending, so there is none then.
+_changing = free_after_fork(Mutex())
+atexit.register(_changing.acquire)
+
+
+def _change_class(response: object, kind: type) -> None:
+    with _changing:
+        response.__class__ = kind
+
+
 @cache
 def _with_rendering(kind: Any) -> Any:
     """A class of responses whose ``render`` begins with that of a ``Rendering``."""
@@ -307,7 +381,7 @@ def _with_rendering(kind: Any) -> Any:
     def render(response: Any) -> object:
         rendering = vars(response).pop("_rendering")
         if rendering.inner is None:
-            response.__class__ = kind
+            _change_class(response, kind)
         else:
             response._rendering = rendering.inner
         return rendering.render(response)

@@ -1,12 +1,15 @@
 """One lock over several independent servers, for threads and for asyncio.
 
 All requests are sent before any reply is read. Where there is no idle connection to a server, a
-thread connects and sends, because connecting may take long.
+thread connects and sends, because connecting may take long. A connection that was used before and
+is silent for half of the time may have been forgotten: the request is sent on a new one, too, and
+then its reply counts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -33,10 +36,10 @@ from ...transport import (
 )
 from ...transport.address import probe_seconds
 from ...transport.aio_client import arun, has_idle_connection
-from ...transport.aio_connection import wait_awake
+from ...transport.aio_tasks import wait_awake
 from ...transport.execute import admitted
 from ...transport.refusals import is_misdirected, redis_errors
-from .base import Quorum
+from .base import RELEASED_TWICE, Quorum
 
 __all__ = ["AsyncRedlock", "Redlock"]
 
@@ -116,8 +119,8 @@ def _outcome(task: asyncio.Task[Answer], client: Client, call: Call, patience: f
 
 def _value(call: Call, answer: Answer) -> Reply:
     """What it means: a release that was sent twice may find that the first has run."""
-    released = answer.sent_twice and answer.value == 0 and call.script is RELEASE
-    return 1 if released else answer.value
+    released = call.script is RELEASE and not isinstance(answer.value, Exception)
+    return RELEASED_TWICE if released and answer.sent_twice else answer.value
 
 
 #: Of the time to wait. A standstill of this process counts as one part.
@@ -192,7 +195,8 @@ class _FanOut:
         self._connections: dict[int, RawConnection] = {}
         self._connecting: dict[int, _Connecting] = {}
         self._came = ThreadEvent()
-        #: Where the call is sent again, because a connection that was used before has broken.
+        #: Where the call is sent again, because its connection has broken, or is silent and was
+        #: used before.
         self._again: set[int] = set()
         #: Seconds for which idle connections are checked first, which their servers' time does not
         #: pay for.
@@ -258,7 +262,10 @@ class _FanOut:
 
     def collect(self, patience: float) -> None:
         left, part = patience + self._checking, patience / PARTS
+        doubted_at = left - patience / 2
         while self._connections or self._connecting:
+            if left <= doubted_at:
+                self._send_again()
             began = real_time.monotonic()
             came = self._came = ThreadEvent()
             self._take_outcomes()
@@ -273,9 +280,18 @@ class _FanOut:
                 break
             left = max(0.0, left - min(real_time.monotonic() - began, part))
         for place in (*self._connections, *self._connecting):
-            self.answers[place] = RedisTimeoutError("Redis did not answer in time")
-            if place in self._connecting and self._connecting[place].claim():
-                note_sent(self.answers[place], False)
+            error = self.answers[place] = RedisTimeoutError("Redis did not answer in time")
+            unsent = place in self._connecting and self._connecting[place].claim()
+            if unsent and place not in self._again:
+                note_sent(error, False)
+
+    def _send_again(self) -> None:
+        """Send on new connections, too, where one is silent."""
+        for place in self._connections.keys() - self._again:
+            breaker = self._servers[place].breaker
+            if breaker.first_patience(self._patience, math.inf) < self._patience:
+                self._again.add(place)
+                self._replace_connection(place)
 
     def _read(self, place: int, connection: RawConnection) -> None:
         try:
@@ -292,19 +308,37 @@ class _FanOut:
             self.answers[place] = error
         except redis_errors() as error:  # Its end is not that of the server.
             self._connections.pop(place).disconnect()
-            self._servers[place].close()  # The other idle ones may have broken, too.
             if may_have_run(error):
                 self._again.add(place)
-            self._send_on_new(place)
+            self._replace_connection(place)
             return
         if place in self._connections:
             self._servers[place].checkin(self._connections.pop(place))
+        if place in self._connecting:  # The later request counts, unless it was not sent.
+            if self._connecting[place].claim():
+                del self._connecting[place]
+            else:
+                del self.answers[place]
+
+    def _replace_connection(self, place: int) -> None:
+        self._servers[place].close()  # The idle ones may have broken or been forgotten, too.
+        self._send_on_new(place)
 
     def _take_outcomes(self) -> None:
         for place, attempt in self._connecting.copy().items():
             if attempt.outcome is not None:
                 del self._connecting[place]
                 [outcome] = attempt.outcome
+                broken = isinstance(outcome, RedisConnectionError) and may_have_run(outcome)
+                if broken and place not in self._again:
+                    self._again.add(place)
+                    self._replace_connection(place)
+                    continue
+                if isinstance(outcome, Exception) and not may_have_run(outcome):
+                    if place in self._connections:
+                        continue  # The first request may still be answered.
+                elif place in self._connections:
+                    self._connections.pop(place).disconnect()
                 answer = Answer(outcome, sent_twice=place in self._again)
                 self.answers[place] = _value(self._calls[place], answer)
 

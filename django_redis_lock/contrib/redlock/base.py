@@ -65,6 +65,8 @@ SERVER_TIMEOUT_SECONDS = 0.25
 #: By which the fence of a round is ahead of the fastest server's clock, so that all servers store
 #: the same number.
 FENCE_LEAD_MICROSECONDS = 10_000
+#: The reply to a release that was sent twice, of which the first may still be on its way.
+RELEASED_TWICE = 2
 
 
 #: The last known reading of each server's clock.
@@ -175,7 +177,11 @@ class Election:
         self._granted.difference_update(calls)
         if calls:
             answers = yield self._lock._ask_servers(calls, self._limit)
-            self._unanswered.update(p for p, a in answers.items() if isinstance(a, Exception))
+            self._unanswered.update(
+                place
+                for place, answer in answers.items()
+                if isinstance(answer, Exception) or answer == RELEASED_TWICE
+            )
 
     @property
     def _attempt(self) -> bytes:

@@ -20,7 +20,6 @@ from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Call, Reply, named_token
 from ...protocol.holders import HolderInfo
 from ...protocol.keys import slot_of
-from ...protocol.validation import check_names
 from ...steps import Step, Steps, adrive, drive
 from ...transport import NotReady, is_cluster, is_outage, is_refusal, run, server_of
 from ...transport.aio_client import arun
@@ -39,8 +38,24 @@ from .members import (
 
 R = TypeVar("R")
 
+#: The most names of one lock.
+MAX_NAMES = 100
+
 #: Options of the whole, which no single name has.
 OF_THE_WHOLE = ("blocking", "blocking_timeout", "on_lost", "cancel_on_lost", "id", "reentrant")
+
+
+def check_names(names: object) -> list[str]:
+    """``names``, each once. Raises TypeError or ValueError."""
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise TypeError(f"the names of a lock must be a list of str, not {names!r}")
+    found = list(dict.fromkeys(names))
+    for name in found:
+        if not isinstance(name, str):
+            raise TypeError(f"each name of a lock must be a str, not {name!r}")
+    if not 0 < len(found) <= MAX_NAMES:
+        raise ValueError(f"a lock must have 1 to {MAX_NAMES} names, not {len(found)}")
+    return found
 
 
 class SeveralNames(LockOperations):

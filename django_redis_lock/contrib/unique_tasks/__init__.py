@@ -29,7 +29,7 @@ from ...extension import OnUse
 from ...locking import Hold, Renewal, Renewals
 from ...protocol import Acquisition, renew_call
 from ...protocol.validation import check_policy, check_seconds
-from ...threads import get_logger
+from ...threads import check_plain, get_logger
 from ...transport import is_outage, run, server_of
 from ...transport.refusals import explained, genuine, suppress
 
@@ -123,6 +123,7 @@ def unique_task(
     check_policy(on_redis_down)
     if not (callable(key) or (isinstance(key, str) and key.strip())):
         raise TypeError(f"key must be a non-empty str or a callable, not {key!r}")
+    check_plain("key", key)
     if until not in ("start", "done"):
         raise ValueError(f"until must be 'start' or 'done', not {until!r}")
     if not (on_duplicate in ("skip", "raise") or callable(on_duplicate)):

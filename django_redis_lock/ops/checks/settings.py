@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.locale import LocaleMiddleware
 from django.utils.module_loading import import_string
-from django_redis.client import HerdClient, ShardClient
+from django_redis.client import DefaultClient, HerdClient, ShardClient
 from redis.connection import parse_url
 
 from ...cache import URL_HINT, lock_cache, lock_caches
@@ -80,7 +80,7 @@ def check_values() -> Iterator[CheckMessage]:
 def _wrong_values(
     conf: Conf, names: Sequence[str] | Mapping[str, object], values: Mapping[str, object]
 ) -> Iterator[CheckMessage]:
-    for name, sentence in conf.mistakes():
+    for name, sentence in _mistakes(conf):
         if name not in names:
             continue
         if name == "TIMEOUT" and values[name] in (None, math.inf):
@@ -88,6 +88,15 @@ def _wrong_values(
             yield found("E003", f"{sentence}.", hint)
         else:
             yield found("E002", f"{sentence}.", "Correct it, or remove it to use the default.")
+
+
+def _mistakes(conf: Conf) -> Iterator[tuple[str, str]]:
+    """Invalid settings, each with a sentence that says what is allowed."""
+    for name in Conf.names():
+        try:
+            getattr(conf, name)
+        except ImproperlyConfigured as error:
+            yield name, str(error)
 
 
 @check()
@@ -159,6 +168,38 @@ def _is_url(alias: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@check()
+def check_replies() -> Iterator[CheckMessage]:
+    for alias in lock_caches():
+        with suppress(Exception):  # Another check reports it.
+            client = lock_cache(alias).client
+            if _decodes_replies(alias) and not _reads_text(client):
+                yield found(
+                    "W019",
+                    f"The cache {alias!r} gets its values as text (decode_responses), which its "
+                    "serializer cannot read.",
+                    "Remove decode_responses from its LOCATION and CONNECTION_POOL_KWARGS. For "
+                    "commands of your own, make another client.",
+                )
+
+
+def _decodes_replies(alias: str) -> bool:
+    location, pool = settings.CACHES[alias]["LOCATION"], _options(alias)
+    wanted = dict(pool.get("CONNECTION_POOL_KWARGS") or {})  # type: ignore[call-overload]
+    for url in location.split(",") if isinstance(location, str) else location:
+        wanted |= parse_url(url)  # type: ignore[no-untyped-call]  # redis-py
+    return bool(wanted.get("decode_responses"))
+
+
+def _reads_text(client: DefaultClient) -> bool:
+    """Whether ``client`` can read a value as bytes, as ``get_or_set`` gets it, and as a text."""
+    stored = client.encode(["a", {"b": 1.5}])
+    try:
+        return all(client.decode(each) for each in (stored, stored.decode()))
+    except Exception:
+        return False
 
 
 @check()

@@ -170,7 +170,7 @@ def test_a_lock_that_is_hidden_is_on_no_page(
         admin_client.get(home.format("everything"))  # Shows the message.
         lock = hold(name)
         hurry()
-        until(lambda lock=lock: client.exists(lock.keys.owner))  # type: ignore[misc]  # no types for a default
+        until(lambda lock=lock: client.exists(lock.keys.owner))
     metrics.flush()
 
     def names(site: str) -> set[str]:
@@ -219,10 +219,10 @@ def test_only_what_may_be_released_can_be_chosen(admin_client: Client, settings:
 class Watchers(HeldLockAdmin):
     """Its hooks take the request only, as those of the admin's actions do."""
 
-    def has_view_permission(self, request: Any) -> bool:  # type: ignore[override]  # as written
+    def has_view_permission(self, request: Any) -> bool:  # as written
         return True
 
-    def has_release_permission(self, request: Any) -> bool:  # type: ignore[override]  # as written
+    def has_release_permission(self, request: Any) -> bool:  # as written
         return bool(request.user.is_superuser)
 
 

@@ -3,6 +3,7 @@ that also asks for a server, or is marked ``on_redis``, is about what only a ser
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import redis
 
 from django_redis_lock.cache import LocMemCache, RedisCache
+from tests.events import RecordedEvents, recording_events
 from tests.lanes import IN_MEMORY
 from tests.redis_server import RedisServer
 
@@ -66,3 +68,18 @@ def client(request: pytest.FixtureRequest, client: redis.Redis) -> redis.Redis:
         return client
     found: redis.Redis = LocMemCache(request.getfixturevalue("location"), {})._lock_client()
     return found
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def ask(request: pytest.FixtureRequest, cache: RedisCache) -> Any:
+    """``get_or_set``, also by way of asyncio."""
+    if request.param == "threads":
+        return cache.get_or_set
+    return lambda *args, **kwargs: asyncio.run(cache.aget_or_set(*args, **kwargs))
+
+
+@pytest.fixture
+def heard() -> Iterator[RecordedEvents]:
+    """What listeners are told of the key ``report``."""
+    with recording_events("report") as heard:
+        yield heard

@@ -21,7 +21,8 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import in_process, tasks
 from django_redis_lock.singleflight.in_process import in_flight
-from django_redis_lock.singleflight.scripts import END_FLIGHT
+from django_redis_lock.singleflight.scripts import END_FLIGHT, STORE
+from tests.lanes import examples
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 from tests.support.values import (
@@ -551,6 +552,47 @@ def test_whenever_it_is_cancelled_no_flight_stays(
     run(ask())
 
 
+@pytest.mark.parametrize("when", ["query", "compute", "store"])
+def test_a_leader_whose_loop_has_ended_ends_its_flight(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its coroutine is closed, and can await nothing: the keeper ends the flight."""
+    cache = make(redis_server, LOCK_FLIGHT_TIMEOUT=600)
+    going, running = asyncio.Event(), []
+
+    async def forever() -> None:
+        going.set()
+        await asyncio.Event().wait()
+
+    def stopping(call: Any) -> Any:
+        async def stopped(*args: Any) -> Any:
+            replies = await call(*args)
+            if when == "query" or (when == "store" and args[1][0].script is STORE):
+                await forever()
+            return replies
+
+        return stopped
+
+    async def begin() -> Any:
+        default = forever if when == "compute" else coroutine_function
+        call = cache.aget_or_set("report", default)
+        running.append(asyncio.ensure_future(call))
+        await asyncio.wait_for(going.wait(), PATIENCE)
+        return call
+
+    name = "aexchange" if when == "query" else "arun_all"
+    monkeypatch.setattr(tasks, name, stopping(getattr(tasks, name)))
+    loop = asyncio.new_event_loop()
+    call = loop.run_until_complete(begin())
+    monkeypatch.undo()
+    call.close()
+    until(lambda: not client.exists(flight_key(KEY)))
+    assert cache.get_or_set("report", "next") == (5 if when == "store" else "next")
+    running[0].cancel()
+    loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
+    loop.close()
+
+
 def test_who_is_cancelled_again_and_again_ends_its_flight_all_the_same(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -616,15 +658,16 @@ def test_of_those_who_wait_one_is_cancelled_and_the_others_wait_on(
 def test_threads_with_short_lived_loops(cache: RedisCache) -> None:
     """As under WSGI, where each call of ``async_to_sync`` makes a loop."""
     cache.set("report", "there")
+    calls = examples(100)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         found = in_threads(
-            6, lambda: [asyncio.run(cache.aget_or_set("report", "never")) for _ in range(40)]
+            6, lambda: [asyncio.run(cache.aget_or_set("report", "never")) for _ in range(calls)]
         )
     finally:
         sys.setswitchinterval(interval)
-    assert found == [["there"] * 40] * 6
+    assert found == [["there"] * calls] * 6
 
 
 @pytest.mark.on_redis

@@ -21,9 +21,9 @@ from django_redis_lock.cache import RedisCache, methods
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import aio_client, server_of
 from django_redis_lock.transport.address import HAS_HIREDIS
-from tests.integration.cache.test_cache import OPERATIONS, attempt, make, outcome
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
+from tests.support.caches import OPERATIONS, attempt, make, outcome
 
 pytestmark = pytest.mark.on_redis
 

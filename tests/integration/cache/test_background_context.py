@@ -89,11 +89,11 @@ def carry() -> Any:
     @contextmanager
     def carried() -> Iterator[None]:
         before = connection.schema_name if hasattr(connection, "schema_name") else None
-        connection.schema_name, in_thread.tenant = schema, tenant  # type: ignore[attr-defined]
+        connection.schema_name, in_thread.tenant = schema, tenant
         try:
             yield
         finally:
-            connection.schema_name, in_thread.tenant = before, None  # type: ignore[attr-defined]
+            connection.schema_name, in_thread.tenant = before, None
 
     return carried()
 
@@ -615,7 +615,7 @@ def test_with_override_the_caller_refreshes(options: dict[str, Any], asynchronou
         assert ask(lambda: "old") == "old"
         server.clock.advance(61)
         threads = []
-        connection.in_test = True  # type: ignore[attr-defined]
+        connection.in_test = True
 
         def compute() -> str:
             threads.append(getattr(connection, "in_test", False))
@@ -624,5 +624,5 @@ def test_with_override_the_caller_refreshes(options: dict[str, Any], asynchronou
         ask(compute)
         assert threads == [True]
         assert cache.get("report") == "new"
-        assert connection.in_test  # type: ignore[attr-defined]
-        del connection.in_test  # type: ignore[attr-defined]
+        assert connection.in_test
+        del connection.in_test

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import redis
@@ -14,170 +14,31 @@ from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache as PlainCache
 from django_redis.client import DefaultClient
+from redis import UsernamePasswordCredentialProvider
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache import LocMemCache, RedisCache
 from django_redis_lock.cache.redis_py import flight_ending
 from django_redis_lock.conf import SETTING
+from django_redis_lock.transport import server_of
 from tests.redis_server import RedisServer
+from tests.support.caches import (
+    LONG,
+    OPERATIONS,
+    Operation,
+    attempt,
+    done,
+    make,
+    outcome,
+    prepare,
+)
 
-Operation = Callable[[Any], Any]
-
-#: A lifetime of which a thousandth is a quarter of an hour.
-LONG = 1_000_000
-
-
-def done(result: Any) -> None:
-    """django-redis does not say what came of it; we do, as Django does (see below)."""
-
-
-#: Each on a cache that holds text "a", the number 5 "five" and, for a minute, "brief".
-OPERATIONS: dict[str, Operation] = {
-    "set": lambda c: c.set("new", {"x": 1}),
-    "set again": lambda c: c.set("a", 2),
-    "set for a time": lambda c: c.set("brief", 2, 120),
-    "set for a moment": lambda c: c.set("new", 1, timeout=0.5),
-    "set for ever": lambda c: c.set("brief", 2, timeout=None),
-    "set for 0": lambda c: c.set("a", 2, timeout=0),
-    "set for 0, missing": lambda c: c.set("new", 2, timeout=0),
-    "set for long": lambda c: c.set("new", 2, LONG),
-    "set for less than 0": lambda c: c.set("a", 2, timeout=-5),
-    "set for less than 1 ms": lambda c: c.set("a", 2, timeout=0.0004),
-    "set of a version": lambda c: c.set("a", 2, version=7),
-    "set by position": lambda c: c.set("a", 2, 60, 3, None, False, True),
-    "set None": lambda c: c.set("new", None),
-    "set True": lambda c: c.set("new", True),
-    "set number": lambda c: c.set("new", 2**70),
-    "set what cannot be kept": lambda c: c.set("new", lambda: None),
-    "set nx": lambda c: c.set("a", 2, nx=True),
-    "set nx, missing": lambda c: c.set("new", 2, nx=True),
-    "set nx for 0": lambda c: c.set("a", 2, nx=True, timeout=0),
-    "set nx for 0, missing": lambda c: c.set("new", 2, nx=True, timeout=0),
-    "set xx": lambda c: c.set("a", 2, xx=True),
-    "set xx, missing": lambda c: c.set("new", 2, xx=True),
-    "set without value": lambda c: c.set("new"),
-    "set unknown": lambda c: c.set("new", 1, ttl=3),
-    "set a timeout that is none": lambda c: c.set("new", 1, timeout="soon"),
-    "set of a huge lifetime": lambda c: c.set("new", 1, timeout=10**18),
-    "set of a finished key": lambda c: c.set(c.make_key("new"), 1),
-    "set of a number as key": lambda c: c.set(42, 1),
-    "add": lambda c: c.add("new", 1),
-    "add, there": lambda c: c.add("a", 1),
-    "add for a time": lambda c: c.add("new", 1, 60),
-    "add for 0": lambda c: c.add("a", 1, timeout=0),
-    "add for 0, missing": lambda c: c.add("new", 1, timeout=0),
-    "add of a version": lambda c: c.add("a", 1, version=2),
-    "delete": lambda c: c.delete("a"),
-    "delete, missing": lambda c: c.delete("new"),
-    "delete of a version": lambda c: c.delete("a", version=7),
-    "delete of a prefix": lambda c: c.delete("a", prefix="other"),
-    "delete by position": lambda c: c.delete("a", 1, c.key_prefix),
-    "set_many": lambda c: done(c.set_many({"a": 1, "new": 2})),
-    "set_many for a time": lambda c: done(c.set_many({"a": 1, "new": 2}, 60)),
-    "set_many for long": lambda c: done(c.set_many({"a": 1, "new": 2}, LONG)),
-    "set_many for 0": lambda c: done(c.set_many({"a": 1, "new": 2}, timeout=0)),
-    "set_many for ever": lambda c: done(c.set_many({"a": 1}, timeout=None)),
-    "set_many of a version": lambda c: done(c.set_many({"a": 1}, version=2)),
-    "set_many, none": lambda c: done(c.set_many({})),
-    "delete_many": lambda c: c.delete_many(["a", "five", "new"]),
-    "delete_many, none": lambda c: c.delete_many([]),
-    "delete_many of a generator": lambda c: c.delete_many(k for k in ["a"]),
-    "delete_many of a version": lambda c: c.delete_many(["a"], version=7),
-    "delete_pattern": lambda c: c.delete_pattern("*"),
-    "delete_pattern of some": lambda c: c.delete_pattern("[ab]*", itersize=1),
-    "delete_pattern of none": lambda c: c.delete_pattern("x*"),
-    "delete_pattern of a version": lambda c: c.delete_pattern("*", version=2),
-    "delete_pattern of a prefix": lambda c: c.delete_pattern("*", prefix="other"),
-    "incr_version": lambda c: c.incr_version("brief"),
-    "incr_version for long": lambda c: (c.set("brief", 2, LONG), c.incr_version("brief")),
-    "incr_version by": lambda c: c.incr_version("a", 2),
-    "incr_version of a version": lambda c: c.incr_version("a", 1, 5),
-    "incr_version, missing": lambda c: c.incr_version("new"),
-    "decr_version": lambda c: c.decr_version("a"),
-    "incr": lambda c: c.incr("five"),
-    "incr, missing": lambda c: c.incr("new"),
-    "incr by": lambda c: c.incr("five", 7),
-    "incr by position": lambda c: c.incr("five", 7, 1, None, True),
-    "incr of text": lambda c: c.incr("a"),
-    "decr": lambda c: c.decr("five", 3),
-    "decr, missing": lambda c: c.decr("new"),
-    "incr, new": lambda c: c.incr("new", 3, ignore_key_check=True),
-    "incr beyond": lambda c: (c.set("five", 2**63 - 1), c.incr("five")),
-    "incr beyond, for long": lambda c: (c.set("five", 2**63 - 1, LONG), c.incr("five")),
-    "touch": lambda c: c.touch("a", 60),
-    "touch for long": lambda c: c.touch("a", LONG),
-    "touch for 0": lambda c: c.touch("a", 0),
-    "touch for 0, missing": lambda c: c.touch("new", 0),
-    "touch for ever": lambda c: c.touch("brief", None),
-    "touch for the default": lambda c: c.touch("brief"),
-    "touch, missing": lambda c: c.touch("new", 60),
-    "get": lambda c: c.get("a"),
-    "get, missing": lambda c: c.get("new", "default"),
-    "get_many": lambda c: c.get_many(["a", "new"]),
-    "get_or_set": lambda c: c.get_or_set("new", lambda: 5, 60),
-    "get_or_set, there": lambda c: c.get_or_set("a", lambda: 5),
-    "get_or_set None": lambda c: c.get_or_set("new", None),
-    "get_or_set for 0": lambda c: c.get_or_set("new", 5, timeout=0),
-    "get_or_set, number as key": lambda c: c.get_or_set(42, 5),
-    "has_key": lambda c: c.has_key("a"),
-    "keys": lambda c: sorted(c.keys("*")),
-    "clear": lambda c: c.clear(),
-    "close": lambda c: c.close(),
-}
 READING = ("get", "has_key", "keys")
-
 
 #: Enough to see whether a client of django-redis's is called as it wants to be.
 SOME = ("set for a time", "set_many", "add", "delete", "delete_pattern", "incr", "touch", "clear")
 SOME_OPERATIONS = [pytest.param(OPERATIONS[name], id=name) for name in (*SOME, "get_or_set")]
-
-
-class Outcome(NamedTuple):
-    """What an operation did: its result or error, and what it left behind."""
-
-    result: Any
-    kept: dict[str, tuple[Any, int | None]]
-
-
-def make(kind: type[PlainCache], server: RedisServer, **options: Any) -> Any:
-    return kind(server.url, {"KEY_PREFIX": "site", "OPTIONS": options})
-
-
-def attempt(operation: Operation, cache: Any) -> Any:
-    """What ``operation`` returns, or the kind of its error: the words tell of the command."""
-    try:
-        return operation(cache)
-    except redis.ResponseError:
-        # Within a script some kinds of it cannot be told apart.
-        return redis.ResponseError
-    except Exception as error:
-        return type(error)
-
-
-def prepare(cache: Any, client: redis.Redis) -> None:
-    client.flushdb()
-    cache.set("a", "text", None)
-    cache.set("five", 5, None)
-    cache.set("brief", "text", 60)
-    cache.set("a", "of 7", None, version=7)
-    client.set("other:1:a", 1)
-
-
-def outcome(operation: Operation, cache: Any, client: redis.Redis) -> Outcome:
-    prepare(cache, client)
-    result = attempt(operation, cache)
-    kept = {
-        key.decode(): (client.get(key), in_ten_seconds(client.pttl(key)))
-        for key in client.keys()
-        if client.type(key) == b"string"
-    }
-    return Outcome(result, kept)
-
-
-def in_ten_seconds(pttl: int) -> int | None:
-    """A lifetime, so coarse that the time between two commands does not count."""
-    return None if pttl < 0 else round(pttl / 10_000)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -624,3 +485,71 @@ def test_arguments_of_lock_are_django_redis_own() -> None:
     assert [(p.name, p.default) for p in ours[:-1] if p.name != "timeout"] == [
         (p.name, p.default) for p in theirs if p.name != "timeout"
     ]
+
+
+#: Of two caches with one URL: their OPTIONS, and what differs between them then.
+OF_TWO: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Any], object]]] = {
+    "database": (
+        {"CONNECTION_POOL_KWARGS": {"db": 1}},
+        {"CONNECTION_POOL_KWARGS": {"db": 2}},
+        lambda cache: cache.get("a"),
+    ),
+    "user": (
+        {"USERNAME": "one", "PASSWORD": "secret"},
+        {"USERNAME": "other", "PASSWORD": "secret"},
+        lambda cache: cache.client.get_client().acl_whoami(),
+    ),
+    "time-out": (
+        {"SOCKET_TIMEOUT": 0.5},
+        {"SOCKET_TIMEOUT": 7},
+        lambda cache: server_of(cache._lock_client()).timeout,
+    ),
+    "name": (
+        {"CONNECTION_POOL_KWARGS": {"client_name": "one"}},
+        {"CONNECTION_POOL_KWARGS": {"client_name": "other"}},
+        lambda cache: cache.client.get_client().client_getname(),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OF_TWO)
+def test_two_caches_with_one_url(redis_server: RedisServer, client: redis.Redis, what: str) -> None:
+    """django-redis gives the second what the first has got."""
+    *both, seen = OF_TWO[what]
+    for name in ("one", "other"):
+        everything: Any = {"categories": ["+@all"], "keys": ["*"], "channels": ["*"]}
+        client.acl_setuser(name, enabled=True, passwords=["+secret"], **everything)
+    url = f"redis://127.0.0.1:{redis_server.port}"
+    for prefix, options in (("x", both), ("y", both[::-1])):
+        one, other = (RedisCache(url, {"OPTIONS": o, "KEY_PREFIX": prefix}) for o in options)
+        one.set("a", "its own")
+        assert seen(one) != seen(other)
+    client.flushall()
+    client.acl_deluser("one", "other")
+
+
+def test_a_pool_is_kept_while_its_options_are_the_same(redis_server: RedisServer) -> None:
+    """Each request in an event loop has another cache."""
+    provider = UsernamePasswordCredentialProvider()
+    made = [
+        RedisCache(
+            redis_server.url,
+            {"OPTIONS": {"CONNECTION_POOL_KWARGS": {"credential_provider": provider}}},
+        )._lock_client()
+        for _ in range(2)
+    ]
+    assert made[0].connection_pool is made[1].connection_pool
+
+
+@pytest.mark.parametrize("where", ["redis", "memory", "pool"])
+def test_no_keys_are_no_error(redis_server: RedisServer, where: str) -> None:
+    """An exhausted iterator is not empty to ``bool``, on which django-redis relies."""
+    options = {"OPTIONS": {"CLOSE_CONNECTION": True}} if where == "pool" else {}
+    kind: Any = LocMemCache if where == "memory" else RedisCache
+    cache: Any = kind(redis_server.url, options)
+    for keys in ((), {}.keys(), iter(()), filter(None, [""]), None):
+        assert cache.get_many(keys) == {}
+    for method in (cache.delete_many, cache.get_many):
+        assert not method(iter(()))
+    for amethod in (cache.adelete_many, cache.aget_many):
+        assert not asyncio.run(amethod(iter(())))

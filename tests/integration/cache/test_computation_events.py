@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,20 +27,6 @@ from tests.support.values import (
 )
 
 __all__ = ["slow"]
-
-
-@pytest.fixture
-def heard() -> Iterator[RecordedEvents]:
-    with recording_events("report") as heard:
-        yield heard
-
-
-@pytest.fixture(params=["threads", "asyncio"])
-def ask(request: pytest.FixtureRequest, cache: RedisCache) -> Any:
-    """``get_or_set``, also by way of asyncio."""
-    if request.param == "threads":
-        return cache.get_or_set
-    return lambda *args, **kwargs: asyncio.run(cache.aget_or_set(*args, **kwargs))
 
 
 def test_a_computation(ask: Any, cache: RedisCache, heard: RecordedEvents) -> None:

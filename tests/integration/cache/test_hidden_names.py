@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import Any
@@ -21,10 +22,11 @@ from django.urls import reverse
 from django_redis_lock import Lock
 from django_redis_lock.cache import LocMemCache, RedisCache, reset_all
 from django_redis_lock.locking import Renewal
+from django_redis_lock.locking import hold as holds
 from django_redis_lock.ops.held_locks import held_locks
 from django_redis_lock.ops.inventory import FLIGHT, Inventory, releasing
 from django_redis_lock.transport import Server
-from tests.holding import hurry
+from tests.holding import crash, hurry
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.values import Asking
@@ -181,8 +183,10 @@ def test_a_lock_whose_holder_never_describes_itself(
     monkeypatch.setattr(releasing, "DESCRIBED_WITHIN", 0.2)
     cache = two(sha)
     known, unknown = cache.lock("known"), cache.lock("unknown")
-    assert unknown.acquire()
-    unknown.local.renewal.discard()
+    with monkeypatch.context() as patch:
+        patch.setattr(holds, "DESCRIBE_AFTER", math.inf)
+        assert unknown.acquire()
+        crash(unknown)
     for list_or_reset in (cache.held_locks, cache.reset_all):
         with pytest.raises(ImproperlyConfigured, match="holders of 1 have not stored"):
             list_or_reset()

@@ -97,3 +97,39 @@ def test_random_calls_do_the_same_in_memory(
         on_redis, in_memory = (outcome(cache, *call) for cache in caches)
         assert in_memory == on_redis, call
         assert kept(caches[1]) == kept(caches[0]), call
+
+
+#: Numbers that Redis does not have: the text "5" is repeated a thousand times by django-redis.
+ABSURD: dict[str, Any] = {
+    "set": lambda cache, number: cache.set("a", "absurd", number),
+    "set, xx": lambda cache, number: cache.set("a", "absurd", number, xx=True),
+    "add": lambda cache, number: cache.add("a", "absurd", number),
+    "set_many": lambda cache, number: cache.set_many({"a": "absurd", "b": "absurd"}, number),
+    "touch": lambda cache, number: cache.touch("a", number),
+    "expire": lambda cache, number: cache.expire("b", number),
+    "pexpire": lambda cache, number: cache.pexpire("b", number),
+    "pexpire_at": lambda cache, number: cache.pexpire_at("a", number),
+    "pexpire_at, set": lambda cache, number: cache.pexpire_at("b", number),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    # Of the methods that expire, redis-py sends the text 5, which is a number for Redis.
+    [(name, n) for name in ABSURD for n in (10**30, "5") if n != "5" or "pire" not in name],
+)
+def test_what_redis_refuses_is_refused_in_memory(
+    redis_server: RedisServer, location: str, name: str, number: Any
+) -> None:
+    """And the next call gets its own reply."""
+    raised = []
+    for cache in RedisCache(redis_server.url, {}), LocMemCache(location, {}):
+        cache.set("b", 1)
+        cache.delete("a")
+        with pytest.raises(Exception) as caught:  # noqa: PT011  # compared below
+            ABSURD[name](cache, number)
+        raised.append(caught.type)
+        assert cache.get_many(["a", "b", "c"]) == {"b": 1}
+        assert cache.incr("b") == 2
+        cache.clear()
+    assert raised[0] is raised[1]

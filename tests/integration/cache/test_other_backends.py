@@ -123,7 +123,7 @@ def tag() -> str:
 
 
 def middleware() -> str:
-    return page_of(CachedPageMiddleware(view.__wrapped__))  # type: ignore[attr-defined]  # what it decorates
+    return page_of(CachedPageMiddleware(view.__wrapped__))
 
 
 def several() -> dict[str, int]:
@@ -135,7 +135,7 @@ def several() -> dict[str, int]:
 
 
 def one() -> int:
-    return cache.get_or_set("one", lambda: calls.append(1) or 7, 60, stale=30)  # type: ignore[func-returns-value]  # append returns None
+    return cache.get_or_set("one", lambda: calls.append(1) or 7, 60, stale=30)
 
 
 WAYS: dict[str, tuple[Callable[[], Any], Any]] = {
@@ -200,9 +200,9 @@ def test_after_the_commit(other: Backend, django_capture_on_commit_callbacks: An
 
 def test_what_is_wrong_is_refused_as_in_production(other: Backend) -> None:
     with pytest.raises(TypeError, match="no option 'ttl'"):
-        cache.get_or_set("a", 1, ttl=5)  # type: ignore[call-overload]  # the mistake
+        cache.get_or_set("a", 1, ttl=5)  # the mistake
     with pytest.raises(TypeError, match="timeout must be"):
-        cache.get_or_set("a", 1, "60")  # type: ignore[call-overload]  # the mistake
+        cache.get_or_set("a", 1, "60")  # the mistake
     with pytest.raises(ValueError, match="stale must be"):
         cached("a", stale=-1)(lambda: 5)()
     with pytest.raises(ZeroDivisionError):

@@ -14,10 +14,10 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django_redis_lock.cache import LocMemCache, RedisCache
 from django_redis_lock.cache.redis_py import flight_ending
 from django_redis_lock.decorators import cached
-from tests.integration.cache.test_writes_end_flights import REDIS_WRITES, STALE_WRITES, WRITES
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.writes import REDIS_WRITES, STALE_WRITES, WRITES
 
 pytestmark = pytest.mark.invariant("C6")
 

@@ -184,6 +184,8 @@ def test_it_happens_again_and_again(redis_server: RedisServer, client: redis.Red
     rounds = examples(600)
     with processes(ask_in_rounds, redis_server.url, rounds, count=4) as crew:
         crew.go()
+        for number in range(rounds):
+            assert {worker.hear() for worker in crew} == {number}
         computed = [each for result in crew.results() for each in result]
     assert sorted(computed) == list(range(rounds))
 
@@ -199,6 +201,7 @@ def ask_in_rounds(link: Link, url: str, rounds: int) -> list[int]:
     for number in range(rounds):
         found = in_threads(3, lambda n=number: cache.get_or_set(f"r{n}", lambda: compute(n)))
         assert found == [number] * 3
+        link.say(number)
     return computed
 
 
@@ -220,8 +223,11 @@ def test_followers_take_over_after_a_failure_one_at_a_time(
         assert others.results() == [["the report"]] * 3
 
 
-def test_a_killed_leader_is_replaced(redis_server: RedisServer, client: redis.Redis) -> None:
-    with processes(ask, redis_server.url, 2, {"LOCK_FLIGHT_TIMEOUT": 2}, count=3) as crew:
+def test_a_killed_leader_is_replaced(
+    redis_server: RedisServer, client: redis.Redis, pace: int
+) -> None:
+    options = {"LOCK_FLIGHT_TIMEOUT": 2 * pace}
+    with processes(ask, redis_server.url, 2, options, count=3) as crew:
         crew.go()
         first = leader_of(crew)
         until(lambda: blocked(client) == 2)
@@ -252,9 +258,10 @@ def test_a_computation_longer_than_its_flight_is_one_computation(
 
 
 def test_a_frozen_leader_is_replaced_and_still_gets_its_own_value(
-    redis_server: RedisServer, client: redis.Redis
+    redis_server: RedisServer, client: redis.Redis, pace: int
 ) -> None:
-    with processes(ask, redis_server.url, 1, {"LOCK_FLIGHT_TIMEOUT": 2}, True, count=2) as crew:
+    options = {"LOCK_FLIGHT_TIMEOUT": 2 * pace}
+    with processes(ask, redis_server.url, 1, options, True, count=2) as crew:
         crew.go()
         first = leader_of(crew)
         first.pause()

@@ -38,7 +38,7 @@ def pickled_class(module: str, keep_module: bool) -> bytes:
     """An object of a class that is not there any more."""
     sys.modules[module] = made = ModuleType(module)
     cls = type("Renamed", (), {"__module__": module, "__qualname__": "Renamed"})
-    made.Renamed = cls  # type: ignore[attr-defined]  # a module's class
+    made.Renamed = cls
     stored = pickle.dumps(cls())
     if keep_module:
         del made.Renamed

@@ -82,7 +82,7 @@ def key_function(key: str, prefix: str, version: Any) -> str:
     return f"{tenant()}:{prefix}:{version}:{key}"
 
 
-class TenantClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
+class TenantClient(DefaultClient):
     def make_key(self, key: Any, version: Any = None, prefix: Any = None) -> Any:
         return super().make_key(key, version, prefix or tenant())
 

@@ -16,9 +16,9 @@ from django.test import Client
 
 from django_redis_lock.locking import hold as holding
 from django_redis_lock.protocol.identity import hostname
-from tests.integration.commands.test_locks_command import Run, held, run
 from tests.processes import Link, processes
 from tests.support.admin import PAGE, rows_of, text_of
+from tests.support.commands import Run, held, run
 
 __all__ = ["run"]
 

@@ -20,7 +20,7 @@ from django_redis_lock.management import listing
 from django_redis_lock.ops.held_locks import Truncation
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import execute
-from tests.integration.commands.test_locks_command import held, waiting
+from tests.support.commands import held, waiting
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = (DOCS / "commands.md").read_text()

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from django_redis_lock import Lock, events
 from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.management import by_name
-from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.activities import command_line
@@ -34,9 +32,15 @@ from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import execute
 from tests.holding import hurry, silence
 from tests.processes import PATIENCE, ManageCommand, until
+from tests.support.commands import Run, held, run, waiting
+
+__all__ = ["run"]
 
 ROOT = Path(__file__).parents[3]
-HERE = f"{hostname()}:{os.getpid()}"
+
+
+def here() -> str:
+    return f"{hostname()}:{os.getpid()}"
 
 
 class Screen(StringIO):
@@ -44,49 +48,6 @@ class Screen(StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: Any) -> Run:
-    """As from a shell: exit code, standard output and error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code: Any = 0
-        try:
-            Command().run_from_argv(["manage.py", "locks", *words])
-        except SystemExit as end:
-            code = end.code
-        return (code, *capfd.readouterr())
-
-    return run
-
-
-@contextmanager
-def held(client: redis.Redis, name: str, using: str = "default", **options: Any) -> Iterator[Lock]:
-    """A lock that has said who holds it."""
-    lock = caches[using].lock(name, **options)
-    assert lock.acquire(blocking=False)
-    hurry()
-    until(lambda: client.exists(lock.keys.owner))
-    yield lock
-    lock.raise_on_release_error = False
-    lock.__exit__(None, None, None)
-
-
-@contextmanager
-def waiting(client: redis.Redis, lock: Lock) -> Iterator[None]:
-    """Somebody waits for ``lock``."""
-    other = Lock(client, lock.name, timeout=60, limit=lock.limit)
-    thread = threading.Thread(target=lambda: other.acquire() and other.release(), name="next")
-    thread.start()
-    until(lambda: client.zcard(lock.keys.waiters))
-    yield
-    if lock.owned():
-        lock.release()
-    thread.join(PATIENCE)
 
 
 def without_times(text: str) -> str:
@@ -109,12 +70,12 @@ def test_the_list(run: Run, client: redis.Redis) -> None:
         waiting(client, nightly),
     ):
         code, out, err = run()
-    by = f"{HERE} (report)"
+    by = f"{here()} (report)"
     assert (code, err) == (0, "")
     assert [line.split() for line in without_times(out).splitlines()] == [
         ["NAME", "HOLDER", "HELD", "LEFT", "WAITING", "NOTE"],
         ["nightly", *by.split(), "Ns", "Ns", "1"],
-        ["x", HERE, "Ns", "-", "-", "never", "expires"],
+        ["x", here(), "Ns", "-", "-", "never", "expires"],
         [],
         ["2", "locks", "are", "held,", "1", "process", "waits."],
     ]
@@ -546,7 +507,7 @@ def test_a_release_says_who_held_it(run: Run, client: redis.Redis) -> None:
         code, out, _ = run("release", "nightly", "--yes")
         assert (code, without_times(out).splitlines()) == (
             0,
-            [f"nightly is held by {HERE} (report), for Ns.", "nightly is released."],
+            [f"nightly is held by {here()} (report), for Ns.", "nightly is released."],
         )
         assert not lock.locked()
     _, out, _ = run("show", "nightly")

@@ -354,10 +354,10 @@ def test_a_signal_that_comes_while_a_program_is_being_started_reaches_it_as_it_i
 
 
 def test_a_killed_run_takes_its_program_and_that_programs_children_along(
-    client: redis.Redis,
+    client: redis.Redis, pace: int
 ) -> None:
     script = "sleep 100 & echo $!; echo $$; trap : TERM; while :; do sleep 0.1; done"
-    with run("--timeout", "2", "--grace", "0.3", "--shell", "--", script) as running:
+    with run("--timeout", f"{2 * pace}", "--grace", "0.3", "--shell", "--", script) as running:
         pids = [int(running.stdout.readline()) for _ in range(2)]
         assert not any(gone(pid) for pid in pids)
         running.kill()

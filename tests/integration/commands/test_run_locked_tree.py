@@ -228,11 +228,11 @@ def test_a_killed_guard_takes_the_group_along(client: redis.Redis, stack: ExitSt
 
 
 def test_what_a_management_command_has_started_ends_with_its_process(
-    client: redis.Redis, stack: ExitStack
+    client: redis.Redis, stack: ExitStack, pace: int
 ) -> None:
     """Only then: until it is killed, it is in charge of it."""
     mark = token()
-    words = ("--timeout", "1", "--grace", "0.3", "--", "obey", "--deaf", "--start", mark)
+    words = ("--timeout", str(pace), "--grace", "0.3", "--", "obey", "--deaf", "--start", mark)
     command = ManageCommand("run_locked", "tree", *words, apps=("tests.commands_site",))
     stack.callback(kill, mark)
     stack.callback(command.close)

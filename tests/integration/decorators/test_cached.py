@@ -113,6 +113,35 @@ def test_the_arguments_of_a_method() -> None:
     assert shop.prices.invalidate(shop) is True
 
 
+def test_static_and_class_methods_in_either_order() -> None:
+    class Shop:
+        @cached("below-{pk}")
+        @staticmethod
+        def below(pk: int) -> int:
+            return pk
+
+        @staticmethod
+        @cached("above-{pk}")
+        def above(pk: int) -> int:
+            return pk
+
+        @cached("of {cls.__name__} below-{pk}")
+        @classmethod
+        def class_below(cls, pk: int) -> str:
+            return f"{cls.__name__} {pk}"
+
+        @classmethod
+        @cached("of {cls.__name__} above-{pk}")
+        def class_above(cls, pk: int) -> str:
+            return f"{cls.__name__} {pk}"
+
+    for shop in (Shop, Shop()):
+        assert shop.below(5) == shop.above(5) == 5
+        assert shop.class_below(6) == shop.class_above(6) == "Shop 6"
+    assert Shop.below.invalidate(5) is Shop.above.invalidate(5) is True
+    assert Shop.class_below.invalidate(Shop, 6) is Shop.class_above.invalidate(Shop, 6) is True
+
+
 def test_a_method_of_an_object_in_the_database_names_the_object() -> None:
     """Otherwise one account would get the balance of another."""
 

@@ -30,7 +30,7 @@ from django.http import (
 )
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import RequestFactory, override_settings
+from django.test import override_settings
 from django.utils import timezone, translation
 from django.utils.cache import patch_vary_headers
 from django.utils.decorators import method_decorator
@@ -44,11 +44,9 @@ import django_redis_lock
 from django_redis_lock import cached_page, events
 from django_redis_lock.exceptions import ComputationFailed
 from tests.lanes import IN_MEMORY
-from tests.processes import PATIENCE, in_threads, until, waiting_in
+from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
-
-MEMORY = {"BACKEND": "django_redis_lock.cache.LocMemCache", "LOCATION": "pages"}
-PLAIN = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "plain pages"}
+from tests.support.cached_pages import MEMORY, PLAIN, ask, followers
 
 
 @pytest.fixture(autouse=True, params=["redis", IN_MEMORY])
@@ -59,12 +57,6 @@ def _empty_cache(request: pytest.FixtureRequest, client: redis.Redis, settings: 
     caches["plain"].clear()
     translation.deactivate()  # Other tests in this thread may leave a language behind.
     timezone.deactivate()
-
-
-def ask(path: str = "/page/", method: str = "get", **headers: str) -> HttpRequest:
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    request: HttpRequest = getattr(RequestFactory(), method)(path, headers=given)
-    return request
 
 
 def counting(respond: Callable[[HttpRequest], Any]) -> Any:
@@ -204,7 +196,10 @@ def test_a_request_may_be_answered_twice() -> None:
     assert [body(page(request)), body(page(request))] == ["page 1"] * 2
 
 
-@pytest.mark.parametrize("seconds", [30, lambda response: len(response.content)])
+@pytest.mark.parametrize(
+    "seconds",
+    [30, lambda response: len(response.content), lambda response: timedelta(seconds=29.5)],
+)
 def test_the_timeout(seconds: Any) -> None:
     page = cached_page(seconds)(counting(lambda request: HttpResponse("x" * 28)))
     assert page(ask())["Cache-Control"] == "max-age=30"
@@ -357,10 +352,6 @@ def test_tasks_share_a_computation() -> None:
 
 
 # -- one computation -----------------------------------------------------------------------------
-
-
-def followers() -> int:
-    return waiting_in("django_redis_lock.singleflight.runners")
 
 
 def crowd(page: Any, requests: list[HttpRequest]) -> list[Any]:

@@ -23,8 +23,8 @@ from django_redis_lock import cached_page, locked
 from django_redis_lock.contention import redirect_to, respond, skip
 from django_redis_lock.exceptions import ComputationFailed
 from tests.holding import hold
-from tests.integration.decorators.test_cached_page import followers
 from tests.processes import in_threads, until
+from tests.support.cached_pages import followers
 
 pytestmark = [pytest.mark.usefixtures("client"), pytest.mark.invariant("C6")]
 TEMPORARY = [408, 425, 429, 500, 503]
@@ -219,12 +219,12 @@ def test_a_stale_page_stays(status: int, kind: str) -> None:
         return HttpResponse("busy", status=status)
 
     try:
-        Page.__call__ = busy  # type: ignore[method-assign]  # put back below
+        Page.__call__ = busy  # put back below
         page.kind = kind
         view_again = page.view()
         assert view_again(ask()).content == b"page"
     finally:
-        Page.__call__ = ended  # type: ignore[method-assign]  # as above
+        Page.__call__ = ended
     assert view(ask()).content == b"page"
     assert page.calls == 3
 

@@ -18,9 +18,9 @@ from django.utils.cache import get_cache_key, patch_vary_headers
 
 from django_redis_lock import cached_page
 from django_redis_lock.middleware import CachedPageMiddleware
-from tests.integration.decorators.test_cached_page import MEMORY, ask
 from tests.lanes import IN_MEMORY
 from tests.processes import in_threads
+from tests.support.cached_pages import MEMORY, ask
 
 pytestmark = pytest.mark.invariant("C6")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from django.contrib import messages
+from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.messages.storage.cookie import CookieStorage
 from django.contrib.sessions.backends.signed_cookies import SessionStore
 from django.contrib.sessions.middleware import SessionMiddleware
@@ -22,14 +23,15 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
 from django.views import View
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.renderers import StaticHTMLRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_redis_lock import cached_page
-from tests.integration.decorators.test_cached_page import MEMORY, PLAIN
 from tests.lanes import IN_MEMORY
 from tests.processes import until
+from tests.support.cached_pages import MEMORY, PLAIN
 
 pytestmark = pytest.mark.invariant("U1")
 
@@ -164,6 +166,84 @@ def test_each_visitor_sees_what_is_theirs(kind: Any, answer: Any, part: str) -> 
         assert len(computed) == 3  # Each has a page of their own, and without a cookie one for all.
 
 
+def loaded(view: Any) -> Any:
+    """A decorator around the page, such as login_required, has loaded the user."""
+
+    def call(request: Any) -> Any:
+        assert str(request.user)
+        return view(request)
+
+    return call
+
+
+@pytest.mark.parametrize("kind", [function, coroutine_function, class_of_views])
+@pytest.mark.parametrize("answer", [plain, template])
+def test_a_user_who_was_loaded_before_is_the_visitors(kind: Any, answer: Any) -> None:
+    view = loaded(kind(partial(answer, PARTS["user"])))
+    for name in ("ann", "bob", "ann", "", "bob"):
+        assert text(view, name) == PARTS["user"](ask(name))
+    assert len(computed) == 3
+
+
+class OfProxy(BaseAuthentication):
+    """Of Django REST framework."""
+
+    def authenticate(self, request: Any) -> Any:
+        name = request.headers.get("X-User")
+        return (User(username=name), None) if name else None
+
+
+class OfUsers(APIView):
+    authentication_classes = (OfProxy,)
+    permission_classes = ()
+    renderer_classes = (StaticHTMLRenderer,)
+
+    def get(self, request: Any) -> Any:
+        computed.append("")
+        return Response(f"Hello {request.user}")
+
+
+def by_middleware(view: Any) -> Any:
+    def call(request: Any) -> Any:
+        name = request.headers.get("X-User")
+        request.user = User(username=name) if name else AnonymousUser()
+        return view(request)
+
+    return call
+
+
+class OnHandler(OfUsers):
+    get = method_decorator(cached_page(60))(OfUsers.get)
+
+
+BY_HEADER: dict[str, Any] = {
+    "middleware": by_middleware(function(partial(plain, PARTS["user"]))),
+    "middleware, template": by_middleware(function(partial(template, PARTS["user"]))),
+    "middleware, async": by_middleware(coroutine_function(partial(plain, PARTS["user"]))),
+    "middleware, stale": by_middleware(function(partial(plain, PARTS["user"]), stale=60)),
+    "inside": function(by_middleware(partial(plain, PARTS["user"]))),
+    "handler": OnHandler.as_view(),
+    "dispatch": method_decorator(cached_page(60), name="dispatch")(OfUsers).as_view(),
+    "view": cached_page(60)(OfUsers.as_view()),
+}
+
+
+@pytest.mark.parametrize("name", BY_HEADER)
+def test_the_page_of_a_user_without_a_session_is_stored_if_it_varies(name: str) -> None:
+    """Of Authorization, Django says it itself."""
+
+    def shown(view: Any, user: str) -> str:
+        request = RequestFactory().get("/page/", headers={"X-User": user})
+        response = view(request)
+        if hasattr(response, "render"):
+            response.render()
+        return str(response.content.decode())
+
+    view = BY_HEADER[name]
+    for user in ("ann", "bob", "ann"):
+        assert shown(view, user) == f"Hello {user}"
+
+
 @pytest.mark.parametrize("answer", [plain, template])
 @pytest.mark.parametrize("name", ["ann", ""])
 def test_what_has_nothing_of_a_visitor_is_for_all(answer: Any, name: str) -> None:
@@ -205,6 +285,6 @@ def test_a_refresh_in_the_background_stays_the_visitors(answer: Any, part: str) 
         for key in list(cache.keys("*.cache_page.*GET*")):
             cache.mark_stale(key, stale=600)
         text(view, name)
-        until(lambda number=number: len(computed) >= number)  # type: ignore[misc]  # no types for a default
+        until(lambda number=number: len(computed) >= number)
     wanted = {name: PARTS[part](ask(name)) for name in ("ann", "bob", "")}
     assert {name: text(view, name) for name in wanted} == wanted

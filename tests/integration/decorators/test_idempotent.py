@@ -318,7 +318,7 @@ def test_a_request_whose_process_died_runs_again(redis_server: RedisServer) -> N
         worker.go()
         assert worker.hear() == "began"
         worker.kill()
-    view = function(pay, **BY_USER, timeout=1, wait=30)
+    view = function(pay, **BY_USER, timeout=60, wait=30)
     assert of(view(sent())) == (201, {"payment": 1, "attempt": 2})
 
 

@@ -25,35 +25,12 @@ from django.test import RequestFactory, TestCase
 
 from django_redis_lock import AsyncLock, LockError, LockNotAcquired, current_lock, locked
 from django_redis_lock.decorators import transactions
+from tests.holding import hurry_until, renew
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.databases import DATABASES, balance, execute, forget, use
 
 KEY = ":1:lock:account"
-DATABASES = ("shop", "till")
-
-
-def use(folder: Path, **options: Any) -> None:
-    """Have two databases, in files."""
-    for alias in DATABASES:
-        as_default = connections.settings["default"]
-        name = str(folder / f"{alias}.sqlite3")
-        connections.settings[alias] = {**as_default, "NAME": name, **options}
-
-
-def forget() -> None:
-    for alias in DATABASES:
-        connections[alias].close()
-        del connections[alias], connections.settings[alias]
-
-
-def execute(sql: str, using: str = "shop") -> Any:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()
-
-
-def balance() -> int:
-    return int(execute("SELECT balance FROM account")[0])
 
 
 @pytest.fixture
@@ -388,7 +365,7 @@ def test_the_connection_is_left_as_it_was() -> None:
 
 
 def ends() -> list[Any]:
-    registry: Any = weakref.finalize._registry  # type: ignore[attr-defined]  # no types
+    registry: Any = weakref.finalize._registry
     return [*registry]
 
 
@@ -417,14 +394,13 @@ def test_an_outage_after_the_commit_is_logged(
 
 
 def test_a_lock_that_waits_for_a_transaction_is_renewed(client: redis.Redis) -> None:
-    @locked("account", timeout=2)
+    @locked("account", timeout=60)
     def work() -> None: ...
 
     with transaction.atomic("shop"):
         work()
         for _ in range(2):
-            until(lambda: 0 < client.pttl(KEY) < 1500)
-            until(lambda: client.pttl(KEY) > 1500)
+            renew(client, KEY)
         assert held()
     assert not held()
 
@@ -474,7 +450,7 @@ def test_another_thread_does_not_share_it() -> None:
 def test_a_lock_lost_in_between_is_acquired_again(client: redis.Redis) -> None:
     fences = []
 
-    @locked("account", timeout=2)
+    @locked("account")
     def work() -> None:
         fences.append(current_lock().fence)
 
@@ -482,7 +458,7 @@ def test_a_lock_lost_in_between_is_acquired_again(client: redis.Redis) -> None:
         work()
         lock = caches["default"].lock("account")
         lock.reset()
-        until(lambda: _lost("account"))
+        hurry_until(lambda: _lost("account"))
         work()
         assert held()
     assert not held()
@@ -505,10 +481,10 @@ def test_the_same_call_takes_up_its_waiting_lock() -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_call_does_not_wait_for_the_end_of_the_same_transaction(asynchronous: bool) -> None:
-    @locked(["account", "another"], blocking=True, blocking_timeout=2)
+    @locked(["account", "another"], blocking=True, blocking_timeout=PATIENCE)
     def transfer() -> None: ...
 
-    @locked(["account", "another"], blocking=True, blocking_timeout=2)
+    @locked(["account", "another"], blocking=True, blocking_timeout=PATIENCE)
     async def atransfer() -> None: ...
 
     call: Any = async_to_sync(atransfer) if asynchronous else transfer

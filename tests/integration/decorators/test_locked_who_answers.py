@@ -145,7 +145,7 @@ def publish(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpRespon
     return HttpResponse("ran")
 
 
-class Users(ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
+class Users(ModelAdmin):
     actions = ("retire", publish)
 
     def get_queryset(self, request: HttpRequest) -> Any:
@@ -393,13 +393,13 @@ class Queued:
 def delayed(pk: int) -> None: ...
 
 
-delayed.delay = delayed  # type: ignore[attr-defined]  # as Celery's
+delayed.delay = delayed  # as Celery's
 
 
 def operation(request: Any) -> None: ...
 
 
-operation._ninja_operation = object()  # type: ignore[attr-defined]  # as Django Ninja's
+operation._ninja_operation = object()  # as Django Ninja's
 
 
 @pytest.mark.parametrize("target", [Queued(), delayed, operation, functools.partial(Queued(), 3)])

@@ -22,9 +22,9 @@ from django.test import TestCase
 from django_redis.exceptions import ConnectionInterrupted
 
 from django_redis_lock import cached
-from tests.integration.decorators.test_locked_transactions import balance, execute, forget, use
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
+from tests.support.databases import balance, execute, forget, use
 from tests.support.values import Asking
 
 BACKENDS = ("RedisCache", "LocMemCache")
@@ -247,7 +247,7 @@ def test_a_refresh_stores_what_is_committed(cache: Any) -> None:
     with pytest.raises(LookupError), transaction.atomic("shop"):
         change()
         account.on_commit("shop").refresh(7)
-        assert account.__wrapped__(7) == 1  # type: ignore[attr-defined]  # what it decorates
+        assert account.__wrapped__(7) == 1
         raise LookupError
     assert account(7) == 0
 

@@ -788,7 +788,7 @@ def test_bad_arguments_are_refused(decorator: Any, options: Any, message: str) -
 
 def test_a_timeout_is_required() -> None:
     with pytest.raises(TypeError, match="timeout"):
-        unique_task("sync-{shop}")  # type: ignore[call-arg]  # the mistake
+        unique_task("sync-{shop}")  # the mistake
 
 
 @pytest.mark.parametrize("target", [lambda shop: None, 5, object, Duplicate])

@@ -71,7 +71,7 @@ class NoWriter:
 def test_a_connection_without_a_transport_is_refused_for_tasks(client: redis.Redis) -> None:
     class Fake(redis.asyncio.Connection):
         async def connect(self) -> None:
-            self._writer = NoWriter()  # type: ignore[assignment]  # as without a transport
+            self._writer = NoWriter()
 
         async def disconnect(self, *args: Any, **options: Any) -> None:
             self._writer = None

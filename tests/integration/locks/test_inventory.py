@@ -19,6 +19,7 @@ from django.core.cache import caches
 
 from django_redis_lock import Lock
 from django_redis_lock.keeper import keeper
+from django_redis_lock.locking import records
 from django_redis_lock.locking.records import CrashRecord, heartbeats, note_call
 from django_redis_lock.management import as_json, note
 from django_redis_lock.ops.admin.rows import event_rows, row, waiter_rows
@@ -52,7 +53,7 @@ from django_redis_lock.singleflight.in_process import FlightRenewal, InProcessFl
 from django_redis_lock.singleflight.leader import Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
-from tests.holding import hurry, renew, settle, table_of
+from tests.holding import crash, hurry, renew, settle, table_of
 from tests.processes import PATIENCE, Link, Worker, processes, until
 from tests.redis_server import RedisServer
 
@@ -630,8 +631,13 @@ def test_who_is_released_or_comes_back_has_not_vanished(client: redis.Redis) -> 
 
 @pytest.mark.parametrize("ended_by", ["its lifetime", "another program"])
 def test_a_holder_that_reports_the_loss_has_not_crashed(
-    client: redis.Redis, caplog: pytest.LogCaptureFixture, ended_by: str, pace: int
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    ended_by: str,
+    pace: int,
 ) -> None:
+    monkeypatch.setattr(records, "REPORT_SECONDS", PATIENCE)  # As if it were soon enough.
     lock, following = Lock(client, "a", 1 * pace), Lock(client, "a", 30)
     lock.acquire()
     described(client, "a")
@@ -639,7 +645,7 @@ def test_a_holder_that_reports_the_loss_has_not_crashed(
         client.delete("a")
     assert following.acquire()
     until(lambda: lock.lost and client.exists(events_key(b"a")))
-    keeper().hurry()
+    hurry(CrashRecord)
     until(lambda: not any(isinstance(job, CrashRecord) for job in keeper().jobs()))
     following.release()
     assert b"crashed" not in client.get(events_key(b"a"))
@@ -652,8 +658,8 @@ def test_a_crash_is_logged_even_if_redis_refuses_its_record(
     lock = Lock(client, "a", 30)
     lock.acquire()
     described(client, "a")
-    lock.local.renewal.discard()  # As when its process has ended, and
-    client.delete("a")  # as when its lifetime is over.
+    crash(lock)
+    client.delete("a")  # As when its lifetime is over.
     assert Lock(client, "a", 30).acquire()
     (record,) = [job for job in keeper().jobs() if isinstance(job, CrashRecord)]
     record.failed(redis.ResponseError("no"), time.monotonic())

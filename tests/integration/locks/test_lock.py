@@ -28,11 +28,13 @@ class TestLock(LockContract):
     def backend(self, client: redis.Redis) -> Backend:
         return OnRedis(client)
 
-    def test_it_is_renewed_in_real_time(self, backend: Backend, make: Callable[..., Any]) -> None:
-        lock = make(timeout=1.2, renew=True)
+    def test_it_is_renewed_in_real_time(
+        self, backend: Backend, make: Callable[..., Any], pace: int
+    ) -> None:
+        lock = make(timeout=1.2 * pace, renew=True)
         lock.acquire()
         # Renewed once, after a third of its lifetime, it would be gone after 1.6 s.
-        ends = time.monotonic() + 1.7
+        ends = time.monotonic() + 1.7 * pace
         while time.monotonic() < ends:
             assert backend.value(self.name) == lock.local.token
             assert not lock.lost

@@ -155,7 +155,7 @@ def expect_no_growth(use: Callable[[str], Any], clean_up: Callable[[], Any] = in
         while time.monotonic() < ends:
             if memory() - before < GROWTH:
                 return False
-            time.sleep(0.01)  # The keeper drops what it has planned when that comes due.
+            time.sleep(0.1)  # The keeper drops what it has planned when that comes due.
         return True
 
     use("first")

@@ -42,6 +42,7 @@ from django_redis_lock.ops.inventory import inspect
 from django_redis_lock.protocol import Call
 from django_redis_lock.steps import drive
 from django_redis_lock.transport import NotReady, run, server_of
+from tests.holding import hurry
 from tests.lanes import examples
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
@@ -346,11 +347,12 @@ def test_the_task_that_has_lost_one_of_the_names_is_cancelled(client: redis.Redi
 
 
 def test_who_reports_the_loss_has_not_crashed(
-    any_client: redis.Redis, make: Callable[..., MultiLock]
+    any_client: redis.Redis, make: Callable[..., MultiLock], pace: int
 ) -> None:
     """The lifetimes of all names end at the same time."""
-    lock = make("a", "b", timeout=0.6)
+    lock = make("a", "b", timeout=0.6 * pace)
     lock.acquire()
+    hurry()
     until(lambda: lock.lost)
     until(lambda: not any_client.exists("a", "b"))
 

@@ -19,38 +19,15 @@ from django_redis_lock.locking.records import CrashRecord
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol import hostname
 from django_redis_lock.transport.registry import server_of
-from tests.holding import hurry
+from tests.holding import crash, hurry
 from tests.lock_contract import LockContract
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import Backend, places
+from tests.support.redlocks import AMPLE, FIVE, clients, five
 from tests.support.tasks import ForThreads, Tasks
 
-FIVE = 5
-#: Seconds within which a server answers, also if the whole machine is at a standstill for a moment.
-AMPLE = 5
-
-
-@pytest.fixture(scope="module")
-def five() -> Iterator[list[RedisServer]]:
-    servers = [RedisServer() for _ in range(FIVE)]
-    try:
-        for server in servers:
-            server.start()
-        yield servers
-    finally:
-        for server in servers:
-            server.close()
-
-
-@pytest.fixture
-def clients(five: list[RedisServer]) -> Iterator[list[redis.Redis]]:
-    found = [server.client() for server in five]
-    for client in found:
-        client.flushall()
-    yield found
-    for client in found:
-        client.close()
+__all__ = ["clients", "five"]
 
 
 class OnFive(Backend):
@@ -106,7 +83,7 @@ class TestRedlock(LockContract):
         dead = Redlock(clients, "left", timeout=2 * pace, label="nightly")
         assert dead.acquire()
         until(lambda: all(client.hexists("{left}:owner", "id") for client in clients))
-        dead.local.renewal.discard()  # All that a killed process leaves undone.
+        crash(dead)
         until(lambda: not any(client.exists("left") for client in clients))
         with Redlock(clients, "left", timeout=30, server_timeout=AMPLE):
             hurry(CrashRecord)

@@ -578,12 +578,12 @@ def test_one_that_is_closed_while_it_connects_leaves_the_place_to_its_successor(
 
 
 def test_a_connection_that_died_without_a_word_is_replaced(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, pace: int
 ) -> None:
     monkeypatch.setattr(instant_loss, "CHECK_AFTER_SECONDS", 0.1)
     with (
         Proxy(own_server) as proxy,
-        proxy.client(socket_timeout=0.3) as client,
+        proxy.client(socket_timeout=0.3 * pace) as client,
         held(client) as lock,
     ):
         until(lambda: subscribed(client))

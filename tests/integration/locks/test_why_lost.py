@@ -28,10 +28,10 @@ from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, proces
 from django_redis_lock.transport import run
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
-from tests.integration.locks.test_redlock import AMPLE, clients, five
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers
+from tests.support.redlocks import AMPLE, clients, five
 
 __all__ = ["clients", "five"]
 

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
 
 from django_redis_lock import events
 from django_redis_lock.cache import RedisCache
@@ -163,10 +163,12 @@ def test_labels_are_bounded(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) 
     assert [label(group) for group in "abcab"] == ["a", "b", "other", "a", "b"]
 
 
-IN_A_WORKER = """
-import django
+IN_TWO_WORKERS = """
+import os, django
 django.setup()
 from django.core.cache import cache
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0  # They would wait for each other.
 for _ in range(5):
     with cache.lock("import"):
         pass
@@ -185,17 +187,10 @@ def test_a_group_of_locks_makes_few_series(cache: RedisCache, registry: Collecto
 def test_prometheus_in_several_processes(client: redis.Redis, tmp_path: Path) -> None:
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     environment["DJANGO_SETTINGS_MODULE"] = "tests.exporting_settings"
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", IN_A_WORKER], cwd=ROOT, env=environment, check=True)
-    scrape = """
-from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-registry = CollectorRegistry()
-multiprocess.MultiProcessCollector(registry)
-print(generate_latest(registry).decode())
-"""
-    said = subprocess.run(
-        [sys.executable, "-c", scrape], env=environment, check=True, capture_output=True, text=True
-    ).stdout
+    subprocess.run([sys.executable, "-c", IN_TWO_WORKERS], cwd=ROOT, env=environment, check=True)
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry, str(tmp_path))
+    said = generate_latest(registry).decode()
     assert 'django_redis_lock_acquired_total{contended="false",group="import"} 10.0' in said
     assert 'django_redis_lock_hold_seconds_count{group="import"} 10.0' in said
 

@@ -16,12 +16,12 @@ from django_redis.cache import RedisCache as PlainCache
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import is_of_a_database
 from tests.holding import hurry
-from tests.integration.cache.test_cache import OPERATIONS, make, outcome
 from tests.integration.cache.test_lock_keys import reached
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers, slot_of
 from tests.support.background import Background, elsewhere
+from tests.support.caches import OPERATIONS, make, outcome
 
 MANY = [f"key-{number}" for number in range(200)]
 

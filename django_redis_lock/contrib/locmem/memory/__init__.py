@@ -165,8 +165,12 @@ class Database(Commands):
 
     def carry_out(self, session: Session, commands: Iterator[list[bytes]]) -> None:
         with self.mutex:
-            session.unread.extend(commands)
-            self._serve(session)
+            try:
+                session.unread.extend(commands)
+                self._serve(session)
+            except BaseException:  # Of a signal handler: the next call must not get these replies.
+                session.shutdown()
+                raise
             while self._filled:
                 self._filled = False
                 for waiting in list(self._blocked):

@@ -24,6 +24,14 @@ class _SortedSet(dict[bytes, float]):
         return sorted(self, key=lambda member: (self[member], member))
 
 
+def _whole(written: bytes) -> int:
+    """A number of 64 bits, as Redis has them. Raises ValueError."""
+    number = int(written)
+    if number.bit_length() > 63:
+        raise ValueError(written)
+    return number
+
+
 def _bound(written: bytes) -> tuple[float, int]:
     open_ended = written.startswith(b"(")
     return float(written[open_ended:]), int(open_ended)
@@ -57,7 +65,7 @@ class Commands:
             raise ResponseError(f"unknown command {words[0]!r}: a server in memory is no Redis")
         try:
             return getattr(self, name)(*words[1:])
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ResponseError("value is not an integer or out of range") from None
 
     # -- keys --------------------------------------------------------------------------------
@@ -155,15 +163,18 @@ class Commands:
         return left if left < 0 else (left + 500) // 1000
 
     def pexpire(self, key: bytes, milliseconds: bytes) -> int:
-        return self.pexpireat(key, b"%f" % (self.now / 1000 + int(milliseconds)))
+        return self.pexpireat(key, b"%f" % (self.now / 1000 + _whole(milliseconds)))
 
     def expire(self, key: bytes, seconds: bytes) -> int:
-        return self.pexpire(key, b"%d" % (int(seconds) * 1000))
+        return self.pexpire(key, b"%d" % (_whole(seconds) * 1000))
 
     def pexpireat(self, key: bytes, milliseconds: bytes) -> int:
+        end = float(milliseconds)
+        if end >= 2**63:
+            raise ValueError(milliseconds)
         if not self._has(key):
             return 0
-        self._set_end(key, float(milliseconds))
+        self._set_end(key, end)
         return 1
 
     def expireat(self, key: bytes, seconds: bytes) -> int:
@@ -206,13 +217,13 @@ class Commands:
         return [self.get(k) if isinstance(self._value(k), bytes) else None for k in keys]
 
     def set(self, key: bytes, value: bytes, *options: bytes) -> bytes | None:
-        if (b"NX" in options and self._has(key)) or (b"XX" in options and not self._has(key)):
-            return None
         end = self._ends.get(key) if b"KEEPTTL" in options and self._has(key) else None
         for unit, milliseconds in ((b"PX", 1), (b"EX", 1000)):
             if unit in options:
-                given = int(options[options.index(unit) + 1])
+                given = _whole(options[options.index(unit) + 1])
                 end = self.now / 1000 + given * milliseconds
+        if (b"NX" in options and self._has(key)) or (b"XX" in options and not self._has(key)):
+            return None
         self._put(key, value, end)
         return b"OK"
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from .. import transport
 from ..protocol import Reply
-from .address import RawConnection
-from .execute import pack_words
-from .server import Server
+from ..transport import RawConnection, Server
+from ..transport.execute import pack_words
 
 if TYPE_CHECKING:
     import asyncio
 
-    from .aio_connection import AsyncRawConnection
+    from ..transport.aio_connection import AsyncRawConnection
 
 
 class _OverALoop:
@@ -74,7 +74,7 @@ def spare_of_a_loop(node: Server) -> RawConnection | None:
     """A connection to ``node`` that the tasks of an event loop share, for a thread that can
     open none."""
     # Not imported: it is there if this process has such connections.
-    aio_client = sys.modules.get(f"{__package__}.aio_client")
+    aio_client = sys.modules.get(f"{transport.__name__}.aio_client")
     for loop, of_loop in getattr(aio_client, "loops", {}).copy().items():
         connection = of_loop.connections.get(node)
         if connection is None or connection.generation != node.generation or connection.is_closed():

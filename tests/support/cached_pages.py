@@ -1,0 +1,25 @@
+"""Caches for whole pages, requests for them, and who waits for one."""
+
+from __future__ import annotations
+
+from django.http import (
+    HttpRequest,
+)
+from django.test import RequestFactory
+
+from tests.processes import waiting_in
+
+MEMORY = {"BACKEND": "django_redis_lock.cache.LocMemCache", "LOCATION": "pages"}
+
+
+PLAIN = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "plain pages"}
+
+
+def ask(path: str = "/page/", method: str = "get", **headers: str) -> HttpRequest:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    request: HttpRequest = getattr(RequestFactory(), method)(path, headers=given)
+    return request
+
+
+def followers() -> int:
+    return waiting_in("django_redis_lock.singleflight.runners")

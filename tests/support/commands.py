@@ -1,0 +1,59 @@
+"""``manage.py locks`` as from a shell, and locks for it to list."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+
+from django_redis_lock import Lock
+from django_redis_lock.management.commands.locks import Command
+from tests.holding import hurry
+from tests.processes import PATIENCE, until
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: Any) -> Run:
+    """As from a shell: exit code, standard output and error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code: Any = 0
+        try:
+            Command().run_from_argv(["manage.py", "locks", *words])
+        except SystemExit as end:
+            code = end.code
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+@contextmanager
+def held(client: redis.Redis, name: str, using: str = "default", **options: Any) -> Iterator[Lock]:
+    """A lock that has said who holds it."""
+    lock = caches[using].lock(name, **options)
+    assert lock.acquire(blocking=False)
+    hurry()
+    until(lambda: client.exists(lock.keys.owner))
+    yield lock
+    lock.raise_on_release_error = False
+    lock.__exit__(None, None, None)
+
+
+@contextmanager
+def waiting(client: redis.Redis, lock: Lock) -> Iterator[None]:
+    """Somebody waits for ``lock``."""
+    other = Lock(client, lock.name, timeout=60, limit=lock.limit)
+    thread = threading.Thread(target=lambda: other.acquire() and other.release(), name="next")
+    thread.start()
+    until(lambda: client.zcard(lock.keys.waiters))
+    yield
+    if lock.owned():
+        lock.release()
+    thread.join(PATIENCE)
