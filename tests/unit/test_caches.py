@@ -293,6 +293,8 @@ def test_a_cache_that_computes_nothing_once_computes_for_each_caller(settings: A
     settings.CACHES = {"default": ours, "herd": {**ours, **herd}, "plain": plain}
     kinds = {alias: type(caches[alias]).__name__ for alias in caches}
     assert kinds == {"default": "RedisCache", "herd": "PlainCache", "plain": "PlainCache"}
+    caches["plain"].set("stored", 1)
+    assert ["stored" in caches["plain"], "missing" in caches["plain"]] == [True, False]
 
 
 def test_a_cache_without_a_location_says_so() -> None:
