@@ -117,7 +117,8 @@ class CachedPageMiddleware(CacheMiddleware):
         if not callable(self.page_timeout):
             return super().process_response(request, response)
         rules = copy.copy(self)
-        rules.page_timeout = checked_timeout(self.page_timeout(response))
+        rules.page_timeout = self.page_timeout(response)
+        checked_timeout(rules.page_timeout)
         return rules.process_response(request, response)
 
     def storable(self, request: HttpRequest, response: Any) -> Storable | None:
