@@ -20,7 +20,8 @@ BRIEFER := tests/integration/locks/test_lock.py tests/integration/locks/test_asy
     tests/integration/cache/test_cache.py
 # Without the GIL: what threads of one process share.
 SHARED := tests/unit tests/faults tests/integration/locks tests/integration/cache \
-    tests/integration/decorators tests/integration/admin tests/integration/metrics
+    tests/integration/decorators tests/integration/admin tests/integration/metrics \
+    tests/integration/topologies tests/integration/commands tests/integration/tools
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 INSTALLED_DEMO := $(VENV)/.installed-demo
@@ -63,7 +64,7 @@ test-oldest: ## A brief run on the oldest Python, Django and redis-py that are s
 	else $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_OLDEST) \
 	    PACKAGES="--editable .[demo] django==5.2.* redis==5.* $(OLDEST_TOOLS)" TESTS="$(BRIEFER)"; fi
 
-test-free-threaded: ## Locks, cache, views and faults on the newest Python without the GIL, if there is one.
+test-free-threaded: ## Locks, cache, views, commands and faults on the newest Python without the GIL, if there is one.
 	@python=$$(sh .ci/find_python 15t 14t 13t); if [ -z "$$python" ]; then \
 	    echo "NOT RUN without the GIL: no Python 3.13t or later on the PATH or in pyenv." >&2; \
 	else PYTHON_GIL=0 $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_FREE) \
@@ -72,8 +73,9 @@ test-free-threaded: ## Locks, cache, views and faults on the newest Python witho
 # Those of the extra "test" that these tests need; the others take longer to install than they to run.
 OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django
 # Those that there are without the GIL: not gevent, nor what needs a browser.
-FREE_TOOLS := celery django-debug-toolbar django-tasks djangorestframework hypothesis opentelemetry-sdk \
-    prometheus-client psutil pytest pytest-django setuptools
+FREE_TOOLS := celery django-debug-toolbar django-tasks djangorestframework elastic-apm hypothesis \
+    opentelemetry-instrumentation-redis opentelemetry-sdk prometheus-client psutil pytest \
+    pytest-django sentry-sdk setuptools uvicorn
 
 .PHONY: test-with
 test-with:

@@ -70,10 +70,6 @@ def has_plain_keys(cache: BaseCache) -> bool:
     )
 
 
-def _usual(kind: type) -> type:
-    return kind
-
-
 class LockCache(BaseCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that makes locks."""
 
@@ -171,8 +167,8 @@ class LockCache(BaseCache):
             RuntimeError: no event loop is running.
         """
 
-        def make(made: Callable[[str], str], kind_of: Callable[[type], type] = _usual) -> Any:
-            return self._make(key, timeout, client, {**options}, made, kind_of, asynchronous=True)
+        def make(made: Callable[[str], str], *kind_of: Callable[[type], type]) -> Any:
+            return self._make(key, timeout, client, {**options}, made, *kind_of, asynchronous=True)
 
         def name_of(name: str) -> str:
             return self._lock_name(name, version)
@@ -190,7 +186,7 @@ class LockCache(BaseCache):
         client: object,
         options: dict[str, object],
         name_of: Callable[[str], str],
-        kind_of: Callable[[type], type] = _usual,
+        kind_of: Callable[[type], type] = lambda kind: kind,
         *,
         asynchronous: bool,
     ) -> Any:

@@ -11,6 +11,7 @@ import atexit
 import heapq
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -187,6 +188,8 @@ class Keeper:
         return self._loaded
 
     def add(self, job: Job) -> None:
+        if sys.is_finalizing():
+            return  # The threads stand still, one perhaps with the mutex.
         with self._mutex:
             job.added_to = self
             self._jobs.add(job)
@@ -212,6 +215,8 @@ class Keeper:
 
     def reschedule(self, job: Job, due: float) -> None:
         """Do ``job`` at ``due`` (monotonic seconds) instead of when it was planned."""
+        if sys.is_finalizing():
+            return
         with self._mutex:
             if job in self._under_way:
                 self._under_way[job] = min(due, self._under_way[job])

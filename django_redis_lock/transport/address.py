@@ -365,7 +365,7 @@ def direct(connection: Any) -> RawConnection:
 
 
 @cache
-def closed_once(kind: type[RawConnection]) -> type[Any]:
+def closed_once(kind: type[RawConnection]) -> type:
     """``kind``, of redis-py's: to read on one that was closed is an error of the connection."""
 
     def read_response(self: RawConnection, *args: object, **options: object) -> Reply:

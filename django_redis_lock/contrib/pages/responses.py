@@ -3,6 +3,7 @@ after its view has returned."""
 
 from __future__ import annotations
 
+import atexit
 import copy
 import weakref
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from ...clock import time
 from ...keeper import keeper
 from ...singleflight import Postponed, Runner
 from ...steps import Steps
+from ...threads import Mutex, free_after_fork
 
 if TYPE_CHECKING:
     from django.contrib.sessions.backends.base import SessionBase
@@ -336,7 +338,7 @@ class Rendering:
         self.inner = vars(response).get("_rendering")
         if self.inner is None:
             kind: object = type(response)
-            response.__class__ = _with_rendering(kind)
+            _change_class(response, _with_rendering(kind))
         response._rendering = self
         response.add_post_render_callback(self._decide)
         # This refers to no response, so one that is not rendered is freed at once.
@@ -361,6 +363,17 @@ class Rendering:
         return self._rendered(response, self.postponed)
 
 
+#: Without the GIL, a change of class stops all threads. One that is under way in a daemon thread as
+#: the process ends would keep it from ending, so there is none then.
+_changing = free_after_fork(Mutex())
+atexit.register(_changing.acquire)
+
+
+def _change_class(response: object, kind: type) -> None:
+    with _changing:
+        response.__class__ = kind
+
+
 @cache
 def _with_rendering(kind: Any) -> Any:
     """A class of responses whose ``render`` begins with that of a ``Rendering``."""
@@ -368,7 +381,7 @@ def _with_rendering(kind: Any) -> Any:
     def render(response: Any) -> object:
         rendering = vars(response).pop("_rendering")
         if rendering.inner is None:
-            response.__class__ = kind
+            _change_class(response, kind)
         else:
             response._rendering = rendering.inner
         return rendering.render(response)

@@ -184,6 +184,8 @@ def test_it_happens_again_and_again(redis_server: RedisServer, client: redis.Red
     rounds = examples(600)
     with processes(ask_in_rounds, redis_server.url, rounds, count=4) as crew:
         crew.go()
+        for number in range(rounds):
+            assert {worker.hear() for worker in crew} == {number}
         computed = [each for result in crew.results() for each in result]
     assert sorted(computed) == list(range(rounds))
 
@@ -199,6 +201,7 @@ def ask_in_rounds(link: Link, url: str, rounds: int) -> list[int]:
     for number in range(rounds):
         found = in_threads(3, lambda n=number: cache.get_or_set(f"r{n}", lambda: compute(n)))
         assert found == [number] * 3
+        link.say(number)
     return computed
 
 
