@@ -199,10 +199,16 @@ def test_after_the_commit(other: Backend, django_capture_on_commit_callbacks: An
 
 
 def test_what_is_wrong_is_refused_as_in_production(other: Backend) -> None:
-    with pytest.raises(TypeError, match="no option 'ttl'"):
-        cache.get_or_set("a", 1, ttl=5)  # the mistake
-    with pytest.raises(TypeError, match="timeout must be"):
-        cache.get_or_set("a", 1, "60")  # the mistake
+    calls: list[Any] = [
+        lambda *args, **options: cache.get_or_set("a", 1, *args, **options),
+        lambda *args, **options: cache.compute("a", 1, *args, **options),
+        lambda *args, **options: cache.get_or_set_many(["a"], dict.fromkeys, *args, **options),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="no option 'ttl'"):
+            call(ttl=5)  # the mistake
+        with pytest.raises(TypeError, match="timeout must be"):
+            call("60")  # the mistake
     with pytest.raises(ValueError, match="stale must be"):
         cached("a", stale=-1)(lambda: 5)()
     with pytest.raises(ZeroDivisionError):
