@@ -235,8 +235,8 @@ class Leader:
             return replies
         except genuine(RedisError, OSError):
             raise
-        except GeneratorExit:  # The coroutine is closed, as its loop has ended.
-            self.end_later()
+        except GeneratorExit:
+            self._closed()
             raise
         except BaseException:
             with suppress(RedisError, OSError):  # Then they expire.
@@ -280,7 +280,7 @@ class Leader:
             yield from self.fail(failed.describe(), pause)
             raise
         except GeneratorExit:
-            self.end_later()
+            self._closed()
             raise
         finally:  # In every case: followers would wait forever for a flight that is renewed.
             for renewal in self.renewals:
@@ -396,6 +396,12 @@ class Leader:
             logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
                 self._end_later(calls)
+
+    def _closed(self) -> None:
+        """The coroutine is closed, as its loop has ended. (What interrupts a thread is raised, and
+        its generator is closed afterwards.)"""
+        if self._runner.group is not None:
+            self.end_later()
 
     def end_later(self) -> None:
         self._end_later(self._endings())

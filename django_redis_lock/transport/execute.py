@@ -192,11 +192,11 @@ def _run(server: Server, call: Call, patience: float | None, asking: bool = Fals
     if server.breaker.failing:
         patience = admitted(server.breaker, patience, call)
     if asking:  # By its source: NOSCRIPT would need a second ASKING.
-        return server.exchange(ASKING + pack(call, known=False), 2, patience)[1]
+        return server.exchange(ASKING + pack(call, known=False), 2, patience, in_all=True)[1]
     try:
-        return server.exchange(pack(call), patience=patience)
+        return server.exchange(pack(call), patience=patience, in_all=True)
     except NoScriptError:
-        return server.exchange(pack(call, known=False), patience=patience)
+        return server.exchange(pack(call, known=False), patience=patience, in_all=True)
 
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Reply]:

@@ -14,7 +14,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
@@ -324,14 +324,7 @@ def _comparable(value: object) -> object:
     return value if isinstance(value, (str, bytes, int, float, type(None))) else id(value)
 
 
-class _Factory(Protocol):
-    """One of django-redis's connection factories."""
-
-    options: Mapping[str, object]
-    _pools: object
-
-
-def connect(factory: _Factory, original: Callable[[str], C], url: str) -> C:
+def connect(factory: Any, original: Callable[[str], C], url: str) -> C:
     """What ``original``, the method of django-redis's ``factory``, returns, guarded."""
     pools = getattr(factory, "_pools", None)  # A project's own factory may have none.
     if type(pools) is dict:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .registry import Database, Pool, Settings
 
 T = TypeVar("T", bound="RawConnection | AsyncRawConnection")
-
 _all: set[weakref.ref[Server]] = set()
 
 
@@ -169,6 +168,7 @@ class Server:
         patience: float | None = None,
         retry_elsewhere: bool = True,
         may_run_twice: bool = True,
+        in_all: bool = False,
     ) -> Reply:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
@@ -177,11 +177,12 @@ class Server:
             retry_elsewhere: whether what a replica refuses is sent again, on a new connection.
             may_run_twice: whether the caller sends it again if the reply is lost; else a connection
                 that the server has closed must not be used.
+            in_all: whether ``patience`` is for connecting, too, and for a second try of the caller.
         """
         began = time.monotonic()
         idle = self._checkout_idle(began, patience, may_run_twice)
         connection, unread = idle or (self._connect(patience), None)
-        if patience is not None:
+        if in_all and patience is not None:
             first = self.breaker.first_patience(patience, self.timeout)
             patience = first if idle else max(0.0, patience - (time.monotonic() - began))
         try:
@@ -189,8 +190,7 @@ class Server:
             if unread is not None:
                 _wait(connection, patience)
                 unread.read_reply(True)
-            if patience is not None:
-                _wait(connection, patience)
+            _wait(connection, patience)
             answer = connection.read_response()
             if replies is not None:
                 answer = [answer]

@@ -67,6 +67,8 @@ class Proxy:
         self._greets: Callable[[socket.socket], object] | None = None
         #: What the server is to answer to all calls, but for those that introduce a client.
         self.refusal = b""
+        #: The only command that is answered so; empty for all.
+        self.refused_command = b""
         self._introduces_only = False
         #: How many calls were refused.
         self.refused = 0
@@ -142,11 +144,12 @@ class Proxy:
         return self._add(Rule((mark,), 1, forward=True, cut=False, freezes=True, reply=reply))
 
     @contextmanager
-    def refusing(self, reply: bytes) -> Iterator[None]:
-        """Answer ``reply``, an error, in place of the server. Nothing is carried to it."""
-        self.refusal = b"-%b\r\n" % reply
+    def refusing(self, reply: bytes, command: bytes = b"") -> Iterator[None]:
+        """Answer ``reply``, an error, in place of the server, to all calls or to one ``command``.
+        Nothing of that is carried to it."""
+        self.refusal, self.refused_command = b"-%b\r\n" % reply, command
         yield
-        self.refusal = b""
+        self.refusal = self.refused_command = b""
 
     @contextmanager
     def unanswered(self) -> Iterator[None]:
@@ -299,7 +302,10 @@ class Proxy:
                         if names is None:
                             continue
                         data, requests = requests, b""
-                        if names[0] not in INTRODUCING:
+                        is_refused = names[0] not in INTRODUCING
+                        if self.refused_command:
+                            is_refused = self.refused_command in names
+                        if is_refused:
                             self.refused += 1
                             here.sendall(self.refusal * len(names))
                             continue

@@ -99,16 +99,16 @@ def caller(function: Caller) -> Caller:
 
 @caller
 def told_at_once(world: World) -> Iterator[None]:
-    """Of a forced release: the next renewal is half a minute away."""
+    """Of a forced release: the next renewal is minutes away."""
     told = threading.Event()
-    lock = Lock(world.client, "reset", timeout=90, on_lost=told.set, thread_local=False)
+    lock = Lock(world.client, "reset", timeout=900, on_lost=told.set, thread_local=False)
     assert lock.acquire()
     hurry()
     settle()
     yield
     until(lambda: ask(world.primary(), "PUBSUB", "CHANNELS", "django_redis_lock:process:*"))
     assert Lock(world.client, "reset").reset()
-    assert told.wait(15.0)
+    assert told.wait(PATIENCE)
 
 
 @caller

@@ -110,6 +110,7 @@ TESTS: dict[str, str] = {
     "several_names interrupts signals lost_replies cluster_cache failover_cluster",
     "contrib.topology": "topology server cluster_discovery sentinel cluster cluster_cache "
     "locked_servers failover_sentinel failover_cluster moved_address",
+    "contrib.unique_tasks": "first_mistakes unique_tasks locked_tasks",
     "decorators": "sections declared decorator_keys first_mistakes arguments locked_function "
     "locked_view locked_tasks locked_transactions locked_who_answers locked_command "
     "locked_rest_framework locked_class_views reentry logging redis_down",
@@ -202,6 +203,30 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "cache.undecodable",
         "if len(_logged_at) >= MAX_LOGGED_GROUPS:",
     ): "one group fewer is remembered",
+    (
+        "contrib.several_names.members",
+        'return next((hold.reason for hold in self._holds if hold.lost or hold.reason), "")',
+    ): "the loss of one gives each of them a reason",
+    (
+        "contrib.several_names.members",
+        "return bool(self._holds[1].by_this_thread)",
+    ): "one thread has taken all",
+    (
+        "contrib.several_names.members",
+        "lost = next((hold for hold in self._holds if hold.reason), self._holds[1])",
+    ): "of those that are over at once, it names another",
+    (
+        "cache.reading",
+        "return _observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -2))[1]",
+    ): "how long it is kept is not looked at",
+    (
+        "cache.reading",
+        "lambda *nkeys: (mget(*nkeys), -2),",
+    ): "how long they are kept is not looked at",
+    (
+        "cache.redis_py",
+        "return sum(map(int, run_all(self.client, calls))) if calls else 1",
+    ): "django-redis sends nothing for no keys",
     (
         "contrib.several_names.members",
         "if in_one_place and len(calls) >= 1:",

@@ -31,6 +31,7 @@ from django_redis_lock.cache import (
     commands,
     context,
     get_or_set,
+    lock_caches,
     methods,
     observed,
     reading,
@@ -106,6 +107,23 @@ def test_a_change_of_the_settings_counts_for_what_was_refused_before(
     with pytest.raises(ValueError, match="no name for a cache value"):
         cache.get("mutex:x", version=1)
     assert cache.get("lock:x", version=1) is None
+
+
+@pytest.mark.parametrize("same", [True, False, None])
+def test_only_locks_of_caches_in_the_same_database_are_refused(settings: Any, same: Any) -> None:
+    """None: a cache without Redis is in none."""
+    django = "django.core.cache.backends.locmem.LocMemCache"
+    ours = "django_redis_lock.cache.LocMemCache"
+    own = {"BACKEND": ours, "LOCATION": "beside"}
+    other = {**own, "LOCATION": "beside" if same else "elsewhere"}
+    other["BACKEND"] = django if same is None else ours
+    settings.CACHES = {"default": own, "other": {**other, "OPTIONS": {"LOCK_LOCK_PREFIX": "x:"}}}
+    assert caches["default"].get("y:1", version=1) is None
+    if same:
+        with pytest.raises(ValueError, match="no name for a cache value"):
+            caches["default"].get("x:1", version=1)
+    else:
+        assert caches["default"].get("x:1", version=1) is None
 
 
 def test_the_guard_remembers_few_prefixes(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +241,15 @@ def test_a_cache_whose_app_is_missing_says_so(
     monkeypatch.setattr(apps, "is_installed", lambda name: installed)
     assert LocMemCache("app", {}).client
     assert bool(logged) is (ready and not installed)
+
+
+@pytest.mark.parametrize(
+    "backend", ["nowhere.Cache", "functools.partial", "functools.reduce", None]
+)
+def test_a_cache_that_cannot_be_made_cannot_lock(settings: Any, backend: str | None) -> None:
+    ours = {"BACKEND": "django_redis_lock.cache.LocMemCache"}
+    settings.CACHES = {"default": ours, "other": {} if backend is None else {"BACKEND": backend}}
+    assert [*lock_caches()] == ["default"]
 
 
 # -- servers ---------------------------------------------------------------------------------------
@@ -346,6 +373,70 @@ def test_after_which_errors_the_query_for_the_leader_reads_the_value(kind: str) 
         return
     with pytest.raises(ConnectionInterrupted):
         _missing_unless_outage(failed.value)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("read", ["_read_by_client", "_read_by_tool"])
+def test_an_outage_is_counted_by_connections_of_our_own_or_else_by_the_reader(
+    cache: Any, read: str, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[Any] = []
+
+    def noting(read: Any, *args: Any) -> Any:
+        counted.append(read)
+        return read(*args)
+
+    monkeypatch.setattr(cache, "_direct", lambda: object() if direct else None)
+    monkeypatch.setattr(cache, "_with_breaker", noting)
+    monkeypatch.setattr(cache, "_get_by_tool", lambda *args: 5)
+    monkeypatch.setattr(cache.client, "get", lambda *args: 5)
+    assert getattr(cache, read)("a", None, None) == 5
+    assert bool(counted) is not direct
+
+
+#: Calls that get a client or None, and the method of django-redis's client that it reaches.
+PASSED_ON: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "get": ("get", lambda c, by: c.get("a", client=by)),
+    "get_many": ("get_many", lambda c, by: c.get_many(["a"], client=by)),
+    "has_key": ("has_key", lambda c, by: c.has_key("a", client=by)),
+    "ttl": ("ttl", lambda c, by: c.ttl("a", client=by)),
+    "pttl": ("pttl", lambda c, by: c.pttl("a", client=by)),
+    "set": ("set", lambda c, by: c.set("a", 1, client=by)),
+    "add": ("set", lambda c, by: c.add("a", 1, client=by)),
+    "set_many": ("set_many", lambda c, by: c.set_many({"a": 1}, client=by)),
+    "delete": ("delete", lambda c, by: c.delete("a", client=by)),
+    "delete_many": ("delete_many", lambda c, by: c.delete_many(["a"], client=by)),
+    "incr": ("incr", lambda c, by: c.incr("a", client=by)),
+    "decr": ("decr", lambda c, by: c.decr("a", client=by)),
+    "touch": ("touch", lambda c, by: c.touch("a", client=by)),
+    "expire": ("expire", lambda c, by: c.expire("a", 5, client=by)),
+    "pexpire": ("pexpire", lambda c, by: c.pexpire("a", 5, client=by)),
+    "expire_at": ("expire_at", lambda c, by: c.expire_at("a", 5, client=by)),
+    "pexpire_at": ("pexpire_at", lambda c, by: c.pexpire_at("a", 5, client=by)),
+}
+
+
+@pytest.mark.parametrize("method", PASSED_ON)
+def test_who_sends_a_command_of_the_cache(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of our own; the client that was given; what ends flights if a tool observes."""
+    cache = RedisCache("redis://127.0.0.1:1/222", {})
+    reached, call = PASSED_ON[method]
+    sent: list[Any] = []
+
+    def noting(*args: Any, **options: Any) -> None:
+        sent[:] = [*args, *options.values()]
+
+    monkeypatch.setattr(cache.client, reached, noting)
+    call(cache, None)
+    assert any(each is cache._own for each in sent)
+    theirs = redis.Redis()
+    call(cache, theirs)
+    by = next(each for each in sent if isinstance(each, (redis.Redis, FlightEnding)))
+    reads = method in ("get", "get_many", "has_key", "ttl", "pttl")
+    assert (by if reads else by.client) is theirs
+    monkeypatch.setattr(cache, "_direct", lambda: None)
+    call(cache, None)
+    assert any(isinstance(each, FlightEnding) for each in sent) is not reads
 
 
 def test_while_an_outage_lasts_nothing_is_read_on_connections_of_the_pool() -> None:
@@ -544,6 +635,14 @@ def test_what_is_done_when_the_wait_for_another_caller_is_over(
         assert cache.get_or_set("a", lambda: 5, **options) is None
 
 
+def test_compute_takes_over_from_another_who_computes(cache: Any) -> None:
+    """Whose result is not stored any more."""
+    flight = flight_key(cache._encoded_key("a", None))
+    cache._lock_client().set(flight, "another's")
+    assert cache.compute("a", 5) == 5
+    assert not cache._lock_client().exists(flight)
+
+
 #: The calls, and the reads that they are counted as: result, key, values.
 READS: dict[str, tuple[Callable[[Any], Any], list[tuple[str, str, int]]]] = {
     "hit": (lambda c: c.get_or_set("there", 5), [("hit", "there", 1)]),
@@ -623,6 +722,47 @@ async def within(call: Callable[[], Any]) -> Any:
     return await call()
 
 
+def ignoring(client: Any) -> Any:
+    try:
+        return client.get("k")
+    except redis.ConnectionError:
+        return "default"
+
+
+def wrapping(client: Any) -> Any:
+    try:
+        return client.get("k")
+    except redis.ConnectionError:
+        raise ZeroDivisionError from None
+
+
+AWAY = redis.ConnectionError("away")
+#: How a tool's method reads, if the server is away, and the results of both, or what is raised.
+OBSERVED: list[tuple[Callable[[Any], Any], bool, Any]] = [
+    (ignoring, False, ((b"stored", -1), b"stored")),
+    (ignoring, True, redis.ConnectionError),
+    (wrapping, True, redis.ConnectionError),
+    (lambda client: fail(), False, ZeroDivisionError),
+    (lambda client: fail(), True, ZeroDivisionError),
+]
+
+
+@pytest.mark.parametrize(("method", "away", "outcome"), OBSERVED)
+def test_an_outage_is_raised_whatever_the_tool_makes_of_it(
+    method: Callable[[Any], Any], away: bool, outcome: Any
+) -> None:
+    def read(key: str) -> Any:
+        if away:
+            raise AWAY
+        return b"stored", -1
+
+    if isinstance(outcome, type):
+        with pytest.raises(outcome):
+            observed.observed(method, read)
+    else:
+        assert observed.observed(method, read) == outcome
+
+
 @pytest.mark.parametrize("has_plain_keys", [True, False])
 def test_where_a_tool_sees_the_read_of_a_task(
     cache: Any, has_plain_keys: bool, monkeypatch: pytest.MonkeyPatch
@@ -660,9 +800,19 @@ def test_how_a_task_stores_a_value(cache: Any, timeout: Any, how: Any) -> None:
         done.append("delete")
         return 1
 
-    stub: Any = SimpleNamespace(set=set_, delete=delete)
+    async def send(batch: Any) -> None:
+        done.append(batch)
+
+    stub: Any = SimpleNamespace(set=set_, delete=delete, send=send)
     assert asyncio.run(tasks.set(cache, stub, "a", 5, timeout))
     assert done == [how]
+    batch = Batch(redis.Redis())
+    stub.batch = lambda: batch
+    assert asyncio.run(tasks.set_many(cache, stub, {"a": 5}, timeout)) == []
+    assert done == [how, batch]
+    key = cache.client.make_key("a").encode()
+    written = Delete((key,)) if how == "delete" else Set(key, b"5", how[1], b"")
+    assert batch.writes == [written]
 
 
 def test_a_computation_that_changes_how_long_its_value_is_kept_has_written_it(cache: Any) -> None:

@@ -43,19 +43,23 @@ def clean(): ...
 
 @locked(key=lambda name: name)
 def build(name): ...
+
+@locked(["from-{pk}", "to-{pk}"])
+def move(pk): ...
 """
 
 
 def test_what_is_declared(module: Path) -> None:
     module.write_text(SOURCE)
     importlib.import_module("shop")
-    build, clean, send = declared()
+    build, clean, move, send = declared()
+    assert (move.template, move.name) == ("from-{pk}, to-{pk}", "from-{pk}, to-{pk}")
     assert (send.target, send.template, send.using) == ("shop.send", "invoice-{pk}", "locks")
     assert send.options.timeout == 5
     assert "timeout" not in clean.options.given()
     assert (clean.template, clean.name) == ("shop.clean", "shop.clean")
     assert (build.template, build.name) == (None, "shop.build")
-    del sys.modules["shop"], build, clean, send
+    del sys.modules["shop"], build, clean, move, send
     assert IMMORTAL or not declared()
 
 

@@ -74,11 +74,13 @@ class Server:
         self.breaker: Any = Breaker()
         self.outcomes = list(outcomes)
         self.calls: list[Any] = []
+        self.in_all: list[bool] = []
         self.told: list[Any] = []
 
     def exchange(
         self, command: bytes, replies: Any = None, patience: Any = None, **how: Any
     ) -> Any:
+        self.in_all.append(how.pop("in_all", False))
         self.calls.append((command, replies, patience, *how.values()))
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):
@@ -199,6 +201,7 @@ def test_a_call_of_a_thread(monkeypatch: pytest.MonkeyPatch, patience: float | N
     one = pack(CALL), None
     several = pack_all([CALL, OTHER]), 2, None
     assert server.calls == [(*one, patience), (*one, None), several]
+    assert server.in_all == [True, True, False]
 
 
 def test_a_value_and_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:

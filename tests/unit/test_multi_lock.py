@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from django_redis_lock.cache import cache
 from django_redis_lock.contrib import several_names
 from django_redis_lock.contrib.several_names import MultiLock
 from django_redis_lock.contrib.testing import MemoryServer
+from django_redis_lock.exceptions import LockError, LockLost
 from django_redis_lock.steps import drive
 from tests.processes import until
 from tests.support.background import Background
@@ -134,6 +136,44 @@ def test_after_a_long_wait_all_names_have_their_full_lifetime(
         cache._lock_client().delete(lock.members[1].keys.lock)
     assert drive(lock._are_held()) is not noticed
     assert bool(extended) is (anew or noticed)
+
+
+@pytest.mark.parametrize("gone", [None, 0, 1])
+def test_it_is_owned_if_all_its_names_are(redis_locks: MemoryServer, gone: int | None) -> None:
+    lock = cache.lock(["a", "b"], timeout=60)
+    assert not lock.owned()
+    with pytest.raises(LockError) as error:
+        lock.extend(5)
+    assert error.value.lock_name == "a, b"
+    assert lock.acquire()
+    if gone is not None:
+        cache._lock_client().delete(lock.members[gone].keys.lock)
+    assert lock.owned() is (gone is None)
+    lock.reset()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_task_that_loses_one_of_its_names_is_cancelled(
+    redis_locks: MemoryServer, lost: int
+) -> None:
+    async def hold() -> None:
+        async with cache.alock(["a", "b"], timeout=60, cancel_on_lost=True) as lock:
+            lock.members[lost].local.hold.lose("test")
+            await asyncio.sleep(5)
+            raise AssertionError("it was not told")
+
+    with pytest.raises(LockLost, match="so its task was cancelled"):
+        asyncio.run(hold())
+    assert not held(redis_locks)
+
+
+@pytest.mark.parametrize("is_cluster", [False, True])
+@pytest.mark.parametrize("names", [("a", "b"), ("{a}1", "{a}2")])
+def test_names_in_several_slots_of_a_cluster_are_in_several_places(
+    redis_locks: MemoryServer, names: Any, is_cluster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several_names, "is_cluster", lambda client: is_cluster)
+    assert cache.lock(names)._in_one_place is (not is_cluster or "{" in names[0])
 
 
 class Interrupted(BaseException):

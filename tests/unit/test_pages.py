@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from django_redis_lock.contrib.pages.responses import (
     Rendering,
     complete_like,
     conditional,
+    copied,
     finalized,
     is_answer,
     is_refusal,
@@ -93,6 +95,7 @@ def test_what_is_not_about_the_page_is_raised(
     with pytest.raises(raised) as outcome:
         raise_unless_about_the_page(response, **request_is)
     assert outcome.value.response is response
+    assert str(outcome.value) == (f"status {response.status_code}" if raised is PageFailed else "")
 
 
 def test_a_condition_is_known_also_while_it_is_taken_out() -> None:
@@ -191,6 +194,37 @@ def test_a_page_is_stored_unless_the_cache_was_emptied(
     for flight in ((b"page", b"token"), None):
         visit.flight = flight
         assert drive(visit._is_of("mine")) is (is_it and (flight is not None or now == "mine"))
+
+
+#: A response, what is stored, what Redis says to the note of a refusal, and if it is the first.
+FIRST: list[tuple[Any, Any, Any, bool]] = [
+    (HttpResponse(status=403), None, True, True),
+    (HttpResponse(status=403), None, False, False),
+    (HttpResponse(status=403), None, redis.ConnectionError("away"), False),
+    (None, None, True, True),
+    (HttpResponse(), HttpResponse("old"), True, True),
+    (HttpResponse(), None, True, False),
+    (HttpResponse(status=500), HttpResponse("old"), True, False),
+]
+
+
+@pytest.mark.parametrize(("response", "old", "added", "first"), FIRST)
+def test_who_is_the_first_that_gets_no_page(
+    response: Any, old: Any, added: Any, first: bool
+) -> None:
+    def read(key: str) -> Any:
+        return old
+        yield
+
+    def do(name: str, key: str, *args: Any) -> Any:
+        assert (name, key) == ("add", "page.refused")
+        if isinstance(added, Exception):
+            raise added
+        return added
+
+    visit: Any = object.__new__(Visit)
+    visit._read, visit._do = read, do
+    assert drive(visit._is_first("page", response)) is first
 
 
 #: Headers of a page that was stored ten seconds ago, its ``_fresh_until``, and what a hit says.
@@ -439,6 +473,35 @@ def test_the_end_of_the_process_ends_no_flight() -> None:
     Rendering(response, Conditions(request), lambda *_: None, lambda *_: None)
     ends = [end for end in weakref.finalize._registry if (end.peek() or [None])[0] is response]
     assert [end.atexit for end in ends] == [False]
+
+
+def test_the_flight_of_a_response_that_is_dropped_ends() -> None:
+    ended: list[int] = []
+    response, request = Late("page.html"), RequestFactory().get("/")
+    rendering = Rendering(response, Conditions(request), lambda *_: None, lambda *_: None)
+    leader: Any = SimpleNamespace(end_later=lambda: ended.append(1))
+    rendering.postponed.leader = leader
+    del response
+    gc.collect()
+    assert ended == [1]
+    rendering.postponed.drop()  # There is no leader any more.
+    assert ended == [1]
+
+
+class Wrapped:
+    """As Django REST framework wraps a request."""
+
+    def __init__(self, request: Any) -> None:
+        self._request, self.META = request, request.META
+
+
+def test_the_copy_of_a_request_shares_no_headers_with_it() -> None:
+    inner = RequestFactory().get("/")
+    copies = copied(Wrapped(inner))  # type: ignore[arg-type]  # a wrapper
+    for copy in (copies, copies._request):
+        assert copy.META == inner.META
+        assert copy.META is not inner.META
+    assert copies._request.path == inner.path
 
 
 @pytest.mark.parametrize("kind", [HttpResponse, Late])

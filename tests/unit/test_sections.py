@@ -22,7 +22,7 @@ import redis
 from django.core.management.base import BaseCommand, CommandError
 from django.views import View
 
-from django_redis_lock import Lock, locked
+from django_redis_lock import Lock, current_lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib.testing import MemoryServer
 from django_redis_lock.decorators import (
@@ -30,12 +30,14 @@ from django_redis_lock.decorators import (
     on_lost,
     outages_not_logged,
     section,
+    transactions,
     views,
     wrapper,
 )
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.decorators.section import Section
 from django_redis_lock.decorators.views import complete
+from django_redis_lock.exceptions import LockNotOwnedError
 from tests.support.background import Background
 
 OUTAGE = redis.ConnectionError("Redis is down")
@@ -400,7 +402,7 @@ def test_a_command_that_ends_in_time_is_left_alone(caplog: pytest.LogCaptureFixt
         losing.start()
         threading.Event().wait(60)
 
-    with pytest.raises(CommandError, match="nightly was lost while this ran") as ended:
+    with pytest.raises(CommandError, match=r"nightly was lost while this ran \(it exp") as ended:
         ending.run(work)
     assert ended.value.returncode == 76
     losing.join()
@@ -458,6 +460,26 @@ def test_elsewhere_sigterm_is_not_handled() -> None:
     assert Background(guarded, int).result() == 0
     with pytest.raises(RuntimeError, match="only in the main thread"):
         Background(terminator().run, int).result()
+
+
+def test_a_command_that_loses_its_lock_is_told(
+    redis_locks: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    def noting(ending: Any) -> None:
+        told.append(ending)
+
+    monkeypatch.setattr(on_lost.CommandTerminator, "__call__", noting)
+
+    @locked("export", on_lost="terminate")
+    def handle(command: Any) -> int:
+        lock: Any = current_lock()
+        lock.local.hold.lose("test")
+        return 5
+
+    assert handle(BaseCommand()) == 5
+    assert [(ending.name, ending.reason()) for ending in told] == [("export", "test")]
 
 
 # -- how a section waits ---------------------------------------------------------------------------
@@ -569,6 +591,57 @@ def test_which_locks_are_held_until_the_transaction_ends(
     assert not redis_locks.held()
 
 
+def deferred(release: Callable[[], Any], watches: int) -> tuple[Any, list[Any]]:
+    """A lock that is released when so many transactions have ended, and what sees their ends."""
+    found: list[Any] = [SimpleNamespace(pending=[]) for _ in range(watches)]
+    lock: Any = SimpleNamespace(lost=False)
+    return transactions.DeferredUnlock(lock, ("default", "export"), release, found), found
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_lock_is_released_when_the_last_transaction_ends(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    released: list[int] = []
+
+    def release() -> None:
+        released.append(1)
+        if fails:
+            raise ZeroDivisionError
+
+    unlock, (first, second) = deferred(release, 2)
+    assert first.pending == second.pending == [unlock]
+    unlock.ended(first)
+    assert transactions.holds_part_of(unlock.key)
+    assert not released
+    unlock.ended(second)
+    assert released
+    assert not transactions.holds_part_of(unlock.key)
+    assert caplog.messages == ["The lock export was not released"] * fails
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        (("default", "a"), ("default", "a"), True),
+        (("default", "a"), ("other", "a"), False),
+        (("default", "a"), ("default", "ab"), False),
+        (("default", ("a", "b")), ("default", "b"), True),
+        (("default", ("a", "b")), ("default", ("c", "b")), True),
+        (("default", ("a", "b")), ("default", ("c", "d")), False),
+    ],
+)
+def test_which_locks_have_a_name_in_common(one: Any, other: Any, overlap: bool) -> None:
+    assert transactions.overlap(one, other) is transactions.overlap(other, one) is overlap
+
+
+def test_the_lock_of_a_transaction_that_is_used_again_is_not_released_by_its_first_use() -> None:
+    unlock, watches = deferred(int, 2)
+    assert transactions.take_up(unlock.key) is unlock.lock
+    assert [each.pending for each in watches] == [[], []]
+    assert transactions.take_up(unlock.key) is None
+
+
 def test_a_lock_that_a_section_has_entered_knows_it(
     redis_locks: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -584,6 +657,34 @@ def test_a_lock_that_a_section_has_entered_knows_it(
         told.clear()
         assert not refused.enter()
     assert not told
+
+
+@pytest.mark.parametrize("error", [OUTAGE, LockNotOwnedError("it is another's")])
+def test_a_lock_that_cannot_be_released_is_left_to_the_keeper(
+    redis_locks: MemoryServer, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it has ended."""
+
+    def failing(lock: Any) -> None:
+        raise error
+
+    left: list[Any] = []
+    leave = Lock._leave_to_keeper
+
+    def noting(lock: Any, *before: Any) -> None:
+        left.append(lock)
+        leave(lock, *before)
+
+    entered = Section(Options(), "export")
+    assert entered.enter()
+    monkeypatch.setattr(Lock, "release", failing)
+    monkeypatch.setattr(Lock, "_leave_to_keeper", noting)
+    entered.leave()
+    monkeypatch.undo()
+    assert left == [entered.lock] * (error is OUTAGE)
+    redis_locks.clock.advance(0)
+    assert bool(redis_locks.held()) is not bool(left)
+    entered.lock.reset()
 
 
 class Stream(io.StringIO):

@@ -155,10 +155,14 @@ def test_each_reply_is_waited_for_as_long_as_the_caller_wants(
     connections.script.append([1, 2, SILENT])
     assert server.exchange(b"command", 2, 1.5) == [1, 2]
     assert connections.made[0].looks == [1.5, 1.5]
-    connections.made[0].replies = [1, SILENT]
-    # That of one that was used before leaves time for another.
-    with pytest.raises(redis.TimeoutError, match=r"within 0\.750 s"):
-        server.exchange(b"command", 2, 1.5)
+    # That of one that was used before leaves time for another, if the caller makes one.
+    for in_all, seconds in ((True, r"0\.750"), (False, r"1\.500")):
+        server.close()
+        connections.script.append([1])
+        server.exchange(b"command")
+        connections.made[-1].replies = [1, SILENT]
+        with pytest.raises(redis.TimeoutError, match=f"within {seconds} s"):
+            server.exchange(b"command", 2, 1.5, in_all=in_all)
 
 
 def test_what_connecting_has_taken_is_not_there_for_the_reply(
@@ -176,7 +180,7 @@ def test_what_connecting_has_taken_is_not_there_for_the_reply(
         server.close()
         connections.script.append([1])
         with suppress(redis.TimeoutError):
-            server.exchange(b"command", None, patience)
+            server.exchange(b"command", None, patience, in_all=True)
         assert connections.made[-1].looks == [left]
     assert server.breaker.connecting == 0.5
 
@@ -284,7 +288,7 @@ def test_that_of_one_that_was_idle_may_be_its_own(
 def test_a_reply_to_the_call_before_is_read_first(server: Server, connections: Any) -> None:
     unread = Unread(True)
     connection = idle(server, 7, since=1e9, unread=unread)
-    assert server.exchange(b"command", patience=2.0) == 7
+    assert server.exchange(b"command", patience=2.0, in_all=True) == 7
     assert unread.asked == [True]
     assert connection.looks == [1.0, 1.0]
 

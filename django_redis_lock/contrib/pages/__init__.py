@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asgiref.sync import sync_to_async
@@ -117,7 +118,8 @@ class CachedPageMiddleware(CacheMiddleware):
         if not callable(self.page_timeout):
             return super().process_response(request, response)
         rules = copy.copy(self)
-        rules.page_timeout = checked_timeout(self.page_timeout(response))
+        seconds = checked_timeout(self.page_timeout(response))
+        rules.page_timeout = None if seconds is None else ceil(seconds)  # As max-age has them.
         return rules.process_response(request, response)
 
     def storable(self, request: HttpRequest, response: Any) -> Storable | None:

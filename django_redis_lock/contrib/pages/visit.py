@@ -323,7 +323,7 @@ class Visit:
 
     def _rendering_failed(self, key: str, error: BaseException, postponed: OpenFlight) -> Any:
         """The old page, if there is one."""
-        self.asynchronous, leader = False, postponed.leader
+        leader = postponed.leader
         if isinstance(error, REFUSALS):
             return self._resume(postponed, None)
         self._resume(postponed, error)

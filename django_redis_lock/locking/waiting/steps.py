@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from types import EllipsisType
 
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import time
@@ -32,6 +32,7 @@ from ...protocol import (
 from ...steps import Step, Steps
 from ...threads import get_logger
 from ...transport import Client, is_outage, may_have_run, note_sent, pack_words
+from ...transport.refusals import hints
 from .queue import PopReply, WaitQueue, WakeEvent, join
 
 logger = get_logger("django_redis_lock.waiting")
@@ -116,7 +117,8 @@ class Waiter:
                 return (yield from self._wait_in_redis())
             except MayNotBlock:
                 logger.info(
-                    "No right, or no socket, to block; polling for %(lock)s", {"lock": self._name}
+                    "No right, service or socket to block; polling for %(lock)s",
+                    {"lock": self._name},
                 )
                 yield queue.disconnect()
                 return (yield from self._poll())
@@ -167,8 +169,10 @@ class Waiter:
         request, queue = self._request, self.queue
         try:
             self._reply = reply = queue.reply()
-        except NoPermissionError as error:
-            raise MayNotBlock from error
+        except ResponseError as error:
+            if isinstance(error, NoPermissionError) or hints.has_no_command(error):
+                raise MayNotBlock from error
+            raise
         received = queue.received(request, reply)
         if received is None:
             return None

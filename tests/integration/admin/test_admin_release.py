@@ -30,7 +30,7 @@ from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.holding import hurry, silence
-from tests.processes import until
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.admin import OURS, PAGE, hold, rows_of, state_of, text_of
 from tests.support.logs import logged
@@ -335,16 +335,16 @@ def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
     admin_client: Client, client: redis.Redis
 ) -> None:
     told = threading.Event()
-    lock = named(hold("a", timeout=60, renew=True, on_lost=told.set), client)
+    lock = named(hold("a", timeout=600, renew=True, on_lost=told.set), client)
     until(lambda: client.pubsub_channels("django_redis_lock:process:*"))
     waiting = caches["default"].lock("a", thread_local=False)
     thread = threading.Thread(target=waiting.acquire)
     thread.start()
     until(lambda: inspect(client, lock.keys.lock).waiters)
     confirm(admin_client, *choices(admin_client))
-    thread.join(10)
+    thread.join(PATIENCE)
     assert waiting.fence
-    assert told.wait(10)  # The next renewal would be after 20 s.
+    assert told.wait(PATIENCE)  # The next renewal would be after 200 s.
     waiting.reset()
 
 

@@ -588,6 +588,8 @@ def test_a_leader_whose_loop_has_ended_ends_its_flight(
     call.close()
     until(lambda: not client.exists(flight_key(KEY)))
     assert cache.get_or_set("report", "next") == (5 if when == "store" else "next")
+    running[0].cancel()
+    loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
     loop.close()
 
 
