@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
 from django.template.response import SimpleTemplateResponse
 from django.test import RequestFactory
@@ -225,6 +226,36 @@ def test_who_is_the_first_that_gets_no_page(
     visit: Any = object.__new__(Visit)
     visit._read, visit._do = read, do
     assert drive(visit._is_first("page", response)) is first
+
+
+OLD = HttpResponse("old")
+#: Whether there is a flight, what the rendering raises, what is stored; how the flight ends, and if
+#: the old page is served.
+FAILURES: list[tuple[bool, BaseException, Any, Any, bool]] = [
+    (True, ZeroDivisionError(), OLD, ZeroDivisionError, True),
+    (True, ZeroDivisionError(), None, ZeroDivisionError, False),
+    (True, KeyboardInterrupt(), OLD, KeyboardInterrupt, False),
+    (True, PermissionDenied(), OLD, type(None), False),
+    (False, ZeroDivisionError(), OLD, ZeroDivisionError, False),
+]
+
+
+@pytest.mark.parametrize(("leads", "error", "old", "ended", "served"), FAILURES)
+def test_what_becomes_of_a_page_whose_rendering_fails(
+    leads: bool, error: Any, old: Any, ended: Any, served: bool
+) -> None:
+    outcomes: list[Any] = []
+    told: list[Any] = []
+    producer = SimpleNamespace(emit=lambda *args: told.append(args[1]))
+    postponed: Any = OpenFlight()
+    postponed.leader = SimpleNamespace(producer=producer, server=None) if leads else None
+    visit: Any = object.__new__(Visit)
+    visit.cache = SimpleNamespace(get=lambda key: old)
+    visit._hit = lambda page: page
+    visit._resume = lambda flight, outcome: outcomes.append(type(outcome))
+    assert visit._rendering_failed("key", error, postponed) is (OLD if served else None)
+    assert outcomes == [ended]
+    assert told == [RefreshFailed] * served
 
 
 #: Headers of a page that was stored ten seconds ago, its ``_fresh_until``, and what a hit says.
@@ -497,7 +528,7 @@ class Wrapped:
 
 def test_the_copy_of_a_request_shares_no_headers_with_it() -> None:
     inner = RequestFactory().get("/")
-    copies = copied(Wrapped(inner))  # type: ignore[arg-type]  # a wrapper
+    copies: Any = copied(Wrapped(inner))
     for copy in (copies, copies._request):
         assert copy.META == inner.META
         assert copy.META is not inner.META

@@ -4,6 +4,7 @@ of a block that was interrupted."""
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import io
@@ -37,7 +38,7 @@ from django_redis_lock.decorators import (
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.decorators.section import Section
 from django_redis_lock.decorators.views import complete
-from django_redis_lock.exceptions import LockNotOwnedError
+from django_redis_lock.exceptions import LockError, LockNotOwnedError
 from tests.support.background import Background
 
 OUTAGE = redis.ConnectionError("Redis is down")
@@ -540,6 +541,25 @@ def test_how_a_section_waits(
         assert Background(enter, printed.append if prints else None).result() is False
         assert called == calls
     assert [conflict.name for conflict in printed] == ["export"] * (len(calls) > 1)
+
+
+@pytest.mark.parametrize(("name", "elsewhere"), [("a", False), ("a", True), ("b", False)])
+def test_who_would_wait_for_itself_is_told(
+    redis_locks: MemoryServer, name: str, elsewhere: bool
+) -> None:
+    """Not a thread that waits for another, from which it has its context, and not for other
+    names."""
+    with locked("a"):
+        carried = contextvars.copy_context()
+        waiting = Section(Options(blocking=True, blocking_timeout=SHORT), name)
+        if elsewhere:
+            assert Background(carried.run, waiting.enter).result() is False
+        elif name == "a":
+            with pytest.raises(LockError, match="would wait for itself"):
+                waiting.enter()
+        else:
+            assert waiting.enter()
+            waiting.leave()
 
 
 @pytest.mark.parametrize("waits_on", [True, False])
