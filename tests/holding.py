@@ -154,7 +154,7 @@ def silence(client: Any, key: bytes, seconds: float, process: str = "another") -
 
 def outages() -> list[Outage]:
     """The servers that do not answer, as far as this process knows."""
-    nodes = (node for known in tuple(registry._servers.values()) for node in known.nodes())
+    nodes = (node for known in list(registry._servers.values()) for node in known.nodes())
     return [outage for node in nodes if (outage := node.breaker.known_outage())]
 
 

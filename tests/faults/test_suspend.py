@@ -149,7 +149,7 @@ from django_redis_lock.locking.waiting import queues
 first, _ = background(lambda: Lock(client, 'n', 30).acquire(blocking_timeout=60))
 within(15, blocked)
 second, results = background(lambda: Lock(client, 'n', 30).acquire(blocking_timeout=60))
-ends(second, lambda: any(len(queue.waiters) == 2 for queue in tuple(queues.values())))
+ends(second, lambda: any(len(queue.waiters) == 2 for queue in list(queues.values())))
 first.join(15)
 assert results == [False]
 """,

@@ -47,7 +47,7 @@ class Backend(ABC):
 def places(name: str | bytes) -> int:
     """How many of this process wait for the lock at ``name``."""
     key = name if isinstance(name, bytes) else name.encode()
-    return sum(len(found.waiters) for found in tuple(queues.values()) if found.key[1] == key)
+    return sum(len(found.waiters) for found in list(queues.values()) if found.key[1] == key)
 
 
 class OnRedis(Backend):

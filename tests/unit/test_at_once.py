@@ -459,6 +459,28 @@ def test_each_listener_hears_each_event_once(monkeypatch: pytest.MonkeyPatch) ->
     assert heard == [1]
 
 
+def test_threads_of_one_request_are_shown_in_the_toolbar() -> None:
+    """A refresh in the background has its caller's context."""
+    panels = pytest.importorskip("django_redis_lock.contrib.debug_toolbar")
+    panel = panels.LocksPanel.__new__(panels.LocksPanel)
+    panel._open, panel._locks = {}, []
+    for number in range(300):
+        panel._open[number, 1] = None, {"name": "another"}
+
+    def come_and_go(number: int) -> None:
+        for fence in range(1, 20):
+            panel._open[id(come_and_go), fence] = None, {"name": "own"}
+            panel._open.pop((id(come_and_go), fence))
+
+    def wait(number: int) -> None:
+        subject = events.Subject("report", "report")
+        panel._contended(SimpleNamespace(subject=subject, holder=None))
+
+    at_once(come_and_go, wait, rounds=100)
+    assert len(panel._locks) == 100
+    assert not any(row["holds_itself"] for row in panel._locks)
+
+
 def test_reads_are_counted_while_counting_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins with the first of them, in each thread that reads then."""
     monkeypatch.setattr(events, "listeners", ())

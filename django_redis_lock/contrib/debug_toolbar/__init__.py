@@ -108,7 +108,8 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
 
     def _contended(self, event: events.Contended) -> None:
         row = self._lock(event.subject, "waiting")
-        held = (other["name"] for (_, fence), (_, other) in self._open.items() if fence)
+        # A copy: another thread may work in the request's context.
+        held = (other["name"] for (_, fence), (_, other) in [*self._open.items()] if fence)
         row["holds_itself"] = event.subject.name in held
         self._open[id(event.subject), 0] = event.subject, row
         if event.subject.server is not None:

@@ -300,7 +300,7 @@ class Cluster(Topology):
         manager = client.nodes_manager
         #: Maps the addresses that nodes name.
         self._remap: Any = getattr(manager, "address_remap", None) or tuple
-        self._first = [(node.host, int(node.port)) for node in manager.startup_nodes.values()]
+        self._first = [(node.host, int(node.port)) for node in [*manager.startup_nodes.values()]]
         self._known: list[Server] = []
         #: Those that did not answer when they were last asked, perhaps on an old connection.
         self._silent: set[Server] = set()

@@ -16,7 +16,7 @@ from django_redis_lock import Lock, LockError, LockNotOwnedError, TooFewReplicas
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.transport import Server
 from tests.holding import hurry, renew
-from tests.processes import in_threads, until
+from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 
 
@@ -70,6 +70,13 @@ def test_versions_and_sites_do_not_exclude_each_other(
         assert not cache.lock("report", 2).acquire(blocking=False)
 
 
+@pytest.fixture
+def _patient_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stands still with the machine is not down."""
+    monkeypatch.setattr("django_redis_lock.locking.replicas.REPLY_MARGIN_SECONDS", PATIENCE)
+
+
+@pytest.mark.usefixtures("_patient_replicas")
 def test_errors_name_the_lock_as_the_caller_did(cache: RedisCache) -> None:
     lock = cache.lock("report")
     errors: list[LockError] = []
@@ -326,6 +333,7 @@ def test_who_wants_replicas_says_so_or_has_the_setting(
         make(redis_server).lock("report")
 
 
+@pytest.mark.usefixtures("_patient_replicas")
 def test_without_them_the_lock_does_not_count(redis_server: RedisServer) -> None:
     cache = make(redis_server, LOCK_REPLICAS=1)
     lock = cache.lock("report", timeout=1)

@@ -787,7 +787,9 @@ def test_a_coroutine_function_as_on_lost_of_a_block_is_refused() -> None:
     assert not held()
 
 
-def test_replicas_that_are_not_there(client: redis.Redis) -> None:
+def test_replicas_that_are_not_there(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_redis_lock.locking.replicas.REPLY_MARGIN_SECONDS", PATIENCE)
+
     @locked("export", replicas=1, timeout=60)
     def work() -> None:
         raise AssertionError("the lock does not count")
