@@ -337,19 +337,19 @@ SENT_AGAIN: dict[str, tuple[Any, bool, int]] = {
 
 
 @pytest.mark.parametrize("what", SENT_AGAIN)
-def test_a_silent_connection_is_not_the_servers_silence(what: str) -> None:
+def test_a_silent_connection_is_not_the_servers_silence(what: str, pace: int) -> None:
     during, when_sent, reply = SENT_AGAIN[what]
     node = Twice(during, when_sent=when_sent)
-    assert send(node, patience=0.4) == {0: reply}
+    assert send(node, patience=0.4 * pace) == {0: reply}
     until(lambda: node.made in node.idle or during is refuse)
     assert bool(node.made.sent) == (reply == 5)
     assert node.old.closed == (what == "the first is never answered")
     assert not node.breaker.failing
 
 
-def test_a_release_that_was_sent_on_a_silent_connection_may_have_run() -> None:
+def test_a_release_that_was_sent_on_a_silent_connection_may_have_run(pace: int) -> None:
     node = Twice(lambda connection: None, 0)
-    assert send(node, patience=0.2, call=URGENT) == {0: RELEASED_TWICE}
+    assert send(node, patience=0.2 * pace, call=URGENT) == {0: RELEASED_TWICE}
 
 
 def test_what_may_have_run_on_a_connection_that_broke_is_not_called_unsent() -> None:

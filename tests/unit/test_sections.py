@@ -39,6 +39,7 @@ from django_redis_lock.decorators.options import Options
 from django_redis_lock.decorators.section import Section
 from django_redis_lock.decorators.views import complete
 from django_redis_lock.exceptions import LockError, LockNotOwnedError
+from tests.processes import until
 from tests.support.background import Background
 
 OUTAGE = redis.ConnectionError("Redis is down")
@@ -480,6 +481,7 @@ def test_a_command_that_loses_its_lock_is_told(
         return 5
 
     assert handle(BaseCommand()) == 5
+    until(lambda: told)  # In a thread of its own.
     assert [(ending.name, ending.reason()) for ending in told] == [("export", "test")]
 
 

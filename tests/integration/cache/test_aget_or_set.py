@@ -621,7 +621,8 @@ def test_who_is_cancelled_again_and_again_ends_its_flight_all_the_same(
 @pytest.mark.on_redis
 def test_a_cancelled_follower_leaves_no_connection(cache: RedisCache, client: redis.Redis) -> None:
     def waiting() -> list[str]:
-        return [each["id"] for each in client.client_list() if each["cmd"] == "xread"]
+        blocked = (each for each in client.client_list() if "b" in each["flags"])
+        return [each["id"] for each in blocked if each["cmd"] == "xread"]
 
     async def ask() -> None:
         elsewhere(client)

@@ -495,18 +495,19 @@ def test_a_follower_whose_wait_redis_breaks_off_goes_on_waiting(
     producer = Producer()
     thread = Asking(cache.get_or_set, "report", producer)
     until(lambda: blocked(client) == 1)
-    (waiting,) = (each for each in client.client_list() if each["cmd"] == "xread")
+    [waiting] = followers(client)
     # As a primary does that becomes a replica.
-    client.client_unblock(waiting["id"], error=True)
-    until(lambda: any(e["cmd"] == "xread" and e["id"] != waiting["id"] for e in listed(client)))
+    client.client_unblock(waiting, error=True)
+    until(lambda: set(followers(client)) - {waiting})
     lands_elsewhere(client, 5)
     assert thread.found() == 5
     assert not producer.calls
 
 
-def listed(client: redis.Redis) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = client.client_list()
-    return found
+def followers(client: redis.Redis) -> list[str]:
+    """The ids of the connections that wait for a computation; one that has waited before, and is
+    idle, has the same last command."""
+    return [c["id"] for c in client.client_list() if c["cmd"] == "xread" and "b" in c["flags"]]
 
 
 @pytest.mark.on_redis
@@ -517,9 +518,9 @@ def test_a_follower_whose_connection_breaks_goes_on_waiting(
     producer = Producer()
     thread = Asking(cache.get_or_set, "report", producer)
     until(lambda: blocked(client) == 1)
-    (waiting,) = (each for each in listed(client) if each["cmd"] == "xread")
-    client.client_kill_filter(_id=waiting["id"])
-    until(lambda: any(e["cmd"] == "xread" and e["id"] != waiting["id"] for e in listed(client)))
+    [waiting] = followers(client)
+    client.client_kill_filter(_id=waiting)
+    until(lambda: set(followers(client)) - {waiting})
     lands_elsewhere(client, 5)
     assert thread.found() == 5
     assert not producer.calls
