@@ -37,8 +37,8 @@ from _pytest.capture import FDCapture
 
 from .scheduling import units
 
-#: Processes that ``auto`` means at most; with more, the machine is busy with starting servers.
-MOST = 6
+#: Processes that ``auto`` means: for each core, and at most. With more, little is gained.
+EACH_CORE, MOST = 4, 8
 #: Seconds a process may take to close what its tests have used.
 PATIENCE = 30
 #: Seconds without any report after which the processes are looked at.
@@ -50,11 +50,11 @@ fork = get_context("fork")
 
 
 def number(text: str) -> int:
-    """Tests wait more than they compute, so there are three processes for each core. Each has
+    """Tests wait more than they compute, so there are several processes for each core. Each has
     servers of its own; a server that was given can only be for one."""
     if text != "auto":
         return int(text)
-    return 1 if os.environ.get("REDIS_URL") else min((os.cpu_count() or 1) * 3, MOST)
+    return 1 if os.environ.get("REDIS_URL") else min((os.cpu_count() or 1) * EACH_CORE, MOST)
 
 
 def configure(config: pytest.Config) -> None:
