@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import unittest
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -27,7 +26,6 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
-from redis.client import CaseInsensitiveDict
 
 from django_redis_lock import keeper
 from django_redis_lock.contrib import metrics, unique_tasks
@@ -58,19 +56,6 @@ TOPOLOGIES = "tests/integration/topologies/"
 GROUPS = {"sentinel_servers", "cluster_servers"}
 _groups = ExitStack()
 AT_LAST = acquisition.LAST_TRY_SECONDS
-#: Of the fixtures that each test has, the mark or fixture without which one does nothing. To set it
-#: up all the same would take a tenth of a millisecond.
-ONLY_WITH = {
-    "_empty_redis": "Redis",
-    "_django_db_marker": "django_db",
-    "_django_setup_unittest": "TestCase",
-    "_dj_autoclear_mailbox": "mailoutbox",
-    "_django_set_urlconf": "urls",
-    "_django_isolate_apps": "django_isolate_apps",
-    "_template_string_if_invalid_marker": "ignore_template_errors",
-    "_django_clear_site_cache": "django.contrib.sites",
-    "_live_server_helper": "live_server",
-}
 
 # To store the password of a test's user takes a third of a second otherwise.
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
@@ -78,14 +63,6 @@ settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # redis-py from 8 on looks its version up on disk for each client and each connection: half a
 # millisecond, thousands of times.
 redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
-
-
-def _fill(self: dict[str, Any], data: dict[str, Any]) -> None:
-    dict.update(self, zip(map(str.upper, data), data.values(), strict=True))
-
-
-# And it sets 250 names of commands one by one for each client, which takes as long.
-CaseInsensitiveDict.__init__ = _fill  # type: ignore[method-assign]
 
 if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), path)))
@@ -163,20 +140,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # No brief wait fails because its server stands still with the machine just when it ends. Tests
     # of faults are about servers that stand still: they ask for ``patient`` themselves.
     acquisition.LAST_TRY_SECONDS = LAST_TRY if item.nodeid.startswith(INTEGRATION) else AT_LAST
-    if isinstance(item, pytest.Function):
-        item.fixturenames = [*_needed(item)]
-
-
-def _needed(item: pytest.Function) -> Iterator[str]:
-    """The fixtures of a test without those that would do nothing for it."""
-    wanted = {mark.name for mark in item.iter_markers()}.union(item.fixturenames)
-    if item.cls and issubclass(item.cls, unittest.TestCase):
-        wanted.add("TestCase")
-    if not item.nodeid.startswith(UNIT):
-        wanted.add("Redis")
-    for name in item.fixturenames:
-        if ONLY_WITH.get(name, name) in wanted:
-            yield name
 
 
 @pytest.hookimpl(wrapper=True)
@@ -295,7 +258,8 @@ def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
 def _empty_redis(request: pytest.FixtureRequest) -> None:
     """Tests that only use Django's caches start with an empty Redis too; those of ``tests/unit``
     have none."""
-    request.getfixturevalue("emptied")
+    if not request.node.nodeid.startswith(UNIT):
+        request.getfixturevalue("emptied")
 
 
 @pytest.fixture(scope="session", autouse=True)
