@@ -47,6 +47,7 @@ TESTS: dict[str, str] = {
     "transport": "server server_calls addresses execute direct_connection own_connections packing "
     "breaker connections lock get_or_set redis lost_replies lost_replies_of_the_cache "
     "forgotten_connections outage refusals",
+    "transport.aio_tasks": "aio_connection async_lock cancelled",
     "transport.aio_client": "aio_client addresses aio_connection async_lock aget_or_set cancelled "
     "redis lost_replies forgotten_connections outage moved_address",
     "transport.aio_connection": "aio_connection async_lock aget_or_set cancelled "
@@ -57,7 +58,8 @@ TESTS: dict[str, str] = {
     "transport.guarded_connection": "guarded_connection pool_interrupts lost_replies_of_the_cache "
     "postponed_timeouts addresses server clients moved_address",
     "transport.hints": "execute hints refusals",
-    "transport.interrupts": "handler_errors signal_errors pool_interrupts",
+    "transport.interrupts": "handler_errors lookups signal_errors pool_interrupts "
+    "names_of_servers slow_uplink",
     "keeper.over_a_loop": "addresses full_server",
     "transport.refusals": "execute hints refusals full_server busy out_of_memory",
     "transport.registry": "addresses server server_calls forks clients connections lock "

@@ -272,6 +272,16 @@ def test_a_run_that_lasts_longer_than_the_timeout_keeps_its_name(client: redis.R
     assert seen[-1].owner.label.startswith("running: ")
 
 
+def test_a_name_that_has_expired_in_the_queue_is_taken_by_the_run(client: redis.Redis) -> None:
+    seen: list[bool] = []
+    act.append(lambda _: seen.append(name().locked()))
+    first = done.delay(7)
+    client.delete(name().keys.lock)  # As when its lifetime is over.
+    with worker():
+        first.get(timeout=30)
+    assert seen == [True]
+
+
 @of_each_kind
 def test_a_failure_frees_the_name(task: Any) -> None:
     def fail(_: Any) -> None:
