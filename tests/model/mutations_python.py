@@ -51,7 +51,7 @@ TESTS: dict[str, str] = {
     "transport.aio_client": "aio_client addresses aio_connection async_lock aget_or_set cancelled "
     "redis lost_replies forgotten_connections outage moved_address",
     "transport.aio_connection": "aio_connection async_lock aget_or_set cancelled "
-    "forgotten_connections",
+    "forgotten_connections slow_uplink",
     "transport.circuit_breaker": "breaker redis_down outage",
     "transport.execute": "execute packing observed_reads lost_replies_of_the_cache lost_replies "
     "outage",

@@ -281,6 +281,23 @@ def test_a_reply_of_which_more_and_more_comes_is_not_late(over: Any) -> None:
     over(test, PATIENCE)
 
 
+def test_a_small_request_comes_after_the_parts_of_a_large_one(over: Any) -> None:
+    large, small = b"x" * 3_000_000, b"small"
+
+    async def test(connection: Any, server: socket.socket) -> None:
+        calls = [connection.request(large)]
+        assert connection._parts
+        calls += [connection.request(small)]
+        loop, received = asyncio.get_running_loop(), bytearray()
+        while len(received) < len(large) + len(small):
+            received += await loop.sock_recv(server, 1_000_000)
+        assert received.endswith(b"x" + small)
+        await loop.sock_sendall(server, b"+1\r\n+2\r\n")
+        assert await asyncio.gather(*calls) == [b"1", b"2"]
+
+    over(test)
+
+
 def test_while_something_large_is_on_its_way_it_takes_no_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
