@@ -73,6 +73,12 @@ def test_what_the_system_says_is_raised_for_each(monkeypatch: pytest.MonkeyPatch
         assert raised.value is not unknown  # Each has a traceback of its own.
 
 
+def test_without_a_thread_the_caller_looks_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts._resolvers, "submit", lambda work: False)
+    monkeypatch.setattr(interrupts, "_addresses", lambda *name: FOUND)
+    assert interrupts._addresses_within(0.0, *NAME) == FOUND
+
+
 @pytest.mark.parametrize("seconds", [None, PATIENCE])
 def test_a_call_without_a_limit_and_the_host_itself_need_no_thread(
     monkeypatch: pytest.MonkeyPatch, seconds: float | None

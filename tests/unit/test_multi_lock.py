@@ -54,6 +54,15 @@ def test_all_names_or_none(
                 assert keys() == before
 
 
+def test_names_of_an_attempt_that_fails_are_free_at_once(
+    way: dict[str, Any], redis_locks: MemoryServer
+) -> None:
+    """Only after an acquisition are they kept for a while."""
+    with locked("b"):
+        assert not cache.lock(["a", "b"], min_hold=30, blocking=False, **way).acquire()
+        assert held(redis_locks) == "b"
+
+
 @pytest.mark.parametrize("executed", [True, False])
 def test_an_attempt_whose_outcome_is_unknown_holds_nothing(
     redis_locks: MemoryServer, executed: bool, monkeypatch: pytest.MonkeyPatch
