@@ -340,7 +340,7 @@ SENT_AGAIN: dict[str, tuple[Any, bool, int]] = {
 def test_a_silent_connection_is_not_the_servers_silence(what: str, pace: int) -> None:
     during, when_sent, reply = SENT_AGAIN[what]
     node = Twice(during, when_sent=when_sent)
-    assert send(node, patience=0.4 * pace) == {0: reply}
+    assert send(node, patience=1.0 * pace) == {0: reply}
     until(lambda: node.made in node.idle or during is refuse)
     assert bool(node.made.sent) == (reply == 5)
     assert node.old.closed == (what == "the first is never answered")
