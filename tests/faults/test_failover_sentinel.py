@@ -77,15 +77,16 @@ FAILURES: list[Any] = [
 def outages(servers: Iterable[RedisServer] = ()) -> Iterator[list[Any]]:
     """The outages that begin and end in this block, but for those of ``servers`` that run on: if
     the machine stands still, they seem to be away as well."""
+    heard: list[Any] = []
     found: list[Any] = []
-    events.subscribe(found.append)
+    events.subscribe(heard.append)
     try:
         yield found
     finally:
-        events.unsubscribe(found.append)
+        events.unsubscribe(heard.append)  # What another thread just tells may still come.
         running = {f"127.0.0.1:{server.port}/0" for server in servers if server.runs}
-        about = [event for event in found if isinstance(event, (ServerDown, ServerUp))]
-        found[:] = [event for event in about if event.server not in running]
+        about = [event for event in heard if isinstance(event, (ServerDown, ServerUp))]
+        found += [event for event in about if event.server not in running]
 
 
 #: Those of ``failovers``, and who has more to do with sentinels.
