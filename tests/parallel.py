@@ -1,8 +1,8 @@
 """Run the tests in several processes: ``--processes N``, or ``auto``.
 
 All tests are imported and collected once; then the processes are forked, and have them. With
-pytest-xdist each process is a new interpreter that imports and collects for itself: with six, that
-was a seventh of all that this suite computes.
+pytest-xdist each process is a new interpreter that imports and collects for itself (its issues 353
+and 695): with six, that was a seventh of all that this suite computes.
 
 A process asks for more tests when it begins its last one: whether fixtures stay for the next is to
 be known by then. ``testpaths`` begins with tests that wait most of their time and ends with those
