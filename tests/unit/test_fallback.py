@@ -433,7 +433,8 @@ def test_without_redis_it_goes_on(make: Any, clock: FakeClock, how: str) -> None
 
 
 def test_of_an_outage_the_log_has_the_first(make: Any, caplog: pytest.LogCaptureFixture) -> None:
-    breaker = server_of(make().redis).breaker
+    lock = make()  # While it is there, the others have its server.
+    breaker = server_of(lock.redis).breaker
     breaker.answered()
     breaker.fallbacks = 0
     for _ in range(3):
