@@ -248,7 +248,9 @@ def subscribe_later(start: Callable[[], Listener]) -> None:
 
     def first(event: object) -> None:
         unsubscribe(first)
-        start()(event)
+        before = listeners
+        if (listener := start()) not in before:  # A read has started it: it is told as others are.
+            listener(event)
 
     def first_read(*read: Any) -> None:
         global count_read
