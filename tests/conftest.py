@@ -126,7 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _uses_groups(item: pytest.Item) -> bool:
-    return item.nodeid.startswith(TOPOLOGIES) or not GROUPS.isdisjoint(item.fixturenames)  # type: ignore[attr-defined]
+    return item.nodeid.startswith(TOPOLOGIES) or not GROUPS.isdisjoint(item.fixturenames)
 
 
 def pytest_report_collectionfinish() -> str | None:

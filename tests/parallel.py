@@ -100,7 +100,7 @@ class Processes:
                 self._start(session)
             while self._runs:
                 heard = wait(list(self._runs), LOOK_SECONDS)
-                for run in [self._runs[connection] for connection in heard]:  # type: ignore[index]
+                for run in [self._runs[connection] for connection in heard]:
                     self._hear(run, session)
                     if session.shouldfail:
                         raise session.Failed(session.shouldfail)
@@ -122,7 +122,7 @@ class Processes:
         ours, theirs = fork.Pipe()
         number = next(self._started)
         self._runs[ours] = run = Run(f"gw{number}", ours)
-        folder = self._config._tmp_path_factory.getbasetemp() / run.name  # type: ignore[attr-defined]
+        folder = self._config._tmp_path_factory.getbasetemp() / run.name
         others = list(self._runs)
         arguments = (session, run.name, theirs, others, str(folder))
         run.process = fork.Process(target=_process, args=arguments)
@@ -176,7 +176,7 @@ class Processes:
             number = run.tests.popleft() if run.tests else run.last
             item = session.items[number]
             said = f"The process of this test has ended with exit status {run.process.exitcode}"
-            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", said, when)  # type: ignore[arg-type]
+            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", said, when)
             self._config.hook.pytest_runtest_logreport(report=report)
         if run.tests:
             self._left.appendleft(run.tests)
@@ -197,7 +197,7 @@ def _process(
     for other in others:
         other.close()
     config = session.config
-    config.workerinput = {"workerid": name}  # type: ignore[attr-defined]
+    config.workerinput = {"workerid": name}
     config.pluginmanager.unregister(name=Processes.__name__)
     config.pluginmanager.register(Reports(config, connection))
     _write_for_itself(config)

@@ -461,7 +461,7 @@ def test_each_listener_hears_each_event_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_threads_of_one_request_are_shown_in_the_toolbar() -> None:
     """A refresh in the background has its caller's context."""
-    panels = pytest.importorskip("django_redis_lock.contrib.debug_toolbar")
+    panels = pytest.importorskip("django_redis_lock.contrib.debug_toolbar", reason="not installed")
     panel = panels.LocksPanel.__new__(panels.LocksPanel)
     panel._open, panel._locks = {}, []
     for number in range(300):

@@ -304,7 +304,7 @@ class Twice(Node):
         self.old, made = Connection(), Connection(new)
         super().__init__(self.old)
         self.during, self.when_sent, self.made = during, when_sent, made
-        made.read_response = self.read  # type: ignore[method-assign]
+        made.read_response = self.read
 
     def checkout(self, patience: float) -> Connection:
         if not self.when_sent:
