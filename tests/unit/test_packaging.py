@@ -73,14 +73,6 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
     assert packed == wanted | {"django_redis_lock_pytest.py"}
 
 
-def test_the_wheel_is_small(wheel: zipfile.ZipFile) -> None:
-    """Without what not every site loads."""
-    rarely = ("contrib", "ops", "management", "locale", "static", "templates")
-    folders = tuple(f"django_redis_lock/{folder}/" for folder in rarely)
-    loaded = [each for each in wheel.infolist() if not each.filename.startswith(folders)]
-    assert sum(each.compress_size for each in loaded) <= 285_000
-
-
 #: What somebody does who has installed it: settings, migrations, a lock, the list of locks.
 SMOKE = """
 import sys
