@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,7 @@ def test_values_that_are_there_are_not_searched_at_each_command(client: redis.Re
     database.max_values = 100
     searched = 0
 
-    class Values(dict[bytes, Any]):
+    class Values(OrderedDict[bytes, Any]):
         def items(self) -> Any:
             nonlocal searched
             searched += 1
