@@ -273,6 +273,7 @@ class BaseLock:
         chosen = token if token is not None else self.id
         mine = named_token() if chosen is None else self._encode(check_token(chosen))
         attempt = b"" if chosen is None else secrets.token_hex(8).encode()
+        asked_at = time.monotonic()
         request = AcquireRequest(
             self.keys,
             mine,
@@ -281,11 +282,12 @@ class BaseLock:
             self.grant_timeout,
             [(mine, attempt, 1)],
             pause or 0.0,
-            time.monotonic() + wait if wait else None,
+            asked_at + wait if wait else None,
             self.replicas,
             self.subject,
             b"" if wait == 0 else self._new_waiter(),
             self.limit,
+            asked_at,
         )
         return request, wait
 
