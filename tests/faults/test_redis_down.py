@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,32 @@ def test_what_an_interrupt_has_left_ends_no_later_lock(client: redis.Redis, fold
     interrupted.close()
     assert lock.owned()
     lock.release()
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_thread_does_not_wait_for_its_own_lock_of_this_host(
+    own_server: RedisServer, cache: RedisCache, in_loop: bool
+) -> None:
+    """Nothing else ends that one, neither in the outage nor after it."""
+
+    async def in_a_task() -> None:
+        in_this_thread()
+
+    def in_this_thread() -> None:
+        with cache.lock("nightly") as lock:
+            assert lock.degraded == "local"
+            with pytest.raises(LockError, match="wait for itself"):
+                cache.lock("nightly").acquire()
+            assert not cache.lock("nightly").acquire(blocking_timeout=0.05)
+            own_server.start()
+            until(lambda: cache.client.get_client().ping())
+            with pytest.raises(LockError, match="wait for itself"):
+                cache.lock("nightly").acquire()
+
+    own_server.kill()
+    Background(partial(asyncio.run, in_a_task()) if in_loop else in_this_thread).result()
+    with cache.lock("nightly") as lock:
+        assert not lock.degraded
 
 
 # -- while Redis is away -----------------------------------------------------------------------

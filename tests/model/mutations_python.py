@@ -3,9 +3,9 @@
 Each mutant is the package with one line changed: a comparison, a condition, a statement left out, a
 number. The mutants are drawn by a seed from the modules that keep locks and values right, the same
 of lines that have not changed. With each, one of the tests nearest to the module (``TESTS``) must
-fail twice, and pass without it: the tests of the first lane, then those of ``--all``. They are tests
-of behaviour: of public calls on real servers, in real threads, tasks and processes; of tests/unit,
-only tables over pure functions.
+fail twice, and pass without it: the tests of the first lane, then those of ``--all``. They are
+tests of behaviour: of public calls on real servers, in real threads, tasks and processes; of
+tests/unit, only tables over pure functions.
 
     make mutations-python ARGS="--list"
     make mutations-python ARGS="--seed 7 --most 30 -j 2"
