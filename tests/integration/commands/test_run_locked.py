@@ -217,7 +217,10 @@ def test_lines_come_through_at_once_and_codes_too() -> None:
             assert not lock().locked()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131), (signal.SIGINT, -2)],
+)
 def test_a_signal_releases_the_lock_at_once(number: signal.Signals, code: int) -> None:
     with run("--timeout", "60", "--", "obey") as running:
         assert running.stdout.readline().startswith("running")
