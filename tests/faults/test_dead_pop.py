@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.several_names import MultiLock
-from django_redis_lock.locking.waiting import queues
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from tests.holding import watch_often
 from tests.processes import PATIENCE, until
@@ -54,21 +52,6 @@ def test_a_last_try_that_wins_is_enough(proxy: Proxy, client: redis.Redis) -> No
         assert lock.owned()
 
 
-def test_a_last_try_of_a_task_that_wins_is_enough(proxy: Proxy, client: redis.Redis) -> None:
-    async def main() -> None:
-        through = redis.asyncio.Redis(port=proxy.port)
-        lock = AsyncLock(through, "report", timeout=60, grant_timeout=60)
-        for _ in range(40):
-            if await lock.acquire(blocking_timeout=0.25):
-                break
-        assert await lock.owned()
-        await through.connection_pool.disconnect()
-
-    client.set("report", "of a holder that died", px=300)
-    proxy.swallow(b"BLPOP", times=10)
-    asyncio.run(main())
-
-
 def test_one_that_dies_just_at_the_deadline_is_no_error(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,26 +68,6 @@ def test_one_that_dies_just_at_the_deadline_is_no_error(
     with Lock(client, "report", timeout=30):
         assert not Lock(client, "report").acquire(blocking_timeout=0.3)
     assert died.is_set()
-    until(lambda: not client.exists("{report}:waiters"))
-
-
-def test_a_tasks_that_dies_just_at_the_deadline_is_no_error(
-    client: redis.Redis, redis_server: RedisServer, pace: int
-) -> None:
-    async def wait() -> bool:
-        async with redis.asyncio.Redis.from_url(redis_server.url) as there:
-            waiting = asyncio.ensure_future(
-                AsyncLock(there, "report").acquire(blocking_timeout=0.5 * pace)
-            )
-            while not client.info("clients")["blocked_clients"] and not waiting.done():
-                await asyncio.sleep(0.001)
-            (queue,) = (each for each in queues.values() if each.key[1] == b"report")
-            queue.connection.cut()
-            time.sleep(0.6 * pace)  # The loop hears of both together.
-            return await waiting
-
-    with Lock(client, "report", timeout=30):
-        assert asyncio.run(wait()) is False
     until(lambda: not client.exists("{report}:waiters"))
 
 

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ from redis.asyncio import BlockingConnectionPool
 
 from django_redis_lock import AsyncLock, Lock, LockError, locked
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.keeper import Job, Keeper, SentOnce, keeper
+from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
-from django_redis_lock.protocol import AcquireRequest, hostname
-from django_redis_lock.transport import aio_client
+from django_redis_lock.protocol import hostname
 from tests import lanes
 from tests.holding import silence
 from tests.moved_clock import moved_clock
@@ -153,24 +151,6 @@ class TestManyThreads:
         assert not places(NAME)
         assert not lock.locked()
         until(lambda: not waiting_connections(client))
-
-    def test_they_wait_on_one_connection(self, client: redis.Redis) -> None:
-        others = len(client.client_list())  # Also what tests before this one have left at rest.
-        holder, lock = Lock(client, NAME, timeout=60), Lock(client, NAME, timeout=30)
-        other, second = Lock(client, "other", timeout=60), Lock(client, "other", timeout=30)
-        holder.acquire()
-        other.acquire()
-        waiters: list[Background] = []
-        for each in (lock, second) * 50:  # One by one: who asks at once needs connections at once.
-            waiters.append(Background(wait_and_release, each))
-            until(lambda: places(NAME) + places("other") == len(waiters))
-        until_waiting(client, 2)
-        assert waiting_connections(client) == 2
-        # The waiters', the keeper's, and those at rest after the first questions.
-        assert len(client.client_list()) - others < 9
-        holder.release()
-        other.release()
-        assert all(waiter.result() for waiter in waiters)
 
 
 def wait_and_release(lock: Lock) -> bool:
@@ -351,35 +331,6 @@ def test_a_thread_that_ends_leaves_no_waiter_behind(client: redis.Redis) -> None
     assert Lock(client, NAME, timeout=5).acquire(blocking_timeout=PATIENCE)
 
 
-def test_a_last_try_that_is_never_sent_leaves_no_trace(
-    client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its connection does not come about in time."""
-    connect, made = redis.asyncio.Connection.connect, []
-
-    async def connect_twice(connection: Any) -> None:
-        made.append(connection)
-        if len(made) > 2:
-            await asyncio.Event().wait()
-        await connect(connection)
-
-    async def wait() -> bool:
-        async with redis.asyncio.Redis.from_url(redis_server.url) as server:
-            return await AsyncLock(server, "taken", timeout=60).acquire(blocking_timeout=0.05)
-
-    async def is_silent(connection: Any, seconds: float) -> bool:
-        return False
-
-    monkeypatch.setattr(redis.asyncio.Connection, "connect", connect_twice)
-    monkeypatch.setattr(aio_client, "connection_to", lambda node: None)
-    monkeypatch.setattr(aio_client.AsyncRawConnection, "still_answers", is_silent)
-    with Lock(client, "taken", timeout=60):
-        assert not asyncio.run(wait())
-        assert len(made) == 3
-        until(lambda: not any(isinstance(job, SentOnce) for job in keeper().jobs()))
-        assert not client.exists("{taken}:waiters")
-
-
 @pytest.mark.parametrize("blocking_timeout", [None, 5])
 def test_a_free_lock_needs_no_queue(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch, blocking_timeout: float | None
@@ -389,30 +340,6 @@ def test_a_free_lock_needs_no_queue(
         assert not client.exists(f"{{{NAME}}}:waiters")
 
 
-def test_a_waiter_that_finds_a_queue_after_its_request_is_registered_once(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another thread of the process came between its first request and the queue."""
-    ask, waiters = Lock._send_acquire, f"{{{NAME}}}:waiters"
-    others: list[Background] = []
-
-    def with_another(self: Lock, request: AcquireRequest) -> Any:
-        refusal = ask(self, request)
-        monkeypatch.undo()
-        others.append(Background(wait_and_release, Lock(client, NAME, timeout=5)))
-        until(lambda: places(NAME) == 1)
-        assert client.zcard(waiters) == 2
-        return refusal
-
-    with Lock(client, NAME, timeout=30):
-        monkeypatch.setattr(Lock, "_send_acquire", with_another)
-        others.append(Background(wait_and_release, Lock(client, NAME, timeout=5)))
-        until(lambda: places(NAME) == 2)
-        until(lambda: client.zcard(waiters) == 1)
-    assert all(other.result() for other in others)
-    until(lambda: not client.exists(waiters))
-
-
 def test_the_longest_wait(client: redis.Redis) -> None:
     holder, other = (Lock(client, "year", timeout=30) for _ in range(2))
     holder.acquire()
@@ -420,36 +347,6 @@ def test_the_longest_wait(client: redis.Redis) -> None:
     until_waiting(client)
     holder.release()
     assert waiter.result()
-
-
-def test_many_dead_waiters_are_dropped(client: redis.Redis) -> None:
-    """More than Lua can pass as arguments."""
-    waiters = f"{{{NAME}}}:waiters"
-    with Lock(client, NAME, timeout=30):
-        client.zadd(waiters, {f"dead {number}": 1 for number in range(10_000)})
-        assert not Lock(client, NAME).acquire(blocking_timeout=0.1)
-        assert not client.zcount(waiters, "-inf", 1)
-
-
-def test_a_wait_does_not_look_at_all_that_is_held(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whether the caller waits for itself is known by the lock's key."""
-    all_jobs, caller, looked = Keeper.jobs, threading.current_thread(), []
-
-    def jobs(keeper: Keeper) -> list[Job]:
-        if threading.current_thread() is caller:
-            looked.append(keeper)
-        return all_jobs(keeper)
-
-    held = [Lock(client, f"held-{number}", timeout=60) for number in range(10)]
-    with ExitStack() as stack:
-        for lock in held:
-            stack.enter_context(lock)
-        monkeypatch.setattr(Keeper, "jobs", jobs)
-        assert not Lock(client, "held-7", timeout=60).acquire(blocking_timeout=0.01)
-        assert not looked
-        assert "is held by the same thread" in caplog.text
 
 
 # -- waits for oneself -----------------------------------------------------------------------------
