@@ -135,6 +135,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 #: What goes through the pool only where the project's own class connects.
 OF_A_POOL = ["a pipeline", "a transaction", "a blocking pop", "messages", "keys", "iter_keys"]
+IN_MEMORY = ["get", "set", "get_many", "ttl", "keys"]
 EACH = [("tcp", name) for name in CALLS]
 EACH += [("own class", name) for name in CALLS if name not in OF_A_POOL]
 
@@ -154,7 +155,7 @@ def test_at_each_point_of_a_call(cache: Any, name: str) -> None:
     each_point(attempt, modules=modules)
 
 
-@pytest.mark.parametrize("name", ["get", "set", "get_many", "ttl", "keys", "written many", "a lock"])
+@pytest.mark.parametrize("name", [*IN_MEMORY, "written many", "a lock"])
 def test_at_each_point_of_a_call_in_memory(name: str) -> None:
     """In the caller's thread there is the server, too: it may have answered half of a request."""
     cache: Any = LocMemCache("interrupts", {})
