@@ -255,7 +255,7 @@ def test_the_keeper_writes_and_rests_when_there_is_nothing_left(
     with cache.lock("import"):
         pass
     until(lambda: metrics.summary(group="import").acquisitions == 1)
-    until(lambda: not keeper()._jobs)
+    until(lambda: not keeper().jobs())
     with cache.lock("import"):
         pass
     until(lambda: metrics.summary(group="import").acquisitions == 2)
