@@ -195,8 +195,9 @@ def _describe(wrapped: object, function: Callable[..., object]) -> str:
         method, of_all = getattr(wrapped, name), getattr(CachedFunction, name)
         method.__name__, method.__doc__ = name, of_all.__doc__
         method.__qualname__ = f"{function.__qualname__}.{name}"
-        first = " ".join(of_all.__doc__.split()).partition(". ")[0].rstrip(".").replace("`", "")
-        lines.append(f"{function.__name__}.{name}(…): {first}.")
+        doc = of_all.__doc__ or ""  # There is none under python -OO.
+        first = " ".join(doc.split()).partition(". ")[0].rstrip(".").replace("`", "")
+        lines.append(f"{function.__name__}.{name}(…)" + (f": {first}." if first else ""))
     return "\n".join([inspect.getdoc(function) or "", "", "Cached:", *lines]).lstrip()
 
 

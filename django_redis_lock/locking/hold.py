@@ -74,6 +74,7 @@ class Hold:
         ended: released, lost or reset; the keeper stops renewing it.
         reason: why it was lost.
         task: the holder's task; None for a thread, or if it is not known.
+        shared: whether others may release it: by the same lock object, or by a chosen token.
         degraded: how it is held without Redis, None for a lock in Redis.
         on_end: called at its release, for the lock of this host.
         pending: the reply that confirms a grant, if it is to come.
@@ -87,6 +88,7 @@ class Hold:
     #: changed: the keeper may be reading it.
     also_on_lost: Mapping[weakref.ref[Any], Callable[[], object]] = {}
     task: weakref.ref[Any] | None = None
+    shared = False
     degraded: str | None = None
     on_end: Callable[[], object] | None = None
     pending: PendingLifetime | None = None
@@ -277,6 +279,14 @@ class Renewal(Job):
 
     def ends_at(self) -> float:
         return self.hold.deadline
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the hold goes on until the caller that has acquired it releases it."""
+        hold = self.hold
+        forgotten = self.kept_by is not None and self.kept_by() is None
+        renewed = hold.renews_until == math.inf and not forgotten
+        return not hold.shared and (hold.lifetime is None or renewed)
 
     def begin(self) -> None:
         self.schedule(self.hold.began)

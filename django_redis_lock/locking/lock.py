@@ -83,7 +83,7 @@ class Lock(LockOperations):
 
         Raises:
             TypeError, ValueError: an argument is invalid.
-            LockError: this lock object holds the lock and would wait for itself forever.
+            LockError: the caller itself holds the lock and would wait for itself forever.
             redis.exceptions.RedisError: Redis cannot be reached; the lock is not held.
         """
         request, wait = self._request(sleep, blocking, blocking_timeout, token)

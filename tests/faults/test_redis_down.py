@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,32 @@ def test_a_cancelled_waiter_leaves_the_lock_of_a_task_that_shares_its_handle(
         await lock.release()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_thread_does_not_wait_for_its_own_lock_of_this_host(
+    own_server: RedisServer, cache: RedisCache, in_loop: bool
+) -> None:
+    """Nothing else ends that one, neither in the outage nor after it."""
+
+    async def in_a_task() -> None:
+        in_this_thread()
+
+    def in_this_thread() -> None:
+        with cache.lock("nightly") as lock:
+            assert lock.degraded == "local"
+            with pytest.raises(LockError, match="wait for itself"):
+                cache.lock("nightly").acquire()
+            assert not cache.lock("nightly").acquire(blocking_timeout=0.05)
+            own_server.start()
+            until(lambda: cache.client.get_client().ping())
+            with pytest.raises(LockError, match="wait for itself"):
+                cache.lock("nightly").acquire()
+
+    own_server.kill()
+    Background(partial(asyncio.run, in_a_task()) if in_loop else in_this_thread).result()
+    with cache.lock("nightly") as lock:
+        assert not lock.degraded
 
 
 def test_it_may_be_taken_under_wait_for(client: redis.Redis, folder: str) -> None:

@@ -349,6 +349,7 @@ def test_a_look_does_not_get_in_the_way(tmp_path: Path) -> None:
 
 def test_the_folder_is_this_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_lock.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(file_lock, "FOLDER", "locks-%d")
     found = local_folder()
     assert found.parent == tmp_path
     assert stat.S_IMODE(found.stat().st_mode) == 0o700

@@ -192,7 +192,7 @@ class Interrupted(BaseException):
 def test_who_is_interrupted_while_it_holds_a_part_leaves_nothing(
     redis_locks: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = {name: cache.lock(name) for name in "ab"}
+    others = {name: cache.lock(name, thread_local=False) for name in "ab"}
     for other in others.values():
         other.acquire()
     wait, waits = Lock._wait, []

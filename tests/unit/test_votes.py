@@ -413,8 +413,8 @@ class Scripted(Redlock):
     def _release_later(self, places: Any, release: Call) -> None:
         self.left.append(({*places}, release))
 
-    def _on_contended(self, waits: bool) -> None:
-        self.contended.append(waits)
+    def _on_contended(self, wait: float | None) -> None:
+        self.contended.append(wait != 0)
 
     contended: list[bool]
 

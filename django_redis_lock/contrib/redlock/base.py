@@ -278,7 +278,7 @@ class Quorum(LockOperations):
                 if ballot.won:
                     return election.acquired(ballot, fence, contended)
             if ballot.refused and not contended:
-                self._on_contended(wait != 0)
+                self._on_contended(wait)
             left = 0.0 if wait == 0 else election.request.left()
             if ballot.too_few or not left:
                 yield from election.give_back()

@@ -25,6 +25,7 @@ from django_redis_lock.singleflight.scripts import END_FLIGHT, STORE
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 from tests.support.values import (
     KEY,
     TERMS,
@@ -818,3 +819,34 @@ def test_redis_dies_while_a_task_computes(own_server: RedisServer) -> None:
         return await task
 
     assert run(ask()) == "computed"
+
+
+@pytest.mark.parametrize("call", ["get_or_set", "get_or_set_many", "raise"])
+def test_a_thread_does_not_wait_for_a_task_of_its_own_loop(cache: RedisCache, call: str) -> None:
+    """That would stop the loop and the task's computation; so the value is computed twice."""
+    for_long: dict[str, Any] = {"wait": 100 * PATIENCE}
+
+    async def main() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def compute() -> str:
+            begun.set()
+            await go_on.wait()
+            return "the task's"
+
+        leader = asyncio.ensure_future(cache.aget_or_set("report", compute, 60))
+        await begun.wait()
+        if call == "get_or_set":
+            assert cache.get_or_set("report", lambda: "ours", **for_long) == "ours"
+        elif call == "get_or_set_many":
+            values = cache.get_or_set_many(
+                ["report"], lambda keys: dict.fromkeys(keys, "ours"), **for_long
+            )
+            assert values == {"report": "ours"}
+        else:
+            with pytest.raises(LockNotAcquired):
+                cache.get_or_set("report", lambda: "", on_wait_timeout="raise", **for_long)
+        go_on.set()
+        assert await leader == "the task's"
+
+    Background(lambda: asyncio.run(main())).result()

@@ -153,6 +153,7 @@ CASES = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("kind", "part"), CASES)
 @pytest.mark.parametrize("answer", [plain, template])
 def test_each_visitor_sees_what_is_theirs(kind: Any, answer: Any, part: str) -> None:

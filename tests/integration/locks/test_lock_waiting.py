@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from asgiref.sync import sync_to_async
 from redis.asyncio import BlockingConnectionPool
 
-from django_redis_lock import AsyncLock, Lock
+from django_redis_lock import AsyncLock, Lock, LockError, locked
+from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import Job, Keeper, SentOnce, keeper
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.protocol import AcquireRequest
@@ -443,3 +445,118 @@ def test_a_wait_does_not_look_at_all_that_is_held(
         assert not Lock(client, "held-7", timeout=60).acquire(blocking_timeout=0.01)
         assert not looked
         assert "is held by the same thread" in caplog.text
+
+
+# -- waits for oneself -----------------------------------------------------------------------------
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "places": {"limit": 2},
+    "names": {"key": ["orders", NAME]},
+    "reentrant": {"reentrant": True},
+    "local": {"on_redis_down": "local"},
+    "endless": {"timeout": None},
+}
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return RedisCache(redis_server.url, {})
+
+
+def in_a_loop(main: Any) -> Any:
+    """What the coroutine function returns; a loop that stands still is noticed."""
+    return Background(lambda: asyncio.run(main())).result()
+
+
+@pytest.mark.parametrize("holder", ["task", "thread"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_thread_does_not_wait_for_a_task_of_its_own_loop(
+    cache: RedisCache, kind: str, holder: str
+) -> None:
+    """It would stop the loop, and with it the task, for as long as the keeper renews the lock."""
+    options = {"key": NAME, **KINDS[kind]}
+    count = options.get("limit", 1)
+
+    async def main() -> None:
+        async def hold(held: asyncio.Event, leave: asyncio.Event) -> None:
+            if holder == "task":
+                async with cache.alock(**options):
+                    held.set()
+                    await leave.wait()
+            else:
+                with cache.lock(**options):
+                    held.set()
+                    await leave.wait()
+
+        leave, held = asyncio.Event(), [asyncio.Event() for _ in range(count)]
+        holders = [asyncio.ensure_future(hold(each, leave)) for each in held]
+        for each in held:
+            await each.wait()
+        names = [options["key"], [NAME, "invoices"]] if kind == "plain" else [options["key"]]
+        for name in names:
+            with pytest.raises(LockError, match=r"alock\(\)"):
+                cache.lock(**options | {"key": name}).acquire()
+        with pytest.raises(LockError, match="alock"), cache.lock(**options):
+            raise AssertionError
+        leave.set()
+        await asyncio.gather(*holders)
+        with cache.lock(**options):
+            pass
+
+    in_a_loop(main)
+
+
+def test_locked_does_not_wait_for_a_task_of_its_own_loop(cache: RedisCache) -> None:
+    section = locked(NAME, blocking=True)
+
+    async def hold(leave: asyncio.Event) -> None:
+        with section:
+            await leave.wait()
+
+    async def main() -> None:
+        leave = asyncio.Event()
+        holder = asyncio.ensure_future(hold(leave))
+        await asyncio.sleep(0)
+        with pytest.raises(LockError, match="alock"):
+            await hold(leave)
+        leave.set()
+        await holder
+
+    in_a_loop(main)
+
+
+def test_a_thread_of_sync_to_async_waits_for_a_task(cache: RedisCache) -> None:
+    async def main() -> None:
+        async with cache.alock(NAME):
+            waiter = asyncio.ensure_future(sync_to_async(cache.lock(NAME).acquire)())
+            await asyncio.to_thread(until, lambda: places(cache.make_key("lock:" + NAME)))
+        assert await waiter
+
+    in_a_loop(main)
+
+
+@pytest.mark.parametrize("holder", ["expires", "forgotten", "ends", "shared"])
+def test_a_thread_waits_for_its_own_lock_if_that_ends(cache: RedisCache, holder: str) -> None:
+    if holder == "expires":
+        lock = cache.lock(NAME, timeout=0.3)
+        assert lock.acquire()
+    elif holder == "ends":
+        lock = cache.lock(NAME, timeout=0.3, renew=True, max_hold=0.3)
+        assert lock.acquire()
+    elif holder == "forgotten":
+        assert cache.lock(NAME, timeout=0.3, renew=True).acquire()
+    else:
+        lock = cache.lock(NAME, thread_local=False)
+        assert lock.acquire()
+        releases = threading.Thread(target=in_turn_of, args=(lock,))
+        releases.start()
+    other = cache.lock(NAME)
+    assert other.acquire()
+    other.release()
+
+
+def in_turn_of(lock: Lock) -> None:
+    """Release it when another waits for it."""
+    until(lambda: places(lock.keys.lock))
+    lock.release()
