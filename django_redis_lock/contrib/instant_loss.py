@@ -13,7 +13,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .. import threads
-from ..keeper.link import listeners
+from ..keeper import listeners
 from ..threads import get_logger
 from ..transport import RawConnection, Server, is_outage
 from ..transport.address import shut

@@ -27,7 +27,20 @@ from ..protocol import Call, Reply
 from ..threads import Mutex, after_fork, get_logger
 from ..transport import Server, is_outage, pack
 from ..transport.refusals import OUTAGE, is_misdirected
-from .link import Link
+from .link import Link, listeners
+
+__all__ = [
+    "DeferredRelease",
+    "Job",
+    "Keeper",
+    "SentOnce",
+    "Subscription",
+    "Worker",
+    "finish",
+    "keeper",
+    "listeners",
+    "use_keeper",
+]
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -219,7 +232,7 @@ class Worker:
 
     def _enqueue(self, job: Job) -> None:
         heapq.heappush(self._due, (job.due, next(self._sequence), job))
-        if len(self._due) > 2 * len(self.keeper) + 64:
+        if len(self._due) > 2 * self.keeper.count() + 64:
             # Most entries belong to locks that were released before they came due.
             self._due = [entry for entry in self._due if self._has(entry)]
             heapq.heapify(self._due)
@@ -448,7 +461,7 @@ class Keeper:
     def __contains__(self, job: Job) -> bool:
         return job in self._jobs
 
-    def __len__(self) -> int:
+    def count(self) -> int:
         return len(self._jobs)
 
     def reschedule(self, job: Job, due: float) -> None:
