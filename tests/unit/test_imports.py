@@ -236,14 +236,6 @@ def test_what_each_site_loads_imports_nothing_optional() -> None:
     }
 
 
-def test_a_module_of_many_named_tuples_is_imported_quickly() -> None:
-    """Annotations that are texts are compiled one by one: a named tuple takes twice the time."""
-    core = [MODULES[m].read_text() for m in MODULES if FLOOR_OF[_package(m)] < ALWAYS_LOADED]
-    many = [source for source in core if source.count("(NamedTuple):") > 1]
-    assert many
-    assert not [source for source in many if "from __future__ import annotations" in source]
-
-
 def test_a_module_imports_other_packages_by_their_face() -> None:
     assert not {
         f"{module} imports {name}"
