@@ -1,8 +1,9 @@
 """``Redlock`` and ``AsyncRedlock`` on five servers: the contract, and what only several servers can
 do. What happens when some of them fail is in ``tests/faults/test_redlock_faults.py``."""
 
-from __future__ import _thread
+from __future__ import annotations
 
+import _thread
 import os
 from collections import Counter
 from collections.abc import Iterator
