@@ -45,11 +45,11 @@ demo: $(INSTALLED_DEMO) ## Show the locks at work, then serve the demo site on P
 demo-check: $(INSTALLED_DEMO) ## The demo without the site.
 	$(RUN) manage.py demo --no-serve $(ARGS)
 
-test: $(INSTALLED) ## Run the test suite.
-	$(RUN) -m pytest --processes auto $(ARGS)
+test: $(INSTALLED) ## Run the test suite without most cells of its large tables.
+	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
 
-test-all: $(INSTALLED) ## Run each cell of the large tables, too; as each night.
-	$(RUN) -m pytest --processes auto --all $(ARGS)
+test-all: $(INSTALLED) ## Run the whole test suite, as each night.
+	$(RUN) -m pytest -n auto --dist worksteal --all $(ARGS)
 
 test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.
 	@python=$$(sh .ci/find_python 15 14 13 12); if [ -z "$$python" ]; then \
@@ -71,11 +71,11 @@ test-free-threaded: ## Locks, cache, views, commands and faults on the newest Py
 	    PACKAGES="--prefer-binary --editable .[demo] $(FREE_TOOLS)" TESTS="$(SHARED)"; fi
 
 # Those of the extra "test" that these tests need; the others take longer to install than they to run.
-OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django
+OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django pytest-rerunfailures pytest-xdist
 # Those that there are without the GIL: not gevent, nor what needs a browser.
 FREE_TOOLS := celery django-debug-toolbar django-tasks djangorestframework elastic-apm hypothesis \
     opentelemetry-instrumentation-redis opentelemetry-sdk prometheus-client psutil pytest \
-    pytest-django sentry-sdk setuptools uvicorn
+    pytest-django pytest-rerunfailures pytest-xdist sentry-sdk setuptools uvicorn
 
 .PHONY: test-with
 test-with:
@@ -85,7 +85,7 @@ test-with:
 	$(OTHER_VENV)/bin/python -c 'import sys, django, redis; print("Python", sys.version.split()[0], \
 	    *["without the GIL"] * (not getattr(sys, "_is_gil_enabled", lambda: True)()), \
 	    "with Django", django.__version__, "and redis-py", redis.__version__)'
-	$(OTHER_VENV)/bin/python -m pytest --processes auto \
+	$(OTHER_VENV)/bin/python -m pytest -n auto --dist worksteal \
 	    -m "not slow" $(TESTS) $(ARGS)
 
 pictures: $(INSTALLED) ## Take the pictures in docs/images again; needs Chromium, and for all of them .venv-newest.
@@ -135,8 +135,7 @@ messages: $(INSTALLED) ## Bring the catalogues up to date, and compile them; nee
 bench: $(INSTALLED_BENCH) ## Measure against other locks.
 	$(RUN) -m benchmarks $(ARGS)
 
-clean: ## Remove what these targets have made, and what killed runs of the tests have left.
-	-$(PYTHON) -m tests.leftovers
+clean: ## Remove what these targets have made.
 	rm -rf $(VENV) $(VENV_NEWEST) $(VENV_OLDEST) $(VENV_FREE) .tox build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

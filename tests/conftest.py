@@ -8,10 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import runpy
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -37,8 +35,8 @@ from django_redis_lock.decorators import wrapper
 from django_redis_lock.protocol import acquisition
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
-from . import lanes, parallel
-from .pace import is_paced, pace, pytest_runtest_protocol  # noqa: F401  # a fixture and a hook
+from . import lanes
+from .pace import is_paced, pace  # noqa: F401  # a fixture
 from .processes import LAST_TRY, STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
@@ -51,6 +49,8 @@ hypothesis_settings.load_profile("no deadline")
 
 ROOT = Path(__file__).parents[1]
 WATCH = pytest.StashKey[Watch]()
+#: Workers for each core, and at most. With more, little is gained.
+EACH_CORE, MOST = 4, 8
 INTEGRATION, UNIT = "tests/integration/", "tests/unit/"
 TOPOLOGIES = "tests/integration/topologies/"
 GROUPS = {"sentinel_servers", "cluster_servers"}
@@ -94,15 +94,17 @@ def pytest_collection() -> Generator[None, Any, Any]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what ``sample`` leaves out")
     parser.addoption("--pace", type=int, help="only what takes the fixture pace, and at this")
-    parser.addoption("--rest", action="store_true", help="what --all adds to the first lane")
-    parser.addoption("--processes", type=parallel.number, default=1, help="N that run tests; auto")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    is_named = any("::" in name for name in config.args)
-    lanes.rest = config.getoption("--rest")
-    lanes.everything = config.getoption("--all") or lanes.rest or is_named
-    parallel.configure(config)
+    lanes.is_named = any("::" in name for name in config.args)
+    lanes.everything = config.getoption("--all") or lanes.is_named
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """What ``-n auto`` means: tests wait more than they compute, so several workers for each core.
+    Each has servers of its own; a server that was given can only be for one."""
+    return 1 if os.environ.get("REDIS_URL") else min((os.cpu_count() or 1) * EACH_CORE, MOST)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -114,10 +116,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, Any, Any
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     gone = set(lanes.left_out(items))
-    if lanes.rest:
-        gone = {item for item in items if item not in gone and not lanes.has_a_size(item)}
+    paced = {item for item in items if is_paced(item)}
     if config.getoption("pace"):
-        gone |= {item for item in items if not is_paced(item)}
+        gone |= {item for item in items if item not in paced}
+    else:
+        for item in paced:
+            item.add_marker(pytest.mark.flaky(reruns=1))
     if gone:
         config.hook.pytest_deselected(items=list(gone))
         items[:] = [item for item in items if item not in gone]
@@ -131,7 +135,7 @@ def _uses_groups(item: pytest.Item) -> bool:
 
 def pytest_report_collectionfinish() -> str | None:
     number = lanes.not_built.total()
-    return f"{number} more cells of tables run with --all" if number else None
+    return f"{number} more cells of tables are not run" if number else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -263,13 +267,11 @@ def _empty_redis(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_host_locks() -> Iterator[None]:
-    """Commands list the locks of this host; other processes test at the same time."""
+def _own_host_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands list the locks of this host; other workers test at the same time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_lock, "FOLDER", f"{file_lock.FOLDER}-{os.getpid()}")
+        patch.setattr(file_lock, "FOLDER", f"{tmp_path_factory.mktemp('host')}/locks-%d")
         yield
-        folder = Path(tempfile.gettempdir(), file_lock.FOLDER % os.getuid())
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,14 +1,15 @@
 """The two lanes of the suite. The first runs on each occasion, and has each capability, each
-invariant and one run of each fault; with ``--all`` everything runs, as each night. So does a test
-that is named (``file::test``). With ``--rest``, what ``--all`` has and the first lane has not.
+invariant and one run of each fault; with ``--all`` there is more, as each night. A test that is
+named (``file::test``) has all its cells.
 
-Of a table, so many cells run that each row and each column has one; of a long one, each second to
-fifth of these, but for those of faults. ``@pytest.mark.sample(n)`` says it otherwise: of a table,
-it runs each n-th cell (0: none); of a class, each n-th test; with ``of="file"``, each n-th of all
-such tests of a file. Where n and the length of a row have no common factor, each row and each
-column has cells that run. A second number is the first that runs: of n classes with the same
-tests, each then runs other ones. The closest mark counts, so ``sample(1)`` is for a test of such a
-class that always runs.
+Of a table, the first lane has so many cells that each value of each ``parametrize`` is tried once;
+of a long one, each second to fifth of these, but for those of faults. ``--all`` has so many that
+each two values of two ``parametrize`` meet once; ``@pytest.mark.whole`` says that a table needs the
+whole product. ``@pytest.mark.sample(n)`` says what the first lane has otherwise: of a table, each
+n-th cell (0: none); of a class, each n-th test; with ``of="file"``, each n-th of all such tests of
+a file. A second number is the first that runs: of n classes with the same tests, each then runs
+other ones. The closest mark counts, so ``sample(1)`` is for a test of such a class that always
+runs.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable
+from itertools import combinations
 from typing import Any, TypeVar
 
 import pytest
 
 T = TypeVar("T")
 
-#: Whether ``--all``, ``--rest`` or the name of a test was given; ``conftest`` sets it.
+#: Whether ``--all`` or the name of a test was given; ``conftest`` sets it.
 everything = False
-#: Whether ``--rest`` was given: all cells are built.
-rest = False
+#: Whether the name of a test was given.
+is_named = False
 
-#: Of more cells than the first number, each n-th runs.
+#: Of more cells than the first number, the first lane has each n-th.
 LONG = ((30, 5), (12, 4), (6, 3), (3, 2))
 
 #: The second of the servers that many tests are run on.
@@ -38,16 +40,26 @@ IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(7, of="file"))
 #: How many cells of each test are not built; and tests of which no cell runs.
 not_built: Counter[str] = Counter()
 _without_cells: set[str] = set()
-#: With ``--rest``: the names of a test's cells that run without it.
-_of_first_lane: dict[str, set[str]] = {}
 
 
 def thin(metafunc: pytest.Metafunc) -> None:
     """Of a test's cells, build only those that run by its marks and theirs: to build a cell takes
-    longer than to look at it, and all are built again in each process."""
-    if everything and not rest:
-        return
+    longer than to look at it, and each process builds them."""
     definition, calls = metafunc.definition, metafunc._calls
+    if is_named or (everything and definition.get_closest_marker("whole")):
+        return
+    if everything:
+        kept = {call.id for call in _covering(calls, 2)}
+    else:
+        kept = _of_first_lane(definition, calls)
+    if calls and not kept:
+        _without_cells.add(definition.nodeid)
+        kept = {calls[0].id}  # Without any, the test would be built without parameters.
+    not_built[definition.nodeid] = len(calls) - len(kept)
+    calls[:] = [call for call in calls if call.id in kept]
+
+
+def _of_first_lane(definition: Any, calls: list[Any]) -> set[str]:
     closest = definition.get_closest_marker("sample")
     own = closest if closest in definition.own_markers else None
     cells, kept, seen = [], set(), 0
@@ -61,22 +73,14 @@ def thin(metafunc: pytest.Metafunc) -> None:
             kept |= {call.id} if _runs(mark, seen) else set()
             seen += 1
     if len(cells) > 1:
-        cells = _shortened(_each_row_and_column(cells), definition.nodeid)
-    kept |= {call.id for call in cells}
-    if rest:
-        _of_first_lane[definition.nodeid] = kept
-        return
-    if calls and not kept:
-        _without_cells.add(definition.nodeid)
-        kept = {calls[0].id}  # Without any, the test would be built without parameters.
-    not_built[definition.nodeid] = len(calls) - len(kept)
-    calls[:] = [call for call in calls if call.id in kept]
+        cells = _shortened(_covering(cells, 1), definition.nodeid)
+    return kept | {call.id for call in cells}
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """Of what is built, that which the first lane leaves out: by the marks of a class, a module or
     a file."""
-    if everything and not rest:
+    if everything:
         return []
     seen: Counter[str] = Counter()
     left_out = []
@@ -91,19 +95,9 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
                 left_out.append(item)
             seen[counted] += 1
             break  # The closest one counts.
-        if table in _without_cells or (rest and cell and _cell(item) not in _of_first_lane[table]):
+        if table in _without_cells:
             left_out.append(item)
     return left_out
-
-
-def _cell(item: pytest.Item) -> str:
-    found: str = item.callspec.id
-    return found
-
-
-def has_a_size(item: pytest.Item) -> bool:
-    """Whether the test may do more with ``--all``: as all of a file that uses ``some``."""
-    return not {"lanes", "some", "examples"}.isdisjoint(vars(getattr(item, "module", item)))
 
 
 def _runs(mark: pytest.Mark, number: int) -> bool:
@@ -111,19 +105,23 @@ def _runs(mark: pytest.Mark, number: int) -> bool:
     return bool(each) and (number - first) % each == 0
 
 
-def _each_row_and_column(cells: list[Any]) -> list[Any]:
-    """As few of them as have each value of each ``parametrize`` once, each as often as another."""
-    values = {cell.id: {*enumerate(cell._idlist)} for cell in cells}
-    missing = set().union(*values.values())
+def _covering(cells: list[Any], axes: int) -> list[Any]:
+    """As few cells as have each combination of values of so many ``parametrize`` once, each value
+    as often as another."""
+    values = {cell.id: list(enumerate(cell._idlist)) for cell in cells}
+    met = {each: {*combinations(own, min(axes, len(own)))} for each, own in values.items()}
+    missing = set().union(*met.values())
+    if len(missing) == len(cells):
+        return cells
     used: Counter[tuple[int, str]] = Counter()
     chosen = []
 
     def merit(cell: Any) -> tuple[int, int]:
-        return len(values[cell.id] & missing), -sum(used[value] for value in values[cell.id])
+        return len(met[cell.id] & missing), -sum(used[value] for value in values[cell.id])
 
     while missing:
         chosen.append(cell := max(cells, key=merit))
-        missing -= values[cell.id]
+        missing -= met[cell.id]
         used.update(values[cell.id])
     return chosen
 

@@ -160,6 +160,18 @@ class LockContract:
         assert lock.owned()
         lock.release()
 
+    @pytest.mark.parametrize("options", [{"renew": True, "timeout": 30}, {"timeout": None}])
+    def test_nor_does_another_handle_of_its_caller(self, make: Any, options: Any) -> None:
+        lock, other = make(**options), make(**options)
+        assert lock.acquire()
+        with pytest.raises(LockError, match="would wait for itself forever"):
+            other.acquire()
+        assert not other.acquire(blocking_timeout=0.01)
+        assert lock.owned()
+        lock.release()
+        assert other.acquire()
+        other.release()
+
     def test_a_wait_for_oneself_is_logged(
         self, make: Any, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -11,8 +11,6 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from tests.leftovers import record
-
 WATCHDOG = """
 import os, shutil, signal, sys
 watched = {}
@@ -45,7 +43,6 @@ def _watchdog() -> subprocess.Popen[str]:
 
 def watch(pid: int, folder: Path) -> None:
     """End ``pid`` with this process, and remove ``folder``."""
-    record(folder, pid)  # For ``make clean``, if the watchdog is killed, too.
     _say(f"{pid} {folder}\n")
 
 

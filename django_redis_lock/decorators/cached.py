@@ -18,6 +18,7 @@ from ..extension import part
 from ..protocol.validation import check_seconds
 from ..threads import check_plain, is_async
 from .key_template import Args, Kwargs, bound_method, made_for_task, namer
+from .views import STORED
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -185,6 +186,7 @@ def _cached_function(
     wrapped.mark_stale = method("mark_stale", False, version=version, stale=stale)
     wrapped.on_commit = on_commit
     wrapped.__doc__ = _describe(wrapped, function)
+    setattr(wrapped, STORED, True)
     return wrapped
 
 
@@ -195,8 +197,9 @@ def _describe(wrapped: object, function: Callable[..., object]) -> str:
         method, of_all = getattr(wrapped, name), getattr(CachedFunction, name)
         method.__name__, method.__doc__ = name, of_all.__doc__
         method.__qualname__ = f"{function.__qualname__}.{name}"
-        first = " ".join(of_all.__doc__.split()).partition(". ")[0].rstrip(".").replace("`", "")
-        lines.append(f"{function.__name__}.{name}(…): {first}.")
+        doc = of_all.__doc__ or ""  # There is none under python -OO.
+        first = " ".join(doc.split()).partition(". ")[0].rstrip(".").replace("`", "")
+        lines.append(f"{function.__name__}.{name}(…)" + (f": {first}." if first else ""))
     return "\n".join([inspect.getdoc(function) or "", "", "Cached:", *lines]).lstrip()
 
 
@@ -271,4 +274,6 @@ def _cached_view(
     async def acall(request: object, *args: object, **kwargs: object) -> object:
         return await call(request, *args, **kwargs)
 
-    return functools.update_wrapper(acall if asynchronous else call, view)
+    decorated = functools.update_wrapper(acall if asynchronous else call, view)
+    setattr(decorated, STORED, True)
+    return decorated

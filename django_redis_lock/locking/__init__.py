@@ -6,6 +6,7 @@ from ..extension import on_first_use
 from .base import BaseLock as BaseLock
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
+from .local_state import is_by_caller as is_by_caller
 from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
 from .operations import LockOperations as LockOperations

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable
 from functools import cached_property
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import events
 from ..clock import time
@@ -20,7 +20,7 @@ from ..protocol import AcquireRequest, lock_keys, named_token, printable, waiter
 from ..protocol.validation import (
     check_bool,
     check_name,
-    check_seconds,
+    check_time,
     check_token,
     check_wait,
     checked_options,
@@ -34,8 +34,8 @@ from .local_state import (
     State,
     ThreadState,
     ThreadStateWithToken,
-    acting_task,
-    is_held_by_caller,
+    is_in_event_loop,
+    own_renewals,
 )
 
 if TYPE_CHECKING:
@@ -260,17 +260,20 @@ class BaseLock:
         token: str | bytes | None,
     ) -> tuple[AcquireRequest, float | None]:
         """What one call of ``acquire`` asks for, and the seconds it may wait (0: one try)."""
-        pause = self.sleep if sleep is None else check_seconds("sleep", sleep, zero=True)
+        pause = self.sleep if sleep is None else check_time("sleep", sleep, zero=True)
         wait = self.blocking_timeout if blocking_timeout is None else check_wait(blocking_timeout)
         if token is not None and self.reentrant:
             raise ValueError("token must be left out: a reentrant lock chooses its own")
         if not (self.blocking if blocking is None else check_bool("blocking", blocking)):
             wait = 0.0
-        if wait is None and not self.reentrant:
-            self._refuse_to_wait_for_itself()
+        if wait is None and self.thread_local and not self.reentrant:
+            hold, endless = self.local.hold, self.renew or self.timeout is None or self.degraded
+            if endless and hold is not None and hold.is_valid:  # Also if it has a free place.
+                self._refuse_endless_wait()
         chosen = token if token is not None else self.id
         mine = named_token() if chosen is None else self._encode(check_token(chosen))
         attempt = b"" if chosen is None else secrets.token_hex(8).encode()
+        asked_at = time.monotonic()
         request = AcquireRequest(
             self.keys,
             mine,
@@ -279,28 +282,18 @@ class BaseLock:
             self.grant_timeout,
             [(mine, attempt, 1)],
             pause or 0.0,
-            time.monotonic() + wait if wait else None,
+            asked_at + wait if wait else None,
             self.replicas,
             self.subject,
             b"" if wait == 0 else self._new_waiter(),
             self.limit,
+            asked_at,
         )
         return request, wait
 
     def _new_waiter(self) -> bytes:
         """The id under which the first request of ``acquire`` registers."""
         return waiter_id()
-
-    def _refuse_to_wait_for_itself(self) -> None:
-        hold = self.local.hold
-        endless = self.renew or self.timeout is None or self.degraded
-        if endless and self.thread_local and hold is not None and hold.is_valid:
-            raise LockError(
-                "This lock object already holds the lock in this thread or task, and would wait "
-                "for itself forever: release it first, or give a blocking_timeout or "
-                "reentrant=True",
-                self._shown,
-            )
 
     def _for_keeper(self, on_lost: Callable[[], object]) -> Callable[[], object]:
         """``on_lost`` as the keeper's thread may call it: it starts the user's code elsewhere."""
@@ -335,6 +328,8 @@ class BaseLock:
         entry = self.local.entry
         if entry is not None and entry.depth > 1:
             return  # The block around this one is left after it.
+        if self.local.hold is not None:
+            self.local.hold.shared = False  # The end of the block releases it.
         if self.local.renewal is not None:  # There is none for a lock taken without Redis.
             self.local.renewal.entered(self.grant_timeout, self.min_hold)
 
@@ -344,17 +339,30 @@ class BaseLock:
     def _printed(self) -> str:
         return printable(self.keys.lock)
 
-    def _on_contended(self, waits: bool) -> None:
+    def _on_contended(self, wait: float | None) -> None:
+        """It is taken, and the caller waits ``wait`` seconds: 0 for none, None without end."""
         if events.listeners:
             events.emit(events.Contended(self.subject, self.keys))
-        if waits and self.limit == 1:
-            self._warn_of_deadlock()
+        if wait != 0:
+            mine = own_renewals(self)
+            if wait is None and mine and all(job.is_endless for job in mine):
+                self._refuse_endless_wait()
+            self._warn_of_deadlock(bool(mine))
 
-    def _warn_of_deadlock(self) -> None:
-        if not self.asynchronous and acting_task() is not None:
+    def _refuse_endless_wait(self) -> NoReturn:
+        """The caller itself holds the lock and nothing else ends that."""
+        who = "task" if self.asynchronous else "thread"
+        text = f"This {who} already holds the lock, and would wait for itself forever: "
+        if not self.asynchronous and is_in_event_loop():
+            text += "a wait stops its event loop, so use cache.alock() or AsyncLock, or "
+        text += "release it first, or give a blocking_timeout or reentrant=True"
+        raise LockError(text, self._shown)
+
+    def _warn_of_deadlock(self, mine: bool) -> None:
+        if not self.asynchronous and is_in_event_loop():
             message = "The wait for the lock %(lock)s stops this event loop: use cache.alock() or "
             message += "AsyncLock"
-        elif self.thread_local and is_held_by_caller(self):  # Else another may release it.
+        elif self.thread_local and mine:  # Else another may release it.
             who = "task" if self.asynchronous else "thread"
             message = f"The lock %(lock)s is held by the same {who} that waits for it now: release "
             message += "it first, or give reentrant=True both times"

@@ -74,6 +74,7 @@ class Hold:
         ended: released, lost or reset; the keeper stops renewing it.
         reason: why it was lost.
         task: the holder's task; None for a thread, or if it is not known.
+        shared: whether others may release it: by the same lock object, or by a chosen token.
         degraded: how it is held without Redis, None for a lock in Redis.
         on_end: called at its release, for the lock of this host.
         pending: the reply that confirms a grant, if it is to come.
@@ -87,6 +88,7 @@ class Hold:
     #: changed: the keeper may be reading it.
     also_on_lost: Mapping[weakref.ref[Any], Callable[[], object]] = {}
     task: weakref.ref[Any] | None = None
+    shared = False
     degraded: str | None = None
     on_end: Callable[[], object] | None = None
     pending: PendingLifetime | None = None
@@ -278,6 +280,14 @@ class Renewal(Job):
     def ends_at(self) -> float:
         return self.hold.deadline
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether the hold goes on until the caller that has acquired it releases it."""
+        hold = self.hold
+        if hold.shared or (self.kept_by is not None and self.kept_by() is None):
+            return False
+        return hold.lifetime is None or hold.renews_until == math.inf
+
     def begin(self) -> None:
         self.schedule(self.hold.began)
         latest[self.server, self.hold.keys.lock] = self
@@ -373,6 +383,8 @@ class Renewal(Job):
 
     def _refused(self, value: Reply, early: bool) -> None:
         """Redis does not have the lock any more, says ``value``."""
+        if self.heartbeat is not None:
+            self.heartbeat.suspect_others()
         self._lose(causes.cause(value, causes.beats_so_far(self.server), early, self.hold))
 
     def _renewing(self, now: float) -> bool:

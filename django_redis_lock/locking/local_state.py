@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from .hold import Hold, latest
+from .hold import Hold, Renewal, latest
 
 if TYPE_CHECKING:
     from .base import BaseLock
@@ -33,6 +33,15 @@ def acting_task() -> Task:
         return None
     acting = under_way.get()
     return acting[0]() if acting and running and acting[1]() is running else running
+
+
+def is_in_event_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class State:
@@ -173,16 +182,26 @@ def enter_again(lock: BaseLock) -> bool:
     return entry.enter(lock.local, on_lost)
 
 
-def is_held_by_caller(lock: BaseLock) -> bool:
-    """Whether the caller holds ``lock``, by any lock object, as far as is known."""
+def is_by_caller(lock: BaseLock, hold: Hold) -> bool:
+    """Whether the caller, who uses ``lock``, is the one that has acquired ``hold``."""
+    if not lock.asynchronous:  # A thread that waits stops all of its tasks.
+        return hold.by_this_thread
+    return hold.task is not None and hold.task() is acting_task()
+
+
+def own_renewals(lock: BaseLock) -> list[Renewal]:
+    """Those of the caller that keep ``lock`` taken, by any lock objects, as far as is known; none
+    if others have one of its places."""
     for server in lock._servers:
-        job = latest.get((server, lock.keys.lock))
-        if job is not None and job.hold.is_valid:
-            task = job.hold.task
-            if not lock.asynchronous:
-                return job.hold.by_this_thread
-            return task is not None and task() is acting_task()
-    return False
+        mine: list[Renewal] = []
+        for number in range(1, lock.limit + 1):
+            job = latest.get((server, lock.keys.at_place(number).lock))
+            if job is None or not job.hold.is_valid or not is_by_caller(lock, job.hold):
+                break
+            mine.append(job)
+        else:
+            return mine
+    return []
 
 
 def note_entry(lock: BaseLock) -> None:

@@ -86,16 +86,16 @@ class LockOperations(BaseLock):
         return steps
 
     def _acquire_in_redis(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        asked_at, renewals = time.monotonic(), self._new_renewals()
+        renewals = self._new_renewals()
         acquired = yield from self._obtain(request, wait)
         if acquired is None:
-            self._emit_timed_out(asked_at, wait != 0)
+            self._emit_timed_out(request.asked_at, wait != 0)
             return False
         if self.replicas:
-            until = math.inf if wait is None else asked_at + wait
+            until = math.inf if wait is None else request.asked_at + wait
             yield from replication.confirmed(self, request, acquired, until)
         hold = self._start_renewal(acquired, renewals)
-        self._emit_acquired(hold, asked_at, acquired.contended)
+        self._emit_acquired(hold, request.asked_at, acquired.contended)
         return True
 
     def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Acquisition | None]:
@@ -105,7 +105,7 @@ class LockOperations(BaseLock):
         If others of this process wait already, the caller waits behind them.
         """
         if queues and wait != 0 and self._queue_key() in queues:
-            self._on_contended(True)
+            self._on_contended(wait)
             waited: Acquisition | None = yield self._wait(request._replace(waiter=b""), None)
             return waited
         sent_at, refused = time.monotonic(), None
@@ -117,7 +117,7 @@ class LockOperations(BaseLock):
                     records.note_vanished(server, self.keys, reply.vanished, self.subject)
                 return request.acquired_by_reply(reply)
             refused = reply
-            self._on_contended(wait != 0)
+            self._on_contended(wait)
         except Exception as error:
             # A refusal may pass: wait for that, unless there is a fallback. Without a deadline only
             # for a server that will be ready: a full disk must not be hidden.
@@ -137,14 +137,19 @@ class LockOperations(BaseLock):
         return Renewals(hold, Renewal(server_of(self.redis), hold))
 
     def _start_renewal(self, granted: Acquisition, renewals: Renewals) -> Hold:
-        hold, place, local = renewals.hold, granted.place, self.local
+        hold, place = renewals.hold, granted.place
         keys = self.keys if place == 1 else self.keys.at_place(place)
         # A place above the limit, which a process with a larger one has passed on, ends here.
         hold.begin(granted, keys, self.limit if place <= self.limit else 0)
-        hold.task = local.task
-        local.hold, local.token, local.renewal = hold, granted.token, renewals
+        self._note_hold(hold, renewals)
         renewals.begin()
         return hold
+
+    def _note_hold(self, hold: Hold, renewals: Renewals | None) -> None:
+        """The caller has this ``hold`` from now on."""
+        local = self.local
+        hold.task, hold.shared = local.task, bool(hold.attempt) or not self.thread_local
+        local.hold, local.token, local.renewal = hold, hold.token, renewals
 
     # -- release -----------------------------------------------------------------------------
 

@@ -21,10 +21,12 @@ from .in_process import (
     InProcessFlight,
     Overtaken,
     SharedValue,
+    computes_in,
     join,
     leave,
     overtake,
     refuse_recursion,
+    waits_for_itself,
 )
 from .leader import Leader, Producer, Undecodable
 from .runners import Runner
@@ -49,16 +51,18 @@ class Round:
         overtaken: the tokens of leaders of this process that have not begun.
         streams: of the flights that this caller follows; empty where it is to query again.
         ends_at: the monotonic time at which the first of those must be checked.
+        leaders: the tokens of those flights.
         failed: the error of a caller that comes shortly after a failure.
     """
 
-    __slots__ = ("ends_at", "failed", "led", "overtaken", "present", "streams")
+    __slots__ = ("ends_at", "failed", "leaders", "led", "overtaken", "present", "streams")
 
     def __init__(self) -> None:
         self.led: dict[bytes, Before] = {}
         self.present: dict[bytes, object] = {}
         self.overtaken: dict[bytes, bytes] = {}
         self.streams: dict[bytes, bytes] = {}
+        self.leaders: dict[bytes, bytes] = {}
         self.ends_at = math.inf
         self.failed: ComputationFailed | None = None
 
@@ -76,6 +80,7 @@ class Round:
                     self.overtaken[key] = leader
                 else:
                     self.streams[key] = flight_stream(key, leader)
+                    self.leaders[key] = leader
                     self.ends_at = min(self.ends_at, ends_at)
 
 
@@ -149,6 +154,8 @@ class MultiFlight:
             if replies.failed is not None:
                 raise replies.failed
             missing = list(replies.streams)
+            if self._waits_for_itself(replies):
+                break
             if time.monotonic() >= deadline and not undecodable:
                 break
             if missing and all(replies.streams.values()):
@@ -213,6 +220,13 @@ class MultiFlight:
                 self._undecodable[key] = hashlib.sha1(as_bytes(value)).hexdigest()
                 undecodable, replies.streams[key], self._shared.encoded = True, b"", None
         return undecodable
+
+    def _waits_for_itself(self, replies: Round) -> bool:
+        """Whether a wait for one of the leaders would stop it."""
+        return self._runner.group is None and any(
+            waits_for_itself(self._server, key, computes_in.get(leader))
+            for key, leader in replies.leaders.items()
+        )
 
     def _follow(self, streams: Mapping[bytes, bytes], until: float) -> Steps[None]:
         """Wait for the end of one of the flights with these ``streams``."""
@@ -296,6 +310,9 @@ class SingleFlight(MultiFlight):
             # A reply to a request sent before this caller joined may be older than a write before
             # that. Requests of the leaders after the first one are later.
             requests_before = shared.requests if requests_before < 0 else 0
+            in_a_thread = self._runner.group is None
+            if in_a_thread and waits_for_itself(self._server, self._key, shared.thread):
+                return TOO_LATE
             if not (yield self._runner.wait_for_event(shared.ended, deadline)):
                 return TOO_LATE if outage else (yield from self._final_read())
             if shared.encoded is not None and requests_before < shared.requests:

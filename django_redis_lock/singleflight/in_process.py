@@ -14,15 +14,26 @@ from .. import protocol
 from ..clock import time
 from ..exceptions import LockError
 from ..keeper import Job, keeper
-from ..protocol import Call, Reply, encodable, fingerprint, hostname, milliseconds, new_token
+from ..protocol import (
+    Call,
+    Reply,
+    encodable,
+    fingerprint,
+    hostname,
+    milliseconds,
+    new_token,
+    printable,
+)
 from ..protocol.keys import FLIGHTS, flight_key, flight_leader
-from ..threads import Mutex, after_fork, free_after_fork
+from ..threads import Mutex, after_fork, free_after_fork, get_logger, may_log
 from ..transport import Server
 from .runners import Runner, under_computation
 from .scripts import RENEW_FLIGHT
 
 if TYPE_CHECKING:
     from .leader import Leader
+
+logger = get_logger("django_redis_lock.flights")
 
 # -- the callers of one value ----------------------------------------------------------------------
 
@@ -43,6 +54,7 @@ class InProcessFlight(SharedValue):
     def __init__(self, runner: Runner, key: bytes) -> None:
         self.flight_id: FlightKey = (runner.server, key, runner.group)
         self.ended = runner.new_event()
+        self.thread = threading.get_ident()
 
     def left(self) -> None:
         """The call that has made this has ended, however."""
@@ -156,6 +168,26 @@ def overtake(leader: bytes) -> bool:
     returns whether that succeeded."""
     call = _deferred.get(leader)
     return call is not None and call.overtake()
+
+
+#: The threads in which this process computes, by the tokens of the flights.
+computes_in: dict[bytes, int] = {}
+after_fork(computes_in.clear)
+
+
+def waits_for_itself(server: Server, key: bytes, thread: int | None) -> bool:
+    """Whether a ``thread`` that computes the value, perhaps in a task of its event loop, is the
+    calling thread: it would stop the computation by a wait for it."""
+    if thread != threading.get_ident():
+        return False
+    if may_log(server, _logged_at):
+        text = "The value %s is requested by the thread that computes it, which cannot wait for it "
+        text += "and computes it twice: in a coroutine use aget_or_set() and the like"
+        logger.warning(text, printable(key))
+    return True
+
+
+_logged_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 
 
 def refuse_recursion(server: Server, keys: Iterable[bytes]) -> None:

@@ -1,6 +1,7 @@
 """The leader's part of a flight: what it computes, and what it sends to Redis to begin the flight,
 to renew it, and to end it with a value, without one, or after an interruption."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from .in_process import (
     InProcessFlight,
     Overtaken,
     Postponed,
+    computes_in,
     computing,
     leave,
     token_for,
@@ -254,6 +256,7 @@ class Leader:
         """
         keeping = keeper()
         try:
+            computes_in[self.token] = threading.get_ident()
             for renewal in self.renewals:
                 keeping.add(renewal)
             values = yield from self.compute()
@@ -271,6 +274,7 @@ class Leader:
             yield from self.fail(failed.describe(), pause)
             raise
         finally:  # In every case: followers would wait forever for a flight that is renewed.
+            computes_in.pop(self.token, None)
             for renewal in self.renewals:
                 keeping.discard(renewal)
 

@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 #: The longest message of a failed computation that other callers get.
 MAX_MESSAGE_CHARACTERS = 500
-#: Seconds a follower pauses after its connection broke.
+#: Seconds a follower pauses after a wait that was cut short.
 RETRY_PAUSE_SECONDS = 0.05
 
 #: Refreshes stale values. Its threads end after five idle seconds.
@@ -224,12 +224,13 @@ class ThreadRunner:
                 connection = None
         except redis_errors() as error:
             self.server.on_error(error)
-            if not is_outage(error):
+            if not may_end_a_wait(error):
                 raise
-            time.sleep(pause_before(until))
         finally:
             if connection is not None:
                 connection.disconnect()
+        if not reply:
+            time.sleep(pause_before(until))
         return trace_in(reply)
 
 
@@ -262,5 +263,12 @@ def reading(streams: Sequence[bytes], until: float) -> bytes:
     return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0-1" for _ in streams))
 
 
+def may_end_a_wait(error: Exception) -> bool:
+    """Whether a follower asks again after ``error``: an outage, or there are no blocking commands,
+    and so it polls."""
+    return isinstance(error, ResponseError) or is_outage(error)
+
+
 def pause_before(until: float) -> float:
+    """Seconds after a wait that has ended early and without a result."""
     return max(0.0, min(RETRY_PAUSE_SECONDS, until - time.monotonic()))

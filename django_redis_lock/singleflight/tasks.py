@@ -14,7 +14,7 @@ from redis.asyncio import Redis as AsyncRedis
 from ..clock import time
 from ..protocol import Call, Reply
 from ..steps import Steps
-from ..transport import in_background, is_observed, is_outage, server_of
+from ..transport import in_background, is_observed, server_of
 from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all
 from ..transport.aio_tasks import cancellable
 from ..transport.refusals import redis_errors
@@ -23,6 +23,7 @@ from .runners import (
     Computation,
     ProducerFailed,
     arguments_of,
+    may_end_a_wait,
     pause_before,
     reading,
     refreshes_in_caller,
@@ -142,8 +143,9 @@ class AsyncRunner:
                 connection.disconnect()
         except redis_errors() as error:
             self.server.on_error(error)
-            if not is_outage(error):
+            if not may_end_a_wait(error):
                 raise
+        if not reply:
             await time.asleep(pause_before(until))
         return trace_in(reply)
 

@@ -28,7 +28,6 @@ _SYSTEM = {
     )
     if hasattr(errno, code)
 }
-_NO_COMMAND = r"unknown command|unsupported command"
 #: By what is in the text, the first that matches.
 HINTS = (
     (
@@ -86,7 +85,7 @@ HINTS = (
         'this service has no RESP3: add "protocol": 2 to CONNECTION_POOL_KWARGS in OPTIONS',
     ),
     (
-        _NO_COMMAND,
+        r"unknown command|unsupported command",
         "this service has no such command; locks need scripts, and blocking pops to wait",
     ),
 )
@@ -117,11 +116,6 @@ def is_from_proxy(error: BaseException) -> bool:
         return False
     text = str(error).removeprefix("ERR ")
     return text in _SYSTEM or any(part in text for part in FROM_PROXIES)
-
-
-def has_no_command(error: BaseException) -> bool:
-    """Whether the service, such as a proxy, has no such command."""
-    return re.search(_NO_COMMAND, str(error), re.IGNORECASE) is not None
 
 
 def hint_for(text: str) -> str:

@@ -70,7 +70,9 @@ class Proxy:
         #: The only command that is answered so; empty for all.
         self.refused_command = b""
         self._introduces_only = False
-        #: How many calls were refused.
+        #: A command at which a connection is closed.
+        self.closes_at = b""
+        #: How many calls were refused, or closed their connection.
         self.refused = 0
         #: Seconds for which a new connection carries nothing.
         self.accepts_after = 0.0
@@ -145,11 +147,19 @@ class Proxy:
 
     @contextmanager
     def refusing(self, reply: bytes, command: bytes = b"") -> Iterator[None]:
-        """Answer ``reply``, an error, in place of the server, to all calls or to one ``command``.
-        Nothing of that is carried to it."""
-        self.refusal, self.refused_command = b"-%b\r\n" % reply, command
+        """Answer ``reply``, an error or (with its type) another reply, in place of the server, to
+        all calls or to one ``command``. Nothing of that is carried to it."""
+        self.refusal = reply if reply.startswith(b"*") else b"-%b\r\n" % reply
+        self.refused_command = command
         yield
         self.refusal = self.refused_command = b""
+
+    @contextmanager
+    def closing_at(self, command: bytes) -> Iterator[None]:
+        """Close each connection on which ``command`` comes, as a proxy does that has none."""
+        self.closes_at = command
+        yield
+        self.closes_at = b""
 
     @contextmanager
     def unanswered(self) -> Iterator[None]:
@@ -296,6 +306,9 @@ class Proxy:
                     asked = asked or not INTRODUCING.issuperset(names)
                     idle_since = math.inf
                     waits_since = math.inf if WAITING.isdisjoint(names) else time.monotonic()
+                    if self.closes_at and self.closes_at in names:
+                        self.refused += 1
+                        break
                     if self.refusal:
                         requests += data
                         names = commands_in(requests)

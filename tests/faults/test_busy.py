@@ -20,7 +20,7 @@ from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.execute import run_all
-from django_redis_lock.transport.refusals import NotReady, is_outage
+from django_redis_lock.transport.refusals import is_outage
 from django_redis_lock.transport.retry import RetryPolicy
 from tests.holding import hurry_until, renew
 from tests.processes import PATIENCE, until
@@ -134,21 +134,6 @@ def test_calls_wait_until_it_is_over(
         assert not calling.done
         end()
         assert calling.result() in (True, None)
-
-
-def test_a_newcomer_that_may_wait_waits_longer_than_for_an_answer(
-    own_server: RedisServer, refusals: list[Exception], pace: int
-) -> None:
-    with own_server.client(socket_timeout=0.2 * pace) as client:
-        client.config_set("lua-time-limit", 1)
-        with busy(own_server) as end:
-            with pytest.raises(NotReady):
-                Lock(client, "free", 30).acquire(blocking=False)
-            newcomer = Background(Lock(client, "free", 30).acquire)
-            until(lambda: len(refusals) > 12 or newcomer.done)
-            assert not newcomer.done
-            end()
-            assert newcomer.result() is True
 
 
 class TimeLimit(Exception):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from django_redis_lock import AsyncLock, AsyncMultiLock, Lock
 from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.transport import aio_client, server_of
-from django_redis_lock.transport.aio_tasks import cancellable
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -199,12 +197,6 @@ def blocked(client: redis.Redis) -> Any:
     return client.info("clients")["blocked_clients"]
 
 
-async def forget() -> None:
-    """Await until the task is cancelled, and ignore that."""
-    with suppress(asyncio.CancelledError):
-        await asyncio.Event().wait()
-
-
 def test_a_task_that_is_cancelled_lets_others_connect(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,30 +243,5 @@ def test_a_cancelled_task_leaves_the_connection_to_the_others(redis_server: Redi
                 assert await lock.acquire(blocking_timeout=PATIENCE)
                 await lock.release()
             assert aio_client.connection_to(server_of(server)) is connection
-
-    asyncio.run(main())
-
-
-def test_a_cancellation_that_is_forgotten_on_the_way() -> None:
-    async def returns() -> str:
-        await forget()
-        return "done"
-
-    async def raises() -> None:
-        await forget()
-        raise redis.ConnectionError("as if the server had closed the connection")
-
-    async def main() -> None:
-        for work in (returns, raises):
-            task = asyncio.create_task(cancellable(work()))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        done = asyncio.get_running_loop().create_future()
-        done.set_result("done")
-        assert await cancellable(asyncio.wait_for(done, 1)) == "done"
-        with pytest.raises(asyncio.TimeoutError):  # Not every end of a wait is a cancellation.
-            await cancellable(asyncio.wait_for(asyncio.Event().wait(), 0.01))
 
     asyncio.run(main())

@@ -22,7 +22,7 @@ from django_redis_lock.protocol.lock_scripts import EXTEND
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.protocol.validation import milliseconds
 from django_redis_lock.transport import execute
-from tests.holding import hurry, renew
+from tests.holding import hurry
 from tests.processes import until
 from tests.redis_server import GivenServer, RedisServer
 from tests.support.background import Background
@@ -178,17 +178,3 @@ def test_a_lost_lock_is_reported_as_such(client: redis.Redis, form: str) -> None
         lock.extend(10)
     with pytest.raises(LockNotOwnedError):
         lock.release()
-
-
-@pytest.mark.parametrize("label", ["\udcff", "emoji \U0001f512"])
-def test_a_label_without_an_encoding_does_not_keep_a_lock_from_being_renewed(
-    client: redis.Redis, label: str
-) -> None:
-    with Lock(client, "name", timeout=60, renew=True, label=label) as lock:
-        for _ in range(4):
-            renew(client, KEYS.lock)
-        lock.ensure_held()
-
-
-def test_companions_are_those_that_are_tested() -> None:
-    assert set(KEYS[1:]) == {getattr(KEYS, part) for part in PARTS}

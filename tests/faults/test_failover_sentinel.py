@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -177,20 +176,6 @@ def test_callers_go_on(
         assert {event.server for event in found} == {f"127.0.0.1:{old}/0"}
 
 
-@pytest.mark.sample(0)
-def test_sentinels_that_stood_still_replace_a_primary(servers: SentinelServers) -> None:
-    """As on a busy machine: the tests of failovers need not care."""
-    for sentinel in servers.sentinels:
-        sentinel.pause()
-    time.sleep(2.5)
-    for sentinel in servers.sentinels:
-        sentinel.resume()
-    until(lambda: ask(servers.sentinels[0], "INFO", "sentinel")["sentinel_tilt"])
-    with pytest.warns(UserWarning, match="a sentinel stood still"):
-        servers.fail_over()
-    servers.settle()
-
-
 def sentinel_cache(servers: SentinelServers, timeout: float) -> RedisCache:
     options = {
         "CLIENT_CLASS": "django_redis.client.SentinelClient",
@@ -226,13 +211,6 @@ def test_a_service_of_which_nothing_is_known_has_an_outage(
     assert {event.server for event in found} == {"the sentinels' service 'main'"}
     assert found[1].fallbacks == 2
     assert caplog.text.count("is skipped, its code runs unlocked") == 1
-
-
-def test_a_server_that_is_no_primary_is_named(sentinel_servers: SentinelServers) -> None:
-    service: Any = server_of(sentinel_servers.client())
-    replica = sentinel_servers.replicas[0].port
-    with pytest.raises(redis.ConnectionError, match=f"^127.0.0.1:{replica}/0 is a replica"):
-        service._node("127.0.0.1", replica).connect()
 
 
 def replicated(servers: SentinelServers, key: str | bytes = "failing") -> bool:
@@ -282,21 +260,6 @@ class TestReplicas:
             with Lock(sentinel_client, "failing", timeout=30, replicas=2) as lock:
                 assert lock.fence is not None
                 assert replicated(servers), number
-
-    def test_a_waiter_waits_for_it_too(
-        self, servers: SentinelServers, sentinel_client: redis.Redis
-    ) -> None:
-        holder = Lock(sentinel_client, "failing", timeout=30)
-        holder.acquire()
-
-        def wait() -> bool:
-            with Lock(sentinel_client, "failing", timeout=30, replicas=2):
-                return replicated(servers)
-
-        waiter = Background(wait)
-        until(lambda: sentinel_client.zcard("{failing}:waiters"))
-        holder.release()
-        assert waiter.result() is True
 
     @pytest.mark.parametrize("wait", [0, 0.7])
     def test_it_is_given_back_when_they_are_too_few(

@@ -14,9 +14,9 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncLock, AsyncRedlock, Lock, MultiLock, Redlock, events
+from django_redis_lock import AsyncRedlock, Lock, MultiLock, Redlock, events
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.keeper import exchange
+from django_redis_lock.keeper import link
 from django_redis_lock.singleflight import flight
 from django_redis_lock.transport import (
     address,
@@ -41,7 +41,7 @@ PROBE, TIMEOUT, SOON, GRANT = 0.1, 2 * PATIENCE, 15.0, 0.5
 
 
 def trust(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for module in (aio_connection, exchange, guarded_connection, server):
+    for module in (aio_connection, link, guarded_connection, server):
         monkeypatch.setattr(module, "TRUSTED_SECONDS", seconds)
 
 
@@ -163,76 +163,6 @@ def test_threads_each_with_a_forgotten_connection(proxy: Proxy) -> None:
     expect_well(client)
 
 
-async def _tasks(proxy: Proxy) -> None:
-    url = f"redis://127.0.0.1:{proxy.port}/0"
-    client = redis.asyncio.Redis.from_url(url, socket_timeout=TIMEOUT)
-    others = [
-        redis.asyncio.Redis(port=proxy.port, db=db, socket_timeout=TIMEOUT) for db in (1, 2, 3)
-    ]
-    cache = cache_of(proxy)
-
-    async def each(number: int) -> None:
-        lock = AsyncLock(client, f"idle-{number}", timeout=60)
-        assert await lock.acquire(blocking=False)
-        await lock.release()
-
-    async def work() -> None:
-        await asyncio.gather(*(each(number) for number in range(100)))
-        quorum = AsyncRedlock(others, "idle", timeout=60, server_timeout=5.0)
-        assert await quorum.acquire(blocking=False)
-        await quorum.release()
-        assert await cache.aget_or_set("hit", lambda: 1, 60) == 1
-        await cache.aset("a", 1)
-        assert await cache.aget("a") == 1
-
-    await work()
-    for _ in range(2):
-        pause(proxy)
-        began = time.monotonic()
-        await work()
-        assert time.monotonic() - began < SOON
-    expect_well(client)
-    for each_client in (client, *others):
-        await each_client.connection_pool.disconnect()
-
-
-def test_the_tasks_of_a_loop(proxy: Proxy) -> None:
-    asyncio.run(_tasks(proxy))
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_members_of_a_redlock_far_away(
-    proxy: Proxy, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, pace: int
-) -> None:
-    """Until a new connection is there, much of the time passes that a server has. The old one is
-    checked before that time begins."""
-    monkeypatch.setattr(address, "PROBE_SECONDS", address.PROBE_SECONDS * pace)
-    limit = 0.8 * pace
-    delays = (0.0, limit / 2)
-
-    async def tasks() -> None:
-        options: Any = {"port": proxy.port, "socket_timeout": 5.0 * pace}
-        clients = [redis.asyncio.Redis(db=db, **options) for db in (1, 2, 3)]
-        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=limit)
-        for delay in delays:
-            proxy.accepts_after = delay
-            assert await lock.acquire(blocking=False)
-            await lock.release()
-            pause(proxy)
-        for client in clients:
-            await client.connection_pool.disconnect()
-
-    if asynchronous:
-        asyncio.run(tasks())
-    else:
-        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=limit)
-        for delay in delays:
-            proxy.accepts_after = delay
-            taken(lock)
-            pause(proxy)
-    expect_well(through(proxy, db=1))
-
-
 def test_a_waiter_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redis) -> None:
     lock = Lock(through(proxy), "idle", timeout=60)
     with Lock(client, "idle", timeout=60, grant_timeout=GRANT):
@@ -243,25 +173,6 @@ def test_a_waiter_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Re
     assert waiting.result()
     assert time.monotonic() - began < SOON
     expect_well(through(proxy))
-
-
-def test_a_task_whose_blocking_pop_is_forgotten(proxy: Proxy, client: redis.Redis) -> None:
-    async def main() -> None:
-        there = redis.asyncio.Redis(port=proxy.port, socket_timeout=TIMEOUT)
-        lock = AsyncLock(there, "idle", timeout=60)
-        holder = Lock(client, "idle", timeout=60, grant_timeout=GRANT)
-        holder.acquire()
-        waiting = asyncio.ensure_future(lock.acquire(blocking_timeout=60))
-        await asyncio.to_thread(until, lambda: client.info("clients")["blocked_clients"])
-        pause(proxy)
-        holder.release()
-        began = time.monotonic()
-        assert await waiting
-        assert time.monotonic() - began < SOON
-        await lock.release()
-        await there.connection_pool.disconnect()
-
-    asyncio.run(main())
 
 
 def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis) -> None:
@@ -322,23 +233,6 @@ def test_all_connections_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
         hit(cache)
 
 
-@pytest.mark.usefixtures("_all_are_trusted")
-def test_all_connections_of_a_loop_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
-    async def main() -> None:
-        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=0.4 * pace)
-        lock = AsyncLock(client, "idle", timeout=60)
-        for _ in range(2):
-            async with lock:
-                pass
-            proxy.forget()
-        async with lock:
-            pass
-        await client.connection_pool.disconnect()
-
-    with no_outage(proxy):
-        asyncio.run(main())
-
-
 BRIEFLY: dict[str, Callable[[Any, str], Any]] = {
     "one": lambda client, name: Lock(client, name, 60),
     "limit": lambda client, name: Lock(client, name, 60, limit=2),
@@ -357,25 +251,6 @@ def test_a_short_wait_has_time_for_a_second_try(proxy: Proxy, kind: str, pace: i
             assert lock.acquire(blocking_timeout=seconds)
             lock.release()
             proxy.forget()
-
-
-@pytest.mark.usefixtures("_all_are_trusted")
-@pytest.mark.parametrize("timeout", [0.3, TIMEOUT])
-def test_a_short_wait_of_a_task_has_time_for_a_second_try(
-    proxy: Proxy, timeout: float, pace: int
-) -> None:
-    async def main() -> None:
-        client = redis.asyncio.Redis(port=proxy.port, socket_timeout=timeout * pace)
-        for options in ({}, {"limit": 2}):
-            lock = AsyncLock(client, f"idle{options}", timeout=60, **options)
-            for _ in range(2):
-                assert await lock.acquire(blocking_timeout=1.0 * pace)
-                await lock.release()
-                proxy.forget()
-        await client.connection_pool.disconnect()
-
-    with no_outage(proxy):
-        asyncio.run(main())
 
 
 @pytest.mark.usefixtures("_all_are_trusted")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
 import socket
@@ -17,20 +16,16 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import RequestFactory
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import AsyncLock, Lock, MultiLock, locked
+from django_redis_lock import locked
 from django_redis_lock.transport.hints import hint_for
 from django_redis_lock.transport.refusals import explained
-from tests.faults.proxy import Proxy
-from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
-from tests.support.background import Background
 
 BACKEND = "django_redis_lock.cache.RedisCache"
 
@@ -86,12 +81,6 @@ def test_a_view_answers_503_and_a_command_says_what_to_do(
         assert caught.value.returncode == 69
         assert hint in str(caught.value)
     assert not re.search("[0-9a-f]{40}", caplog.text)
-
-
-def test_wrong_data_at_a_key_is_no_affair_of_the_server(client: redis.Redis, rf: Any) -> None:
-    client.rpush(caches["default"].lock("report").name, "x")
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        locked("report")(lambda request: HttpResponse())(rf.get("/"))
 
 
 # -- TLS -----------------------------------------------------------------------------------------
@@ -215,48 +204,3 @@ def test_hints(text: str, hint: str) -> None:
     assert hint in hint_for(text)
     assert bool(hint) == bool(hint_for(text))
     assert explained(redis.ConnectionError(text)).startswith(text)
-
-
-def test_a_client_for_one_server_meets_a_cluster() -> None:
-    """redis-py's text has neither the code nor what to do."""
-    text = explained(redis.exceptions.MovedError("1234 10.1.2.3:6379"))
-    assert text.startswith("MOVED 1234 10.1.2.3:6379")
-    assert "django_redis_lock.clients.ClusterClient" in text
-
-
-#: What a proxy or a service says that has no blocking commands.
-HAS_NONE = (b"ERR unknown command 'BLPOP', with args beginning with: ", b"ERR unsupported command")
-
-
-@pytest.mark.parametrize("reply", HAS_NONE)
-@pytest.mark.parametrize("kind", ["thread", "task", "several names"])
-def test_where_no_command_blocks_waiters_poll(
-    redis_server: RedisServer, client: redis.Redis, kind: str, reply: bytes
-) -> None:
-    """As those of a user who may not."""
-    holder = Lock(client, "name", 60, thread_local=False)
-    assert holder.acquire(blocking=False)
-    with Proxy(redis_server) as proxy, proxy.refusing(reply, b"BLPOP"):
-
-        async def wait() -> bool:
-            there = redis.asyncio.Redis(port=proxy.port)
-            lock = AsyncLock(there, "name", 60, sleep=0.01)
-            acquired: bool = await lock.acquire(blocking_timeout=PATIENCE)
-            await lock.release()
-            await there.connection_pool.disconnect()
-            return acquired
-
-        def call() -> bool:
-            if kind == "task":
-                return asyncio.run(wait())
-            lock: Any = Lock(proxy.client(), "name", 60, sleep=0.01)
-            if kind == "several names":
-                lock = MultiLock(proxy.client(), ["name", "other"], 60, sleep=0.01)
-            acquired: bool = lock.acquire(blocking_timeout=PATIENCE)
-            lock.release()
-            return acquired
-
-        waiting = Background(call)
-        until(lambda: proxy.refused)
-        holder.release()
-        assert waiting.result()

@@ -6,7 +6,6 @@ does not know. Grants live for a minute where one that nobody takes would otherw
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -18,21 +17,17 @@ from django_redis_lock import Lock
 from django_redis_lock.contrib.limit import (
     PLACE_ACQUIRE,
     PLACE_EXTEND,
-    PLACE_LEAVE,
     PLACE_RELEASE,
-    PLACE_RESET,
     PLACE_TAKE_GRANT,
-    PLACE_WATCH,
 )
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
 from django_redis_lock.protocol import lock_keys
-from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
-from tests.faults.test_processes import NAME, blocked, hold, in_a_child, until_blocked, wait
+from tests.faults.test_processes import NAME, hold, until_blocked, wait
 from tests.holding import hurry_until, renew, watch_often
-from tests.processes import PATIENCE, Link, processes, until
+from tests.processes import PATIENCE, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places as waiting
 from tests.support.background import Background
@@ -99,23 +94,6 @@ def test_a_killed_holders_place_is_the_waiters(
     assert len(other.holders()) == 2
 
 
-def test_a_killed_waiter_is_passed_over(client: redis.Redis, redis_server: RedisServer) -> None:
-    holders = [held(client, grant_timeout=GRANT) for _ in range(2)]
-    options = {"timeout": 60, "grant_timeout": GRANT, "limit": 2}
-    with processes(wait, redis_server.url, options, count=2) as crew:
-        for count, worker in enumerate(crew, start=1):
-            worker.go()
-            until_blocked(client, count)
-        crew[0].kill()
-        until(lambda: blocked(client) == 1)
-        holders[1].release()
-        assert crew[1].hear() == "holds"
-        assert crew[1].result() > holders[1].fence
-    # Redis does not know for a while that the killed one is gone.
-    holders[0].release()
-    assert all(held(client).fence > holders[1].fence for _ in range(2))
-
-
 def test_a_frozen_waiter_keeps_one_place_from_the_others_and_does_not_believe_it_holds(
     client: redis.Redis, redis_server: RedisServer
 ) -> None:
@@ -141,52 +119,6 @@ def test_a_frozen_waiter_keeps_one_place_from_the_others_and_does_not_believe_it
         taken[0].release()
         assert frozen.hear() == "holds"
         assert frozen.result() > max(lock.fence for lock in taken)
-
-
-def test_a_frozen_holder_learns_that_its_place_is_anothers(
-    client: redis.Redis, redis_server: RedisServer
-) -> None:
-    other = held(client)
-    options = {"timeout": 1, "renew": True, "limit": 2}
-    with processes(hold, redis_server.url, options) as (frozen,):
-        frozen.go()
-        fence = frozen.hear()
-        frozen.pause()
-        taken = waiter(client).result()
-        assert taken.place == 2
-        assert taken.fence > fence
-        frozen.resume()
-        assert frozen.hear() == "lost"
-    assert taken.owned()
-    assert other.owned()
-
-
-def leave_in_a_child(link: Link, url: str) -> tuple[int, bool, bool]:
-    """Hold a place, which a child leaves and asks for."""
-    client = redis.Redis.from_url(url)
-    with lock_of(client, renew=True) as lock:
-        pid = os.fork()
-        if pid == 0:
-            in_a_child(lambda: look_in_the_child(lock, client))
-        _, status = os.waitpid(pid, 0)
-        return status, lock.owned(), lock.lost
-
-
-def look_in_the_child(lock: Lock, client: redis.Redis) -> None:
-    lock.__exit__(None, None, None)
-    for verb in (lock.release, lock.reacquire):
-        with pytest.raises(redis.exceptions.LockError):
-            verb()
-    assert not lock_of(client).acquire(blocking_timeout=0.1)
-
-
-def test_a_child_leaves_its_parents_place_alone(
-    client: redis.Redis, redis_server: RedisServer
-) -> None:
-    held(client)
-    with processes(leave_in_a_child, redis_server.url) as (parent,):
-        parent.go()
-        assert parent.result() == (0, True, False)
 
 
 # -- lost replies ------------------------------------------------------------------------------
@@ -258,29 +190,6 @@ def test_a_granted_place_has_its_full_lifetime(
     free(client)
 
 
-def test_nothing_is_left_of_a_wait_that_ends_without_replies(
-    client: redis.Redis,
-    shaky: redis.Redis,
-    proxy: Proxy,
-    first: Lock,
-    pace: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    watch_often(monkeypatch, PATIENCE)  # Not at all before it ends.
-    holder = held(client)
-    lock = lock_of(shaky, timeout=None, grant_timeout=GRANT)
-    proxy.lose_reply(PLACE_LEAVE, times=10**6)
-    background = Background(lambda: lock.acquire(blocking_timeout=1 * pace))
-    until_blocked(client)
-    proxy.lose_request(PLACE_ACQUIRE, times=10**6)
-    client.delete(SECOND)
-    with pytest.raises(redis.ConnectionError):
-        background.result()
-    free(client)
-    assert not holder.owned()
-    assert first.owned()
-
-
 @tokens
 def test_a_lost_reply_to_release_takes_nothing_from_the_next_holders(
     client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock, token: str | None
@@ -301,21 +210,6 @@ def test_a_lost_reply_to_release_takes_nothing_from_the_next_holders(
     assert again.owned()
 
 
-def test_a_lost_reply_to_watch_loses_no_place(
-    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock
-) -> None:
-    held(client, timeout=None)
-    background = waiter(shaky, grant_timeout=GRANT)
-    until_blocked(client)
-    rule = proxy.lose_reply(PLACE_WATCH)
-    client.delete(SECOND)
-    lock = background.result()
-    assert lock.place == 2
-    assert rule.left == 0
-    lock.release()
-    free(client)
-
-
 def test_what_a_holder_sends_is_done_once(
     client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock
 ) -> None:
@@ -331,19 +225,6 @@ def test_what_a_holder_sends_is_done_once(
         hurry_until(lambda rule=rule: rule.applied.acquire(blocking=False), Renewal)
     renew(client, SECOND)
     renewed.ensure_held()
-
-
-def test_a_lost_reply_to_reset_ends_no_other_holder(
-    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock
-) -> None:
-    holder, background = held(client), waiter(client)
-    until_blocked(client)
-    rule = proxy.lose_reply(PLACE_RESET)
-    assert lock_of(shaky).reset()
-    assert rule.left == 0
-    assert background.result().owned()
-    assert not first.owned()
-    assert not holder.owned()
 
 
 # -- a waiter with a smaller limit gets a place above it, and is interrupted ---------------------
@@ -418,22 +299,3 @@ def test_waiters_acquire_and_holders_learn_that_the_data_is_lost(
     assert last.fence > max(lock.fence for lock in taken)
     assert last.owned()
     assert taken[1].owned()
-
-
-def test_holders_and_waiters_live_through_a_restart_with_the_data() -> None:
-    with RedisServer(persistent=True) as server:
-        client = server.client(retry=Retry(NoBackoff(), 0))
-        holders = [held(client, renew=True) for _ in range(2)]
-        background = waiter(client)
-        until_blocked(client)
-        server.restart()
-        until_blocked(client)
-        assert all(lock.owned() for lock in holders)
-        holders[1].release()
-        taken = background.result()
-        assert taken.place == 2
-        assert taken.fence > holders[1].fence
-        for lock in (holders[0], taken):
-            lock.release()
-        assert not client.exists(KEYS.lock, SECOND)
-        assert client.zrange(INDEX, 0, -1) == [LAST_FENCE]

@@ -8,26 +8,19 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import ResponseError
 
 from django_redis_lock import AsyncLock, Lock, LockError, LockNotOwnedError, MultiLock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.clock import time as clock
-from django_redis_lock.contrib import fallback
-from django_redis_lock.contrib.fallback import Attempt
-from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import Renewal, questions
 from django_redis_lock.locking.waiting import queue, threads
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.holder_scripts import HELD, RESET
 from django_redis_lock.protocol.holders import HolderInfo
-from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     EXTEND,
@@ -36,15 +29,13 @@ from django_redis_lock.protocol.lock_scripts import (
     RENEW,
     TAKE_GRANT,
 )
-from django_redis_lock.protocol.script import Call, script
-from django_redis_lock.transport import aio_client, execute
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.protocol.script import Call
+from django_redis_lock.transport import execute
 from tests.faults.proxy import Proxy
-from tests.holding import deferred_releases, hurry, hurry_until, renew, until_released
+from tests.holding import deferred_releases, hurry_until, renew, until_released
 from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
-from tests.support.backends import blocked
 from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("S3")
@@ -71,15 +62,6 @@ class TestAcquire:
         assert rule.left == 0
         assert client.get("shaky") == lock.local.token
         assert lock.owned()
-        lock.release()
-        free(client)
-
-    def test_one_lost_request_too(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
-    ) -> None:
-        lock = Lock(shaky, "shaky")
-        proxy.lose_request(ACQUIRE)
-        assert lock.acquire(blocking=False, token=token) is True
         lock.release()
         free(client)
 
@@ -238,15 +220,6 @@ class TestRelease:
         token = waiter.result()
         assert client.get("shaky") == token
 
-    def test_one_lost_request_too(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
-    ) -> None:
-        lock = Lock(shaky, "shaky")
-        lock.acquire()
-        proxy.lose_request(RELEASE)
-        lock.release()
-        free(client)
-
     @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
     def test_what_failed_can_be_done_again(
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str
@@ -311,48 +284,10 @@ class TestRelease:
                 lock.release()
         until(lambda: not client.keys("*shaky"))
 
-    def test_the_keeper_releases_what_was_extended(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, pace: int
-    ) -> None:
-        """Also after an outage that is longer than the lock's first lifetime."""
-        lock = Lock(shaky, "shaky", timeout=0.5 * pace)
-        with ExitStack() as outage:
-
-            def extended() -> None:
-                with lock:
-                    lock.extend(60, replace_ttl=True)
-                    outage.enter_context(proxy.away())
-
-            with pytest.raises(redis.ConnectionError):
-                extended()
-            ends = time.monotonic() + 0.5 * pace + 0.1
-            until(lambda: time.monotonic() > ends)
-            assert client.exists("shaky")
-        hurry_until(lambda: not client.exists("shaky"), DeferredRelease)
-
     @pytest.fixture
     def sent_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also to a frozen server: the connection is not checked first, though it was idle."""
         monkeypatch.setattr("django_redis_lock.transport.server.TRUSTED_SECONDS", PATIENCE)
-
-    @pytest.mark.usefixtures("sent_at_once")
-    def test_the_keeper_releases_what_a_frozen_server_reads_after_the_lifetime(
-        self, own_server: RedisServer, pace: int
-    ) -> None:
-        """The lifetime begins when the server reads the request."""
-        with own_server.client(socket_timeout=0.2 * pace) as client:
-            lock = Lock(client, "shaky", timeout=300)
-            with lock:
-                fence = lock.fence
-            own_server.pause()
-            with moved_clock() as pass_time:
-                with pytest.raises(redis.TimeoutError):
-                    lock.acquire(blocking=False)
-                pass_time(400)
-                until(lambda: all(job.due > clock.monotonic() for job in keeper().jobs()))
-            own_server.resume()
-            until(lambda: own_server.asking.zscore(INDEX, LAST_FENCE) > fence)
-            hurry_until(lambda: not own_server.asking.exists("shaky"), DeferredRelease)
 
     @pytest.mark.usefixtures("sent_at_once")
     def test_the_keeper_gives_up_a_server_that_stays_away(
@@ -370,23 +305,6 @@ class TestRelease:
             pass_time(3601)
             until(lambda: not deferred_releases())
             own_server.resume()
-
-    def test_the_keeper_does_not_repeat_forever_what_is_refused(self, client: redis.Redis) -> None:
-        with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=None):
-            client.eval("redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 1)", 1, "shaky")
-        until_released()
-
-    def test_the_keeper_bears_a_lasting_refusal_as_long_as_the_lock_lives(
-        self, own_server: RedisServer
-    ) -> None:
-        with own_server.client() as client, moved_clock() as pass_time:
-            with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=300):
-                own_server.asking.execute_command("ACL", "SETUSER", "default", "-eval", "-evalsha")
-            for _ in range(4):
-                hurry(DeferredRelease)
-            assert deferred_releases()
-            pass_time(301)
-            until(lambda: (hurry(DeferredRelease), not deferred_releases())[1])
 
     def test_the_keeper_releases_what_a_task_could_not(
         self, client: redis.Redis, proxy: Proxy
@@ -573,73 +491,6 @@ class TestTasks:
         assert acquired
         assert not lost
         assert ttl > 20
-
-    def test_one_that_ends_with_an_error_keeps_no_grant_from_the_next(
-        self, client: redis.Redis, redis_server: RedisServer, pace: int
-    ) -> None:
-        holder = Lock(client, "shaky", id="holder", grant_timeout=GRANT)
-
-        async def main() -> None:
-            async with redis.asyncio.Redis(port=redis_server.port) as aclient:
-                first, second = AsyncLock(aclient, "shaky"), AsyncLock(aclient, "shaky")
-                client.set("shaky", "holder", px=60_000)
-                fails = asyncio.create_task(first.acquire(blocking_timeout=0.3 * pace))
-                await asyncio.to_thread(until, lambda: blocked(client))
-                waits = asyncio.create_task(second.acquire(blocking_timeout=PATIENCE))
-                client.delete("shaky")
-                client.lpush("shaky", "other data")
-                with pytest.raises(redis.ResponseError):
-                    await fails
-                client.delete("shaky")
-                client.set("shaky", "holder", px=60_000)
-                await asyncio.to_thread(until, lambda: blocked(client))
-                await asyncio.to_thread(holder.release)
-                assert await waits
-                await second.release()
-
-        asyncio.run(main())
-
-
-def test_a_lock_that_comes_too_late_for_that_of_the_host(
-    client: redis.Redis,
-    shaky: redis.Redis,
-    proxy: Proxy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The keeper releases the one in Redis, which cannot be reached any more."""
-
-    class TooLate(Attempt):
-        def _take_file(self, *args: Any, **options: Any) -> Any:
-            outage.enter_context(proxy.away())
-            return False
-            yield
-
-    options: Any = {"on_redis_down": "local", "local_folder": tmp_path}
-    with ExitStack() as outage:
-        monkeypatch.setattr(fallback, "Attempt", TooLate)
-        assert Lock(shaky, "shaky", timeout=60, **options).acquire() is False
-        assert client.exists("shaky")
-    until(lambda: not client.exists("shaky"))
-
-
-def test_an_announcement_that_is_refused_leaves_no_answer_behind(
-    client: redis.Redis, redis_server: RedisServer
-) -> None:
-    """A user without the right to ASKING, or no cluster: the next call gets its own answer."""
-    server = server_of(client)
-    answers = (Call(script("return 1"), (), ()), Call(script("return 2"), (), ()))
-    with pytest.raises(ResponseError):
-        execute._run(server, answers[0], None, asking=True)
-    assert execute.run(client, answers[1]).value == 2
-
-    async def main() -> None:
-        async with redis.asyncio.Redis.from_url(redis_server.url) as tasks:
-            with pytest.raises(ResponseError):
-                await aio_client._run(tasks, server, answers[0], None, asking=True)
-            assert (await aio_client.arun(tasks, answers[1])).value == 2
-
-    asyncio.run(main())
 
 
 def test_an_answer_that_is_held_up_costs_other_servers_nothing(

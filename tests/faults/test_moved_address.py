@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from io import StringIO
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import redis
-from django.core.management import CommandError, call_command
-from django.test import override_settings
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
@@ -33,8 +30,6 @@ from tests.redis_topologies import PROMPT
 from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("P2")
-
-T = TypeVar("T")
 
 
 class Address:
@@ -402,29 +397,6 @@ def _clients_of(server: RedisServer) -> list[Any]:
     """Those of this test: not the one that asks, and no replicas and primaries."""
     listed = server.asking.client_list()
     return [c for c in listed if c["flags"][0] in "NPb" and c["cmd"][:6] != "client"]
-
-
-def test_a_server_that_stays_a_replica_costs_two_connections_a_call(address: Address) -> None:
-    cache = address.cache
-    take(lambda: cache.lock("name"))
-    address.move()
-    address._proxy.lead_to(address.old)
-    before = address.old.asking.info("stats")["total_connections_received"]
-    for _ in range(5):
-        with pytest.raises(redis.exceptions.ResponseError, match="read only replica"):
-            cache.lock("name").acquire(blocking=False)
-    after = address.old.asking.info("stats")["total_connections_received"]
-    assert after - before <= 10
-
-
-def test_the_doctor_says_what_to_do(address: Address) -> None:
-    address.move()
-    address._proxy.lead_to(address.old)
-    settings = {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": address.url}
-    output = StringIO()
-    with override_settings(CACHES={"default": settings}), pytest.raises(CommandError):
-        call_command("locks", "doctor", stdout=output, no_color=True)
-    assert "replica" in output.getvalue()
 
 
 # -- a connection that has lost its login ----------------------------------------------------------

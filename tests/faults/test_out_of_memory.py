@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,9 +14,8 @@ from django.core.cache import caches
 from django.test import override_settings
 from redis.exceptions import OutOfMemoryError
 
-from django_redis_lock import Lock, LockError, Redlock
+from django_redis_lock import Lock, Redlock
 from django_redis_lock.singleflight.in_process import FlightRenewal
-from tests import lanes
 from tests.holding import hurry, renew, watch_often
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -155,29 +153,6 @@ def test_a_waiter_that_stops_leaves_the_queue_at_once(
         until(lambda: not waits(memory))
 
 
-@kinds
-def test_it_can_be_reset(memory: Memory, make: Callable[..., Any]) -> None:
-    assert make(memory, timeout=50).acquire()
-    waiter = make(memory, timeout=50, grant_timeout=GRANT, blocking_timeout=10)
-    waiting = Background(waiter.acquire)
-    until(lambda: waits(memory))
-    memory.is_used_up()
-    assert make(memory, grant_timeout=GRANT).reset() is True
-    assert waiting.result() is True
-    waiter.release()
-
-
-def test_a_vanished_holders_lock_is_the_waiters(memory: Memory) -> None:
-    assert Lock(memory.client, NAME, timeout=50).acquire()
-    waiter = KINDS["random token"](memory, timeout=50, blocking_timeout=10)
-    waiting = Background(waiter.acquire)
-    until(lambda: waits(memory))
-    memory.is_used_up()
-    memory.client.delete(NAME)
-    assert waiting.result() is True
-    waiter.release()
-
-
 def test_holders_of_places_keep_them_and_pass_them_on(memory: Memory) -> None:
     options: dict[str, Any] = {"limit": 2, "grant_timeout": GRANT, **SHARED}
     first, second = (Lock(memory.client, NAME, timeout=60, renew=True, **options) for _ in "12")
@@ -255,57 +230,3 @@ class TestComputations:
     def test_values_are_computed_all_the_same(self, memory: Memory, cache: Any) -> None:
         memory.is_used_up()
         assert cache.get_or_set("key", lambda: "computed") == "computed"
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("policy", ["allkeys-random", "allkeys-lru"])
-def test_eviction_leaves_no_name_that_cannot_be_locked(memory: Memory, policy: str) -> None:
-    """Keys of locks are thrown away, so a lock may be lost; but nothing else."""
-    for client in memory.clients:
-        client.config_set("maxmemory-policy", policy)
-        # With room for the connections to come, which nothing can throw away.
-        client.config_set("maxmemory", client.info("memory")["used_memory"] + 1_000_000)
-    over = threading.Event()
-
-    def press(client: redis.Redis) -> None:
-        number = 0
-        while not over.is_set():
-            with client.pipeline(transaction=False) as pipe:
-                for _ in range(20):
-                    pipe.set(f"value {number % 5000}", "x" * 500)
-                    number += 1
-                pipe.execute(raise_on_error=False)
-
-    acquired: list[Lock] = []
-
-    def compete(make: Callable[..., Any]) -> None:
-        while not over.is_set():
-            lock = make(memory, timeout=0.5, grant_timeout=0.2)
-            try:
-                if lock.acquire(blocking_timeout=0.5):
-                    acquired.append(lock)
-                    lock.release()
-            except (LockError, redis.TimeoutError):
-                pass  # Its key was thrown away, or the machine stood still for half a second.
-
-    works = [Background(press, client) for client in memory.clients]
-    works += [Background(compete, make) for make in KINDS.values() for _ in range(3)]
-    least = time.monotonic() + (2.5 if lanes.everything else 0.5)
-    try:
-        until(lambda: time.monotonic() > least and len(acquired) > 20)
-        for client in memory.clients:
-            until(lambda client=client: client.info("stats")["evicted_keys"] > 1000)
-    finally:
-        over.set()
-    for work in works:
-        work.result()
-    for make in KINDS.values():
-        with make(memory, timeout=30, blocking_timeout=10) as lock:
-            assert lock.owned()
-    _expect_lifetimes(memory)
-
-
-def _expect_lifetimes(memory: Memory) -> None:
-    for client in memory.clients:
-        for key in client.scan_iter(f"{{{NAME}}}:*"):
-            assert client.pttl(key) != -1, key

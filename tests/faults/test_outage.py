@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import Renewal, hold
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
@@ -25,9 +23,6 @@ from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
-from tests.support.values import elsewhere, lands_elsewhere
-
-from .proxy import Proxy
 
 #: Seconds a call waits for a server that does not answer.
 TIMEOUT = 0.15
@@ -103,17 +98,6 @@ def test_few_calls_wait_for_a_server_that_is_frozen(
     lock.release()
 
 
-def test_few_threads_wait_again_and_again(own_server: RedisServer, own_client: redis.Redis) -> None:
-    """Each of a crowd waits once at most: what follows fails at once."""
-    own_client.ping()
-    own_server.pause()
-    lock = Lock(own_client, "faulty", timeout=30)
-    began = time.monotonic()
-    waits = in_threads(8, lambda: waited_for(25, lock.locked))
-    assert sum(waits) <= 8 + few(began)
-    own_server.resume()
-
-
 def test_few_tasks_wait_for_a_server_that_is_frozen(own_server: RedisServer) -> None:
     async def main() -> bool:
         async with redis.asyncio.Redis(
@@ -141,60 +125,6 @@ def test_few_tasks_wait_for_a_server_that_is_frozen(own_server: RedisServer) -> 
             return True
 
     assert asyncio.run(main())
-
-
-#: Calls of a cache, by threads and by tasks.
-CALLS_BY_THREADS: dict[str, Callable[[Any], Any]] = {
-    "get": lambda cache: cache.get("a"),
-    "set": lambda cache: cache.set("a", 1),
-    "incr": lambda cache: cache.incr("number"),
-    "get_or_set": lambda cache: cache.get_or_set("a", lambda: 1),
-    "get_or_set_many": lambda cache: cache.get_or_set_many(["a"], lambda keys: {"a": 1}),
-    "lock": lambda cache: cache.lock("a", timeout=5).acquire(blocking=False),
-    "limit": lambda cache: cache.lock("a", timeout=5, limit=2).acquire(blocking=False),
-    "a question": lambda cache: cache.lock("a").locked(),
-}
-CALLS_BY_TASKS: dict[str, Callable[[Any], Any]] = {
-    "aget": lambda cache: cache.aget("a"),
-    "aset": lambda cache: cache.aset("a", 1),
-    "aincr": lambda cache: cache.aincr("number"),
-    "aget_or_set": lambda cache: cache.aget_or_set("a", lambda: 1),
-    "alock": lambda cache: cache.alock("a", timeout=5).acquire(blocking=False),
-}
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name", [*CALLS_BY_THREADS, *CALLS_BY_TASKS])
-def test_a_server_that_only_introduces_itself_is_away(own_server: RedisServer, name: str) -> None:
-    """Kind: a proxy answers HELLO and PING by itself, or writes are paused for a failover; a new
-    connection says nothing of the server until a call on it is answered."""
-    with Proxy(own_server) as proxy:
-        timeouts = {"SOCKET_CONNECT_TIMEOUT": TIMEOUT, "SOCKET_TIMEOUT": TIMEOUT}
-        cache = RedisCache(f"redis://127.0.0.1:{proxy.port}/0", {"OPTIONS": timeouts})
-        failing = outage_seen_by_threads if name in CALLS_BY_THREADS else outage_seen_by_tasks
-        assert failing(proxy, cache, name)
-        until(lambda: answers(lambda: cache.set("a", 1)))
-
-
-def outage_seen_by_threads(proxy: Proxy, cache: Any, name: str) -> bool:
-    cache.set("number", 1)
-    with proxy.silent_after_introduction():
-        for _ in range(2):
-            with suppress(redis.RedisError):
-                CALLS_BY_THREADS[name](cache)
-        return breaker_of(cache._lock_client()).failing
-
-
-def outage_seen_by_tasks(proxy: Proxy, cache: Any, name: str) -> bool:
-    async def main() -> bool:
-        await cache.aset("number", 1)
-        with proxy.silent_after_introduction():
-            for _ in range(2):
-                with suppress(redis.RedisError):
-                    await CALLS_BY_TASKS[name](cache)
-            return breaker_of(cache._lock_client()).failing
-
-    return asyncio.run(main())
 
 
 def answers(call: Callable[[], Any]) -> bool:
@@ -320,62 +250,6 @@ def hold_back(client: redis.Redis) -> None:
     assert breaker_of(client).held_back
 
 
-@pytest.mark.parametrize("task", [False, True], ids=["thread", "task"])
-@pytest.mark.parametrize("kind", ["grant", "value"])
-def test_what_a_waiter_hears_ends_it(
-    own_server: RedisServer, own_client: redis.Redis, kind: str, task: bool
-) -> None:
-    """A waiter hears of it first, on the connection it waits on, and is not held back then."""
-    cache = cache_of(own_server)
-    client = own_client if kind == "grant" else cache.client.get_client()
-    Lock(own_client, "faulty", timeout=30).acquire()
-    elsewhere(own_client)
-
-    async def in_a_task() -> object:
-        if kind == "value":
-            return await cache.aget_or_set("report", "mine")
-        lock = AsyncLock(asyncio_client(client), "faulty", 30)
-        return await lock.acquire(blocking_timeout=PATIENCE)
-
-    def in_a_thread() -> object:
-        if kind == "value":
-            return cache.get_or_set("report", "mine")
-        return Lock(client, "faulty", 30).acquire(blocking_timeout=PATIENCE)
-
-    waiter = Background(lambda: asyncio.run(in_a_task()) if task else in_a_thread())
-    with own_server.client(socket_timeout=7) as another:  # With a breaker of its own.
-        until(lambda: another.info("clients")["blocked_clients"])
-        hold_back(client)
-        if kind == "grant":
-            Lock(another, "faulty", 30).reset()
-        else:
-            lands_elsewhere(another, 5)
-    assert waiter.result() == (True if kind == "grant" else 5)
-    assert not breaker_of(client).failing
-
-
-def test_a_subscription_ends_it(own_server: RedisServer, own_client: redis.Redis) -> None:
-    """A process that holds locks may send nothing else for minutes."""
-    hold_back(own_client)
-    told = keeper().subscribe(server_of(own_client), b"channel", lambda key: None)
-    until(lambda: not breaker_of(own_client).failing)
-    told.close()
-
-
-def test_a_call_that_is_not_held_back_is_not_patient_either(
-    own_server: RedisServer, own_client: redis.Redis
-) -> None:
-    lock = Lock(own_client, "faulty", timeout=30)
-    lock.acquire()
-    own_server.pause()
-    hold_back_calls(own_client, lock.owned)
-    with pytest.raises(redis.TimeoutError):
-        lock.release()
-    own_server.resume()
-    until(lambda: answers(lock.owned))
-    lock.release()
-
-
 @pytest.mark.invariant("C3")
 class TestGetOrSet:
     def test_few_calls_for_many_values_wait(self, own_server: RedisServer) -> None:
@@ -405,18 +279,6 @@ class TestGetOrSet:
         own_server.resume()
         until(lambda: cache.get_or_set("report", lambda: 2, 60) == 1)
 
-    def test_one_read_that_gets_no_answer_counts_once(self, own_server: RedisServer) -> None:
-        cache = cache_of(own_server)
-        assert cache.get_or_set("report", lambda: 1, 60) == 1
-        own_server.pause()
-        breaker = breaker_of(cache._lock_client())
-        assert cache.get_or_set("report", lambda: 2, 60) == 2
-        assert breaker.failing
-        assert not breaker.held_back
-        assert cache.get_or_set("report", lambda: 3, 60) == 3
-        assert breaker.held_back
-        own_server.resume()
-
     def test_the_read_that_looks_whether_redis_is_back_is_brief(
         self, own_server: RedisServer
     ) -> None:
@@ -429,15 +291,6 @@ class TestGetOrSet:
         breaker._open_until = time.monotonic()
         own_server.pause()
         assert in_threads(1, lambda: cache.get_or_set("report", lambda: 2, 60)) == [2]
-        own_server.resume()
-
-    def test_an_outage_that_is_to_show_shows_at_once(self, own_server: RedisServer) -> None:
-        cache = cache_of(own_server, LOCK_VALUES_ON_REDIS_DOWN="raise")
-        own_server.pause()
-        began = time.monotonic()
-        waited = waited_for(CALLS, lambda: cache.get_or_set("report", lambda: 1, 60))
-        assert waited <= few(began)
-        hold_back_calls(cache._lock_client(), lambda: cache.get_or_set("report", lambda: 1, 60))
         own_server.resume()
 
     @pytest.mark.parametrize("how", ["pause", "kill"])

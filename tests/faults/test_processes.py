@@ -5,10 +5,8 @@ Grants live for a minute where one that went to a dead process would otherwise n
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -18,9 +16,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncLock, Lock, LockLost
+from django_redis_lock import Lock, LockLost
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking.waiting.threads import PendingReply
 from tests.holding import hurry, watch_often
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
@@ -154,20 +151,6 @@ class TestFrozen:
             assert waiter.owned()
             waiter.release()
 
-    def test_a_holder_that_goes_on_in_time_keeps_it(
-        self, client: redis.Redis, redis_server: RedisServer, pace: int
-    ) -> None:
-        options = {"timeout": 2 * pace, "renew": True}
-        with processes(hold, redis_server.url, options) as (frozen,):
-            frozen.go()
-            frozen.hear()
-            token = client.get(NAME)
-            frozen.pause()
-            until(lambda: client.pttl(NAME) < 1000 * pace)
-            frozen.resume()
-            until(lambda: client.pttl(NAME) > 1700 * pace)
-            assert client.get(NAME) == token
-
 
 class TestInterrupted:
     """Ctrl-C, or any exception from a signal handler, in a thread that waits."""
@@ -188,20 +171,6 @@ class TestInterrupted:
                 assert not client.exists(f"{{{NAME}}}:waiters")
             until(lambda: not blocked(client))
         first.release()
-        assert not client.exists(NAME)
-
-    def test_in_memory(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        """It waits behind a thread of its own process, which is not interrupted."""
-        first = Lock(client, NAME, timeout=60, grant_timeout=60)
-        first.acquire()
-        with processes(wait_behind_a_thread, redis_server.url) as (waiter,):
-            waiter.go()
-            until_blocked(client)
-            assert waiter.hear() == "waits"
-            os.kill(waiter.pid, signal.SIGINT)
-            assert waiter.hear() == "interrupted"
-            first.release()
-            assert waiter.result() is True
         assert not client.exists(NAME)
 
     def test_at_the_moment_of_the_grant(
@@ -254,24 +223,6 @@ def interrupted_again_and_again(link: Link, url: str, rounds: int, options: dict
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             assert link.hear() == "again"
     return interrupted
-
-
-def wait_behind_a_thread(link: Link, url: str) -> bool:
-    with redis.Redis.from_url(url) as client:
-        lock = Lock(client, NAME, timeout=60, grant_timeout=60)
-
-        def work() -> bool:
-            with lock:
-                return True
-
-        other = Background(work)
-        until_blocked(client)
-        try:
-            threading.Timer(0.2, lambda: link.say("waits")).start()
-            lock.acquire()
-        except KeyboardInterrupt:
-            link.say("interrupted")
-        return bool(other.result())
 
 
 class TestEnding:
@@ -335,8 +286,7 @@ def fork(link: Link, url: str, case: str) -> dict[str, Any]:
 
 
 def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
-    assert keeper()._thread is None
-    assert not keeper()._jobs
+    assert not keeper().jobs()
     if case == "leaves":
         lock.__exit__(None, None, None)
     elif case == "asks":
@@ -354,7 +304,6 @@ def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
             client.pexpire("the child's own", 30_000)
             until(lambda: (hurry(), client.pttl("the child's own") > 40_000)[1])
             assert mine.owned()
-        assert keeper()._thread is not None
     elif case == "lives on":
         # While the parent renews alone.
         until(lambda: client.pttl(NAME) > 40_000)
@@ -362,68 +311,6 @@ def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
         assert not lock.acquire(blocking=False)
         assert not lock.acquire(blocking_timeout=0.3)
         assert not Lock(client, NAME, timeout=5).acquire(blocking_timeout=0.3)
-
-
-@pytest.mark.parametrize("tasks", [False, True])
-def test_a_child_leaves_an_unread_answer_to_its_parent(
-    client: redis.Redis, redis_server: RedisServer, tasks: bool, pace: int
-) -> None:
-    """That to TAKE_GRANT, for which a waiter that gets a lock does not wait if its grant is new."""
-    holder = Lock(client, NAME, timeout=30)
-    holder.acquire()
-    with processes(fork_with_an_answer_to_come, redis_server.url, tasks, pace) as (parent,):
-        parent.go()
-        until(lambda: client.exists(f"{{{NAME}}}:waiters"))
-        holder.release()
-        assert parent.result() == {"child": 0, "answer": "the parent's"}
-    assert not client.exists(NAME)
-
-
-def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool, pace: int) -> dict[str, Any]:
-    own = {"timeout": 60, "grant_timeout": 1.2 * pace, "thread_local": False}
-    if tasks:
-        return asyncio.run(fork_in_a_task(url, own))
-    lock = Lock(redis.Redis.from_url(url), NAME, **own)
-    has_come = PendingReply._has_come
-    PendingReply._has_come = lambda self: False  # The parent's keeper does not read it either.
-    lock.acquire()
-    pending: Any = lock.local.hold.pending
-    pid = os.fork()
-    if pid == 0:
-        PendingReply._has_come = has_come
-        in_a_child(lambda: use_a_parents_grant(lock, lambda act: act()))
-    _, status = os.waitpid(pid, 0)
-    PendingReply._has_come = has_come
-    lock.extend(60)
-    answer = pending.read_reply(True)
-    lock.release()
-    return {"child": status, "answer": "the parent's" if answer else answer}
-
-
-async def fork_in_a_task(url: str, own: dict[str, Any]) -> dict[str, Any]:
-    lock = AsyncLock(redis.asyncio.Redis.from_url(url), NAME, **own)
-    await lock.acquire()
-    pending: Any = lock.local.hold.pending
-    pid = os.fork()
-    if pid == 0:
-        in_a_child(lambda: use_a_parents_grant(lock, lambda act: asyncio.run(act())))
-    _, status = os.waitpid(pid, 0)
-    await lock.extend(60)
-    answer = await pending.confirmed()
-    await lock.release()
-    return {"child": status, "answer": "the parent's" if answer else answer}
-
-
-def use_a_parents_grant(lock: Any, run: Callable[[Any], Any]) -> None:
-    hold = lock.local.hold
-    assert hold.pending is not None
-    until(lambda: time.monotonic() > hold.deadline)
-    assert lock.lost, "it is no more than the grant, as far as a child can know"
-    hold.confirm(wait=True)
-    for act in (lock.release, lambda: lock.extend(60)):
-        with pytest.raises(redis.exceptions.LockNotOwnedError):
-            run(act)
-    assert hold.pending is not None
 
 
 def in_a_child(work: Callable[[], None]) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import AsyncLock, Lock
+from django_redis_lock import Lock
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -87,24 +86,6 @@ class TestLosingTheData:
         assert fence > before
         assert holder.told.wait(PATIENCE)
         assert holder.lock.lost
-
-    def test_tasks_too(self, own_server: RedisServer) -> None:
-        async def main() -> None:
-            told = asyncio.Event()
-            retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
-            async with redis.asyncio.Redis(port=own_server.port, retry=retry) as client:
-                holder = AsyncLock(client, "faulty", timeout=1, renew=True, on_lost=told.set)
-                await holder.acquire()
-                other = AsyncLock(client, "faulty", timeout=30)
-                waiting = asyncio.create_task(other.acquire(blocking_timeout=PATIENCE))
-                while not places("faulty"):
-                    await asyncio.sleep(0.01)
-                await asyncio.to_thread(own_server.restart)
-                assert await waiting
-                await asyncio.wait_for(told.wait(), PATIENCE)
-                assert holder.lost
-
-        asyncio.run(main())
 
 
 class TestKeepingTheData:
@@ -185,24 +166,6 @@ class TestFreezing:
         holder.lock.release()
         assert Lock(client, "faulty").acquire(blocking_timeout=PATIENCE)
 
-    def test_a_wait_of_a_task_too(self, own_server: RedisServer) -> None:
-        async def main() -> None:
-            retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
-            options: dict[str, Any] = {"port": own_server.port, "retry": retry}
-            async with redis.asyncio.Redis(**options, socket_timeout=3 * PATIENCE) as client:
-                await client.ping()
-                own_server.pause()
-                with pytest.raises(redis.TimeoutError):
-                    await AsyncLock(client, "faulty").acquire(blocking_timeout=1)
-
-        began = time.monotonic()
-        try:
-            asyncio.run(main())
-            assert time.monotonic() - began < PATIENCE
-        finally:
-            own_server.resume()
-        assert Lock(client_of(own_server), "faulty").acquire(blocking_timeout=PATIENCE)
-
 
 class TestConnections:
     def test_idle_connections_break_with_the_server(self, lasting_server: RedisServer) -> None:
@@ -244,20 +207,6 @@ class TestConnections:
         holder.lock.release()
         assert waiter.result()
 
-    def test_a_primary_that_is_none_for_a_while(self, own_server: RedisServer) -> None:
-        """As in a failover that is called off."""
-        client = client_of(own_server)
-        holder = Holder(client, timeout=6)
-        waiter = in_background(client)
-        until(lambda: blocked(client))
-        client.replicaof("127.0.0.1", 1)
-        time.sleep(1)
-        client.replicaof("NO", "ONE")
-        until(lambda: client.pttl("faulty") > 5000)
-        until(lambda: blocked(client))
-        holder.lock.release()
-        assert waiter.result()
-
 
 class TestAway:
     def test_the_first_caller_gets_the_error(self, own_server: RedisServer) -> None:
@@ -279,25 +228,3 @@ class TestAway:
         own_server.start()
         with pytest.raises(redis.exceptions.LockNotOwnedError):
             holder.lock.release()
-
-    def test_a_failed_release_can_be_done_again(self, lasting_server: RedisServer) -> None:
-        client = client_of(lasting_server)
-        lock = Lock(client, "faulty")
-        lock.acquire()
-        token = lock.local.token
-        lasting_server.stop()
-        with pytest.raises(redis.ConnectionError):
-            lock.release()
-        assert lock.local.token == token
-        lasting_server.start()
-        assert client.get("faulty") == token
-        lock.release()
-        assert not lock.locked()
-
-    def test_the_body_of_with_comes_first(self, own_server: RedisServer) -> None:
-        def stop_and_fail() -> None:
-            own_server.stop()
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError), Lock(client_of(own_server), "faulty", timeout=5):
-            stop_and_fail()

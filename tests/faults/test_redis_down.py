@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,8 @@ import pytest
 import redis
 from django.core.cache import caches
 from django.test import override_settings
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from django_redis_lock import (
-    AsyncLock,
     Lock,
     LockError,
     LockNotAcquired,
@@ -25,11 +23,9 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.clock import time
 from django_redis_lock.contrib import fallback
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.events import FellBack
-from django_redis_lock.transport.aio_client import asyncio_client
 from tests.holding import outages
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, Link, processes, until
@@ -89,44 +85,30 @@ def test_what_an_interrupt_has_left_ends_no_later_lock(client: redis.Redis, fold
     lock.release()
 
 
-@pytest.mark.parametrize("how", ["run", "local"])
-def test_a_cancelled_waiter_leaves_the_lock_of_a_task_that_shares_its_handle(
-    client: redis.Redis, folder: str, how: str
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_thread_does_not_wait_for_its_own_lock_of_this_host(
+    own_server: RedisServer, cache: RedisCache, in_loop: bool
 ) -> None:
-    async def main() -> None:
-        options: dict[str, Any] = {"on_redis_down": how, "local_folder": folder}
-        lock = AsyncLock(asyncio_client(client), "shared", 30, thread_local=False, **options)
-        before = Lock(client, "shared", timeout=30)
-        before.acquire()
-        holder = asyncio.create_task(lock.acquire())
-        await asyncio.to_thread(until, lambda: client.info("clients")["blocked_clients"])
-        waiter = asyncio.create_task(lock.acquire())
-        await asyncio.sleep(0)
-        before.release()
-        assert await holder
-        waiter.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-        lock.ensure_held()
-        assert await lock.owned()
-        await lock.release()
+    """Nothing else ends that one, neither in the outage nor after it."""
 
-    asyncio.run(main())
+    async def in_a_task() -> None:
+        in_this_thread()
 
+    def in_this_thread() -> None:
+        with cache.lock("nightly") as lock:
+            assert lock.degraded == "local"
+            with pytest.raises(LockError, match="wait for itself"):
+                cache.lock("nightly").acquire()
+            assert not cache.lock("nightly").acquire(blocking_timeout=0.05)
+            own_server.start()
+            until(lambda: cache.client.get_client().ping())
+            with pytest.raises(LockError, match="wait for itself"):
+                cache.lock("nightly").acquire()
 
-def test_it_may_be_taken_under_wait_for(client: redis.Redis, folder: str) -> None:
-    """Python before 3.12 runs what ``wait_for`` waits for in a task of its own."""
-
-    async def main() -> None:
-        options: dict[str, Any] = {"on_redis_down": "local", "local_folder": folder}
-        lock = AsyncLock(asyncio_client(client), "tasks", 30, **options)
-        for _ in range(2):
-            assert await asyncio.wait_for(lock.acquire(), PATIENCE)
-            assert await asyncio.wait_for(lock.owned(), PATIENCE)
-            await asyncio.wait_for(lock.release(), PATIENCE)
-            assert not held_locally(folder)
-
-    asyncio.run(main())
+    own_server.kill()
+    Background(partial(asyncio.run, in_a_task()) if in_loop else in_this_thread).result()
+    with cache.lock("nightly") as lock:
+        assert not lock.degraded
 
 
 # -- while Redis is away -----------------------------------------------------------------------
@@ -235,33 +217,6 @@ def test_what_was_taken_in_redis_holds_when_it_is_gone(
     assert cache.lock("nightly").acquire(blocking=False)
 
 
-def test_who_must_ask_again_registers_under_another_waiter_id(
-    own_server: RedisServer, cache: RedisCache, folder: str
-) -> None:
-    """The keeper may still have to unregister the id before."""
-    own_server.kill()
-    local = cache.lock("nightly")
-    assert local.acquire()
-    own_server.start()
-    waiters = []
-
-    class Recorded(Lock):
-        def _send_acquire(self, request: Any) -> Any:
-            reply = super()._send_acquire(request)
-            waiters.append(request.waiter)
-            return reply
-
-    client, name = own_server.client(), ":1:lock:nightly"
-    options: dict[str, Any] = {"on_redis_down": "local", "local_folder": folder}
-    lock = Recorded(client, name, timeout=0.1, **options)
-    waiter = Background(lambda: lock.acquire(blocking_timeout=PATIENCE))
-    until(lambda: waiters)
-    until(lambda: not client.exists(name))
-    local.release()
-    assert waiter.result() is True
-    assert len(set(waiters)) == len(waiters) > 1
-
-
 def test_a_waiter_goes_on_here(
     own_server: RedisServer, cache: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,27 +269,6 @@ def test_tasks_too(own_server: RedisServer, cache: RedisCache) -> None:
         assert not await cache.alock("nightly").locked()
 
     asyncio.run(main())
-
-
-def test_a_task_that_polls_for_the_lock_of_this_host_does_not_sleep_in_the_loop(
-    own_server: RedisServer, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_server.kill()
-    client = redis.Redis.from_url(own_server.url, retry=Retry(NoBackoff(), 0))
-    options: Any = {"timeout": 30, "on_redis_down": "local", "local_folder": folder}
-    holder = Lock(client, "report", **options)
-    assert holder.acquire()
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-
-    async def wait() -> None:
-        lock = AsyncLock(asyncio_client(client), "report", **options)
-        assert not await lock.acquire(blocking=False)
-        assert not await lock.acquire(blocking_timeout=0.02)
-
-    asyncio.run(wait())
-    holder.release()
-    assert not slept
 
 
 def test_the_outage_is_emitted_once(

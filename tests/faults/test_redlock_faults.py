@@ -19,14 +19,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
-from django_redis_lock.contrib.redlock import _FanOut, base
-from django_redis_lock.locking import Renewal
+from django_redis_lock.contrib.redlock import base
 from django_redis_lock.transport import registry
 from django_redis_lock.transport.registry import server_of
 from tests import lanes
 from tests.faults.proxy import Proxy
-from tests.holding import hurry_until, settle, until_released, watch_often
-from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.holding import until_released, watch_often
+from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
@@ -140,46 +139,6 @@ class TestMinority:
         holder.release()
         assert waiter.result() is True
 
-    def test_a_server_that_freezes_before_the_wait_there(
-        self, five: Five, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It has refused its vote, and does not answer what registers the waiter."""
-        holder, frozen, wait_at = five.lock(), threading.Event(), Redlock._wait_at
-
-        def freeze_first(lock: Redlock, place: int, request: Any) -> Any:
-            if not frozen.is_set():
-                five.servers[place].pause()
-                frozen.set()
-            return wait_at(lock, place, request)
-
-        monkeypatch.setattr(Redlock, "_wait_at", freeze_first)
-        assert holder.acquire()
-        waiter = Background(lambda: five.lock().acquire(blocking_timeout=20 * PATIENCE))
-        assert frozen.wait(PATIENCE)
-        holder.release()
-        assert waiter.result() is True
-
-    def test_a_vote_of_a_server_that_was_not_asked_again_is_given_back(
-        self, five: Five, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Nothing was sent there in the last round, but what it granted before would stay."""
-        first, *others = five.order()
-        for place in others[:3]:
-            five.clients[place].set("faulty", "another's")
-        waits = iter([True, None])
-
-        def wait_at(lock: Redlock, place: int, request: Any) -> Any:
-            granted = next(waits)
-            if granted:  # Before the second wait, the keeper may have given it back already.
-                assert five.clients[first].exists("faulty")
-                for _ in range(2):
-                    server_of(five.clients[first]).breaker.failed(redis.TimeoutError("silent"), 5.0)
-            return granted
-
-        monkeypatch.setattr(Redlock, "_wait_at", wait_at)
-        assert not five.lock(timeout=None).acquire(blocking_timeout=PATIENCE)
-        until(lambda: not five.clients[first].exists("faulty"))
-
     def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five, pace: int) -> None:
         """So all can be restarted under a lock, one after the other."""
         told = threading.Event()
@@ -194,17 +153,6 @@ class TestMinority:
         assert not five.lock().acquire(blocking=False)
         lock.release()
         assert five.holders() == [None] * FIVE
-
-    def test_a_server_that_was_away_gives_its_vote_when_it_is_back(
-        self, five: Five, pace: int
-    ) -> None:
-        five.servers[0].kill()
-        lock = five.lock(timeout=60, renew=True)
-        lock.acquire()
-        five.servers[0].start()
-        client, token = five.clients[0], lock.local.token
-        hurry_until(lambda: client.get("faulty") == token, Renewal)
-        lock.release()
 
     def test_another_caller_does_not_get_the_lock_during_the_vote(self, five: Five) -> None:
         lock = five.lock()
@@ -318,12 +266,6 @@ class TestFences:
         assert second is not None
         assert second > first > (time.time() + 3000) * 1e6
 
-    def test_they_are_stored_by_a_majority(self, five: Five) -> None:
-        for _ in range(3):
-            with five.lock() as lock:
-                kept = [int(c.get("{faulty}:fence").split()[0]) for c in five.clients]
-                assert sum(fence >= lock.fence for fence in kept) > FIVE // 2
-
 
 class TestContenders:
     def test_none_of_them_starves(self, five: Five) -> None:
@@ -336,35 +278,6 @@ class TestContenders:
         assert len(intervals) == many * times
         intervals.sort()
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(intervals))
-
-    def test_nor_while_servers_come_and_go(self, five: Five) -> None:
-        urls = [server.url for server in five.servers]
-        with processes(contend, urls, 6, count=4) as crew:
-            crew.go()
-            for place in five.order():
-                five.servers[place].restart()
-            intervals = [interval for result in crew.results() for interval in result]
-        assert len(intervals) == 4 * 6
-
-    def test_idle_waiters_cost_next_to_nothing(
-        self, five: Five, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        watch_often(monkeypatch, 2.0)  # As the package does.
-
-        def wait() -> bool:
-            with five.lock(blocking_timeout=PATIENCE):
-                return True
-
-        with five.lock():
-            waiters = [Background(wait) for _ in range(8)]
-            until(lambda: places("faulty") == 8)
-            until(lambda: any(c.info("clients")["blocked_clients"] for c in five.clients))
-            until(lambda: all(c.hexists("{faulty}:owner", "id") for c in five.clients))
-            settle()
-            # Of the eight, one waits in Redis; a look each two seconds. What was due before, or
-            # signs of life, may come in one of these times, and what is a fault in each.
-            assert any(self.is_idle(five) for _ in range(3))
-        assert all(waiter.result() for waiter in waiters)
 
     def is_idle(self, five: Five) -> bool:
         began, before = time.monotonic(), calls(five)
@@ -425,41 +338,6 @@ def test_what_was_broken_off_leaves_nothing_behind(five: Five) -> None:
     asyncio.run(main())
     until_released()
     assert five.holders() == [None] * FIVE
-
-
-@pytest.mark.parametrize("connected", [False, True])
-def test_a_thread_that_stood_still_does_not_blame_the_servers(
-    five: Five, monkeypatch: pytest.MonkeyPatch, connected: bool
-) -> None:
-    collect = _FanOut.collect
-    if connected:
-        five.lock().locked()
-
-    def late(self: Any, *args: Any) -> None:
-        time.sleep(LIMIT * 1.5)
-        collect(self, *args)
-
-    monkeypatch.setattr(_FanOut, "collect", late)
-    assert five.lock().acquire(blocking=False)
-
-
-@pytest.mark.parametrize("connected", [False, True])
-def test_a_loop_that_stood_still_does_not_blame_the_servers(five: Five, connected: bool) -> None:
-    async def main() -> None:
-        clients = [redis.asyncio.Redis(port=server.port) for server in five.servers]
-        lock = AsyncRedlock(clients, "faulty", timeout=30, thread_local=False)
-        if connected:
-            await lock.locked()
-        acquiring = asyncio.create_task(lock.acquire(blocking=False))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not acquiring.done()
-        time.sleep(LIMIT * 1.5)
-        assert await acquiring
-        for client in clients:
-            await client.aclose()
-
-    asyncio.run(main())
 
 
 def test_a_reply_that_does_not_come_counts_once(five: Five, pace: int) -> None:
@@ -531,29 +409,6 @@ def test_a_connection_that_breaks_is_not_its_server(
         asyncio.run(main())
     until_released()
     assert five.holders() == [None] * FIVE
-
-
-def test_connections_are_used_again(five: Five) -> None:
-    lock = five.lock()
-    for _ in range(20):
-        with lock:
-            pass
-    for client in five.clients:
-        assert len(server_of(client)._idle) == 1
-
-
-def test_threads_at_once(five: Five) -> None:
-    inside: list[int] = []
-
-    def work() -> bool:
-        for _ in range(5):
-            with five.lock(blocking_timeout=PATIENCE):
-                inside.append(1)
-                assert len(inside) == 1
-                inside.pop()
-        return True
-
-    assert in_threads(8, work) == [True] * 8
 
 
 @pytest.mark.parametrize(

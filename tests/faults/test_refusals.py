@@ -487,21 +487,6 @@ def test_people_read_what_to_do(
             assert "look" in str(caught.value)
 
 
-@contextmanager
-def no_permission(server: RedisServer) -> Iterator[None]:
-    """Of a user whose rights are being changed."""
-    server.asking.execute_command("ACL", "SETUSER", "default", "-eval", "-evalsha")
-    yield
-    server.asking.execute_command("ACL", "SETUSER", "default", "+@all")
-
-
-@pytest.mark.parametrize("name", ["end_of_a_block", "section"])
-def test_a_lock_that_never_expires_is_released_when_its_user_may_again(
-    own_server: RedisServer, cache: RedisCache, name: str
-) -> None:
-    test_a_refusal_passes(own_server, cache, no_permission, name)
-
-
 @pytest.mark.parametrize("reply", ["ERR upstream failure", "UNKILLABLE Sorry", "NOPERM No"])
 def test_what_a_proxy_or_a_script_refuses_is_released_later(
     own_server: RedisServer, reply: str

@@ -58,19 +58,6 @@ class TestKilled:
                 client.pexpire(name, 300)
             assert waiter.result()
 
-    def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        """It held nothing while it waited, and is passed over."""
-        holder = Lock(client, "b", timeout=60, grant_timeout=60)
-        holder.acquire()
-        with processes(hold, redis_server.url, ["a", "b"], {"grant_timeout": 60}) as (waiter,):
-            waiter.go()
-            until(lambda: blocked(client))
-            assert several(client, "a").acquire(blocking=False)
-            waiter.kill()
-        until(lambda: not blocked(client))
-        holder.release()
-        assert Lock(client, "b", timeout=60).acquire(blocking=False)
-
     def test_a_waiter_that_holds_a_part(
         self, client: redis.Redis, redis_server: RedisServer
     ) -> None:
@@ -119,15 +106,6 @@ def hold_until_lost(link: Link, url: str) -> None:
         link.say([member.lost for member in lock.members])
 
 
-#: A frozen waiter keeps others from the lock for as long.
-BRIEF = {"grant_timeout": 0.5}
-
-
-def wait(link: Link, url: str) -> None:
-    with redis.Redis.from_url(url) as client, several(client, "a", "b", **BRIEF) as lock:
-        link.say(lock.fences)
-
-
 class TestFrozen:
     def test_a_holder(self, client: redis.Redis, redis_server: RedisServer) -> None:
         """It loses all names, and what it then does takes none from the next holder."""
@@ -143,28 +121,6 @@ class TestFrozen:
             frozen.say("and you know it?")
             assert frozen.hear() == [True, True]
             assert waiter.owned()
-
-    def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        """Its grant ends, another has the names, and it waits again."""
-        first = several(client, "a", "b", **BRIEF)
-        first.acquire()
-        with processes(wait, redis_server.url) as (frozen,):
-            frozen.go()
-            until(lambda: blocked(client) == 1)
-            second = several(client, "b", "a", thread_local=False, **BRIEF)
-            waiter = Background(second.acquire)
-            until(lambda: blocked(client) == 2)
-            frozen.pause()
-            first.release()
-            assert waiter.result()
-            fences = second.fences
-            frozen.resume()
-            until(lambda: blocked(client))
-            assert not frozen.speaks()
-            second.release()
-            later = frozen.hear()
-            assert all(later[name] > fences[name] for name in "ab")
-            assert frozen.result() is None
 
 
 @pytest.fixture
@@ -186,17 +142,6 @@ class TestLostReplies:
             assert lock.owned()
             lock.release()
         assert not client.exists("a", "b")
-
-    @pytest.mark.parametrize("wait", [0, None])
-    def test_both(self, client: redis.Redis, proxy: Proxy, wait: float | None) -> None:
-        """Nothing is left behind, of locks that never expire."""
-        with proxy.client() as shaky:
-            lock = several(shaky, "a", "b", timeout=None, blocking_timeout=wait)
-            proxy.lose_reply(ACQUIRE_ALL, times=2)
-            with pytest.raises(redis.ConnectionError):
-                lock.acquire()
-            assert lock.local.token is None
-            assert several(client, "a", "b").acquire(blocking_timeout=PATIENCE)
 
     @pytest.mark.parametrize("reply", ["lose_reply", "lose_request"])
     def test_one_to_release(self, client: redis.Redis, proxy: Proxy, reply: str) -> None:
@@ -222,29 +167,6 @@ class TestRedisAway:
         until(lambda: places("b"))
         own_server.restart()
         assert waiter.result()
-
-    def test_the_data_is_lost(self, own_server: RedisServer) -> None:
-        told: list[bool] = []
-        client = own_server.client()
-        lock = several(client, "a", "b", timeout=1, renew=True, on_lost=lambda: told.append(True))
-        lock.acquire()
-        client.flushall()
-        until(lambda: told)
-        assert lock.lost
-        assert several(client, "a", "b").acquire(blocking_timeout=PATIENCE)
-        assert told == [True]
-
-    def test_a_failed_release_can_be_done_again(self) -> None:
-        with RedisServer(persistent=True) as server:
-            client = server.client()
-            lock = several(client, "a", "b")
-            lock.acquire()
-            server.stop()
-            with pytest.raises(redis.ConnectionError):
-                lock.release()
-            server.start()
-            lock.release()
-            assert not client.exists("a", "b")
 
 
 def work(link: Link, url: str, number: int) -> int:

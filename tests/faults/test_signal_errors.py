@@ -23,7 +23,6 @@ from django_redis_lock import Lock, MultiLock, Redlock, cached_page, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.transport import address, server_of
-from django_redis_lock.transport.interrupts import interrupt_in
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -291,11 +290,6 @@ def raise_it(*_: object) -> None:
     raise TimeoutError("too slow")
 
 
-class Limits:
-    def end(self, number: int, frame: FrameType | None) -> None:
-        raise_it()
-
-
 def once(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
     raise_it()
@@ -306,59 +300,6 @@ def careful(number: int, frame: FrameType | None) -> None:
     raise_it()
 
 
-def with_an_option(seconds: float, number: int, frame: FrameType | None) -> None:
-    raise_it()
-
-
 @functools.wraps(careful)
 def decorated(*args: Any, **options: Any) -> None:
     careful(*args, **options)
-
-
-HANDLERS = {
-    "function": raise_it,
-    "method": Limits().end,
-    "object": Alarm(TimeoutError),
-    "once": once,
-    "arguments deleted": careful,
-    "partial": functools.partial(with_an_option, 3.0),
-    "partial of a method": functools.partial(Limits().end),
-    "decorated": decorated,
-    "lambda": lambda *_: raise_it(),
-}
-
-
-@pytest.fixture
-def _handlers_restored() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGUSR1)
-    yield
-    signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.mark.usefixtures("_handlers_restored")
-@pytest.mark.parametrize("handler", HANDLERS)
-def test_the_handlers_that_are_known(handler: str) -> None:
-    signal.signal(signal.SIGUSR1, HANDLERS[handler])
-    with pytest.raises(OSError, match="too slow") as caught:
-        signal.raise_signal(signal.SIGUSR1)
-    assert interrupt_in(caught.value) is caught.value
-
-
-@pytest.mark.usefixtures("_handlers_restored")
-def test_an_outage_is_none_of_these(own_server: RedisServer) -> None:
-    """Also while what the handler has raised before is being handled."""
-    signal.signal(signal.SIGUSR1, raise_it)
-    client = own_server.client()
-    cache: Any = RedisCache(own_server.url, {"OPTIONS": {"IGNORE_EXCEPTIONS": True}})
-    lock = Lock(client, NAME, timeout=60, on_redis_down="run")
-    own_server.stop()
-    try:
-        signal.raise_signal(signal.SIGUSR1)
-    except TimeoutError:
-        assert cache.get("key", "default") == "default"
-        with pytest.raises(redis.ConnectionError) as caught:
-            Lock(client, NAME, timeout=60).acquire()
-        assert interrupt_in(caught.value) is None
-        assert lock.acquire()
-        assert lock.degraded
-        lock.release()

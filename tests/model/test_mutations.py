@@ -10,7 +10,7 @@ import pytest
 
 from django_redis_lock.protocol import Script, lock_scripts
 from tests.model import mutations_python
-from tests.model.mutations import Block, Workshop, blocks, files_for, mutants
+from tests.model.mutations import Workshop, blocks, files_for, mutants
 
 
 @pytest.mark.sample(7)
@@ -63,19 +63,7 @@ def test_mutants_of_python_are_python() -> None:
     assert chosen == mutations_python.chosen(found, seed=1, most=5)
 
 
-def test_what_changes_nothing_is_still_a_mutant() -> None:
-    modules = mutations_python.modules()
-    for name in {name for name, _ in mutations_python.EQUIVALENT}:
-        found = mutations_python.mutants(name, modules[name])
-        listed = {text for module, text in mutations_python.EQUIVALENT if module == name}
-        assert listed <= {text for each in found for text in mutations_python.texts_of(each)}
-
-
-def test_tests_are_there_for_mutants_of_python(tmp_path: Path) -> None:
-    workshop = mutations_python.PythonWorkshop(tmp_path, timeout=1)
-    modules = mutations_python.modules()
-    assert set(mutations_python.TESTS) <= set(modules)
-    for name, files in mutations_python.TESTS.items():
-        block = Block(name, modules[name], range(0), frozenset())
-        found = [Path(file).stem for file in workshop.files_for([block])]
-        assert list(dict.fromkeys(found)) == [f"test_{file}" for file in files.split()]
+def test_tests_are_there_for_mutants_of_python() -> None:
+    known = {path.stem for path in Path("tests").rglob("test_*.py")}
+    for files in mutations_python.TESTS.values():
+        assert {f"test_{name}" for name in files.split()} <= known

@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import re
 import textwrap
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 import django_redis_lock.exceptions
 from django_redis_lock.conf import Conf
 from django_redis_lock.protocol import keys
-from tests.model.checker import MISTAKES
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -63,13 +61,6 @@ def test_every_file_that_is_named_is_there(page: Path) -> None:
     assert {name for name in named if not any((each / name).is_file() for each in folders)} == set()
 
 
-@pytest.mark.parametrize("page", DOCS, ids=_name)
-def test_a_page_begins_with_its_title_and_one_paragraph(page: Path) -> None:
-    title, _, rest = page.read_text().partition("\n\n")
-    assert re.fullmatch(r"# [^\n]+", title)
-    assert re.match(r"[A-Z`<*].*[.:]\n", rest)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_python_snippet_compiles(page: Path) -> None:
     for code in snippets(page):
@@ -95,26 +86,6 @@ def test_every_name_that_a_snippet_imports_from_here_exists(page: Path) -> None:
                     and not importlib.util.find_spec(f"{module}.{each.name}")
                 ]
     assert missing == []
-
-
-def sentences(page: Path) -> set[str]:
-    """Sentences and cells of tables, without the addresses of links."""
-    parts = re.split(r"(?<=[.:;|])\s+", FENCED.sub("", page.read_text()))
-    return {re.sub(r"\]\([^)]*\)", "]", part.strip()) for part in parts}
-
-
-def test_a_fact_has_one_place() -> None:
-    """A sentence of some length is on one page; so is the row of a setting, and what was run."""
-    pages = [ROOT / "README.md", *DOCS]
-    counted = Counter(part for page in pages for part in sentences(page) if len(part) > 60)
-    assert [part for part, pages_with_it in counted.items() if pages_with_it > 1] == []
-    rows = re.compile(rf"^\| `(?:{'|'.join(Conf.names())})` \|", re.MULTILINE)
-    assert [page.stem for page in DOCS if rows.search(page.read_text())] == ["settings"]
-    day = re.compile(
-        r"\b\d{1,2} (?:January|February|March|April|May|June|July|August|September|"
-        r"October|November|December) 20\d\d\b"
-    )
-    assert {page.stem for page in DOCS if day.search(page.read_text())} <= {"benchmarks"}
 
 
 def test_every_page_is_on_the_site() -> None:
@@ -153,11 +124,3 @@ def test_how_it_works_has_every_key() -> None:
     assert {part for part in named if not re.search(rf"`\{{[KV]\}}:{part}", text)} == set()
     for key in (keys.INDEX, keys.NEWS, keys.FLIGHTS):
         assert f"| `{key.decode()}` |" in text
-
-
-def test_the_page_counts_the_mistakes_of_the_model() -> None:
-    text = (ROOT / "docs" / "how_it_is_checked.md").read_text()
-    of_places = [macros for macros in MISTAKES if "PLACES" in macros]
-    assert (len(MISTAKES) - len(of_places), len(of_places)) == (20, 12)
-    assert "can be given twenty mistakes" in text
-    assert "spin finds each of its twelve mistakes" in text

@@ -44,10 +44,6 @@ def sent(**headers: str) -> Any:
     return RequestFactory().post("/pay", {"a": 1}, headers={"Idempotency-Key": "k", **headers})
 
 
-def paid(request: Any) -> HttpResponse:
-    return HttpResponse(f"{request.idempotency.attempt}", status=201)
-
-
 @of_each_kind
 @pytest.mark.parametrize("policy", ["raise", "run"])
 def test_without_redis_nothing_runs(
@@ -107,25 +103,6 @@ def test_who_has_lost_its_lock_does_not_replace_what_another_has_stored(
 def test_bad_arguments(options: Any, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         idempotent(**{"scope": None, **options})
-
-
-@pytest.mark.parametrize("wait", [0, 5])
-def test_how_its_lock_is_taken(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-
-    def locked(**options: Any) -> Any:
-        given.update(options)
-        return lambda view: view
-
-    monkeypatch.setattr(idempotency, "locked", locked)
-    function(paid, wait=wait, timeout=7, using="locks")
-    expected = {"timeout": 7, "using": "locks", "critical": True}
-    if wait:
-        expected |= {"blocking": True, "blocking_timeout": 5}
-    group, label = given.pop("group"), given.pop("label")
-    assert {name: given[name] for name in given if name not in ("key", "on_conflict")} == expected
-    assert group.startswith(f"idempotent {label}"[:99])
-    assert len(group) <= 100
 
 
 #: What a view returns, and the status that is stored.

@@ -236,14 +236,6 @@ def test_what_each_site_loads_imports_nothing_optional() -> None:
     }
 
 
-def test_a_module_of_many_named_tuples_is_imported_quickly() -> None:
-    """Annotations that are texts are compiled one by one: a named tuple takes twice the time."""
-    core = [MODULES[m].read_text() for m in MODULES if FLOOR_OF[_package(m)] < ALWAYS_LOADED]
-    many = [source for source in core if source.count("(NamedTuple):") > 1]
-    assert many
-    assert not [source for source in many if "from __future__ import annotations" in source]
-
-
 def test_a_module_imports_other_packages_by_their_face() -> None:
     assert not {
         f"{module} imports {name}"
@@ -333,6 +325,67 @@ print(*sorted({{"celery", "django_tasks", "django.contrib.admin"}} & sys.modules
         text=True,
     )
     assert done.stdout == "\n"
+
+
+#: Each decorator, and a call of what it makes.
+WITHOUT_DOCSTRINGS = """
+import importlib
+import sys
+from django.conf import settings
+
+CACHE = {"BACKEND": "django_redis_lock.cache.LocMemCache"}
+APPS = ["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes"]
+settings.configure(
+    ALLOWED_HOSTS=["testserver"],
+    CACHES={"default": CACHE, "b": CACHE, "c": CACHE},
+    INSTALLED_APPS=[*APPS, "django_redis_lock"],
+)
+import django
+django.setup()
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+
+from celery import Celery
+from django.core.management.base import BaseCommand
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.views import View
+from django_redis_lock import cached, cached_page, idempotent, locked, unique_task
+from django_redis_lock.cache import cache
+
+def said(): "Says it."
+answers = [cached(said), cached("said-{x}")(lambda x: 1), cached(key=str)(lambda x: 1)]
+help(answers[0])
+help(answers[0].invalidate)
+answers[0](), answers[1](1), answers[2](1), locked(said)()
+for decorator in (locked, cached_page(5), idempotent(scope=None)):
+    @decorator
+    def view(request): "A page."; return HttpResponse()
+    print(view(RequestFactory().get("/")).status_code)
+@locked
+class Class(View):
+    def get(self, request): return HttpResponse()
+print(Class.as_view()(RequestFactory().get("/")).status_code)
+@locked
+class Command(BaseCommand):
+    def handle(self, **options): pass
+Command().handle()
+def task(x): pass
+unique_task("x-{x}", timeout=5)(Celery("app", set_as_current=False).task(task))
+with locked("block"), cache.lock("other"), cache.lock(["one", "two"]), cache.lock("n", limit=2):
+    print(cache.get_or_set("value", int, 5))
+"""
+
+
+def test_all_of_it_works_without_docstrings() -> None:
+    names = [f"{PACKAGE}.{module}".rstrip(".") for module in MODULES]
+    environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    command = [sys.executable, "-OO", "-c", WITHOUT_DOCSTRINGS, *names]
+    done = subprocess.run(
+        command, env=environment, cwd=FOLDER.parent, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-5:] == ["200", "200", "200", "200", "0"]
 
 
 def test_an_editor_that_completes_names_finds_all_of_the_package() -> None:

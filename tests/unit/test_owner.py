@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
-import socket
 import threading
 from dataclasses import FrozenInstanceError
 
 import pytest
 
-from django_redis_lock.locking import Hold
-from django_redis_lock.protocol import Acquisition, named_token
+from django_redis_lock.protocol import named_token
 from django_redis_lock.protocol.holders import HolderInfo
-from django_redis_lock.protocol.identity import fingerprint, hostname, process_id
-from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.identity import fingerprint, hostname
 from django_redis_lock.protocol.owner import Owner
 
 OWNER = Owner("c0ffee", "web-1", 4711, "MainThread", "nightly report", 1_750_000_000.25)
@@ -42,22 +38,6 @@ def written(owner: Owner) -> dict[str, str]:
 def test_an_owner_survives_redis(owner: Owner) -> None:
     assert all(isinstance(field, str) for field in owner.fields())
     assert Owner.from_fields(written(owner), "c0ffee") == owner
-
-
-def test_the_thread_that_took_a_lock_is_its_owner() -> None:
-    holds: list[Hold] = []
-
-    def take() -> None:
-        hold = Hold(None, label="nightly")
-        hold.begin(Acquisition(b"token", 5_250_000, 0.0, math.inf), lock_keys(b"report"))
-        holds.append(hold)
-
-    thread = threading.Thread(target=take, name="worker")
-    thread.start()
-    thread.join()
-    here = (hostname(), os.getpid(), "worker", "nightly")
-    assert holds[0].owner() == Owner(fingerprint(b"token"), *here, 5.25, process_id())
-    assert hostname() == socket.gethostname()
 
 
 def test_what_describes_an_earlier_holder_is_not_believed() -> None:

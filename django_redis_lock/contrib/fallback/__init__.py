@@ -17,7 +17,7 @@ from ... import events
 from ...clock import time
 from ...events import FellBack
 from ...exceptions import TooFewReplicas
-from ...locking import Hold, LockOperations
+from ...locking import Hold, LockOperations, is_by_caller
 from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Owner, named_token, new_token, printable
 from ...protocol.holders import HeldReply, HolderInfo
@@ -108,13 +108,13 @@ class Attempt:
         self._request = self._request._replace(token=token, attempt=attempt, waiter=waiter)
 
     def _hold_without_redis(self, error: BaseException) -> Steps[bool]:
-        hold, local = FallbackHold(self._lock), self._lock.local
+        hold = FallbackHold(self._lock)
         if self._file is not None:
             self._file.identity = self._host.identity()  # Another round may have tried another.
             if not (yield from self._take_file(self._file, hold)):
                 return False
-            hold.on_end = self._file.release
-        local.hold, local.token, local.renewal = hold, hold.token, None
+            self._file.belongs_to(hold)
+        self._lock._note_hold(hold, None)
         self._tell(_without_frames(error))
         return True
 
@@ -136,13 +136,18 @@ class Attempt:
                 lock._leave_to_keeper()
             raise
         if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
-            hold.on_end = file.release
+            file.belongs_to(hold)
             return True
         file.release()
         return None
 
     def _take_file(self, file: LocalLock, hold: Hold, *, in_addition: bool = False) -> Steps[bool]:
-        return self._host.take(file, hold.owner(), self._until, in_addition)
+        return self._host.take(file, hold.owner(), self._until, in_addition, self._on_taken)
+
+    def _on_taken(self, file: LocalLock) -> None:
+        mine = file.holder_here()
+        if self._until == math.inf and mine and not mine.shared and is_by_caller(self._lock, mine):
+            self._lock._refuse_endless_wait()
 
     def _tell(self, error: BaseException) -> None:
         lock = self._lock

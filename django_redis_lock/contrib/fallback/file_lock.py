@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from ...clock import time
 from ...exceptions import LocalLockUnavailable
+from ...locking import Hold
 from ...protocol import Owner
 from ...threads import after_fork
 from ...transport.refusals import genuine, suppress
@@ -91,6 +92,7 @@ class LocalLock:
     ``name``. Methods raise LocalLockUnavailable if ``folder`` cannot have local locks."""
 
     _path: Path  #: That of the file.
+    _hold: ref[Hold] | None = None
 
     def __init__(
         self, identity: bytes, name: str, folder: str | os.PathLike[str] | None = None
@@ -114,6 +116,18 @@ class LocalLock:
                 return False
         self._describe(owner, in_addition)
         return True
+
+    def belongs_to(self, hold: Hold) -> None:
+        """It is released with ``hold``, which has it."""
+        self._hold = ref(hold)
+        hold.on_end = self.release
+
+    def holder_here(self) -> Hold | None:
+        """The hold of this process that has it, by another attempt."""
+        for other in tuple(_held):
+            if other._hold and other._path == self._path and other._file and not other._file.closed:
+                return other._hold()
+        return None
 
     def is_in_addition(self) -> bool:
         path = self.path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +54,15 @@ class HostLock:
         return LocalLock(self.identity(), self.name, self.folder)
 
     def take(
-        self, attempt: LocalLock, owner: Owner, until: float, in_addition: bool
+        self,
+        attempt: LocalLock,
+        owner: Owner,
+        until: float,
+        in_addition: bool,
+        on_taken: Callable[[LocalLock], object] = lambda attempt: None,
     ) -> Steps[bool]:
-        """Wait for it, until a monotonic time. Its release signals nothing, so this polls."""
+        """Wait for it, until a monotonic time. Its release signals nothing, so this polls.
+        ``on_taken`` is called before a wait."""
         tries = pauses(until)
         while True:
             try:
@@ -68,6 +75,7 @@ class HostLock:
                     raise
                 self._log_unavailable(error)
                 return True
+            on_taken(attempt)
             pause = next(tries, None)
             if pause is None:
                 return False

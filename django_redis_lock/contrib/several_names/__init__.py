@@ -223,7 +223,8 @@ class SeveralNames(LockOperations):
     ) -> Steps[bool]:
         """Wait for the name that is taken, while only those before it are held."""
         member, mine = gate
-        member._on_contended(waits)
+        left = None if mine.deadline is None else mine.left()
+        member._on_contended(left if waits else 0.0)
         behind = [each for each in held if each.keys.lock > member.keys.lock]
         yield from self._give_up(behind)
         held[:] = [each for each in held if each not in behind]

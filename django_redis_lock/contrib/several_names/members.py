@@ -35,7 +35,7 @@ R = TypeVar("R")
 class MultiHold:
     """The holds of all names, as a lock object knows one. ``on_lost`` is called once."""
 
-    ended = False
+    ended = shared = False
     also_on_lost: Mapping[ref[Any], Callable[[], object]] = {}
 
     def __init__(

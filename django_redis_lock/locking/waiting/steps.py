@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from types import EllipsisType
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import time
@@ -32,13 +32,15 @@ from ...protocol import (
 from ...steps import Step, Steps
 from ...threads import get_logger
 from ...transport import Client, is_outage, may_have_run, note_sent, pack_words
-from ...transport.refusals import hints
 from .queue import PopReply, WaitQueue, WakeEvent, join
 
 logger = get_logger("django_redis_lock.waiting")
 
 #: Pauses between attempts to reach a server that is away, in seconds.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
+#: A blocking pop that ends sooner, without a grant, was cut short; after so many in a row the wait
+#: goes on by polling.
+MIN_POP_SECONDS, MAX_CUT_SHORT = 1.0, 3
 #: No reply: the blocking pop may not have ended.
 POPPING = ...
 
@@ -64,8 +66,10 @@ class Waiter:
         self._reply: PopReply | EllipsisType = None
         #: Whether Redis may have carried out something that was not answered.
         self._unanswered = False
+        #: How many pops in a row were cut short, and the seconds until the next request.
+        self._cut_short, self._pause = 0, FIRST_PAUSE_SECONDS
         self.queue = queue
-        self.outage_patience = request.outage_patience
+        self.asked_at, self.outage_patience = request.asked_at, request.outage_patience
 
     def _run(self, call: Call, patience: float | None) -> Step[Reply]:
         """What a call returns, within so many seconds."""
@@ -107,27 +111,22 @@ class Waiter:
         return None
 
     def _wait_through_outages(self) -> Steps[Acquisition | None]:
-        queue = self.queue
-        pause, away_since = FIRST_PAUSE_SECONDS, math.inf
+        queue, away_since = self.queue, math.inf
         while True:
             try:
-                if not queue.registered and (acquired := (yield from self._acquire_or_register())):
-                    return acquired
-                pause, away_since = FIRST_PAUSE_SECONDS, math.inf
-                return (yield from self._wait_in_redis())
-            except MayNotBlock:
-                logger.info(
-                    "No right, service or socket to block; polling for %(lock)s",
-                    {"lock": self._name},
-                )
-                yield queue.disconnect()
-                return (yield from self._poll())
+                if not queue.registered:
+                    acquired = yield from self._acquire_or_register()
+                    if acquired is not None or self._request.left() <= 0:
+                        return acquired
+                away_since = math.inf
+                if self._cut_short < MAX_CUT_SHORT:
+                    acquired = yield from self._pop()
+                    if acquired is not None or (queue.registered and self._request.left() <= 0):
+                        return acquired
+                else:
+                    self._pause = max(self._request.sleep, 0.001)
             except Exception as error:
-                outage = is_outage(error)
-                if outage:
-                    yield queue.disconnect()
-                queue.server.on_error(error)
-                self._unanswered = self._unanswered or may_have_run(error)
+                outage = yield from self._note_error(error)
                 away_since = min(away_since, time.monotonic())
                 waits_on = time.monotonic() < away_since + self.outage_patience
                 # At the deadline, one more request: the keeper may have ended the pop just then.
@@ -135,42 +134,63 @@ class Waiter:
                 if not outage or over or not waits_on:
                     note_sent(error, self._unanswered)
                     raise
-                # The lock may be free by then, and the server may not know of us any more.
-                queue.registered = False
-                logger.info("Waiting for %(lock)s: %(error)s", {"lock": self._name, "error": error})
-                yield self._sleep(min(pause, self._request.left()))
-                pause = min(pause * 2, MAX_PAUSE_SECONDS)
+            # The lock may be free by then, and the server may not know of us any more.
+            queue.registered = False
+            yield self._sleep(min(self._pause, self._request.left()))
+            self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS)
+
+    def _note_error(self, error: Exception) -> Steps[bool]:
+        """Whether ``error`` may pass by itself."""
+        outage = is_outage(error)
+        if outage:
+            yield self.queue.disconnect()
+            logger.info("Waiting for %(lock)s: %(error)s", {"lock": self._name, "error": error})
+        self.queue.server.on_error(error)
+        self._unanswered = self._unanswered or may_have_run(error)
+        return outage
+
+    def _pop(self) -> Steps[Acquisition | None]:
+        """One blocking pop: the lock, or None. A proxy that ends it at once may answer all else, so
+        that is no outage, but after some such pops the wait goes on by polling."""
+        began = time.monotonic()
+        try:
+            acquired = yield from self._wait_in_redis()
+            if acquired is not None:
+                return acquired
+        except MayNotBlock:
+            self._cut_short = MAX_CUT_SHORT
+            yield self.queue.disconnect()
+        except Exception as error:
+            if not is_outage(error) or time.monotonic() - began >= MIN_POP_SECONDS:
+                self._cut_short, self._pause = 0, FIRST_PAUSE_SECONDS
+                raise
+            yield from self._note_error(error)
+            self.queue.registered = False
+        if time.monotonic() - began >= MIN_POP_SECONDS:
+            self._cut_short, self._pause = 0, FIRST_PAUSE_SECONDS
+        else:
+            self._cut_short += 1
+        if self._cut_short >= MAX_CUT_SHORT:
+            logger.info("No blocking pop stays open; polling for %(lock)s", {"lock": self._name})
+        return None
 
     def _wait_in_redis(self) -> Steps[Acquisition | None]:
         request, queue = self._request, self.queue
         yield queue.connect(self._client)
-        while True:
-            self._reply = POPPING
-            yield queue.begin_pop(pack_words(b"BLPOP", request.keys.grants, request.wake, b"0"))
-            while not (yield queue.pop_ended(left := request.left())):
-                if left <= 0:
-                    return (yield from self._last_try())
-            acquired = yield from self._take_grant()
-            if acquired is None and not queue.registered:
-                acquired = yield from self._acquire_or_register()
-            if acquired is not None:
-                return acquired
-
-    def _poll(self) -> Steps[Acquisition | None]:
-        """Wait without a blocking pop, which this Redis user may not use."""
-        while (left := self._request.left()) > 0:
-            yield self._sleep(min(max(self._request.sleep, 0.001), left))
-            if acquired := (yield from self._acquire_or_register()):
-                return acquired
-        return None
+        self._reply = POPPING
+        yield queue.begin_pop(pack_words(b"BLPOP", request.keys.grants, request.wake, b"0"))
+        while not (yield queue.pop_ended(left := request.left())):
+            if left <= 0:
+                return (yield from self._last_try())
+        return (yield from self._take_grant())
 
     def _take_grant(self) -> Steps[Acquisition | None]:
         """What the pop has returned: the lock, or None (it was ended, or its grant is over)."""
         request, queue = self._request, self.queue
         try:
             self._reply = reply = queue.reply()
-        except ResponseError as error:
-            if isinstance(error, NoPermissionError) or hints.has_no_command(error):
+        except ResponseError as error:  # Of this command alone: ACQUIRE was answered.
+            if not is_outage(error):
                 raise MayNotBlock from error
             raise
         received = queue.received(request, reply)

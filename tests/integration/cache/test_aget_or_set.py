@@ -6,7 +6,6 @@ import asyncio
 import functools
 import gc
 import sys
-import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -14,17 +13,16 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync
 
-from django_redis_lock import LockError, LockNotAcquired, events
+from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import in_process, tasks
 from django_redis_lock.singleflight.in_process import in_flight
-from django_redis_lock.singleflight.scripts import END_FLIGHT, STORE
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 from tests.support.values import (
     KEY,
     TERMS,
@@ -156,122 +154,6 @@ def test_a_plain_function_has_the_callers_context(cache: RedisCache) -> None:
     assert run(ask()) == "somebody"
 
 
-@pytest.mark.parametrize("leading", ["aget_or_set", "aget_or_set_many", "acompute"])
-@pytest.mark.parametrize("following", ["get_or_set", "get_or_set_many"])
-def test_a_plain_function_waits_for_the_thread_that_needs_the_value(
-    cache: RedisCache, client: redis.Redis, leading: str, following: str
-) -> None:
-    """Django's thread for synchronous code computes the value itself, once for both."""
-    begun, go_on = threading.Event(), threading.Event()
-    view, never = Producer(), Producer()
-    heard: list[Any] = []
-
-    def compute_many(producer: Producer) -> Callable[[list[str]], dict[str, Any]]:
-        return lambda keys: {key: producer() for key in keys}
-
-    def in_the_thread() -> Any:
-        begun.set()
-        assert go_on.wait(PATIENCE)
-        if following == "get_or_set":
-            return [cache.get_or_set(key, view) for key in ("report", "other")]
-        return list(cache.get_or_set_many(["report", "other"], compute_many(view)).values())
-
-    async def lead() -> Any:
-        if leading == "aget_or_set_many":
-            found = await cache.aget_or_set_many(["report", "other"], compute_many(never))
-            return list(found.values())
-        compute = getattr(cache, leading)
-        return await asyncio.gather(*(compute(key, never) for key in ("report", "other")))
-
-    async def ask() -> Any:
-        thread = asyncio.ensure_future(sync_to_async(in_the_thread)())
-        await happens(begun.is_set)
-        leaders = asyncio.ensure_future(lead())
-        await happens(lambda: client.exists(flight_key(KEY), flight_key(b":1:other")) == 2)
-        go_on.set()
-        return await asyncio.gather(thread, leaders)
-
-    events.subscribe(heard.append)
-    try:
-        assert run(ask()) == [["computed"] * 2] * 2
-    finally:
-        events.unsubscribe(heard.append)
-    assert never.calls == 0
-    assert view.calls == 2
-    computed = [event for event in heard if type(event) is events.Computed]
-    assert sum(event.values for event in computed) == 2
-    assert not any(event.error for event in computed)
-    assert not client.exists(flight_key(KEY), flight_key(b":1:other"))
-
-
-@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "coroutine"])
-def test_a_task_that_the_thread_for_synchronous_code_waits_for_does_not_wait_for_it(
-    cache: RedisCache, client: redis.Redis, plain: bool, many: bool
-) -> None:
-    """It computes the value itself: the thread cannot come to the leader's function before."""
-    begun, go_on = threading.Event(), threading.Event()
-    view, never = Producer(), Producer()
-
-    async def compute(*_: Any) -> Any:
-        return {"report": view()} if many else view()
-
-    def in_the_thread() -> Any:
-        begun.set()
-        assert go_on.wait(PATIENCE)
-        function = (lambda *_: async_to_sync(compute)()) if plain else compute
-        if many:
-            return async_to_sync(cache.aget_or_set_many)(["report"], function)["report"]
-        return async_to_sync(cache.aget_or_set)("report", function)
-
-    async def ask() -> Any:
-        thread = asyncio.ensure_future(sync_to_async(in_the_thread)())
-        await happens(begun.is_set)
-        leader = asyncio.ensure_future(cache.aget_or_set("report", never))
-        await happens(lambda: client.exists(flight_key(KEY)))
-        go_on.set()
-        return await asyncio.gather(thread, leader)
-
-    assert run(ask()) == ["computed"] * 2
-    assert (view.calls, never.calls) == (1, 0)
-    assert not client.exists(flight_key(KEY))
-
-
-@pytest.mark.on_redis
-@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-def test_who_is_slow_to_overtake_finds_the_value_that_came_by_then(
-    cache: RedisCache, monkeypatch: pytest.MonkeyPatch, many: bool
-) -> None:
-    first, second, leads, may_begin = Producer(), Producer(), threading.Event(), threading.Event()
-
-    def ask(producer: Producer) -> Any:
-        if many:
-            ask_many = async_to_sync(cache.aget_or_set_many)
-            return ask_many(["report"], lambda _: {"report": producer()})["report"]
-        return async_to_sync(cache.aget_or_set)("report", producer)
-
-    def overtake(token: bytes) -> bool:
-        overtaken = in_process.overtake(token)
-        may_begin.set()
-        assert leader.found() == "computed"
-        return overtaken
-
-    def computing(event: events.Event) -> None:
-        if isinstance(event, events.Computing):
-            leads.set()
-            assert may_begin.wait(PATIENCE)
-
-    monkeypatch.setattr("django_redis_lock.singleflight.flight.overtake", overtake)
-    events.subscribe(computing)
-    try:
-        leader = Asking(ask, first)
-        assert leads.wait(PATIENCE)
-        assert ask(second) == "computed"
-    finally:
-        events.unsubscribe(computing)
-    assert (first.calls, second.calls) == (1, 0)
-
-
 def test_following_does_not_hold_up_the_loop(cache: RedisCache, client: redis.Redis) -> None:
     async def ask() -> Any:
         elsewhere(client)
@@ -308,17 +190,6 @@ def test_tasks_of_a_loop_share_one_computation_and_have_copies(cache: RedisCache
     assert len({id(each["rows"]) for each in found}) == 20
 
 
-def test_followers_of_a_loop_share_one_wait(cache: RedisCache, client: redis.Redis) -> None:
-    async def ask() -> list[Any]:
-        elsewhere(client)
-        tasks = [asyncio.ensure_future(cache.aget_or_set("report", 1)) for _ in range(20)]
-        await happens(lambda: blocked(client) == 1)
-        lands_elsewhere(client, 5)
-        return await asyncio.gather(*tasks)
-
-    assert run(ask()) == [5] * 20
-
-
 @pytest.mark.on_redis
 def test_a_crowd_of_tasks_needs_few_connections(cache: RedisCache, client: redis.Redis) -> None:
     async def ask() -> None:
@@ -350,33 +221,6 @@ def test_a_value_written_during_the_computation_is_returned(cache: RedisCache) -
         assert await leader == "computed"
 
     run(ask())
-
-
-@pytest.mark.on_redis
-def test_those_who_come_at_once_need_no_script(cache: RedisCache, client: redis.Redis) -> None:
-    """Each reads, as threads do: their commands are sent together."""
-
-    async def ask() -> None:
-        await cache.aget_or_set("report", 1)
-        client.config_resetstat()
-        assert (
-            await asyncio.gather(*(cache.aget_or_set("report", 2) for _ in range(100))) == [1] * 100
-        )
-        assert "cmdstat_evalsha" not in client.info("commandstats")
-
-    run(ask())
-
-
-@pytest.mark.parametrize("too_late", ["raise", "compute", "default"])
-def test_a_value_that_is_there_needs_no_wait(cache: RedisCache, too_late: str) -> None:
-    """Nor is another who reads it too waited for in vain."""
-
-    async def ask() -> list[Any]:
-        await cache.aget_or_set("report", 1)
-        terms = {"wait": 0, "on_wait_timeout": too_late}
-        return await asyncio.gather(*(cache.aget_or_set("report", 2, **terms) for _ in range(8)))
-
-    assert run(ask()) == [1] * 8
 
 
 @pytest.mark.on_redis
@@ -446,16 +290,6 @@ def test_a_thread_leads_and_a_task_follows(cache: RedisCache, client: redis.Redi
     assert (leader.found(), task.found()) == ("computed", "computed")
 
 
-def test_several_threads_by_way_of_async_to_sync(cache: RedisCache) -> None:
-    producer = Producer()
-
-    def ask() -> Any:
-        return async_to_sync(cache.aget_or_set)("report", producer)
-
-    assert in_threads(8, ask) == ["computed"] * 8
-    assert producer.calls == 1
-
-
 # -- failures, cancellation --------------------------------------------------------------------
 
 
@@ -472,13 +306,6 @@ def test_the_producers_exception_reaches_its_caller_unchanged(
             run(cache.aget_or_set("report", producer))
         assert caught.value is error
     assert not client.exists(KEY, flight_key(KEY))
-
-
-def test_a_plain_function_may_raise_what_a_future_refuses(cache: RedisCache) -> None:
-    """As ``next`` does; Python before 3.12 never ends the wait for it."""
-    with pytest.raises(RuntimeError) as caught:
-        run(cache.aget_or_set("report", lambda: next(iter([]))))
-    assert isinstance(caught.value.__cause__, StopIteration)
 
 
 def test_after_a_failure_another_task_takes_over(cache: RedisCache) -> None:
@@ -553,72 +380,6 @@ def test_whenever_it_is_cancelled_no_flight_stays(
     run(ask())
 
 
-@pytest.mark.parametrize("when", ["query", "compute", "store"])
-def test_a_leader_whose_loop_has_ended_ends_its_flight(
-    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """Its coroutine is closed, and can await nothing: the keeper ends the flight."""
-    cache = make(redis_server, LOCK_FLIGHT_TIMEOUT=600)
-    going, running = asyncio.Event(), []
-
-    async def forever() -> None:
-        going.set()
-        await asyncio.Event().wait()
-
-    def stopping(call: Any) -> Any:
-        async def stopped(*args: Any) -> Any:
-            replies = await call(*args)
-            if when == "query" or (when == "store" and args[1][0].script is STORE):
-                await forever()
-            return replies
-
-        return stopped
-
-    async def begin() -> Any:
-        default = forever if when == "compute" else coroutine_function
-        call = cache.aget_or_set("report", default)
-        running.append(asyncio.ensure_future(call))
-        await asyncio.wait_for(going.wait(), PATIENCE)
-        return call
-
-    name = "aexchange" if when == "query" else "arun_all"
-    monkeypatch.setattr(tasks, name, stopping(getattr(tasks, name)))
-    loop = asyncio.new_event_loop()
-    call = loop.run_until_complete(begin())
-    monkeypatch.undo()
-    call.close()
-    until(lambda: not client.exists(flight_key(KEY)))
-    assert cache.get_or_set("report", "next") == (5 if when == "store" else "next")
-    running[0].cancel()
-    loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
-    loop.close()
-
-
-def test_who_is_cancelled_again_and_again_ends_its_flight_all_the_same(
-    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = make(redis_server, LOCK_FLIGHT_TIMEOUT=600)
-
-    async def ask() -> None:
-        async def run_all(client: Any, calls: Any) -> Any:
-            if calls[0].script is END_FLIGHT:
-                leader.cancel()
-                await asyncio.sleep(0)
-            return await before(client, calls)
-
-        before = tasks.arun_all
-        slow = TaskProducer()
-        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
-        await slow.begun.wait()
-        monkeypatch.setattr(tasks, "arun_all", run_all)
-        leader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leader
-        await happens(lambda: not client.exists(flight_key(KEY)))
-
-    run(ask())
-
-
 @pytest.mark.on_redis
 def test_a_cancelled_follower_leaves_no_connection(cache: RedisCache, client: redis.Redis) -> None:
     def waiting() -> list[str]:
@@ -638,23 +399,6 @@ def test_a_cancelled_follower_leaves_no_connection(cache: RedisCache, client: re
         assert {each["id"] for each in client.client_list()} <= before
 
     run(ask())
-
-
-def test_of_those_who_wait_one_is_cancelled_and_the_others_wait_on(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    async def ask() -> Any:
-        elsewhere(client)
-        tasks = [asyncio.ensure_future(cache.aget_or_set("report", 1)) for _ in range(3)]
-        await happens(lambda: blocked(client) == 1)
-        tasks[0].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await tasks[0]
-        await happens(lambda: blocked(client) == 1)
-        lands_elsewhere(client, 5)
-        return await asyncio.gather(*tasks[1:])
-
-    assert run(ask()) == [5, 5]
 
 
 def test_threads_with_short_lived_loops(cache: RedisCache) -> None:
@@ -710,26 +454,6 @@ def test_a_value_that_needs_itself_by_way_of_a_thread_is_refused(cache: RedisCac
         run(cache.aget_or_set("report", recursive))
 
 
-def test_what_a_computation_has_started_may_ask_for_its_value_later(cache: RedisCache) -> None:
-    async def ask() -> Any:
-        computed = asyncio.Event()
-
-        async def later() -> Any:
-            await computed.wait()
-            return await cache.aget_or_set("report", 2)
-
-        async def start() -> int:
-            tasks.append(asyncio.ensure_future(later()))
-            return 1
-
-        tasks: list[Any] = []
-        assert await cache.aget_or_set("report", start) == 1
-        computed.set()
-        return await tasks[0]
-
-    assert run(ask()) == 1
-
-
 def test_a_loop_that_is_closed_leaves_no_flight_alive(cache: RedisCache) -> None:
     async def begin() -> None:
         slow = TaskProducer()
@@ -762,12 +486,6 @@ def test_too_late(
 ) -> None:
     elsewhere(client)
     assert run(cache.aget_or_set("report", 1, wait=0.05, **waiting)) == found
-
-
-def test_too_late_and_raise(cache: RedisCache, client: redis.Redis) -> None:
-    elsewhere(client)
-    with pytest.raises(LockNotAcquired):
-        run(cache.aget_or_set("report", 1, wait=0.05, on_wait_timeout="raise"))
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -819,3 +537,34 @@ def test_redis_dies_while_a_task_computes(own_server: RedisServer) -> None:
         return await task
 
     assert run(ask()) == "computed"
+
+
+@pytest.mark.parametrize("call", ["get_or_set", "get_or_set_many", "raise"])
+def test_a_thread_does_not_wait_for_a_task_of_its_own_loop(cache: RedisCache, call: str) -> None:
+    """That would stop the loop and the task's computation; so the value is computed twice."""
+    for_long: dict[str, Any] = {"wait": 100 * PATIENCE}
+
+    async def main() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def compute() -> str:
+            begun.set()
+            await go_on.wait()
+            return "the task's"
+
+        leader = asyncio.ensure_future(cache.aget_or_set("report", compute, 60))
+        await begun.wait()
+        if call == "get_or_set":
+            assert cache.get_or_set("report", lambda: "ours", **for_long) == "ours"
+        elif call == "get_or_set_many":
+            values = cache.get_or_set_many(
+                ["report"], lambda keys: dict.fromkeys(keys, "ours"), **for_long
+            )
+            assert values == {"report": "ours"}
+        else:
+            with pytest.raises(LockNotAcquired):
+                cache.get_or_set("report", lambda: "", on_wait_timeout="raise", **for_long)
+        go_on.set()
+        assert await leader == "the task's"
+
+    Background(lambda: asyncio.run(main())).result()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import threading
 from collections.abc import Coroutine
 from typing import Any
@@ -13,15 +12,10 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from asgiref.sync import async_to_sync, sync_to_async
-from django_redis.pool import ConnectionFactory
-from redis.connection import AbstractConnection, Connection
+from asgiref.sync import sync_to_async
 
 from django_redis_lock.cache import RedisCache, methods
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.transport import aio_client, server_of
-from django_redis_lock.transport.address import HAS_HIREDIS
-from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 from tests.support.caches import OPERATIONS, attempt, make, outcome
 
@@ -67,14 +61,6 @@ class Signatures:
 
 
 TWINS = [name for name in OPERATIONS if has_a_twin(name) and "close" not in name]
-
-
-def test_most_operations_have_a_twin() -> None:
-    assert len(TWINS) > 45
-    assert {name.split()[0].rstrip(",") for name in TWINS} >= {
-        *("set", "add", "delete", "set_many", "delete_many", "incr", "decr", "touch"),
-        *("get", "get_many", "has_key", "incr_version", "decr_version", "clear"),
-    }
 
 
 @pytest.fixture
@@ -175,28 +161,6 @@ def test_a_thousand_tasks_need_one_connection(
         return await asyncio.gather(*(cache.aget(f"key-{i}") for i in range(1000)))
 
     assert asyncio.run(all_of_them()) == [f"value {i}" for i in range(1000)]
-    opened = client.info("stats")["total_connections_received"] - before
-    assert opened == 1
-
-
-def test_tasks_that_ask_while_redis_is_silent_share_the_connection(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    """Each task asks in a turn of the loop of its own, while Redis answers nobody."""
-    cache = make(RedisCache, redis_server)
-    cache.set("report", 5)
-    before = client.info("stats")["total_connections_received"]
-
-    async def one_after_the_other() -> list[Any]:
-        await cache.aget("report")
-        client.client_pause(200)
-        tasks = []
-        for _ in range(50):
-            tasks.append(asyncio.ensure_future(cache.aget("report")))
-            await asyncio.sleep(0)
-        return await asyncio.gather(*tasks)
-
-    assert asyncio.run(one_after_the_other()) == [5] * 50
     opened = client.info("stats")["total_connections_received"] - before
     assert opened == 1
 
@@ -308,40 +272,6 @@ def test_what_is_not_one_server_for_threads_is_left_to_them(
     assert cache.get("a") == 1
 
 
-class OwnConnection(AbstractConnection):
-    """Of no class that has a twin for asyncio."""
-
-    _connect = Connection._connect
-    _host_error = Connection._host_error
-    repr_pieces = Connection.repr_pieces
-
-    def __init__(self, host: str = "", port: int = 0, **options: Any) -> None:
-        self.host, self.port = host, int(port)
-        self.socket_keepalive, self.socket_keepalive_options, self.socket_type = False, {}, 0
-        super().__init__(**options)
-
-
-def test_a_class_of_connections_without_a_twin_is_left_to_threads(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ConnectionFactory, "_pools", {})  # They are kept by the URL.
-    pool = {"connection_class": OwnConnection}
-    cache = RedisCache(redis_server.url, {"OPTIONS": {"CONNECTION_POOL_KWARGS": pool}})
-    assert other_threads(cache.aset("a", 1), monkeypatch) == ["set"]
-    assert cache.get("a") == 1
-
-
-def test_a_loop_for_one_call_makes_no_connection(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    """``async_to_sync``, so also an async view under WSGI."""
-    cache = make(RedisCache, redis_server)
-    cache.set("a", "text")
-    before = client.info("stats")["total_connections_received"]
-    assert [async_to_sync(cache.aget)("a") for _ in range(3)] == ["text"] * 3
-    assert client.info("stats")["total_connections_received"] == before
-
-
 def test_threads_of_several_loops_do_not_meet(redis_server: RedisServer) -> None:
     cache = make(RedisCache, redis_server)
     cache.set("a", "text")
@@ -357,44 +287,3 @@ def test_threads_of_several_loops_do_not_meet(redis_server: RedisServer) -> None
     for thread in threads:
         thread.join()
     assert found == ["text"] * 400
-
-
-@pytest.mark.skipif(not HAS_HIREDIS, reason="redis-py's parser does not tell what has come so far")
-@pytest.mark.parametrize("large", ["read", "written"])
-def test_no_call_waits_behind_a_large_value(
-    redis_server: RedisServer, large: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A transfer that stands still delays only its own caller; then its connection is used again,
-    so that two are enough for any number of large values."""
-    monkeypatch.setattr("django_redis_lock.transport.aio_connection.TRUSTED_SECONDS", PATIENCE)
-    # A busy machine may need more than the usual five seconds for it.
-    cache = RedisCache(redis_server.url, {"OPTIONS": {"SOCKET_TIMEOUT": PATIENCE}})
-    value = os.urandom(20_000_000)
-
-    async def main() -> None:
-        await cache.aset_many({"large": value, "small": "value"})
-        known = set()
-        for _ in range(3):
-            node = server_of(cache._lock_client())
-            await cache.aget("small")
-            connection: Any = aio_client.connection_to(node)
-            if large == "read":
-                transfer = asyncio.ensure_future(cache.aget("large"))
-            else:
-                redis_server.pause()
-                transfer = asyncio.ensure_future(cache.aset("large", value))
-            while not connection.in_transfer:
-                await asyncio.sleep(0)
-            if large == "read":
-                connection._transport.pause_reading()
-                assert await cache.aget("small") == "value"
-                assert not transfer.done()
-                connection._transport.resume_reading()
-            else:
-                assert aio_client.connection_to(node) is not connection
-                redis_server.resume()
-            assert await transfer in (value, True)
-            known |= {id(aio_client.connection_to(node)), id(connection)}
-        assert len(known) <= 2
-
-    asyncio.run(main())

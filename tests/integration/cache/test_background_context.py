@@ -173,19 +173,6 @@ def on_lost_of_lock() -> Any:
     return note.result()
 
 
-def on_lost_of_alock() -> Any:
-    async def lose() -> Any:
-        note, cache = Seen(), caches["default"]
-        lock = cache.alock("job", on_lost=note)
-        assert await lock.acquire()
-        await cache.alock("job").reset()
-        while not note.done.is_set():
-            await asyncio.sleep(0.01)
-        return note.found
-
-    return async_to_sync(lose)()
-
-
 def of_signal(signal: Signal, act: Callable[[], Any]) -> Any:
     note = Seen()
     signal.connect(note)
@@ -254,11 +241,6 @@ def config(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterato
         yield where
 
 
-def test_the_docs_have_each_place() -> None:
-    assert documented().keys() == PLACES.keys()
-    assert all(row.keys() == STATE.keys() for row in documented().values())
-
-
 @pytest.mark.parametrize(
     ("place", "run"), [(place, run) for place, runs in PLACES.items() for run in runs]
 )
@@ -267,12 +249,6 @@ def test_what_is_seen_is_what_the_docs_say(
 ) -> None:
     with entered():
         assert run() == documented()[place]
-
-
-def test_a_callback_in_an_event_loop_has_the_context_of_its_task(config: dict[str, Any]) -> None:
-    with entered():
-        found = on_lost_of_alock()
-    assert found == documented()["`aget_or_set`, coroutine function"]
 
 
 def test_the_background_does_not_change_the_callers_state(config: dict[str, Any]) -> None:
@@ -551,14 +527,6 @@ def test_no_task_computes_after_the_request(
 # -- the setting -----------------------------------------------------------------------------------
 
 
-def returns_none() -> None:
-    return None
-
-
-def raises() -> Any:
-    raise ConnectionError("no tenant")
-
-
 def enters_badly() -> Any:
     @contextmanager
     def there() -> Iterator[None]:
@@ -566,21 +534,6 @@ def enters_badly() -> Any:
         yield
 
     return there()
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "text"),
-    [("returns_none", TypeError, "context manager"), ("raises", ConnectionError, "no tenant")],
-)
-def test_a_mistake_in_it_is_the_callers_error(
-    config: dict[str, Any], name: str, error: type[Exception], text: str
-) -> None:
-    cache: Any = caches["default"]
-    make_stale(cache)
-    setting = {"BACKGROUND_CONTEXT": f"{HERE}.{name}"}
-    with override_settings(DJANGO_REDIS_LOCK=setting), pytest.raises(error, match=text):
-        cache.get_or_set("report", "new", 60, stale=3600, background=True)
-    assert cache.get_or_set("report", lambda: "new", 60, stale=3600) == "new"
 
 
 def test_a_context_that_cannot_be_entered_is_a_failed_refresh(config: dict[str, Any]) -> None:

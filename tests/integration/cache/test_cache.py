@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,17 +13,14 @@ from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache as PlainCache
 from django_redis.client import DefaultClient
-from redis import UsernamePasswordCredentialProvider
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock.cache import LocMemCache, RedisCache
 from django_redis_lock.cache.redis_py import flight_ending
 from django_redis_lock.conf import SETTING
-from django_redis_lock.transport import server_of
 from tests.redis_server import RedisServer
 from tests.support.caches import (
-    LONG,
     OPERATIONS,
     Operation,
     attempt,
@@ -180,16 +176,6 @@ def test_a_pipeline_sends_each_script_once_in_each_batch(client: redis.Redis) ->
     assert client.mget(":1:a", ":1:b") == [b"1", b"1"]
 
 
-def test_a_client_argument_may_be_of_another_server(
-    redis_server: RedisServer, own_server: RedisServer
-) -> None:
-    cache = make(RedisCache, redis_server)
-    with own_server.client() as elsewhere:
-        cache.set("a", 1, client=elsewhere)
-        assert elsewhere.get("site:1:a") == b"1"
-    assert cache.get("a") is None
-
-
 # -- options -----------------------------------------------------------------------------------
 
 
@@ -233,33 +219,6 @@ def test_shards_work_as_with_django_redis(
     assert ours == theirs
 
 
-@pytest.mark.filterwarnings("error")
-def test_shards_are_not_given_a_client_they_warn_of(redis_server: RedisServer) -> None:
-    cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
-    cache.set("a", 1)
-    assert cache.delete("a")
-
-
-def test_a_timedelta_is_so_long_in_seconds_and_in_milliseconds(redis_server: RedisServer) -> None:
-    cache = make(RedisCache, redis_server)
-    cache.set("a", 1)
-    assert cache.expire("a", timedelta(minutes=1))
-    assert 50 < cache.ttl("a") <= 60
-    assert cache.pexpire("a", timedelta(minutes=2))
-    assert 110_000 < cache.pttl("a") <= 120_000
-    for expire in (cache.expire, cache.pexpire):
-        assert expire("a", timedelta(seconds=LONG))
-        assert LONG - 100 < cache.ttl("a") <= LONG
-
-
-def test_a_moment_is_the_same_in_seconds_and_in_milliseconds(redis_server: RedisServer) -> None:
-    cache = make(RedisCache, redis_server)
-    for expire in (cache.expire_at, cache.pexpire_at):
-        cache.set("a", 1)
-        assert expire("a", datetime.now() + timedelta(seconds=LONG))
-        assert LONG - 100 < cache.ttl("a") <= LONG
-
-
 def test_shards_refuse_a_client_as_django_redis_does(redis_server: RedisServer) -> None:
     cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
     cache.set("a", 1)
@@ -269,23 +228,10 @@ def test_shards_refuse_a_client_as_django_redis_does(redis_server: RedisServer) 
     assert cache.delete_pattern("*") == 1
 
 
-@pytest.mark.filterwarnings("ignore:.* on sharded client")
-def test_a_shard_gets_what_follows_the_client(redis_server: RedisServer) -> None:
-    cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
-    cache.set("a", 1)
-    assert cache.incr("a", 1, None, None, True) == 2
-
-
 def test_a_herd_cannot_share_computations_and_says_so(redis_server: RedisServer) -> None:
     cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.HerdClient")
     with pytest.raises(ImproperlyConfigured, match="HerdClient stores values in a format"):
         cache.get_or_set("a", 1)
-
-
-def test_herds_may_be_turned_off_for_many(redis_server: RedisServer) -> None:
-    cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.HerdClient")
-    cache.set_many({"a": 1}, 60, herd=False)
-    assert cache.client.get_client().get("site:1:a") == b"1"
 
 
 @pytest.mark.parametrize("kind", [PlainCache, RedisCache])
@@ -410,12 +356,6 @@ def test_a_value_keeps_its_lifetime_when_its_version_changes(
     assert after is None if lifetime is None else before - 60_000 < after <= before
 
 
-@pytest.mark.parametrize("method", VERSIONS)
-def test_the_version_of_a_missing_key(cache: Any, method: str) -> None:
-    with pytest.raises(ValueError, match="new"):
-        called(cache, method, "new")
-
-
 @pytest.mark.parametrize("name", ["expire", "pexpire"])
 def test_a_lifetime_that_is_no_number_is_refused_by_redis_py(cache: Any, name: str) -> None:
     cache.set("report", 1)
@@ -485,60 +425,6 @@ def test_arguments_of_lock_are_django_redis_own() -> None:
     assert [(p.name, p.default) for p in ours[:-1] if p.name != "timeout"] == [
         (p.name, p.default) for p in theirs if p.name != "timeout"
     ]
-
-
-#: Of two caches with one URL: their OPTIONS, and what differs between them then.
-OF_TWO: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Any], object]]] = {
-    "database": (
-        {"CONNECTION_POOL_KWARGS": {"db": 1}},
-        {"CONNECTION_POOL_KWARGS": {"db": 2}},
-        lambda cache: cache.get("a"),
-    ),
-    "user": (
-        {"USERNAME": "one", "PASSWORD": "secret"},
-        {"USERNAME": "other", "PASSWORD": "secret"},
-        lambda cache: cache.client.get_client().acl_whoami(),
-    ),
-    "time-out": (
-        {"SOCKET_TIMEOUT": 0.5},
-        {"SOCKET_TIMEOUT": 7},
-        lambda cache: server_of(cache._lock_client()).timeout,
-    ),
-    "name": (
-        {"CONNECTION_POOL_KWARGS": {"client_name": "one"}},
-        {"CONNECTION_POOL_KWARGS": {"client_name": "other"}},
-        lambda cache: cache.client.get_client().client_getname(),
-    ),
-}
-
-
-@pytest.mark.parametrize("what", OF_TWO)
-def test_two_caches_with_one_url(redis_server: RedisServer, client: redis.Redis, what: str) -> None:
-    """django-redis gives the second what the first has got."""
-    *both, seen = OF_TWO[what]
-    for name in ("one", "other"):
-        everything: Any = {"categories": ["+@all"], "keys": ["*"], "channels": ["*"]}
-        client.acl_setuser(name, enabled=True, passwords=["+secret"], **everything)
-    url = f"redis://127.0.0.1:{redis_server.port}"
-    for prefix, options in (("x", both), ("y", both[::-1])):
-        one, other = (RedisCache(url, {"OPTIONS": o, "KEY_PREFIX": prefix}) for o in options)
-        one.set("a", "its own")
-        assert seen(one) != seen(other)
-    client.flushall()
-    client.acl_deluser("one", "other")
-
-
-def test_a_pool_is_kept_while_its_options_are_the_same(redis_server: RedisServer) -> None:
-    """Each request in an event loop has another cache."""
-    provider = UsernamePasswordCredentialProvider()
-    made = [
-        RedisCache(
-            redis_server.url,
-            {"OPTIONS": {"CONNECTION_POOL_KWARGS": {"credential_provider": provider}}},
-        )._lock_client()
-        for _ in range(2)
-    ]
-    assert made[0].connection_pool is made[1].connection_pool
 
 
 @pytest.mark.parametrize("where", ["redis", "memory", "pool"])

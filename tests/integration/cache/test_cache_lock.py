@@ -14,7 +14,6 @@ from django_redis.cache import RedisCache as PlainCache
 
 from django_redis_lock import Lock, LockError, LockNotOwnedError, TooFewReplicas
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.transport import Server
 from tests.holding import hurry, renew
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
@@ -161,12 +160,6 @@ def test_wrong_lifetimes_are_refused(cache: RedisCache, timeout: Any) -> None:
 def test_renewal_of_what_never_expires_is_refused(cache: RedisCache) -> None:
     with pytest.raises(ValueError, match="a lock without one never expires"):
         cache.lock("report", timeout=None, renew=True)
-
-
-def test_the_time_to_take_a_grant_is_a_setting(redis_server: RedisServer) -> None:
-    cache = make(redis_server, LOCK_GRANT_TIMEOUT=5)
-    assert cache.lock("report").grant_timeout == 5
-    assert cache.lock("report", grant_timeout=1).grant_timeout == 1
 
 
 # -- what it passes on -------------------------------------------------------------------------
@@ -340,24 +333,3 @@ def test_without_them_the_lock_does_not_count(redis_server: RedisServer) -> None
     with pytest.raises(TooFewReplicas, match="0 of 1 replicas have confirmed"):
         lock.acquire(blocking=False)
     until(lambda: not lock.locked())
-
-
-def test_the_lock_is_released_if_no_connection_can_be_opened_to_ask_replicas(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = Lock(client, "report", timeout=60, replicas=1)
-    confirm = lock._confirm
-
-    def refuse(*args: Any) -> Any:
-        raise redis.ConnectionError("max number of clients reached")
-
-    def without_connections(*args: Any) -> Any:
-        with monkeypatch.context() as patch:
-            patch.setattr(Server, "_checkout_idle", lambda *args: None)
-            patch.setattr(Server, "connect", refuse)
-            return confirm(*args)
-
-    monkeypatch.setattr(lock, "_confirm", without_connections)
-    with pytest.raises(redis.ConnectionError, match="max number of clients"):
-        lock.acquire()
-    until(lambda: not client.exists("report"))

@@ -11,14 +11,12 @@ import redis
 from django.contrib import messages
 from django.contrib.messages.storage.cookie import CookieStorage
 from django.core.cache import cache
-from django.core.cache.utils import make_template_fragment_key
 from django.http import HttpResponse
-from django.middleware.csrf import CsrfViewMiddleware, _unmask_cipher_token
+from django.middleware.csrf import CsrfViewMiddleware, _unmask_cipher_token, get_token
 from django.template import Context, Template, TemplateSyntaxError, engines
 from django.test import RequestFactory, override_settings
 from django.utils.functional import SimpleLazyObject
 
-from django_redis_lock.protocol.keys import flight_key
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.values import Asking, blocked, waiting_in_memory
@@ -48,21 +46,9 @@ def test_a_fragment_is_rendered_once_for_what_it_varies_on(client: redis.Redis) 
     assert all(50_000 < client.pttl(key) <= 60_000 for key in kept)
 
 
-def test_djangos_own_tag_shares_its_fragments() -> None:
-    render("{% cached 60 side user %}ours{% endcached %}", user=1)
-    assert render("{% cache 60 side user %}theirs{% endcache %}", user=1) == "ours"
-
-
 def test_what_is_escaped_is_escaped_once() -> None:
     source = "{% cached 60 side %}{{ text }}{% endcached %}"
     assert [render(source, text="<b>") for _ in range(2)] == ["&lt;b&gt;"] * 2
-
-
-def test_timeouts_may_be_variables(client: redis.Redis) -> None:
-    assert render("{% cached t side %}x{% endcached %}", t=None) == "x"
-    (key,) = (key for key in client.keys("*side*") if b"done" not in key)
-    assert client.pttl(key) == -1
-    assert render("{% cached t other %}x{% endcached %}", t="7") == "x"
 
 
 def test_a_stale_fragment_is_served_while_one_renders(client: redis.Redis) -> None:
@@ -124,13 +110,6 @@ def test_processes_render_once(redis_server: RedisServer, client: redis.Redis) -
 def test_mistakes(source: str, words: str) -> None:
     with pytest.raises(TemplateSyntaxError, match=words):
         render(source, soon="in May")
-
-
-def test_who_will_not_wait_shows_nothing_there(settings: Any, client: redis.Redis) -> None:
-    settings.DJANGO_REDIS_LOCK = {"ON_WAIT_TIMEOUT": "default"}
-    key = f":1:{make_template_fragment_key('side')}".encode()
-    client.set(flight_key(key), "another", px=600_000)
-    assert render("a{% cached 60 side wait=0.001 %}b{% endcached %}c") == "ac"
 
 
 def test_no_setting_has_a_context_rendered_in_another_thread(
@@ -206,8 +185,38 @@ def test_messages_and_nonces_are_never_shared(part: str, caplog: pytest.LogCaptu
     assert f"The fragment {name} is not cached: it has {part}." in caplog.text
 
 
-def test_a_form_outside_does_not_count(client: redis.Redis) -> None:
-    text = "{% load redis_lock %}{% csrf_token %}{% cached 60 side %}{{ n }}{% endcached %}"
-    template = engines["django"].from_string(text)
-    for n in range(2):
-        assert template.render({"n": n}, RequestFactory().get("/")).endswith("0")
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize("part", ["messages", "nonce", "token", "key"])
+def test_what_the_page_around_has_used_is_not_shared_either(
+    part: str, used_before: bool, captured: bool
+) -> None:
+    """Whether a fragment has it does not depend on who was the first to use it."""
+    source = {
+        "messages": "{% for message in messages %}{{ message }}{% endfor %}",
+        "nonce": "{{ nonce|escapejs }}" if captured else "{{ request.csp_nonce|escapejs }}",
+        "token": "{{ token }}" if captured else "{% csrf_token %}",
+        "key": "{% idempotency_key %}",
+    }[part]
+    name = f"{part}{used_before}{captured}"
+    text = f"{{% load redis_lock %}}{source * used_before}|{{% cached 60 {name} %}}{source}"
+    template = engines["django"].from_string(text + "{% endcached %}")
+    numbers = iter("ab")
+
+    def seen() -> str:
+        number = next(numbers)
+        request: Any = RequestFactory().get("/")
+        request._messages = CookieStorage(request)
+        messages.info(request, f"for {number}")
+
+        def nonce() -> str:
+            request._csp_nonce = f"-{number * 12}+="
+            return str(request._csp_nonce)
+
+        request.csp_nonce = SimpleLazyObject(nonce)
+        context = {"token": get_token(request), "nonce": str(request.csp_nonce)} if captured else {}
+        return str(template.render(context, request)).partition("|")[2]
+
+    first, second = seen(), seen()
+    assert first
+    assert first != second

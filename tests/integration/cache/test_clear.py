@@ -12,17 +12,14 @@ import redis
 from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import Conf
-from django_redis_lock.ops.inventory import KEYS_PER_SCRIPT
 from django_redis_lock.protocol.keys import (
     FIGURES,
     INDEX,
     LAST_FENCE,
     flight_key,
     lock_keys,
-    quorum_fence_key,
 )
 from tests.holding import hurry, renew, settle
-from tests.lanes import examples
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
@@ -113,17 +110,6 @@ def test_fences_go_on_rising(cache: RedisCache) -> None:
     assert fences == sorted(set(fences))
 
 
-def test_the_fence_of_a_lock_over_several_servers_stays_with_it(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    """Each of them is emptied by its own cache."""
-    fence = quorum_fence_key(KEYS.lock)
-    with cache.lock("report"):
-        client.set(fence, 2**52, px=60_000)
-        cache.clear()
-        assert client.get(fence) == b"%d" % 2**52
-
-
 def test_a_lock_is_still_renewed(cache: RedisCache, client: redis.Redis) -> None:
     with cache.lock("report", timeout=60, renew=True) as lock:
         cache.clear()
@@ -142,18 +128,6 @@ def test_other_sites_in_the_database_keep_their_locks(
         lock.acquire()
     cache.clear()
     assert all(lock.owned() for lock in (*own, bare))
-
-
-@pytest.mark.sample(0)
-def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
-    locks = [cache.lock(f"report {number}", timeout=600) for number in range(1000)]
-    for lock in locks:
-        lock.acquire()
-    cache.set_many({f"value-{number}": number for number in range(1000)})
-    cache.clear()
-    assert all(lock.owned() for lock in locks)
-    assert len(client.keys("site:1:*")) == 1000
-    assert cache.held_locks(2000).total == 1000
 
 
 @pytest.mark.sample(5)
@@ -211,29 +185,6 @@ def test_a_pattern_foreverything_spares_what_belongs_to_locks(
     assert all(lock.owned() for lock in locks)
 
 
-@pytest.mark.sample(3)
-@EMPTYING
-def test_no_script_has_many_keys(
-    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any
-) -> None:
-    locks = examples(12_000)
-    with client.pipeline(transaction=False) as pipeline:
-        for number in range(locks):
-            name = f"site:1:lock:{number}"
-            pipeline.set(name, "token", px=600_000)
-            pipeline.set(lock_keys(name.encode()).owner, "1", px=600_000)
-            pipeline.zadd(INDEX, {name: (time.time() + 600) * 1000})
-        pipeline.execute()
-    cache.set_many({f"value-{number}": number for number in range(1000)}, None)
-    client.config_resetstat()
-    empty(cache)
-    # With all locks in one script the server was busy for a second.
-    calls = client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    assert calls >= (2 * locks + 1000) / KEYS_PER_SCRIPT
-    assert len(client.keys("site:1:*")) == locks
-    assert len(client.keys("{site:1:*}:owner")) == locks
-
-
 @pytest.mark.on_redis
 def test_at_no_moment_is_a_lock_missing(cache: RedisCache, client: redis.Redis) -> None:
     done = threading.Event()
@@ -280,24 +231,6 @@ def test_who_waits_is_served(
         assert crew.results() == ["served"] * 2
 
 
-@EMPTYING
-def test_a_lock_on_its_way_to_a_frozen_waiter_arrives(
-    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any
-) -> None:
-    lock = cache.lock("report", timeout=60, grant_timeout=30)
-    lock.acquire()
-    with processes(wait_for_the_lock, redis_server.url) as (waiter,):
-        waiter.go()
-        until(lambda: waiting(client) == 1)
-        waiter.pause()
-        lock.release()
-        until(lambda: waiting(client) == 0)
-        empty(cache)
-        assert client.exists(KEYS.lock)
-        waiter.resume()
-        assert waiter.result() == "served"
-
-
 @pytest.mark.on_redis
 @EMPTYING
 def test_a_grant_that_is_not_taken_yet_is_kept(
@@ -327,38 +260,6 @@ def test_everything_else_is_gone(cache: RedisCache, client: redis.Redis) -> None
     with cache.lock("report"):
         cache.clear()
         assert {*client.keys()} <= {*KEYS}
-
-
-def test_a_database_without_locks_is_empty_after(cache: RedisCache, client: redis.Redis) -> None:
-    cache.set("a", 1)
-    with cache.lock("report"):
-        pass
-    cache.clear()
-    assert client.keys() == []
-
-
-def test_a_fence_that_is_ahead_of_the_clock_outlasts_it(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    ahead = int((time.time() + 3600) * 1e6)
-    client.zadd(INDEX, {LAST_FENCE: ahead})
-    cache.clear()
-    assert client.zrange(INDEX, 0, -1) == [LAST_FENCE]
-    with cache.lock("report") as lock:
-        assert lock.fence == ahead + 1
-
-
-def test_it_returns_what_django_redis_returns(cache: RedisCache) -> None:
-    with cache.lock("report"):
-        assert cache.clear() is None
-
-
-def test_other_databases_are_left_alone(redis_server: RedisServer, cache: RedisCache) -> None:
-    other = RedisCache(redis_server.url.rpartition("/")[0] + "/5", {})
-    other.set("a", 1)
-    cache.clear()
-    assert other.get("a") == 1
-    other.clear()
 
 
 @pytest.mark.parametrize("ignore", [True, False])
@@ -424,13 +325,6 @@ def test_no_lock_and_no_value_can_be_what_is_kept_for_another(
             with pytest.raises(ValueError, match="no name for a lock or a cache value"):
                 write()
     assert client.keys() == [b"ordinary"]
-
-
-def test_a_name_that_a_visitor_chose_is_never_refused(cache: RedisCache) -> None:
-    for name in ("{a}::fence", "{a}:fence", "{a}|{a}|fence", "}:fence", "django_redis_lock:locks"):
-        with cache.lock(name, timeout=5), cache.lock("{a}", timeout=5):
-            cache.set(name, 1)
-            assert cache.get_or_set(name, 2) == 1
 
 
 @pytest.mark.parametrize("name", ["report", "{tag}x", "a}b", "{", "{}"])

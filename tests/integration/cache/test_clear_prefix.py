@@ -11,11 +11,8 @@ from typing import Any
 import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
-from django_redis.client import DefaultClient
-from django_redis.util import CacheKey
 
 from django_redis_lock.cache import LocMemCache, RedisCache
-from django_redis_lock.ops.inventory import KEYS_PER_SCRIPT
 from django_redis_lock.protocol.keys import FIGURES, flight_key
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
@@ -50,17 +47,6 @@ def test_it_deletes_its_own_keys_and_no_others(make: Make, prefix: str) -> None:
     kept = {"a": 1, "b:c": 2, "d e": 3}
     assert left == {name: {} if name == prefix else kept for name in caches}
     assert all(cache.get("a", version=2) == 4 for cache in caches.values())
-
-
-@pytest.mark.parametrize("prefix", ["site", "si*", "s?te", "[s]ite", "a[[b]"])
-def test_patterns_match_behind_any_prefix(make: Make, prefix: str) -> None:
-    cache, neighbour = make(prefix), make("other")
-    for each in (cache, neighbour):
-        each.set_many({"report-1": 1, "report-2": 2, "else": 3})
-    assert sorted(cache.keys("report-*")) == ["report-1", "report-2"]
-    assert cache.delete_pattern("report-[12]") == 2
-    assert cache.keys("*") == ["else"]
-    assert len(neighbour.keys("*")) == 3
 
 
 def test_a_version_has_its_own_keys(make: Make) -> None:
@@ -106,21 +92,6 @@ def test_keys_that_do_not_show_whose_they_are(make: Make, key_function: Any) -> 
     assert cache.get("a") == 1
 
 
-def test_a_client_that_makes_the_keys_itself(make: Make) -> None:
-    class TenantClient(DefaultClient):
-        def make_key(self, key: Any, version: Any = None, prefix: Any = None) -> Any:
-            if isinstance(key, CacheKey):
-                return key
-            return CacheKey(f"tenant:{super().make_key(key, version, prefix)}")
-
-    cache, other = make(), make()
-    other.client.__class__ = type("Client", (TenantClient, type(other.client)), {})
-    for each in (cache, other):
-        each.set("a", 1)
-    other.clear()
-    assert (cache.get("a"), other.get("a")) == (1, None)
-
-
 def test_it_ends_its_computations_and_no_others(make: Make) -> None:
     cache, other = make(), make("other")
     begun, finish = threading.Barrier(3), threading.Event()
@@ -158,16 +129,6 @@ def test_what_other_software_keeps_there_stays(make: Make, client: redis.Redis) 
         assert lock.owned()
     assert client.exists("celery", FIGURES["day"], flight_key(b"other:1:report")) == 3
     assert not client.exists("site:1:hash")
-
-
-@pytest.mark.on_redis
-def test_more_keys_than_one_script_deletes(make: Make, client: redis.Redis) -> None:
-    cache, other = make(), make("other")
-    values = {f"value-{number}": number for number in range(3 * KEYS_PER_SCRIPT)}
-    for each in (cache, other):
-        each.set_many(values)
-    cache.clear()
-    assert (cache.get_many(values), other.get_many(values)) == ({}, values)
 
 
 @pytest.mark.filterwarnings("ignore:.* on sharded client")

@@ -53,23 +53,6 @@ def close_connections(cache: RedisCache) -> None:
     server_of(cache._lock_client()).close()
 
 
-def test_no_thread_waits_while_connections_are_free(
-    cache: RedisCache, turn: Turn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "cold_read", lambda *_: pytest.fail("a connection is free"))
-    assert cache.get_or_set("report", "new") == "there"
-
-
-def test_nor_while_another_value_is_computed(
-    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def outer() -> Any:
-        monkeypatch.setattr(reading, "cold_read", lambda *_: pytest.fail("a connection is free"))
-        return cache.get_or_set("report", "new")
-
-    assert cache.get_or_set("outer", outer) == "there"
-
-
 @pytest.mark.parametrize("stale", [0, 60])
 def test_a_cold_read_waits_for_another(
     cache: RedisCache,
@@ -84,48 +67,3 @@ def test_a_cold_read_waits_for_another(
     assert not late.done
     turn.release()
     assert late.result() == "there"
-
-
-def test_a_cold_read_that_waited_reads_what_is_being_computed_again(
-    cache: RedisCache, turn: Turn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The value may have been written since that computation began."""
-    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
-    begun, over = threading.Event(), threading.Event()
-
-    def compute() -> str:
-        begun.set()
-        assert over.wait(PATIENCE)
-        return "older"
-
-    leader = Background(lambda: cache.get_or_set("missing", compute))
-    assert begun.wait(PATIENCE)
-    cache.set("missing", "newer")
-    close_connections(cache)
-    late = Background(lambda: cache.get_or_set("missing", "other"))
-    assert turn.awaited.wait(PATIENCE)
-    turn.release()
-    assert late.result() == "newer"
-    over.set()
-    assert leader.result() == "older"
-
-
-def test_a_cold_read_waits_no_longer_than_its_patience(
-    cache: RedisCache, turn: Turn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the next one does not wait for what did not end in that time."""
-    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 0.01)
-    close_connections(cache)
-    assert cache.get_or_set("report", "new") == "there"
-    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
-    close_connections(cache)
-    assert cache.get_or_set("report", "new") == "there"
-
-
-@pytest.mark.parametrize("stale", [0, 60])
-def test_a_cold_read_gives_its_turn_back(cache: RedisCache, stale: float) -> None:
-    server = server_of(cache._lock_client())
-    for key, value in {"report": "there", "missing": "new"}.items():
-        server.close()
-        assert cache.get_or_set(key, "new", 60, stale=stale) == value
-        assert not reading._cold_reads[server].locked()

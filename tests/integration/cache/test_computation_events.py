@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 import redis
 
-from django_redis_lock import cached
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.events import Computed, Computing, RefreshFailed, Shared
 from tests.events import RecordedEvents, recording_events
@@ -73,14 +71,6 @@ def test_who_waited_for_another_process(
     assert heard.kinds == [Shared]
 
 
-def test_who_finds_what_was_written_a_moment_ago_was_saved_nothing(
-    cache: RedisCache, heard: RecordedEvents
-) -> None:
-    cache.set("report", 5)
-    assert asyncio.run(cache.aget_or_set("report", Producer())) == 5
-    assert not heard
-
-
 def test_callers_during_a_refresh_get_the_old_value(
     ask: Any, cache: RedisCache, client: redis.Redis, heard: RecordedEvents
 ) -> None:
@@ -116,33 +106,6 @@ def test_several_values(cache: RedisCache, client: redis.Redis) -> None:
     assert heard.kinds == [Computing, Computed, Shared]
     assert [heard[1].values, heard[2].values] == [2, 1]
     assert heard[1].subject.group == "product-*"
-
-
-def test_values_are_counted_with_their_like(cache: RedisCache) -> None:
-    @cached("report-{year}")
-    def report(year: int) -> int:
-        return year
-
-    @cached(key=lambda year: f"by-function-{year}")
-    def by_function(year: int) -> int:
-        return year
-
-    @cached("named-{year}", group="reports")
-    def named(year: int) -> int:
-        return year
-
-    def group(name: str, ask: Any, *args: Any, **kwargs: Any) -> str:
-        with recording_events(name) as heard:
-            ask(*args, **kwargs)
-        (found,) = {event.subject.group for event in heard}
-        return str(found)
-
-    assert group("report-%(int)2024", report, 2024) == "report-{year}"
-    assert group("by-function-2024", by_function, 2024).endswith("<locals>.by_function")
-    assert group("named-%(int)2024", named, 2024) == "reports"
-    assert group("report-7", cache.get_or_set, "report-7", 1) == "report-*"
-    assert group("own", cache.get_or_set, "own", 1, group="reports") == "reports"
-    assert group("own", cache.compute, "own", 1, group="reports") == "reports"
 
 
 @pytest.mark.parametrize("group", ["", 5, "x" * 201])

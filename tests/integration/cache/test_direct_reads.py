@@ -3,7 +3,6 @@ wants to see them there."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
@@ -38,30 +37,6 @@ def test_a_hit_uses_no_connection_of_the_pool(
     pool = cache.client.get_client(write=False).connection_pool
     monkeypatch.setattr(pool, "get_connection", lambda *_: pytest.fail("it uses the pool"))
     assert cache.get_or_set("report", never) == "there"
-
-
-def test_after_three_misses_in_a_row_a_value_is_not_read_first(cache: RedisCache) -> None:
-    """The query for the leader reads it, too."""
-    for number in range(3):
-        assert cache._reads_first()
-        cache.get_or_set(f"missing {number}", 1)
-    assert not cache._reads_first()
-    assert cache.get_or_set("report", never) == "there"
-    assert cache._reads_first()
-
-
-def test_nor_does_a_task_read_it_first(cache: RedisCache, client: redis.Redis) -> None:
-    def reads_after(misses: int) -> int:
-        async def get() -> Any:
-            await cache.aget("report")  # It connects.
-            client.config_resetstat()
-            return await cache.aget_or_set(f"missing {misses}", "new")
-
-        cache._misses_in_a_row = misses
-        assert asyncio.run(get()) == "new"
-        return int(client.info("commandstats")["cmdstat_get"]["calls"])
-
-    assert reads_after(2) == reads_after(3) + 1
 
 
 def test_a_hit_is_read_again_if_its_connection_broke(

@@ -31,13 +31,6 @@ def test_it_is_over_after_its_time(cache: RedisCache, client: redis.Redis) -> No
     assert cache.get_or_set("report", 5) == 5
 
 
-def test_it_lasts_no_longer_and_no_shorter(cache: RedisCache, client: redis.Redis) -> None:
-    """Of so long a time, a thousandth is a quarter of an hour."""
-    with pytest.raises(Broken):
-        cache.get_or_set("report", Producer(Broken()), error_ttl=1_000_000)
-    assert 999_900_000 < client.pttl(flight_key(KEY)) <= 1_000_000_000
-
-
 @pytest.mark.parametrize("write", ["set", "delete"])
 def test_a_write_ends_it(cache: RedisCache, write: str) -> None:
     with pytest.raises(Broken):
@@ -59,14 +52,6 @@ def test_an_interrupted_computation_can_be_repeated_at_once(cache: RedisCache) -
     with pytest.raises(KeyboardInterrupt):
         cache.get_or_set("report", Producer(KeyboardInterrupt()), error_ttl=60)
     assert cache.get_or_set("report", 5) == 5
-
-
-def test_a_long_message_is_cut(cache: RedisCache) -> None:
-    with pytest.raises(Broken):
-        cache.get_or_set("report", Producer(Broken("é" * 10_000)), error_ttl=60)
-    with pytest.raises(ComputationFailed) as caught:
-        cache.get_or_set("report", 5)
-    assert len(str(caught.value)) == 500
 
 
 def test_the_threads_that_wait_fail_too(cache: RedisCache) -> None:
@@ -113,21 +98,6 @@ def test_a_hundred_followers_do_not_wait_for_a_hundred_computations(
         leader.say("go on")
         found = [text for result in crew.results() for text in result]
     assert sorted(found) == ["ValueError: no data"] * 99 + ["no data"]
-
-
-def test_without_it_the_waits_stay_within_their_time(cache: RedisCache) -> None:
-    """Followers try one at a time; the last does not wait for all the others' failures."""
-    producer = Producer(Broken())
-    producer.finish.clear()
-    leader = Asking(cache.get_or_set, "report", producer)
-    assert producer.begun.wait(PATIENCE)
-    late = [
-        Asking(cache.get_or_set, "report", 1, wait=0.05, on_wait_timeout="default")
-        for _ in range(5)
-    ]
-    assert [each.found() for each in late] == [1] * 5
-    producer.finish.set()
-    assert leader.found() is producer.value
 
 
 def test_tasks_fail_fast_too(cache: RedisCache) -> None:

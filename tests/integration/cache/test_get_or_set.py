@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.exceptions import ImproperlyConfigured
-from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
-from django_redis_lock.cache import RedisCache, reading
+from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight, runners
-from tests.processes import PATIENCE, in_threads, until, waiting_in
+from tests.processes import PATIENCE, until
 from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.values import (
     KEY,
@@ -36,7 +34,6 @@ from tests.support.values import (
     elsewhere,
     lands_elsewhere,
     make,
-    renewals,
     slow,
     waiting_in_memory,
 )
@@ -156,37 +153,6 @@ def test_values_are_kept_as_django_redis_keeps_them(
     assert cache.get_or_set("theirs", 1) == cache.get_or_set("ours", 1) == value
 
 
-class BufferSerializer(PickleSerializer):
-    """One that saves copying; ``form`` is what it gives."""
-
-    form: Callable[[bytes], Any] = memoryview
-
-    def dumps(self, value: Any) -> Any:
-        return type(self).form(super().dumps(value))
-
-
-class ByteArraySerializer(BufferSerializer):
-    form = bytearray
-
-
-class WideSerializer(BufferSerializer):
-    """Its buffer's length is not that of its bytes."""
-
-    @staticmethod
-    def form(data: bytes) -> memoryview:
-        padded = data + bytes(-len(data) % 8)  # Pickle reads up to its own end.
-        return memoryview(padded).cast("Q")
-
-
-@pytest.mark.parametrize("kind", [BufferSerializer, ByteArraySerializer, WideSerializer])
-def test_a_serializer_may_give_any_buffer(redis_server: RedisServer, kind: type) -> None:
-    cache = make(redis_server, SERIALIZER=f"{__name__}.{kind.__name__}")
-    value = {"rows": ["x" * 1000]}
-    assert cache.get_or_set("one", lambda: value) == value == cache.get("one")
-    found = cache.get_or_set_many(["many"], lambda keys: dict.fromkeys(keys, value))
-    assert found == {"many": value} == cache.get_many(["many"])
-
-
 @pytest.mark.parametrize(
     "key", ["a b", "ключ", "{tag}:x", "a}b", "{", "", "x" * 2000, "line\nbreak", "*", 42]
 )
@@ -278,20 +244,6 @@ def test_a_computation_broken_off_ends_its_flight(
     assert cache.get_or_set("report", 1) == 1
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_encoding_that_is_broken_off_ends_the_flight(
-    cache: RedisCache, client: redis.Redis, error: type[BaseException]
-) -> None:
-    class Unfinished:
-        def __reduce__(self) -> Any:
-            raise error
-
-    with pytest.raises(error):
-        cache.get_or_set("report", Unfinished)
-    assert not client.exists(KEY, flight_key(KEY))
-    assert not renewals()
-
-
 @pytest.mark.on_redis
 def test_a_value_that_redis_refuses_is_returned_and_frees_the_followers(
     cache: RedisCache,
@@ -373,40 +325,12 @@ def test_a_value_that_needs_itself_by_way_of_another_is_refused(cache: RedisCach
     assert cache.get_or_set("report", 1) == cache.get_or_set("part", 1) == 1
 
 
-def test_a_value_that_needs_itself_is_refused_while_redis_is_away(own_server: RedisServer) -> None:
-    cache = make(own_server, IGNORE_EXCEPTIONS=True)
-    own_server.stop()
-
-    def recursive() -> Any:
-        return cache.get_or_set("report", recursive)
-
-    with pytest.raises(LockError, match="requests the value"):
-        cache.get_or_set("report", recursive)
-
-
-def test_a_late_computation_that_needs_itself_is_refused(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    elsewhere(client)
-
-    def recursive() -> Any:
-        return cache.get_or_set("report", recursive, wait=0)
-
-    with pytest.raises(LockError, match="requests the value"):
-        cache.get_or_set("report", recursive, wait=0)
-
-
 def test_a_value_may_need_others(cache: RedisCache) -> None:
     def nested(depth: int) -> int:
         return cache.get_or_set(f"part-{depth}", lambda: nested(depth - 1) + 1) if depth else 0
 
     assert nested(10) == 10
     assert cache.get("part-10") == 10
-
-
-def test_another_version_is_another_value(cache: RedisCache) -> None:
-    old = cache.get_or_set("report", lambda: cache.get_or_set("report", 1, version=1), version=2)
-    assert old == 1
 
 
 # -- flights of others -------------------------------------------------------------------------
@@ -430,21 +354,6 @@ def test_a_leader_that_is_gone_without_a_word_is_replaced(
     elsewhere(client, 0.3)
     assert cache.get_or_set("report", lambda: "computed") == "computed"
     assert cache.get("report") == "computed"
-
-
-def test_a_follower_learns_of_an_end_before_it_began_to_listen(
-    cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    follow = runners.ThreadRunner.wait_for_leader
-
-    def late(self: runners.ThreadRunner, streams: tuple[bytes, ...], until: float) -> None:
-        lands_elsewhere(client, 5)
-        # Only the stream can end this wait.
-        follow(self, streams, until + 3600)
-
-    monkeypatch.setattr(runners.ThreadRunner, "wait_for_leader", late)
-    elsewhere(client)
-    assert Asking(cache.get_or_set, "report", 1).found() == 5
 
 
 def test_a_computation_slower_than_the_time_out_of_the_socket_is_waited_for_in_one_wait(
@@ -529,22 +438,6 @@ def test_who_asks_after_a_delete_gets_nothing_that_was_stored_before_it(
     assert (first.found(), second.found()) == ("older", "newer")
 
 
-def test_who_asks_after_a_delete_gets_nothing_that_was_read_before_it(
-    cache: RedisCache, client: redis.Redis, late_landing: threading.Event
-) -> None:
-    elsewhere(client)
-    first = Asking(cache.get_or_set, "report", 1)
-    until(lambda: blocked(client) == 1)
-    lands_elsewhere(client, 5)
-    until(lambda: blocked(client) == 0)
-    until(lambda: waiting_in(__name__) == 1)
-    cache.delete("report")
-    second = Asking(cache.get_or_set, "report", "newer")
-    until(lambda: waiting_in_memory() == 1)
-    late_landing.set()
-    assert (first.found(), second.found()) == (5, "newer")
-
-
 # -- the wait has an end -----------------------------------------------------------------------
 
 
@@ -589,13 +482,6 @@ def test_too_late_and_compute(busy: RedisCache) -> None:
     assert producer.calls == 1
 
 
-def test_too_late_and_the_producer_fails(busy: RedisCache) -> None:
-    error = Broken()
-    with pytest.raises(Broken) as caught:
-        busy.get_or_set("report", Producer(error), wait=0)
-    assert caught.value is error
-
-
 def test_who_comes_too_late_keeps_what_it_computes(cache: RedisCache, client: redis.Redis) -> None:
     elsewhere(client)
     assert cache.get_or_set("report", lambda: "mine", 60, wait=0) == "mine"
@@ -603,70 +489,9 @@ def test_who_comes_too_late_keeps_what_it_computes(cache: RedisCache, client: re
     assert 50_000 < client.pttl(KEY) <= 60_000
 
 
-@pytest.mark.parametrize("leader", ["another process", "another thread"])
-def test_a_delete_wins_over_a_late_computation_too(
-    cache: RedisCache, client: redis.Redis, slow: Producer, leader: str
-) -> None:
-    """C2, for a follower that has waited long enough and computes on its own."""
-    first = Producer("first")
-    first.finish.clear()
-    if leader == "another thread":
-        leading = Asking(cache.get_or_set, "report", first)
-        assert first.begun.wait(PATIENCE)
-    else:
-        elsewhere(client)
-    late = Asking(cache.get_or_set, "report", slow, wait=0)
-    assert slow.begun.wait(PATIENCE)
-    cache.delete("report")
-    slow.finish.set()
-    assert late.found() == "computed"
-    first.finish.set()
-    if leader == "another thread":
-        assert leading.found() == "first"
-    assert cache.get("report") is None
-
-
-def test_the_wait_of_the_settings(redis_server: RedisServer, client: redis.Redis) -> None:
-    cache = make(redis_server, LOCK_WAIT=0.05)
-    elsewhere(client)
-    with pytest.raises(LockNotAcquired):
-        cache.get_or_set("report", 1, on_wait_timeout="raise")
-
-
 def test_a_value_that_is_there_needs_no_wait(cache: RedisCache) -> None:
     cache.set("report", 5)
     assert cache.get_or_set("report", 1, wait=0, on_wait_timeout="raise") == 5
-
-
-def test_a_free_flight_needs_no_wait(cache: RedisCache) -> None:
-    assert cache.get_or_set("report", 5, wait=0, on_wait_timeout="raise") == 5
-
-
-def test_a_thread_may_wait_longer_than_the_one_that_waits_for_all(
-    cache: RedisCache, client: redis.Redis, pace: int
-) -> None:
-    elsewhere(client)
-    patient = Producer()
-    short = Asking(cache.get_or_set, "report", 1, wait=0.2 * pace, on_wait_timeout="raise")
-    until(lambda: blocked(client) == 1)
-    long = Asking(cache.get_or_set, "report", patient)
-    assert isinstance(short.found(), LockNotAcquired)
-    until(lambda: blocked(client) == 1)
-    lands_elsewhere(client, 5)
-    assert long.found() == 5
-    assert not patient.calls
-
-
-def test_a_thread_may_wait_less_long_than_the_one_that_waits_for_all(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    elsewhere(client)
-    long = Asking(cache.get_or_set, "report", 1)
-    until(lambda: blocked(client) == 1)
-    with pytest.raises(LockNotAcquired):
-        cache.get_or_set("report", 1, wait=0.05, on_wait_timeout="raise")
-    lands_elsewhere(client, 5)
-    assert long.found() == 5
 
 
 # -- wrong arguments ---------------------------------------------------------------------------
@@ -706,21 +531,6 @@ def test_a_wrong_timeout_is_refused_even_for_a_hit(
         asyncio.run(cache.aget_or_set("report", 1, timeout, **options))
 
 
-@pytest.mark.parametrize("timeout", [10**18, 1e300])
-@pytest.mark.parametrize("options", [{}, {"stale": 60}], ids=["plain", "stale"])
-def test_a_timeout_that_redis_cannot_count_is_as_long_as_it_can(
-    cache: Any, timeout: Any, options: dict[str, Any]
-) -> None:
-    assert [cache.get_or_set("report", n, timeout, **options) for n in (1, 2)] == [1, 1]
-    assert cache.ttl("report") >= 1e14
-
-
-def test_a_client_that_cannot_say_who_leads_says_so(redis_server: RedisServer) -> None:
-    cache = make(redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
-    with pytest.raises(ImproperlyConfigured, match="ShardClient cannot lock"):
-        cache.get_or_set("report", 1)
-
-
 # -- the pool is used up -----------------------------------------------------------------------
 
 
@@ -747,25 +557,6 @@ def test_without_a_connection_a_value_is_computed_and_kept(
     assert not client.exists(flight_key(KEY))
 
 
-@pytest.mark.parametrize("stale", [0, 5])
-def test_without_a_connection_a_value_is_found(
-    narrow: RedisCache, cache: RedisCache, stale: float
-) -> None:
-    cache.set("report", 5)
-    assert narrow.get_or_set("report", 1, stale=stale) == 5
-
-
-def test_without_a_connection_many_are_computed_and_kept(
-    narrow: RedisCache, cache: RedisCache
-) -> None:
-    cache.set("a", 5)
-    assert narrow.get_or_set_many(["a", "b"], lambda keys: dict.fromkeys(keys, 6)) == {
-        "a": 5,
-        "b": 6,
-    }
-    assert cache.get_many(["a", "b"]) == {"a": 5, "b": 6}
-
-
 def test_one_connection_will_do_for_a_crowd_behind_a_leader(
     redis_server: RedisServer, slow: Producer
 ) -> None:
@@ -786,37 +577,6 @@ def test_a_value_written_during_the_computation_is_returned(
     assert slow.begun.wait(PATIENCE)
     cache.set("report", "newer")
     assert cache.get_or_set("report", 1, wait=0, on_wait_timeout="raise") == "newer"
-    slow.finish.set()
-    assert leader.found() == "computed"
-
-
-@pytest.mark.on_redis
-@pytest.mark.parametrize("stale", [0, 60])
-def test_no_caller_waits_for_a_computation_if_the_value_is_there(
-    cache: RedisCache, slow: Producer, monkeypatch: pytest.MonkeyPatch, stale: float
-) -> None:
-    """Also one that comes while another thread reads the value."""
-    leader = Asking(cache.get_or_set, "report", slow, 60, stale=stale)
-    assert slow.begun.wait(PATIENCE)
-    cache.set("report", "newer", 600)
-    slow_reads, go_on = [True], threading.Event()
-
-    def slowly(read: Any) -> Any:
-        def reading(*args: Any, **options: Any) -> Any:
-            if slow_reads and slow_reads.pop():
-                assert go_on.wait(PATIENCE)
-            return read(*args, **options)
-
-        return reading
-
-    for module, name in ((reading, "exchange_with"), (runners, "read_value")):
-        monkeypatch.setattr(module, name, slowly(getattr(module, name)))
-    first = Asking(cache.get_or_set, "report", 1, 60, stale=stale)
-    until(lambda: not slow_reads)
-    second = Asking(cache.get_or_set, "report", 1, 60, stale=stale)
-    assert second.found() == "newer"
-    go_on.set()
-    assert first.found() == "newer"
     slow.finish.set()
     assert leader.found() == "computed"
 
@@ -854,16 +614,6 @@ def test_without_redis_values_are_computed_or_the_error_shows(
     with pytest.raises(redis.ConnectionError):
         WAYS_TO_ASK[name](raising, producer)
     assert producer.calls == 1
-
-
-@pytest.mark.parametrize("options", [{}, RAISE], ids=["compute", "raise"])
-def test_without_redis_who_asks_for_a_computation_gets_it(
-    own_server: RedisServer, options: dict[str, Any]
-) -> None:
-    cache = make(own_server, **options)
-    own_server.stop()
-    assert cache.compute("report", Producer()) == "computed"
-    assert asyncio.run(cache.acompute("report", Producer())) == "computed"
 
 
 @pytest.mark.parametrize("name", WAYS_TO_ASK)
@@ -955,18 +705,6 @@ def test_redis_dies_while_the_leader_computes(
     assert slow.calls == 1
 
 
-def test_redis_dies_and_comes_back_while_the_leader_computes(
-    own_server: RedisServer, slow: Producer
-) -> None:
-    cache = make(own_server)
-    leader = Asking(cache.get_or_set, "report", slow)
-    assert slow.begun.wait(PATIENCE)
-    own_server.restart()
-    slow.finish.set()
-    assert leader.found() == "computed"
-    assert cache.get_or_set("report", 5) == 5
-
-
 def test_redis_dies_while_followers_wait_and_the_value_is_computed(own_server: RedisServer) -> None:
     cache = make(own_server, IGNORE_EXCEPTIONS=True)
     with own_server.client() as client:
@@ -976,39 +714,6 @@ def test_redis_dies_while_followers_wait_and_the_value_is_computed(own_server: R
         until(lambda: blocked(client) == 1 and waiting_in_memory() == 7)
     own_server.kill()
     assert [thread.found() for thread in threads] == ["computed"] * 8
-
-
-def test_redis_dies_while_followers_wait_and_the_error_shows(own_server: RedisServer) -> None:
-    cache = make(own_server, **RAISE)
-    with own_server.client() as client:
-        elsewhere(client)
-        producer = Producer()
-        threads = [Asking(cache.get_or_set, "report", producer) for _ in range(8)]
-        until(lambda: blocked(client) == 1 and waiting_in_memory() == 7)
-    own_server.kill()
-    for thread in threads:
-        assert isinstance(thread.found(), redis.ConnectionError)
-    assert not producer.calls
-
-
-def test_the_threads_of_a_process_meet_an_outage_together(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a server that does not answer, each try costs a time-out: they are not to line up."""
-    cache = make(redis_server, **RAISE)
-    tries = 0
-
-    def away(*args: Any, **kwargs: Any) -> Any:
-        nonlocal tries
-        tries += 1
-        until(lambda: waiting_in_memory() == 7)
-        raise redis.TimeoutError("away")
-
-    for name in ("exchange_with", "run_all"):
-        monkeypatch.setattr(runners, name, away)
-    found = in_threads(8, cache.get_or_set, "report", 1)
-    assert [type(each) for each in found] == [redis.TimeoutError] * 8
-    assert tries == 1
 
 
 def test_redis_is_frozen_while_followers_wait(own_server: RedisServer, pace: int) -> None:

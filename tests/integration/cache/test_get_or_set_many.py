@@ -271,36 +271,10 @@ def test_what_is_no_function_is_refused(many: Any, client: redis.Redis, given: A
     assert not flights(client)
 
 
-class Lazy(dict[str, Any]):
-    """Computes its values when they are asked for."""
-
-    def __getitem__(self, key: str) -> Any:
-        raise Broken("no data")
-
-
-def test_a_mapping_that_fails_frees_the_followers(many: Any, client: redis.Redis) -> None:
-    with pytest.raises(Broken):
-        many(["a", "b"], lambda keys: Lazy(dict.fromkeys(keys)))
-    assert not flights(client)
-
-
-def test_a_value_that_cannot_be_kept(cache: RedisCache, client: redis.Redis) -> None:
-    with pytest.raises(Exception, match=r"[Pp]ickle|local object"):
-        cache.get_or_set_many(["a"], lambda keys: {"a": lambda: None})
-    assert not flights(client)
-
-
 def test_a_value_that_cannot_be_read_costs_no_other(cache: RedisCache, client: redis.Redis) -> None:
     client.set(":1:b", b"written by nobody")
     assert way("asyncio", cache)(["a", "b"], Many()) == {"a": "A", "b": "B"}
     assert cache.get("a") == "A"
-    assert not flights(client)
-
-
-@pytest.mark.on_redis
-def test_a_key_of_another_type_frees_the_followers(many: Any, client: redis.Redis) -> None:
-    client.lpush(":1:b", "a list")
-    assert many(["a", "b"], Many()) == {"a": "A", "b": "B"}
     assert not flights(client)
 
 
@@ -359,18 +333,6 @@ def test_without_redis_the_error_shows(own_server: RedisServer, kind: str) -> No
     with pytest.raises(redis.ConnectionError):
         way(kind, cache)(["a", "b"], producer)
     assert not producer.asked
-
-
-@pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_redis_dies_while_one_of_them_is_awaited(own_server: RedisServer, kind: str) -> None:
-    with own_server.client() as client:
-        elsewhere(client)
-        producer = Many()
-        asking = Asking(way(kind, make(own_server)), ["a", "report"], producer)
-        until(lambda: blocked(client) == 1)
-    own_server.kill()
-    assert asking.found() == {"a": "A", "report": "REPORT"}
-    assert producer.asked == [["a"], ["report"]]
 
 
 def test_redis_dies_while_they_are_computed(own_server: RedisServer) -> None:

@@ -4,7 +4,6 @@ few round trips."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 from collections.abc import Callable, Iterator
@@ -20,12 +19,11 @@ from django.test import Client
 from django.urls import reverse
 
 from django_redis_lock import Lock
-from django_redis_lock.cache import LocMemCache, RedisCache, reset_all
+from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking import hold as holds
 from django_redis_lock.ops.held_locks import held_locks
 from django_redis_lock.ops.inventory import FLIGHT, Inventory, releasing
-from django_redis_lock.transport import Server
 from tests.holding import crash, hurry
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -143,16 +141,6 @@ def test_all_places(two: Any) -> None:
     assert cache.reset_all() == 3
 
 
-def test_locks_of_tasks(two: Any) -> None:
-    cache = two(sha)
-
-    async def hold() -> list[str]:
-        async with cache.alock("x"), cache.alock(["y", "z"]):
-            return names(await asyncio.to_thread(cache.held_locks))
-
-    assert asyncio.run(hold()) == ["x", "y", "z"]
-
-
 def test_locks_over_several_servers(
     settings: Any, redis_server: RedisServer, client: redis.Redis
 ) -> None:
@@ -167,13 +155,6 @@ def test_locks_over_several_servers(
     with caches["default"].lock("x", using=["r0", "r1", "r2"]):
         assert names(caches["r1"].held_locks()) == ["x"]
     caches.close_all()
-
-
-def test_locks_in_memory() -> None:
-    cache = LocMemCache("hidden", {"KEY_FUNCTION": sha})
-    assert cache.lock("x").acquire()
-    assert names(cache.held_locks()) == ["x"]
-    assert cache.reset_all() == 1
 
 
 def test_a_lock_whose_holder_never_describes_itself(
@@ -224,14 +205,6 @@ def test_lists_and_searches(two: Any, client: redis.Redis, function: Any) -> Non
         assert found["default", "Invoice 17"].group == found["beside", "Invoice 17"].group
 
 
-def test_a_lock_of_another_version_has_key_and_name(two: Any, client: redis.Redis) -> None:
-    with two(sha).lock("nightly", version=2) as lock:
-        describe(client, lock)
-        [held] = held_locks(search="NIGHT").found
-    assert held.foreign
-    assert held.name == f"{sha('lock:nightly', 'own', 2)} (nightly)"
-
-
 def test_computations(two: Any, client: redis.Redis) -> None:
     cache, seen = two(sha), []
 
@@ -277,75 +250,7 @@ def test_the_admin(two: Any, client: redis.Redis, admin_client: Client) -> None:
         assert "nightly" in page.context["title"]
 
 
-def end(how: str, client: redis.Redis, lock: Any) -> None:
-    if how == "reset":
-        lock.reset()
-    elif how == "lost":
-        client.delete(lock.local.hold.keys.lock)
-        hurry(Renewal)
-    else:
-        lock.release()
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("how", ["release", "reset", "lost"])
-@pytest.mark.parametrize("limit", [1, 2])
-def test_the_page_of_a_free_lock_has_its_name(
-    two: Any, client: redis.Redis, admin_client: Client, how: str, limit: int
-) -> None:
-    """From what its last holders have noted; a name that does not give this key is not shown."""
-    lock = two(sha).lock("nightly", limit=limit)
-    lock.acquire()
-    describe(client, lock)
-    address = reverse("admin:django_redis_lock_heldlock_changelist")
-    [row] = admin_client.get(address, {"q": "nightly"}).context["data"]["rows"]
-    end(how, client, lock)
-    until(lambda: admin_client.get(row["url"]).context["title"] == "nightly")
-    page = admin_client.get(row["url"])
-    assert page.context["data"]["free"]
-    assert page.context["group"] == "nightly"
-    [events] = client.keys("*}:events")
-    client.set(events, client.get(events).replace(b"nightly", b"another"))
-    assert "another" not in admin_client.get(row["url"]).context["title"]
-
-
 # -- many ------------------------------------------------------------------------------------------
-
-
-class Trips:
-    """Counts the round trips of this process to Redis."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.number = 0
-        exchange = Server.exchange
-
-        def counted(server: Server, *args: Any, **options: Any) -> Any:
-            self.number += 1
-            return exchange(server, *args, **options)
-
-        monkeypatch.setattr(Server, "exchange", counted)
-
-
-@pytest.mark.sample(0)
-@pytest.mark.parametrize("how", ["of a cache", "of a database", "hidden", "command"])
-def test_many_locks_take_few_round_trips(
-    two: Any, client: redis.Redis, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two(sha)
-    cache: Any = caches["default" if how == "hidden" else "beside"]
-    locks = [cache.lock(f"lock {n}", timeout=60) for n in range(700)]
-    for lock in locks:
-        assert lock.acquire(blocking=False)
-    if how == "hidden":
-        describe(client, *locks)
-    trips = Trips(monkeypatch)
-    if how == "command":
-        call_command("locks", "reset", "lock *", "--yes", stdout=StringIO())
-    else:
-        assert (reset_all(client) if how == "of a database" else cache.reset_all()) == 700
-    assert trips.number < 60
-    assert client.zcard("django_redis_lock:locks") <= 1
-    assert not any(lock.locked() for lock in locks)
 
 
 def test_a_waiter_that_gets_its_turn_keeps_it(two: Any, client: redis.Redis) -> None:

@@ -14,7 +14,6 @@ from django.test import override_settings
 
 from django_redis_lock import cached
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.exceptions import ComputationFailed
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import leader
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
@@ -56,8 +55,6 @@ WAYS: dict[str, Ask] = {
     "aget_or_set": lambda *a, **o: asyncio.run(aone(*a, **o)),
     "aget_or_set_many": lambda *a, **o: asyncio.run(aone_of_many(*a, **o)),
 }
-#: Those that follow another's computation.
-FOLLOWING = {name: way for name, way in WAYS.items() if name != "compute"}
 
 
 @pytest.fixture(params=WAYS)
@@ -77,16 +74,6 @@ def test_a_value_lives_as_long_as_the_function_says(cache: Any, ask: Ask, value:
     assert cache.get("report") == value
     left = cache.pttl("report")
     assert left is None if value == "for ever" else 400_000 < left <= 500_000
-
-
-@pytest.mark.parametrize("stale", [0, 1_000_000])
-def test_a_lifetime_is_neither_longer_nor_shorter(cache: Any, ask: Ask, stale: float) -> None:
-    """Of so long ones, a thousandth is a quarter of an hour."""
-    of_many = ask in (WAYS["get_or_set_many"], WAYS["aget_or_set_many"])
-    options = {} if of_many else {"stale": stale}
-    ask(cache, lambda: "good", 1_000_000, **options)
-    longest = 1000 * (1_000_000 + options.get("stale", 0))
-    assert longest - 100_000 < cache.pttl("report") <= longest
 
 
 @pytest.mark.parametrize("value", ["bad", "worse"])
@@ -171,32 +158,6 @@ def test_the_threads_that_wait_get_a_value_that_is_not_stored(cache: Any, timeou
     assert found == ["bad"] * 8
     assert compute.calls == 1
     assert cache.get("report") is None
-
-
-@pytest.mark.parametrize("follow", FOLLOWING)
-@pytest.mark.parametrize("timeout", [seconds, 0])
-def test_followers_that_only_share_the_server_get_it_too(
-    cache: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, follow: str, timeout: Any
-) -> None:
-    """As another process does: the leader is a task, or a thread with another key in memory."""
-    monkeypatch.setattr(leader, "SHARED_LIFETIME_MILLISECONDS", 600_000)
-    compute, found = Held(), []
-    lead = WAYS["get_or_set_many" if follow == "get_or_set" else "aget_or_set"]
-    leading = in_a_thread(found, lead, cache, compute, timeout)
-    assert compute.begun.wait(PATIENCE)
-    following = in_a_thread(found, FOLLOWING[follow], cache, compute, timeout)
-    until(lambda: blocked(client) == 1)
-    compute.finish.set()
-    leading.join(PATIENCE)
-    following.join(PATIENCE)
-    assert found == ["bad"] * 2
-    assert compute.calls == 1
-    assert cache.get("report") is None
-
-
-def blocked(client: redis.Redis) -> int:
-    memory = client.connection_pool.connection_kwargs.get("database")
-    return len(memory._blocked) if memory is not None else client.info("clients")["blocked_clients"]
 
 
 def ask_elsewhere(link: Link, url: str) -> Any:
@@ -290,13 +251,6 @@ def test_a_follower_takes_over_from_it(cache: Any) -> None:
     following.join(PATIENCE)
     assert [type(one) for one in found] == [Broken, str]
     assert compute.calls == 2
-
-
-def test_its_error_counts_as_that_of_the_computation(cache: Any) -> None:
-    with pytest.raises(Broken):
-        cache.get_or_set("report", lambda: "good", broken, error_ttl=600)
-    with pytest.raises(ComputationFailed, match="Broken: no timeout"):
-        cache.get_or_set("report", lambda: "good", 60)
 
 
 def test_a_refresh_with_it_serves_the_stale_value(

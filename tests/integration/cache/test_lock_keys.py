@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import caches
-from django.utils.functional import lazy, lazystr
+from django.utils.functional import lazystr
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.util import CacheKey
 
@@ -164,14 +164,6 @@ def reached(cache: Any, *keys: str) -> list[tuple[Any, ...]]:
     return found
 
 
-def test_the_table_has_every_method() -> None:
-    tried = {name.partition(" ")[0] for name in CALLS} | {"in"}
-    methods = {
-        n for n in dir(RedisCache) if not n.startswith("_") and callable(getattr(RedisCache, n))
-    }
-    assert methods - tried - set(OTHERS) == set()
-
-
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", ["redis", "memory"])
 @pytest.mark.parametrize("call", CALLS)
@@ -247,58 +239,6 @@ def test_another_lock_prefix(redis_server: RedisServer, prefix: str) -> None:
         cache.get(f"{prefix}x")
     cache.set("lock:x", 1)
     assert cache.get("lock:x") == 1
-
-
-tenant = "public"
-
-
-class OfTenant(RedisCache):
-    key_prefix: Any = property(lambda self: tenant, lambda self, value: None)
-
-
-class VersionOfTenant(RedisCache):
-    version: Any = property(lambda self: f"{tenant}:2", lambda self, value: None)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda url: RedisCache(url, {"KEY_PREFIX": lazy(lambda: tenant, str)()}),
-        lambda url: OfTenant(url, {}),
-        lambda url: VersionOfTenant(url, {}),
-        lambda url: RedisCache(url, {}),
-    ],
-    ids=["lazy", "property", "version", "assigned"],
-)
-def test_a_prefix_that_changes(
-    redis_server: RedisServer, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As that of a tenant: each has locks of its own, and none may be reached."""
-    cache = make(redis_server.url)
-    for name in ("public", "a", "b", "a", "{c", "d:1"):
-        monkeypatch.setattr(f"{__name__}.tenant", name)
-        if type(cache) is RedisCache and type(cache.key_prefix) is str:
-            cache.key_prefix = name
-        with cache.lock("nightly"):
-            cache.set("report", name)
-            assert cache.get("report") == name
-            for use in ("get", "delete", "ttl", "smembers"):
-                with pytest.raises(ValueError, match=REFUSED):
-                    getattr(cache, use)("lock:nightly")
-            if isinstance(cache.key_prefix, str):  # django-redis can only list those.
-                assert len(cache.keys("*")) == 1
-
-
-def test_a_change_of_the_settings(cache: RedisCache, settings: Any) -> None:
-    cache.set("mutex:x", 1)
-    settings.DJANGO_REDIS_LOCK = {"LOCK_PREFIX": "mutex:"}
-    with pytest.raises(ValueError, match=REFUSED):
-        cache.get("mutex:x")
-    cache.set("lock:x", 1)
-    settings.DJANGO_REDIS_LOCK = {"PROTECT_LOCKS": False}
-    cache.set("lock:x", 1)
-    with pytest.raises(ValueError, match=REFUSED):
-        cache.set(CacheKey("{:1:lock:x}:grants"), 1)
 
 
 def sha(key: str, prefix: str, version: Any) -> str:
@@ -420,43 +360,3 @@ def test_a_plain_lock_under_the_prefix(cache: RedisCache, client: redis.Redis) -
         with pytest.raises(ValueError, match=REFUSED):
             cache.delete("lock:x")
         assert lock.owned()
-
-
-class Size(int):
-    def __str__(self) -> str:
-        return f"{int(self)} kB"
-
-
-@pytest.mark.parametrize("kind", ["redis", "memory"])
-def test_a_subclass_of_int_is_stored_as_its_number(redis_server: RedisServer, kind: str) -> None:
-    cache = make(redis_server) if kind == "redis" else LocMemCache("sizes", {})
-    writes: list[Callable[[], Any]] = [
-        lambda: cache.set("size", Size(2)),
-        lambda: (cache.delete("size"), cache.add("size", Size(2))),
-        lambda: cache.set_many({"size": Size(2)}),
-        lambda: asyncio.run(cache.aset("size", Size(2))),
-        lambda: (cache.delete("size"), cache.get_or_set("size", lambda: Size(2))),
-        lambda: cache.compute("size", lambda: Size(2)),
-        lambda: (
-            cache.delete("size"),
-            cache.get_or_set_many(["size"], lambda _: {"size": Size(2)}),
-        ),
-    ]
-    for write in writes:
-        write()
-        assert cache.get("size") == 2
-        cache.set("size", 0)
-
-
-def test_so_are_members_of_collections_and_lifetimes(cache: RedisCache) -> None:
-    cache.sadd("set", Size(2))
-    cache.hset("hash", "field", Size(2))
-    cache.zadd("sorted", {Size(2): 1})
-    assert cache.smembers("set") == {2}
-    assert cache.client.get_client().hgetall(":1:hash") == {b"field": b"2"}
-    assert cache.zrange("sorted", 0, -1) == [2]
-    for length in (Size(100), Size(200)):
-        assert cache.expire("set", length)
-        assert length - 5 < cache.ttl("set") <= length
-        assert cache.pexpire("set", Size(1000 * length))
-        assert length - 5 < cache.ttl("set") <= length

@@ -47,21 +47,6 @@ def test_computed_values_are_culled_and_locks_are_not(location: str) -> None:
         assert lock.owned()
 
 
-@pytest.mark.parametrize(("frequency", "left"), [(2, 8), (3, 10), (0, 3)])
-def test_the_values_used_least_recently_are_culled(
-    location: str, frequency: int, left: int
-) -> None:
-    cache = LocMemCache(location, {"OPTIONS": {"MAX_ENTRIES": 10, "CULL_FREQUENCY": frequency}})
-    for number in range(10):
-        cache.set(f"key {number}", number)
-    assert cache.get("key 0") == 0
-    for number in (10, 11, 12):
-        cache.set(f"key {number}", number)
-    assert len(cache.keys("*")) == left
-    assert cache.get("key 1") is None
-    assert cache.get("key 0") == (0 if frequency else None)
-
-
 def test_three_hundred_values_are_kept_as_by_djangos_cache(cache: LocMemCache) -> None:
     cache.set_many({f"key {number}": number for number in range(300)})
     assert len(cache.keys("*")) == 300
@@ -74,18 +59,6 @@ def test_what_cannot_be_pickled_is_refused(cache: LocMemCache) -> None:
         with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
             store("report", threading.Lock())
     assert cache.get("report") is None
-
-
-def test_options_for_a_server_elsewhere_have_no_effect(location: str, settings: Any) -> None:
-    settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
-    options = {
-        "CLIENT_CLASS": "django_redis_lock.clients.ClusterClient",
-        "SERIALIZER": "django_redis.serializers.json.JSONSerializer",
-    }
-    cache = LocMemCache(location, {"OPTIONS": options})
-    assert cache.get_or_set("report", {1, 2}) == cache.get("report") == {1, 2}
-    with cache.lock("import") as lock:
-        assert lock.owned()
 
 
 def test_clear_keeps_locks_and_ends_computations(cache: LocMemCache) -> None:
@@ -144,12 +117,6 @@ def test_a_client_is_refused(cache: LocMemCache, how: str) -> None:
     }
     with pytest.raises(ValueError, match="client needs Redis: leave it out"):
         ways[how]()
-
-
-def test_replicas_need_none_here(cache: LocMemCache) -> None:
-    """No server outlives the process that holds its locks, so all there are have confirmed it."""
-    with cache.lock("import", replicas=2) as lock:
-        assert lock.owned()
 
 
 def test_reset_all_and_locked_get_or_set(cache: LocMemCache) -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.cache import caches
 
 from django_redis_lock import cached
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.protocol.keys import flight_key
 from tests.processes import PATIENCE, until, waiting_in
 from tests.redis_server import RedisServer
@@ -98,13 +96,6 @@ def test_a_version_has_its_own_value(cache: Any, mark: Callable[..., Any]) -> No
     assert cache.pttl("report", version=2) <= 3_600_000
 
 
-def test_the_setting_is_the_default(cache: Any) -> None:
-    cache.conf._own["STALE"] = 3600
-    cache.get_or_set("report", "old", 600)
-    assert cache.mark_stale("report")
-    assert cache.get_or_set("report", lambda: "new", 600) == "new"
-
-
 @pytest.mark.parametrize("stale", [{}, {"stale": 0}])
 def test_without_a_stale_time_it_is_refused(
     cache: Any, mark: Callable[..., Any], stale: dict[str, Any]
@@ -119,22 +110,6 @@ def test_without_a_stale_time_it_is_refused(
 def test_a_stale_time_that_makes_no_sense_is_refused(cache: Any, stale: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="stale must be"):
         cache.mark_stale("report", stale=stale)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("left", [0, 1000])
-def test_a_value_is_stale_within_the_same_moment(left: int) -> None:
-    """No rounding keeps it fresh, neither of milliseconds nor of a clock in floating point."""
-    clock = VirtualClock()
-    with override(MemoryServer(clock)):
-        cache: Any = caches["default"]
-        for stale in (0.001, 0.1, 1 / 3, 7.7, 3600):
-            for _ in range(50):
-                cache.get_or_set("report", "old", 600, stale=stale)
-                cache.mark_stale("report", stale=stale)
-                assert cache.get_or_set("report", lambda: "new", 600, stale=stale) == "new"
-                cache.delete("report")
-                clock.advance(0.0137 + left)
 
 
 # -- computations under way ----------------------------------------------------------------------
@@ -168,31 +143,6 @@ def test_the_first_computation_is_not_stored_either(cache: Any, mark: Callable[.
 
 
 # -- many, and faults ----------------------------------------------------------------------------
-
-
-@pytest.mark.on_redis
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_many_values_take_one_trip(cache: Any, client: redis.Redis, asynchronous: bool) -> None:
-    keys = [f"report-{number}" for number in range(300)]
-    cache.set_many(dict.fromkeys(keys[:200], "old"), None)
-    cache.mark_stale("report", stale=60)  # It connects, and loads the script.
-
-    async def amark() -> int:
-        await cache.amark_stale("report", stale=60)
-        client.config_resetstat()
-        found: int = await cache.amark_stale_many(keys, stale=60)
-        return found
-
-    if asynchronous:
-        assert asyncio.run(amark()) == 200
-    else:
-        client.config_resetstat()
-        assert cache.mark_stale_many(keys, stale=60) == 200
-    sent = client.info("commandstats")
-    assert sum(sent[f"cmdstat_{name}"]["calls"] for name in ("eval", "evalsha")) == 300
-    assert client.info("stats")["total_reads_processed"] < 50
-    assert all(0 < client.pttl(cache.make_key(key)) <= 60_000 for key in keys[:200])
-    assert cache.mark_stale_many([], stale=60) == 0
 
 
 @pytest.mark.parametrize("ignore", [True, False])

@@ -13,8 +13,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock.cache import LocMemCache, RedisCache
-from tests.redis_server import RedisServer
+from django_redis_lock.cache import RedisCache
 from tests.support.values import TERMS, age
 
 #: As each observer sees a read: the key, and whether it found a value.
@@ -113,38 +112,6 @@ def test_a_hit_costs_one_trip(
     assert calls == ({"get": 1, "pttl": 1} if terms else {"get": 1})
 
 
-class WithLocalMemory(RedisCache):
-    """A cache that has each value in memory."""
-
-    def get(self, key: str, default: Any = None, version: Any = None, client: Any = None) -> Any:
-        return "from memory"
-
-
-class Narrow(RedisCache):
-    """A cache whose ``get`` has Django's arguments, and not django-redis's."""
-
-    def get(self, key: str, default: Any = None, version: Any = None) -> Any:
-        return super().get(key, default, version)
-
-    def get_many(self, keys: Any, version: Any = None) -> Any:
-        return super().get_many(keys, version)
-
-
-def test_a_get_that_reads_nothing_is_believed(redis_server: RedisServer) -> None:
-    cache = WithLocalMemory(redis_server.url, {})
-    assert cache.get_or_set("report", "computed") == "from memory"
-    assert cache.get_or_set("report", "computed", **TERMS) == "from memory"
-
-
-def test_a_get_without_the_arguments_of_django_redis(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    cache = Narrow(redis_server.url, {})
-    for value in ("first", "second"):
-        assert cache.get_or_set("report", value, **TERMS) == "first"
-        assert cache.get_or_set_many(["report"], pytest.fail) == {"report": "first"}
-
-
 def test_an_error_of_the_tool_is_raised(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError
@@ -201,18 +168,3 @@ def test_a_tool_of_redis_py_sees_stale_and_asynchronous_hits(
         commands.clear()
         assert asyncio.run(cache.aget("report")) == 1
         assert commands == ["GET"]
-
-
-def test_a_tool_of_redis_py_sees_no_cache_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = LocMemCache("not observed", {})
-    with monkeypatch.context() as patch:
-        for owner in (redis.Redis, redis.asyncio.Redis):
-            patch.setattr(owner, "execute_command", lambda *args: pytest.fail("it is seen"))
-        for _ in range(2):
-            assert cache.get_or_set("report", 1, **TERMS) == 1
-            assert asyncio.run(cache.aget_or_set("report", 1, **TERMS)) == 1
-
-
-def test_nothing_is_replaced_by_itself(redis_server: RedisServer) -> None:
-    for cache in (RedisCache(redis_server.url, {}), LocMemCache("observed", {})):
-        assert not any(map(cache._is_replaced, cache._methods))

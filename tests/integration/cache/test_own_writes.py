@@ -126,20 +126,6 @@ def test_the_result_is_stored(cache: Any, way: str, write: str, old: bool) -> No
         assert len(calls) == 1
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("size", [10, 20_000])
-@pytest.mark.parametrize("write", ["touch", "for ever", "expire", "delete", "set", "clear"])
-def test_a_large_old_value(cache: Any, write: str, size: int) -> None:
-    cache.set("report", "x" * size, 60)
-
-    def report() -> str:
-        OWN[write](cache)
-        return "computed"
-
-    assert cache.get_or_set("report", report, 60, stale=600) == "computed"
-    assert cache.get("report") == "computed"
-
-
 def test_followers_wait_for_it(redis_server: RedisServer) -> None:
     cache, other = RedisCache(redis_server.url, {}), RedisCache(redis_server.url, {})
     written, finish, calls = threading.Event(), threading.Event(), []
@@ -215,19 +201,6 @@ def test_a_write_by_plain_django_redis_wins_over_it(redis_server: RedisServer) -
 
     assert cache.get_or_set("report", report, 60) == "computed"
     assert cache.get("report") == 7
-
-
-def test_a_delete_of_the_same_key_in_another_cache(redis_server: RedisServer, cache: Any) -> None:
-    other = LocMemCache("another", {})
-    cache.set("report", OLD, 60)
-
-    def report() -> str:
-        other.delete("report")
-        other.delete_pattern("*")
-        return "computed"
-
-    assert cache.get_or_set("report", report, 60, stale=600) == "computed"
-    assert cache.get("report") == "computed"
 
 
 def test_a_callers_own_client(redis_server: RedisServer) -> None:

@@ -38,16 +38,6 @@ def test_none_is_a_value(cache: RedisCache) -> None:
     assert producer.calls == 1
 
 
-def test_version_and_timeout(cache: RedisCache, client: redis.Redis) -> None:
-    cache.locked_get_or_set("report", lambda: 5, 2, timeout=60)
-    assert 50_000 < client.pttl(":2:report") <= 60_000
-
-
-def test_expire_and_id_without_a_lock_change_nothing(cache: RedisCache) -> None:
-    assert cache.locked_get_or_set("report", lambda: 5, expire=1, id="me") == 5
-    assert cache.held_locks().total == 0
-
-
 @pytest.mark.parametrize("expire", [None, 60])
 def test_values_with_the_same_lock_are_computed_one_after_another(
     cache: RedisCache, client: redis.Redis, expire: float | None
@@ -125,11 +115,3 @@ def test_their_errors(client: redis.Redis) -> None:
     client.delete("a")
     with pytest.raises(NotAcquired):
         lock.release()
-
-
-def test_reset_all_gives_a_waiter_its_turn(cache: RedisCache, client: redis.Redis) -> None:
-    assert cache.lock("import", timeout=60).acquire()
-    waiting = Asking(cache.lock("import", timeout=60, thread_local=False).acquire)
-    until(lambda: client.info("clients")["blocked_clients"] == 1)
-    assert cache.reset_all() == 1
-    assert waiting.found() is True

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import events
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.contrib import metrics
 from tests.events import RecordedEvents, recording_events
 from tests.integration.cache.test_observed_reads import DEAD
 from tests.processes import until
@@ -82,12 +80,6 @@ def test_who_waits_for_another_process_misses(
     assert results(heard) == ["miss"]
 
 
-def test_who_waits_too_long_misses(ask: Any, client: redis.Redis, heard: RecordedEvents) -> None:
-    elsewhere(client)
-    assert ask("report", 1, wait=0.01, on_wait_timeout="default") == 1
-    assert results(heard) == ["miss"]
-
-
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 def test_several_values(cache: RedisCache, kind: str) -> None:
     cache.set_many({"a": 1, "b": 2})
@@ -105,48 +97,3 @@ def test_without_redis_each_call_misses(heard: RecordedEvents) -> None:
     for terms in ({}, TERMS):
         assert cache.get_or_set("report", 1, **terms) == 1
     assert results(heard) == ["miss"] * 2
-
-
-def test_without_listeners_no_event_is_made(
-    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The figures are counted without one."""
-    monkeypatch.setattr(events, "emit", lambda event: pytest.fail("it is made"))
-    cache.set("report", 1)
-    assert cache.get_or_set("report", 2) == 1
-
-
-def test_a_figure_that_cannot_be_counted_fails_no_read(
-    cache: RedisCache,
-    settings: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(events, "_logged_at", {})
-    metrics.flush()  # So that the next read is counted at once.
-    settings.DJANGO_REDIS_LOCK = {"METRICS": "yes"}
-    for _ in range(2):
-        assert cache.get_or_set("uncounted", 1) == 1
-    assert "nothing else is affected" in caplog.text
-
-
-def test_the_figures(cache: RedisCache, client: redis.Redis) -> None:
-    """Counting a hit sends nothing to Redis."""
-    if cache.in_memory:
-        pytest.skip("its figures stay in memory")
-    metrics.flush()
-    client.config_resetstat()
-    cache.get_or_set("report-1", "old", **TERMS)
-    for _ in range(600):
-        cache.get_or_set("report-1", "old")
-    client.pexpire(":1:report-1", 3_500_000)
-    cache.get_or_set("report-1", "new", **TERMS)
-    commands = client.info("commandstats")
-    assert commands["cmdstat_get"]["calls"] >= 600
-    assert commands["cmdstat_evalsha"]["calls"] < 60, "figures are written every few seconds"
-    metrics.flush()
-    found = metrics.summary("default", "report-*")
-    assert (found.hits, found.stale_hits, found.misses) == (600, 1, 1)
-    assert found.reads == 602
-    assert found.hit_ratio == pytest.approx(601 / 602)
-    assert metrics.summary("default", "nothing").hit_ratio is None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
-import contextlib
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -26,7 +24,7 @@ from django_redis_lock.threads import ThreadPool
 from tests.holding import renew
 from tests.processes import PATIENCE, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
-from tests.support.values import KEY, RAISE, TERMS, Asking, Broken, Producer, age, elsewhere, make
+from tests.support.values import KEY, RAISE, TERMS, Asking, Broken, Producer, age, make
 
 __all__ = ["slow"]
 
@@ -65,18 +63,6 @@ def test_a_value_is_kept_for_its_timeout_and_the_stale_time(
     assert 3_650_000 < client.pttl(KEY) <= 3_660_000
 
 
-def test_a_long_stale_time_begins_when_the_timeout_ends(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    """A thousandth of it is a quarter of an hour."""
-    terms: Any = {"timeout": 1_000_000, "stale": 1_000_000}
-    cache.get_or_set("report", "old", **terms)
-    client.pexpire(KEY, 1_000_500_000)
-    assert cache.get_or_set("report", "new", **terms) == "old"
-    client.pexpire(KEY, 999_500_000)
-    assert cache.get_or_set("report", "new", **terms) == "new"
-
-
 def test_a_value_is_stale_to_its_last_moment() -> None:
     clock = VirtualClock()
     with override(MemoryServer(clock)):
@@ -104,24 +90,6 @@ def test_a_fresh_value_costs_one_trip(cache: RedisCache, client: redis.Redis) ->
     }
 
 
-@pytest.mark.on_redis
-@pytest.mark.parametrize("way", ["get_or_set", "aget_or_set"])
-def test_a_key_of_another_type_leaves_no_reply_behind(
-    cache: RedisCache, client: redis.Redis, way: str
-) -> None:
-    def ask(key: str) -> Any:
-        if way == "get_or_set":
-            return cache.get_or_set(key, "computed", **TERMS)
-        return async_to_sync(cache.aget_or_set)(key, "computed", **TERMS)
-
-    cache.get_or_set("other", "there", **TERMS)
-    client.rpush(KEY, "not a value")
-    for _ in range(2):
-        with contextlib.suppress(redis.ResponseError):
-            ask("report")
-        assert ask("other") == "there"
-
-
 def test_a_value_that_never_ends_is_never_stale(cache: RedisCache) -> None:
     cache.set("report", "old", None)
     assert cache.get_or_set("report", Producer("new"), **TERMS) == "old"
@@ -131,10 +99,6 @@ def test_past_timeout_and_stale_time_it_is_a_miss(cache: RedisCache, client: red
     cache.get_or_set("report", "old", timeout=0.05, stale=0.05)
     until(lambda: not client.exists(KEY))
     assert cache.get_or_set("report", lambda: "new", **TERMS) == "new"
-
-
-def test_a_plain_get_gives_the_old_value(stale: RedisCache) -> None:
-    assert stale.get("report") == "old"
 
 
 def test_stale_forever_is_refused(cache: RedisCache) -> None:
@@ -163,17 +127,6 @@ def test_the_setting_counts_for_each_timeout(
     cache.get_or_set("once more", "c", None)
     lives = [client.pttl(f":1:{key}") for key in ("forever", "report", "once more")]
     assert lives == [-1, pytest.approx(3_660_000, abs=600_000), -1]
-
-
-@pytest.mark.parametrize(("default", "timeout"), [(300, (None,)), (None, ())])
-def test_a_setting_makes_nothing_stale_that_has_no_timeout(
-    redis_server: RedisServer, client: redis.Redis, default: Any, timeout: tuple[Any, ...]
-) -> None:
-    cache = RedisCache(redis_server.url, {"TIMEOUT": default, "OPTIONS": {"LOCK_STALE": 3600}})
-    assert [cache.get_or_set("report", value, *timeout) for value in "ab"] == ["a", "a"]
-    assert asyncio.run(cache.aget_or_set("report", "c", *timeout)) == "a"
-    assert client.pttl(KEY) == -1
-    assert cache.compute("report", "d", *timeout) == cache.get("report") == "d"
 
 
 # -- one refreshes, inline ---------------------------------------------------------------------
@@ -242,13 +195,6 @@ def test_in_the_background_of_one_of_several_processes(
         leader.say("new")
         assert crew.results() == ["old"] * 3
     assert stale.get("report") == "new"
-
-
-def test_a_leader_that_died_is_replaced(stale: RedisCache, client: redis.Redis) -> None:
-    elsewhere(client, 0.05)
-    assert stale.get_or_set("report", "mine", **TERMS) == "old"
-    until(lambda: not client.exists(flight_key(KEY)))
-    assert stale.get_or_set("report", "mine", **TERMS) == "mine"
 
 
 # -- in the background -------------------------------------------------------------------------
@@ -383,14 +329,6 @@ def test_without_an_old_value_it_waits_as_ever(cache: RedisCache, slow: Producer
     assert [asking.found(), following.found()] == ["new", "new"]
 
 
-def test_a_refresh_that_fails_within_it_serves_the_old_value(
-    stale: RedisCache, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = stale.get_or_set("report", Producer(Broken("no")), **TERMS, soft_timeout=PATIENCE)
-    assert found == "old"
-    assert "The refresh of :1:report failed; the stale value is served" in caplog.text
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
     ("given", "words"),
@@ -451,33 +389,6 @@ def test_the_background_is_bounded_and_no_thread_stays() -> None:
     until(lambda: not background._threads)
 
 
-@pytest.mark.parametrize("error", [SystemExit, Broken])
-def test_no_thread_of_the_background_is_lost(error: type[BaseException]) -> None:
-    background = ThreadPool("test", threads=1, max_waiting=64, idle_seconds=5)
-    done = threading.Event()
-
-    def fail() -> None:
-        raise error
-
-    assert background.submit(fail, fail)
-    assert background.submit(done.set, lambda: None)
-    assert done.wait(PATIENCE)
-
-
-def test_without_threads_nothing_waits_in_the_background(
-    stale: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    pool = ThreadPool("test", threads=4, max_waiting=64, idle_seconds=5)
-    monkeypatch.setattr(runners, "background", pool)
-    with monkeypatch.context() as patch:
-        patch.setattr(_thread, "start_new_thread", start)
-        assert stale.get_or_set("report", "new", **TERMS, background=True) == "old"
-    assert not client.exists(flight_key(KEY))
-
-
 def test_what_waits_in_the_background_is_computed_once_and_kept(
     redis_server: RedisServer, client: redis.Redis, slow: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,17 +411,6 @@ def test_what_waits_in_the_background_is_computed_once_and_kept(
     slow.finish.set()
     until(lambda: cache.get("report") == "new")
     assert new.calls == 1
-
-
-def test_no_thread_of_the_background_stays(
-    stale: RedisCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = set(threading.enumerate())
-    short = ThreadPool("test", threads=4, max_waiting=64, idle_seconds=0.05)
-    monkeypatch.setattr(runners, "background", short)
-    stale.get_or_set("report", lambda: "new", **TERMS, background=True)
-    until(lambda: stale.get("report") == "new")
-    until(lambda: "django_redis_lock" not in {t.name for t in {*threading.enumerate()} - others})
 
 
 @pytest.mark.sample(0)

@@ -13,7 +13,6 @@ from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight, in_process
 from tests import lanes
-from tests.lanes import examples
 from tests.processes import PATIENCE, Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
@@ -109,23 +108,6 @@ def ask_all_aboard(link: Link, url: str, threads: int = 9) -> list[Any]:
     return ask(link, url, threads)
 
 
-@pytest.mark.slow
-def test_hundreds_of_threads_with_pools_as_they_are(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    """redis-py's pools end at a hundred connections, from version 8 on."""
-    count = 4 if lanes.everything else 2
-    with processes(ask_all_aboard, redis_server.url, 200, count=count) as crew:
-        crew.go()
-        heard = {worker: {worker.hear()} for worker in crew}
-        until(lambda: blocked(client) == count - 1)
-        until(lambda: any(worker.speaks() or heard[worker] == {"computing"} for worker in crew))
-        (leader,) = (worker for worker in crew if worker.speaks() or heard[worker] == {"computing"})
-        assert heard[leader] | {leader.hear()} == {"computing", "aboard"}
-        leader.say("the report")
-        assert crew.results() == [["the report"] * 200] * count
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("stale", [0, 60])
 @pytest.mark.parametrize("threads", [8, 48, 200])
@@ -178,33 +160,6 @@ def test_processes_of_nine_threads_share_one_read_each(
     assert scripts == count
 
 
-@pytest.mark.slow
-def test_it_happens_again_and_again(redis_server: RedisServer, client: redis.Redis) -> None:
-    """Races between finding nothing, following and landing: here nobody waits for anybody."""
-    rounds = examples(600)
-    with processes(ask_in_rounds, redis_server.url, rounds, count=4) as crew:
-        crew.go()
-        for number in range(rounds):
-            assert {worker.hear() for worker in crew} == {number}
-        computed = [each for result in crew.results() for each in result]
-    assert sorted(computed) == list(range(rounds))
-
-
-def ask_in_rounds(link: Link, url: str, rounds: int) -> list[int]:
-    """The rounds whose value this process has computed; each round has a key of its own."""
-    cache, computed = RedisCache(url, {}), []
-
-    def compute(number: int) -> int:
-        computed.append(number)
-        return number
-
-    for number in range(rounds):
-        found = in_threads(3, lambda n=number: cache.get_or_set(f"r{n}", lambda: compute(n)))
-        assert found == [number] * 3
-        link.say(number)
-    return computed
-
-
 def test_followers_take_over_after_a_failure_one_at_a_time(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
@@ -255,24 +210,6 @@ def test_a_computation_longer_than_its_flight_is_one_computation(
         assert client.get(flight_key(KEY)) == token
         leader.say("the report")
         assert crew.results() == [["the report"]] * 3
-
-
-def test_a_frozen_leader_is_replaced_and_still_gets_its_own_value(
-    redis_server: RedisServer, client: redis.Redis, pace: int
-) -> None:
-    options = {"LOCK_FLIGHT_TIMEOUT": 2 * pace}
-    with processes(ask, redis_server.url, 1, options, True, count=2) as crew:
-        crew.go()
-        first = leader_of(crew)
-        first.pause()
-        (second,) = others = Crew(worker for worker in crew if worker is not first)
-        assert leader_of(others) is second
-        second.say("newer")
-        assert second.result() == ["newer"]
-        first.say("older")
-        first.resume()
-        assert first.result() == ["older"]
-    assert RedisCache(redis_server.url, {}).get("report") == "newer"
 
 
 def test_a_follower_whose_wait_ends_gets_an_error(redis_server: RedisServer) -> None:
@@ -333,19 +270,3 @@ def test_redis_dies_under_followers_and_all_get_a_value(own_server: RedisServer)
         leader.say("the report")
         assert leader.result() == ["the report"]
         assert [worker.result() for worker in others] == [["of its own"]] * 2
-
-
-def test_redis_dies_under_followers_and_the_error_shows(own_server: RedisServer) -> None:
-    with (
-        processes(ask, own_server.url, 2, {"LOCK_VALUES_ON_REDIS_DOWN": "raise"}, count=3) as crew,
-        own_server.client() as client,
-    ):
-        crew.go()
-        leader = leader_of(crew)
-        until(lambda: blocked(client) == 2)
-        own_server.kill()
-        for worker in crew:
-            if worker is not leader:
-                assert [type(error) for error in worker.result()] == [redis.ConnectionError] * 2
-        leader.say("the report")
-        assert leader.result() == ["the report"] * 2

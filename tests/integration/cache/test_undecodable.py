@@ -182,55 +182,6 @@ def test_the_others_of_many_are_read(cache: Any) -> None:
     assert (found, asked) == ({"a": 1, "report": 3, "b": 2}, ["report"])
 
 
-def test_what_a_leader_hands_over_without_storing_it(redis_server: RedisServer) -> None:
-    """The leader has another serializer, and its value is in the flight's stream only."""
-    options = {"SERIALIZER": "django_redis.serializers.json.JSONSerializer"}
-    mine = RedisCache(redis_server.url, {})
-    other = RedisCache(redis_server.url, {"OPTIONS": options})
-    begun, finish, result = threading.Event(), threading.Event(), []
-
-    def slow() -> str:
-        begun.set()
-        assert finish.wait(30)
-        return "in JSON"
-
-    leader = threading.Thread(target=lambda: other.get_or_set("report", slow, 0))
-    leader.start()
-    assert begun.wait(30)
-    follower = threading.Thread(target=lambda: result.append(mine.get_or_set("report", one, 0)))
-    follower.start()
-    finish.set()
-    leader.join(30)
-    follower.join(30)
-    assert result == ["computed"]
-
-
-def test_another_error_than_that_of_decoding_is_raised(cache: Any, monkeypatch: Any) -> None:
-    """Such as a time limit, which a signal handler raises at any moment."""
-
-    class TimeLimit(Exception):
-        pass
-
-    cache.set("report", "stored", 60)
-    decode, limits = cache.client.decode, iter([TimeLimit("the task's time is over")])
-
-    def interrupted(value: Any) -> Any:
-        for error in limits:
-            raise error
-        return decode(value)
-
-    monkeypatch.setattr(cache.client, "decode", interrupted)
-    with pytest.raises(TimeLimit):
-        cache.get_or_set("report", one, 60)
-    limits = iter([TimeLimit("the task's time is over")])
-    with pytest.raises(TimeLimit):
-        asyncio.run(cache.aget_or_set("report", aone, 60))
-    limits = iter([TimeLimit("the task's time is over")])
-    with pytest.raises(TimeLimit):
-        cache.get_or_set_many(["report"], many, 60)
-    assert cache.get_or_set("report", one, 60) == "stored"
-
-
 def test_one_warning_for_a_group(cache: Any, caplog: Any) -> None:
     with caplog.at_level(logging.WARNING, "django_redis_lock.flights"):
         for number in range(5):

@@ -13,7 +13,6 @@ import redis
 from django_redis.cache import RedisCache as DjangoRedisCache
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.cache.redis_py import flight_ending
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight.in_process import in_flight
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
@@ -120,14 +119,6 @@ def test_followers_get_what_django_redis_wrote(
     followers_get(cache, computation, *REDIS_WRITES[write])
 
 
-def test_a_finished_key_is_written_and_deleted_where_it_is_computed(cache: RedisCache) -> None:
-    key = cache.client.make_key("report")
-    assert cache.get_or_set(key, lambda: "older") == "older"
-    assert cache.get("report") == "older"
-    cache.delete(key)
-    assert cache.get_or_set(key, lambda: "newer") == "newer"
-
-
 @pytest.mark.parametrize(("write", "found"), [("set", "newer"), ("delete", "anew")])
 def test_followers_in_the_leaders_process_hear_of_a_write_during_the_computation(
     redis_server: RedisServer, write: str, found: str, pace: int
@@ -202,14 +193,6 @@ def test_what_writes_nothing_ends_no_flight(
     ends_no_flight(cache, client, computation, OTHERS[other])
 
 
-@pytest.mark.on_redis
-@pytest.mark.parametrize("other", REDIS_OTHERS)
-def test_what_writes_nothing_in_redis_ends_no_flight(
-    cache: RedisCache, client: redis.Redis, computation: Computation, other: str
-) -> None:
-    ends_no_flight(cache, client, computation, REDIS_OTHERS[other])
-
-
 def ends_no_flight(
     cache: RedisCache, client: redis.Redis, computation: Computation, do: Write
 ) -> None:
@@ -226,13 +209,6 @@ def test_a_write_wakes_the_followers(
 ) -> None:
     """So that those of other processes do not find out only when they look again."""
     wakes_the_followers(cache, client, WRITES[write][0])
-
-
-@pytest.mark.on_redis
-def test_an_increment_wakes_the_followers(
-    cache: RedisCache, client: redis.Redis, computation: Computation
-) -> None:
-    wakes_the_followers(cache, client, REDIS_WRITES["incr"][0])
 
 
 def wakes_the_followers(cache: RedisCache, client: redis.Redis, do: Write) -> None:
@@ -326,51 +302,6 @@ def test_writes_in_the_callers_own_pipeline_end_flights_when_it_is_sent(
     assert not client.exists(flight_key(KEY))
     computation.finish()
     assert cache.get("report") is None
-
-
-@pytest.mark.on_redis
-def test_many_writes_send_their_script_once(cache: RedisCache, client: redis.Redis) -> None:
-    data = {f"key {number}": number for number in range(100)}
-    for _ in range(2):
-        client.script_flush()
-        before = client.info("stats")["total_net_input_bytes"]
-        assert cache.set_many(data, 60) == []
-        assert client.info("stats")["total_net_input_bytes"] - before < 100 * 250
-    assert cache.get_many(data) == data
-
-
-def test_a_pipeline_that_is_used_again_sends_it_again(client: redis.Redis) -> None:
-    with client.pipeline() as pipeline:
-        writes = flight_ending(pipeline)
-        for value in (1, 2):
-            client.script_flush()
-            client.set(flight_key(b"a"), "token")
-            writes.set("a", value)
-            writes.set("b", value)
-            pipeline.execute()
-            assert client.mget("a", "b") == [b"%d" % value] * 2
-            assert not client.exists(flight_key(b"a"))
-
-
-@pytest.mark.on_redis
-def test_a_write_costs_one_trip_and_no_script(cache: RedisCache, client: redis.Redis) -> None:
-    def costs(write: Callable[[], Any]) -> tuple[int, bool]:
-        client.config_resetstat()
-        before = client.info("stats")["total_reads_processed"]
-        write()
-        reads = client.info("stats")["total_reads_processed"] - before
-        return reads, bool({"cmdstat_eval", "cmdstat_evalsha"} & client.info("commandstats").keys())
-
-    cache.set("warm", 1)
-    for write in (
-        lambda: cache.set("a", 1),
-        lambda: cache.add("b", 1),
-        lambda: cache.delete("a"),
-        lambda: cache.delete_many(["a", "b"]),
-        lambda: cache.set_many({"a": 1, "b": 2}),
-    ):
-        # Each INFO is one, too; and once the keeper may send something.
-        assert min(costs(write) for _ in range(3)) == (2, False)
 
 
 def compute_in_a_process(link: Link, url: str) -> Any:
@@ -507,17 +438,6 @@ def test_a_value_that_expired_as_it_had_to_is_replaced(
         return "newer"
 
     assert ways_to_compute(ours)[way](compute) == "newer"
-    assert ours.get("report") == "newer"
-
-
-@pytest.mark.parametrize("before", [SMALL, LARGE], ids=["small", "large"])
-@pytest.mark.parametrize(("way", "lifetime"), [("compute", 500), ("compute", None), ("stale", 500)])
-def test_an_unchanged_value_is_replaced(
-    redis_server: RedisServer, way: str, before: str, lifetime: float | None
-) -> None:
-    ours = RedisCache(redis_server.url, {})
-    ours.set("report", before, lifetime)
-    assert ways_to_compute(ours)[way](lambda: "newer") == "newer"
     assert ours.get("report") == "newer"
 
 

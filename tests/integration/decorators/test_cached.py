@@ -15,7 +15,6 @@ from django.contrib.auth.models import Group
 from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
 
-import django_redis_lock
 from django_redis_lock import cached, events
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
@@ -62,11 +61,6 @@ def test_help_names_the_methods(function: Any) -> None:
         assert "\n    " in of_method
     arguments = str(inspect.signature(function.__wrapped__))
     assert f"refresh{arguments}" in pydoc.plain(pydoc.render_doc(function.refresh))
-
-
-def test_it_is_public_and_lazy() -> None:
-    assert django_redis_lock.cached is cached
-    assert "cached" in django_redis_lock.__all__
 
 
 def test_a_function_without_arguments(client: redis.Redis) -> None:
@@ -189,15 +183,6 @@ def test_version_and_options() -> None:
     cache.set("x", 5, version=7)
     assert failing() == 5
     assert failing.invalidate() is True
-
-
-def test_none_is_a_result() -> None:
-    @cached("nothing")
-    def nothing() -> None:
-        calls.append(1)
-
-    assert nothing() is nothing() is None
-    assert len(calls) == 1
 
 
 def compute_once(link: Link) -> Any:

@@ -11,7 +11,6 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.core.cache import cache
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.middleware.csrf import get_token
 from django.template import engines
@@ -22,7 +21,6 @@ from django.utils import translation
 from django.utils.translation import gettext
 
 from django_redis_lock import cached_page
-from django_redis_lock.middleware import CachedPageMiddleware
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 
 computed: list[str] = []
@@ -173,13 +171,6 @@ def test_a_page_with_a_token_is_not_stored() -> None:
     assert first[:-2] != second[:-2]
 
 
-def test_the_language_is_in_the_key() -> None:
-    languages = ["de", "en", "de", "en", "fr"]
-    found = [get("/translated/", accept_language=language) for language in languages]
-    assert found == ["Ja 1", "Yes 2", "Ja 1", "Yes 2", "Oui 3"]
-    assert Client().get("/translated/")["Vary"] == "Accept-Language"
-
-
 def test_conditional_requests() -> None:
     etag = Client().get("/page/")["ETag"]
     response = Client().get("/page/", headers={"if-none-match": etag})
@@ -208,9 +199,3 @@ def test_a_stale_page_is_refreshed_in_the_background(settings: Any) -> None:
     assert [get("/slow/"), get("/slow/")] == ["page 1"] * 2
     going.set()
     until(lambda: get("/slow/") == "page 2")
-
-
-def test_a_cache_that_is_not_there(settings: Any) -> None:
-    settings.CACHE_MIDDLEWARE_ALIAS = "pages"
-    with pytest.raises(ImproperlyConfigured, match="CACHES has no 'pages'"):
-        CachedPageMiddleware(page)

@@ -11,17 +11,14 @@ import redis
 from django.contrib.messages import get_messages
 from django.contrib.messages.storage.cookie import CookieStorage
 from django.core.cache import caches
-from django.core.exceptions import SynchronousOnlyOperation
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
-from django.utils.functional import SimpleLazyObject
 from django.views import View
 from django.views.generic import TemplateView
 
 from django_redis_lock import current_lock, locked
 from django_redis_lock.contention import raise_error, redirect_to, respond, skip
-from django_redis_lock.decorators import declarations
 from django_redis_lock.exceptions import LockNotAcquired
 from tests.holding import hold
 from tests.processes import PATIENCE, Link, processes
@@ -119,19 +116,6 @@ def test_method_decorator() -> None:
     with hold("page-a-GET"):
         assert view(request(), slug="a").status_code == 409
         assert view(request("post"), slug="a").status_code == 405
-
-
-@pytest.mark.parametrize("name", ["outer-a", "inner-a"])
-def test_several_by_method_decorator(name: str) -> None:
-    view = Twice.as_view()
-    assert view(request(), slug="a").status_code == 200
-    with hold(name):
-        assert view(request(), slug="a").status_code == 409
-        assert view(request(), slug="b").status_code == 200
-
-
-def test_what_method_decorator_tries_out_is_not_declared() -> None:
-    assert not [d for d in declarations() if "method_decorator" in d.target or "dummy" in d.target]
 
 
 # -- asynchronous ------------------------------------------------------------------------------
@@ -235,18 +219,6 @@ def test_a_coroutine_function_as_on_lost_of_a_synchronous_view_is_refused() -> N
     assert free("export")
 
 
-def test_cancel_on_lost_by_method_decorator() -> None:
-    @method_decorator(locked("export", cancel_on_lost=True), name="dispatch")
-    class Page(Free):
-        pass
-
-    async def main() -> HttpResponse:
-        answer: HttpResponse = await Page.as_view()(request(), pk=7)
-        return answer
-
-    assert asyncio.run(main()).content == b"exported"
-
-
 def test_an_asynchronous_view_whose_mixin_answers_by_itself() -> None:
     """As ``LoginRequiredMixin`` does."""
 
@@ -261,31 +233,6 @@ def test_an_asynchronous_view_whose_mixin_answers_by_itself() -> None:
     view = Guarded()
     view.setup(request(), pk=7)
     assert asyncio.run(view.dispatch(request(), pk=7)).content == b"who are you?"
-
-
-def test_a_user_that_only_the_database_knows() -> None:
-    """``request.user`` is fetched when it is first asked for, which Django allows no coroutine."""
-
-    class User:
-        pk = 5
-
-    def fetch() -> User:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return User()
-        raise SynchronousOnlyOperation
-
-    @locked("basket-{request.user.pk}")
-    async def order(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    async def main() -> None:
-        async with caches["default"].alock("basket-5"):
-            assert (await order(request(user=SimpleLazyObject(fetch)))).status_code == 409
-        assert (await order(request(user=SimpleLazyObject(fetch)))).status_code == 200
-
-    asyncio.run(main())
 
 
 def test_a_view_stays_what_it_is() -> None:
@@ -363,14 +310,6 @@ def test_redirect_to_a_view_with_a_message() -> None:
     assert (answer.status_code, answer["Location"]) == (303, "/invoices/7/send/")
     assert answer["Cache-Control"] == "no-store"
     assert [str(message) for message in get_messages(made)] == ["It is on its way."]
-
-
-def test_a_message_that_cannot_be_shown_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    answer = answered(redirect_to("/later/", message="It is on its way."), request("post"))
-    assert (answer.status_code, answer["Location"]) == (303, "/later/")
-    [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.locked"]
-    assert said.startswith("A redirect because the lock export is taken has no message: ")
-    assert "MessageMiddleware" in said
 
 
 def test_redirect_to_a_url() -> None:

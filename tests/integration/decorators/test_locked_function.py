@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -22,20 +21,15 @@ from django_redis_lock import (
     LockError,
     LockLost,
     LockNotAcquired,
-    TooFewReplicas,
     current_lock,
-    decorators,
-    events,
     locked,
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
 from django_redis_lock.contrib.testing import override
-from tests.processes import PATIENCE, Link, in_threads, processes, until
-from tests.support.background import Background
+from tests.processes import PATIENCE, Link, processes, until
 from tests.support.logs import logged
 
 KEY = ":1:lock:export"
-HERE = __name__
 
 
 def held(name: str = "export") -> bool:
@@ -164,17 +158,6 @@ def test_on_conflict_may_be_any_callable(asynchronous: bool) -> None:
         assert asyncio.run(work(1, b=2)) == ("export", (1,), {"b": 2})
 
 
-class CallableObject:
-    async def __call__(self, pk: int) -> int:
-        return pk
-
-
-@pytest.mark.parametrize("target", [CallableObject().__call__, functools.partial(export)])
-def test_other_things_that_are_awaited(target: Any) -> None:
-    work = locked("x" if isinstance(target, functools.partial) else "work-{pk}")(target)
-    assert asyncio.run(work(7)) == 7
-
-
 def test_what_returns_a_coroutine_without_saying_so_is_refused() -> None:
     """It would run when the lock has been released."""
 
@@ -232,20 +215,6 @@ def test_what_returns_before_its_work_ends_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match="would run after the lock's release"):
         work()
     assert not held()
-
-
-def test_a_task_that_it_has_started_is_refused_until_it_is_over() -> None:
-    @locked("export")
-    async def work(*, done: bool) -> Any:
-        task = asyncio.ensure_future(asyncio.Event().wait())
-        if done:
-            task.cancel()
-            await asyncio.wait([task])
-        return task
-
-    with pytest.raises(TypeError, match="returned a Task, which would run after"):
-        asyncio.run(work(done=False))
-    assert asyncio.run(work(done=True)).done()
 
 
 async def _export_in_a_process(link: Link) -> str:
@@ -328,14 +297,6 @@ def test_methods(name: str, call: Callable[[], Any]) -> None:
         call()
 
 
-def test_a_function_that_only_sounds_like_that_of_a_view() -> None:
-    @locked("{order}")
-    def dispatch(order: str) -> str:
-        return order
-
-    assert dispatch("a") == dispatch(order="a") == "a"
-
-
 @pytest.mark.parametrize(
     ("template", "options", "group"),
     [
@@ -415,19 +376,6 @@ def test_a_with_block() -> None:
     assert not held()
 
 
-@pytest.mark.parametrize(("usual_hold", "seconds"), [(None, 2), (100, 100)])
-def test_a_lock_says_as_locked_does_when_to_come_again(
-    monkeypatch: pytest.MonkeyPatch, usual_hold: float | None, seconds: int
-) -> None:
-    monkeypatch.setattr(events, "usual_hold", lambda subject: usual_hold)
-    cache = caches["default"]
-    with cache.lock("export"):
-        for refused in (cache.lock("export", blocking=False), locked("export")):
-            with pytest.raises(LockNotAcquired) as caught, refused:
-                raise AssertionError
-            assert caught.value.retry_after == pytest.approx(seconds, abs=1)
-
-
 def test_an_async_with_block() -> None:
     async def main() -> None:
         async with locked("export") as lock:
@@ -440,77 +388,6 @@ def test_an_async_with_block() -> None:
         assert not await lock.locked()
 
     asyncio.run(main())
-
-
-def test_one_object_may_be_entered_again_and_again() -> None:
-    export_lock = locked("export", blocking=True)
-    fences = []
-    for _ in range(2):
-        with export_lock as lock:
-            fences.append(lock.fence)
-    assert fences[0] < fences[1]
-
-    inside: list[int] = []
-
-    def work() -> int:
-        with export_lock:
-            inside.append(1)
-            assert len(inside) == 1
-            inside.pop()
-        return 1
-
-    assert in_threads(8, work) == [1] * 8
-
-    async def awork() -> int:
-        async with export_lock:
-            inside.append(1)
-            await asyncio.sleep(0)
-            assert len(inside) == 1
-            inside.pop()
-        return 1
-
-    async def main() -> list[int]:
-        return await asyncio.gather(*(awork() for _ in range(8)))
-
-    assert asyncio.run(main()) == [1] * 8
-    assert not held()
-
-
-def test_each_thread_leaves_its_own_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when another leaves its own just while this one looks which that is."""
-    mine, entered, left = threading.get_ident(), threading.Event(), threading.Event()
-    leaving: list[Callable[[], Any]] = []
-
-    class Thread(int):
-        def __eq__(self, other: object) -> bool:
-            if int(self) == mine and leaving:
-                leaving.pop()()
-            return isinstance(other, int) and int(self) == int(other)
-
-        def __hash__(self) -> int:
-            return int(self)
-
-    monkeypatch.setattr(decorators, "caller", lambda: (Thread(threading.get_ident()), 0))
-    export_lock = locked(key=lambda: f"export-{threading.get_ident()}")
-    locks = []
-
-    def work() -> None:
-        with export_lock as lock:
-            locks.append(lock)
-            entered.set()
-            assert left.wait(PATIENCE)
-
-    other = Background(work)
-    assert entered.wait(PATIENCE)
-    with export_lock as lock:
-        locks.append(lock)
-
-        def leave() -> None:
-            left.set()
-            other.result()
-
-        leaving.append(leave)
-    assert [each.owned() for each in locks] == [False, False]
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -561,49 +438,6 @@ def test_a_thread_does_not_wait_for_a_lock_of_the_task_it_works_for_nor_the_reve
         assert not held()
 
 
-@pytest.mark.parametrize("end", ["left", "released", "lost"])
-def test_a_thread_of_a_task_that_holds_the_lock_no_more_waits_for_it(end: str) -> None:
-    @locked("export", blocking=True, blocking_timeout=PATIENCE)
-    def work() -> str:
-        return "done"
-
-    async def later(go: asyncio.Event) -> str:
-        await go.wait()
-        return await sync_to_async(work)()
-
-    async def main() -> None:
-        go = asyncio.Event()
-        async with locked("export") as lock:
-            task = asyncio.create_task(later(go))
-            if end == "lost":
-                await caches["default"].alock("export").reset()
-                while not lock.lost:
-                    await asyncio.sleep(0.01)
-            elif end == "released":
-                await lock.release()
-            if end != "left":
-                go.set()
-                assert await task == "done"
-        go.set()
-        assert await task == "done"
-
-    asyncio.run(main())
-    assert not held()
-
-
-def test_a_block_that_is_left_in_another_task_than_it_was_entered_in() -> None:
-    """As the fixtures of some test runners."""
-    export_lock = locked("export")
-
-    async def main() -> None:
-        await asyncio.create_task(export_lock.__aenter__())
-        assert await caches["default"].alock("export").locked()
-        await asyncio.create_task(export_lock.__aexit__(None, None, None))
-        assert not await caches["default"].alock("export").locked()
-
-    asyncio.run(main())
-
-
 def test_a_block_that_fails_releases() -> None:
     error = LookupError()
     with pytest.raises(LookupError) as caught, locked("export"):
@@ -615,11 +449,6 @@ def test_a_block_that_fails_releases() -> None:
 def test_a_name_made_by_a_function() -> None:
     with locked(key=lambda: "export"):
         assert held()
-
-
-def test_a_brace_that_belongs_to_the_name() -> None:
-    with locked("{{export}}"):
-        assert held("{export}")
 
 
 @pytest.mark.parametrize(
@@ -684,12 +513,6 @@ def test_threads_and_tasks_of_the_call_have_it_too() -> None:
     found = asyncio.run(work())
     assert found == found[:1] * 4
     assert found[0] is not None
-
-
-def test_threads_of_others_have_not() -> None:
-    with locked("export"):
-        (error,) = in_threads(1, current_lock)
-    assert isinstance(error, LockError)
 
 
 def test_a_lock_that_is_lost(client: redis.Redis) -> None:
@@ -785,15 +608,3 @@ def test_a_coroutine_function_as_on_lost_of_a_block_is_refused() -> None:
     ):
         raise AssertionError
     assert not held()
-
-
-def test_replicas_that_are_not_there(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_redis_lock.locking.replicas.REPLY_MARGIN_SECONDS", PATIENCE)
-
-    @locked("export", replicas=1, timeout=60)
-    def work() -> None:
-        raise AssertionError("the lock does not count")
-
-    with pytest.raises(TooFewReplicas):
-        work()
-    until(lambda: not held())

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_redis_lock import LockNotAcquired, current_lock, locked
-from django_redis_lock.contention import Conflict, skip
+from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib.testing import override
 
 
@@ -47,24 +46,6 @@ def test_a_lock_of_a_cache(using: str) -> None:
         lock.release()
     assert one_more.acquire(blocking=False)
     one_more.release()
-
-
-def test_a_lock_for_tasks(using: str) -> None:
-    async def main() -> int:
-        inside = most = 0
-
-        async def work() -> None:
-            nonlocal inside, most
-            async with caches[using].alock("export", limit=2):
-                inside += 1
-                most = max(most, inside)
-                await asyncio.sleep(0)
-                inside -= 1
-
-        await asyncio.gather(*(work() for _ in range(8)))
-        return most
-
-    assert asyncio.run(main()) <= 2
 
 
 def test_a_function(using: str) -> None:
@@ -163,28 +144,3 @@ def test_this_hosts_lock_without_redis_has_one_holder(settings: Any, tmp_path: P
     one.release()
     assert two.acquire(blocking=False)
     two.release()
-
-
-def test_each_place_in_redis_has_a_lock_of_this_host(
-    client: redis.Redis, settings: Any, tmp_path: Path
-) -> None:
-    settings.DJANGO_REDIS_LOCK = {"ON_REDIS_DOWN": "local", "LOCAL_LOCK_FOLDER": str(tmp_path)}
-    locks = hold("default")
-    assert [lock.degraded for lock in locks] == [None, None]
-    assert len(list(tmp_path.iterdir())) == 2
-    assert not caches["default"].lock("export", limit=2).acquire(blocking=False)
-    for lock in locks:
-        lock.release()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_skipped_when_all_places_are_taken(using: str) -> None:
-    @locked("export", using=using, limit=2, on_conflict=skip)
-    def export() -> str:
-        return "done"
-
-    locks = hold(using)
-    assert export() is None
-    locks[1].release()
-    assert export() == "done"
-    locks[0].release()

@@ -164,14 +164,6 @@ class BelowAnother(Basket):
     pass
 
 
-@pytest.mark.parametrize("kind", [Twice, BelowAnother])
-def test_the_locks_of_two_decorators(kind: Any) -> None:
-    assert call(kind.as_view(), token="ann").data["of"] == "ann"
-    for name in ("basket-ann-usual", "order-ann"):
-        with hold(name):
-            assert call(kind.as_view(), token="ann").status_code == 409
-
-
 @locked("stock-{self.action}-{pk}")
 class Stock(ViewSet):
     def retrieve(self, request: Any, pk: str) -> Response:

@@ -152,12 +152,6 @@ def test_only_a_celery_task_is_tried_again() -> None:
         class Page(View): ...
 
 
-def test_a_task_is_no_command_and_no_view() -> None:
-    for options in ({"exit_code": 3}, {"status_code": 503}):
-        with pytest.raises(TypeError, match="means nothing for a task"):
-            locked("send", **options)(send_outside)
-
-
 def test_a_shared_task_is_refused_from_outside() -> None:
     with pytest.raises(TypeError, match="put @locked below @shared_task"):
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import threading
 import unittest
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +22,9 @@ from django.db import DatabaseError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, TestCase
 
-from django_redis_lock import AsyncLock, LockError, LockNotAcquired, current_lock, locked
-from django_redis_lock.decorators import transactions
-from tests.holding import hurry_until, renew
+from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
+from tests.holding import renew
 from tests.processes import PATIENCE, Link, processes, until
-from tests.redis_server import RedisServer
 from tests.support.databases import DATABASES, balance, execute, forget, use
 
 KEY = ":1:lock:account"
@@ -144,23 +141,6 @@ def test_it_is_released_after_the_commit_and_what_waits_for_that() -> None:
     assert balance() == 1
 
 
-def test_a_transaction_of_what_waits_for_the_commit_is_not_the_end() -> None:
-    order: list[Any] = []
-
-    def write() -> None:
-        with transaction.atomic("shop"):
-            deposit.__wrapped__()
-        order.append(held())
-
-    with transaction.atomic("shop"):
-        deposit()
-        for _ in range(2):
-            transaction.on_commit(write, using="shop")
-    assert order == [True, True]
-    assert not held()
-    assert balance() == 3
-
-
 def test_it_is_released_after_a_rollback() -> None:
     with pytest.raises(LookupError), transaction.atomic("shop"):
         deposit()
@@ -223,23 +203,6 @@ def test_a_failure_that_is_caught_in_the_transaction_does_not_end_it() -> None:
     assert not held()
 
 
-def test_what_is_called_after_the_commit_may_fail() -> None:
-    """The others are called, and the caller has committed."""
-    called: list[str] = []
-
-    def fail() -> None:
-        called.append("fails")
-        raise LookupError
-
-    with transaction.atomic("shop"), transaction.atomic("till"):
-        for function in (fail, lambda: called.append("does not")):
-            transactions.after_commit(function)
-        assert called == []
-    assert called == ["fails", "does not"]
-    transactions.after_commit(lambda: called.append("at once"))
-    assert called[2:] == ["at once"]
-
-
 def test_it_may_let_go_at_once() -> None:
     with transaction.atomic("shop"):
         deposit_and_let_go()
@@ -284,15 +247,6 @@ def test_a_function_that_waits_for_the_commit_fails() -> None:
     assert balance() == 1
 
 
-def test_a_connection_that_is_closed_in_the_transaction() -> None:
-    with pytest.raises(LookupError), transaction.atomic("shop"):
-        deposit()
-        connections["shop"].close()
-        assert not held()  # The server has rolled back.
-        raise LookupError
-    assert balance() == 0
-
-
 @pytest.mark.parametrize(("end", "wanted"), [("commit", 1), ("rollback", 0), ("close", 0)])
 def test_autocommit_off(end: str, wanted: int) -> None:
     transaction.set_autocommit(False, using="shop")
@@ -309,13 +263,6 @@ def test_autocommit_off(end: str, wanted: int) -> None:
     assert balance() == 3 * wanted
 
 
-def test_autocommit_on_again_ends_it() -> None:
-    transaction.set_autocommit(False, using="shop")
-    deposit()
-    transaction.set_autocommit(True, using="shop")
-    assert not held()
-
-
 def test_a_thread_that_ends_in_a_transaction() -> None:
     def begin() -> None:
         transaction.set_autocommit(False, using="shop")
@@ -326,47 +273,6 @@ def test_a_thread_that_ends_in_a_transaction() -> None:
     thread.join(PATIENCE)
     gc.collect()
     assert not held()
-
-
-def test_a_thread_that_ends_in_a_transaction_leaves_no_lock_of_the_host(
-    own_server: RedisServer, settings: Any
-) -> None:
-    """The keeper, which releases other locks that are garbage-collected, does not know it."""
-    backend = "django_redis_lock.cache.RedisCache"
-    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": own_server.url}}
-    own_server.kill()
-
-    @locked("account", on_redis_down="local")
-    def deposit_without_redis() -> None:
-        execute("UPDATE account SET balance = balance + 1")
-
-    def begin() -> None:
-        transaction.set_autocommit(False, using="shop")
-        deposit_without_redis()
-
-    thread = threading.Thread(target=begin)
-    thread.start()
-    thread.join(PATIENCE)
-    gc.collect()
-    deposit_without_redis()
-    assert balance() == 1
-
-
-def test_the_connection_is_left_as_it_was() -> None:
-    connections["shop"].ensure_connection()
-    before = set(vars(connections["shop"]))
-    for _ in range(2):
-        with transaction.atomic("shop"):
-            deposit()
-            assert set(vars(connections["shop"])) != before
-        assert set(vars(connections["shop"])) == before
-        # Such ends of a connection that lives for long would be as many as its transactions.
-        assert connections["shop"] not in [end.peek()[0] for end in ends() if end.peek()]
-
-
-def ends() -> list[Any]:
-    registry: Any = weakref.finalize._registry
-    return [*registry]
 
 
 def test_a_lock_that_is_lost_in_the_transaction(
@@ -445,38 +351,6 @@ def test_another_thread_does_not_share_it() -> None:
         thread.start()
         thread.join(PATIENCE)
     assert isinstance(found[0], LockNotAcquired)
-
-
-def test_a_lock_lost_in_between_is_acquired_again(client: redis.Redis) -> None:
-    fences = []
-
-    @locked("account")
-    def work() -> None:
-        fences.append(current_lock().fence)
-
-    with transaction.atomic("shop"):
-        work()
-        lock = caches["default"].lock("account")
-        lock.reset()
-        hurry_until(lambda: _lost("account"))
-        work()
-        assert held()
-    assert not held()
-    assert fences[0] < fences[1]
-
-
-def _lost(name: str) -> bool:
-    return transactions._here.pending["default", name].lock.lost
-
-
-def test_the_same_call_takes_up_its_waiting_lock() -> None:
-    @locked("account", blocking=True)
-    def again() -> None:
-        again()
-
-    with pytest.raises(LockError, match="would wait for itself"), transaction.atomic("shop"):
-        again()
-    assert not held()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -592,31 +466,6 @@ def test_a_coroutine_that_is_called_in_a_transaction() -> None:
     assert not held()
     assert fences[0] == fences[1] is not None
     async_to_sync(work)()
-    assert not held()
-
-
-@pytest.mark.parametrize("names", ["account", ["account", "another"]])
-def test_a_block_of_a_task_has_a_lock_for_tasks(names: Any) -> None:
-    """Also the second, for which the lock of the first, held until the commit, is used again."""
-
-    async def work() -> tuple[type, Any, Any]:
-        async with locked(names) as lock:
-            assert lock is current_lock()
-            before = await lock.ttl()
-            await lock.extend(60)
-            await current_lock().extend(60)
-            lock.ensure_held()
-            return type(lock), before, await lock.ttl()
-
-    kinds = []
-    with transaction.atomic("shop"):
-        for _ in range(3):
-            kind, before, after = async_to_sync(work)()
-            kinds.append(kind)
-            assert after > before + 100
-            assert held()
-    assert issubclass(kinds[0], AsyncLock)
-    assert set(kinds) == {kinds[0]}
     assert not held()
 
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import sync_to_async
 from django.core.cache import caches
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_redis_lock import events, locked
-from django_redis_lock.cache import BackendCannotLock
 from django_redis_lock.contention import Conflict, raise_error, skip
 from django_redis_lock.contrib import metrics
 from tests.holding import hold
@@ -101,18 +97,6 @@ def test_the_answer_to_a_browser() -> None:
     assert b"<html" in answer.content
     assert b"<style" not in answer.content  # A content security policy forbids it.
     assert b'href="/static/django_redis_lock/conflict.css"' in answer.content
-
-
-def test_without_collected_static_files_the_answer_is_the_same(
-    settings: Any, tmp_path: Path
-) -> None:
-    settings.STATIC_ROOT = str(tmp_path)
-    storage = "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"
-    settings.STORAGES = {"staticfiles": {"BACKEND": storage}}
-    with hold("export"):
-        answer = export(request("text/html"))
-    assert answer.status_code == 409
-    assert b"stylesheet" not in answer.content
 
 
 @pytest.mark.parametrize(
@@ -209,11 +193,6 @@ def test_on_conflict_may_be_any_function() -> None:
     assert conflict.holder.id
     assert conflict.ttl is not None
     assert lock.fence
-
-
-def test_the_request_is_found_by_name_too() -> None:
-    with hold("export"):
-        assert export(request=request()).status_code == 409
 
 
 # -- keys --------------------------------------------------------------------------------------
@@ -414,24 +393,6 @@ def test_what_is_no_view_raises_the_error_without_redis(options: dict[str, Any])
         locked("export", **options)(never)(request())
 
 
-@pytest.mark.usefixtures("redis_down")
-def test_a_coroutine_that_is_no_view_gets_the_error_where_it_runs() -> None:
-    """Not by way of Django's thread for synchronous code, which may wait for this coroutine."""
-
-    @locked("export")
-    async def export() -> None: ...
-
-    @sync_to_async
-    def waits_for_it(loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.run_coroutine_threadsafe(export(), loop).result()
-
-    async def run() -> None:
-        await waits_for_it(asyncio.get_running_loop())
-
-    with pytest.raises(redis.ConnectionError):
-        asyncio.run(run())
-
-
 def test_an_outage_in_the_view_is_the_views_error(caplog: pytest.LogCaptureFixture) -> None:
     @locked("export")
     def view(request: HttpRequest) -> HttpResponse:
@@ -482,45 +443,3 @@ def test_a_lock_lost_while_it_runs_does_not_cost_the_result(client: redis.Redis)
         return HttpResponse("exported")
 
     assert view(request()).content == b"exported"
-
-
-def test_another_cache(settings: Any, redis_server: RedisServer) -> None:
-    settings.CACHES = {
-        **settings.CACHES,
-        "locks": {
-            "BACKEND": "django_redis_lock.cache.RedisCache",
-            "LOCATION": redis_server.url,
-            "KEY_PREFIX": "locks",
-        },
-    }
-
-    @locked("export", using="locks")
-    def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    with hold("export"):
-        assert view(request()).status_code == 200
-    with caches["locks"].lock("export"):
-        assert view(request()).status_code == 409
-
-
-def test_a_cache_that_cannot_lock_says_so() -> None:
-    @locked("export", using="plain")
-    def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    @locked("export", using="shared")
-    def other(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    with pytest.raises(ImproperlyConfigured, match=r"CACHES has no 'shared'; .*: 'default'"):
-        other(request())
-    with pytest.raises(BackendCannotLock) as caught:
-        view(request())
-    for words in (
-        "the cache 'plain' cannot lock",
-        "its BACKEND is 'django_redis.cache.RedisCache'",
-        '"BACKEND": "django_redis_lock.cache.RedisCache"',
-        '"BACKEND": "django_redis_lock.cache.LocMemCache"',
-    ):
-        assert words in str(caught.value)

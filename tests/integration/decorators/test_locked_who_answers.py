@@ -10,13 +10,9 @@ from typing import Any
 
 import pytest
 import redis
-from django import template
 from django.contrib.admin import AdminSite, ModelAdmin
 from django.contrib.admin import action as admin_action
 from django.contrib.auth.models import User
-from django.db.models.signals import post_save
-from django.dispatch import Signal
-from django.dispatch import receiver as receiver_of
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import path
@@ -37,10 +33,6 @@ from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.usefixtures("client"), pytest.mark.invariant("U2")]
 NAME = "work"
-
-
-def ok(*args: Any, **kwargs: Any) -> Any:
-    return HttpResponse("ran")
 
 
 @locked(NAME)
@@ -375,15 +367,6 @@ def test_a_hook_must_say_what_it_answers(name: str, options: Any) -> None:
         assert locked(NAME, **good)(hook)
 
 
-def test_other_methods_of_that_name() -> None:
-    class Gateway:
-        @locked(NAME)
-        def authenticate(self, password: str) -> bool:
-            return True
-
-    assert Gateway().authenticate("x")
-
-
 class Queued:
     """As a task queue makes of a function: a call only sends it."""
 
@@ -406,36 +389,6 @@ operation._ninja_operation = object()  # as Django Ninja's
 def test_what_another_decorator_made_is_refused(target: Any) -> None:
     with pytest.raises(TypeError, match="directly above the function"):
         locked(NAME)(target)
-
-
-@pytest.mark.parametrize(
-    "register",
-    [
-        receiver_of(Signal()),
-        receiver_of([post_save, Signal()], sender=User),
-        template.Library().filter,
-        template.Library().filter("shout"),
-    ],
-)
-def test_what_another_decorator_has_registered_is_refused(register: Any) -> None:
-    """It returns the function itself, which runs without the lock."""
-
-    def make() -> Any:
-        def function(value: Any = None, **kwargs: Any) -> None: ...
-
-        return function
-
-    with pytest.raises(TypeError, match="has registered"):
-        locked(NAME)(register(make()))
-    assert register(locked(NAME)(make()))
-
-
-@pytest.mark.parametrize(
-    "target",
-    [functools.partial(delayed.__call__, 3), Queued().__call__, functools.lru_cache(ok), len],
-)
-def test_what_runs_its_code_when_it_is_called_is_not(target: Any) -> None:
-    assert callable(locked(NAME)(target))
 
 
 # -- JSON ----------------------------------------------------------------------------------------

@@ -233,41 +233,7 @@ def test_a_reader_of_the_old_data_stores_nothing_that_stays(cache: Any, late: bo
     assert cache.get_or_set("account", balance, 600) == 1
 
 
-def test_what_the_plain_delete_leaves_behind(cache: Any) -> None:
-    """Why ``on_commit``: docs/recipes.md."""
-    with transaction.atomic("shop"):
-        change()
-        cache.delete("account")
-        assert Asking(cache.get_or_set, "account", balance, 600).found() == 0
-    assert cache.get("account") == 0
-
-
-def test_a_refresh_stores_what_is_committed(cache: Any) -> None:
-    """``refresh()`` itself would store a balance that never was."""
-    with pytest.raises(LookupError), transaction.atomic("shop"):
-        change()
-        account.on_commit("shop").refresh(7)
-        assert account.__wrapped__(7) == 1
-        raise LookupError
-    assert account(7) == 0
-
-
 # -- arguments, keys and errors --------------------------------------------------------------------
-
-
-def test_keys_are_made_at_the_call(cache: Any, settings: Any) -> None:
-    tenant = ["a"]
-    config = {"KEY_FUNCTION": lambda key, prefix, version: f"{tenant[0]}:{key}"}
-    settings.CACHES = {"default": {**settings.CACHES["default"], **config}}
-    of_tenants = caches["default"]
-    of_tenants.set("key", "a's")
-    with transaction.atomic("shop"):
-        of_tenants.on_commit("shop").delete("key")
-        tenant[0] = "b"
-        of_tenants.set("key", "b's")
-    assert of_tenants.get("key") == "b's"
-    tenant[0] = "a"
-    assert of_tenants.get("key") is None
 
 
 def test_wrong_arguments_are_refused_at_the_call(cache: Any) -> None:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from datetime import datetime, timedelta, timezone
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -22,7 +21,6 @@ import redis
 from celery import Celery, chain, chord, shared_task
 from celery.beat import ScheduleEntry, Scheduler
 from celery.contrib.testing.worker import start_worker
-from celery.exceptions import Reject
 from celery.schedules import schedule
 from celery.signals import setup_logging
 from django.core.cache import caches
@@ -32,7 +30,7 @@ from django.test import override_settings
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from django_redis_lock import events, locked, unique_task
+from django_redis_lock import locked, unique_task
 from django_redis_lock.contrib.unique_tasks import AlreadyQueued, Duplicate, TaskNotQueued
 from django_redis_lock.ops.admin.rows import row
 from django_redis_lock.ops.held_locks import held_locks
@@ -197,13 +195,6 @@ def test_a_duplicate_may_raise(task: Any, queue: Queue) -> None:
     assert len(queue) == 1
 
 
-def test_a_duplicate_may_be_answered_by_a_function() -> None:
-    first = answering.delay(7)
-    duplicate, shop = answering.delay(7)
-    assert (duplicate.name, duplicate.task_id, shop) == ("sync-7", first.id, 7)
-    assert duplicate.result == first
-
-
 def send_many(link: Link, url: str) -> None:
     app.conf.broker_url = url
     link.say([shared.delay(7).id for _ in range(50)])
@@ -224,15 +215,6 @@ def test_beat_does_not_pile_up(queue: Queue) -> None:
     beat = Scheduler(app=app, lazy=True)
     assert len({beat.apply_async(entry).id for _ in range(3)}) == 1
     assert len(queue) == 1
-
-
-def test_a_fixed_id_is_no_way_around(queue: Queue) -> None:
-    """And who has chosen an id learns that it will not run."""
-    assert [plain.apply_async((7,), task_id="mine").id for _ in range(2)] == ["mine"] * 2
-    assert len(queue) == 1
-    assert plain.apply_async((7,), task_id="other").id == "mine"
-    assert app.AsyncResult("other").state == "REVOKED"
-    assert app.AsyncResult("mine").state == "PENDING"
 
 
 # -- until -----------------------------------------------------------------------------------------
@@ -350,45 +332,7 @@ def test_a_retry_is_never_refused(queue: Queue) -> None:
     assert not name().locked()
 
 
-@pytest.mark.parametrize("requeue", [False, True])
-@pytest.mark.parametrize("task", [done], ids=["done"])
-def test_what_is_rejected(task: Any, requeue: bool) -> None:
-    seen: list[bool] = []
-
-    def reject(_: Any) -> Any:
-        if len(runs) == 1:
-            raise Reject("not now", requeue=requeue)
-        seen.append(name().locked())
-        return "at last"
-
-    act.append(reject)
-    first = task.delay(7)
-    with worker():
-        until(lambda: len(runs) >= 1 + requeue)
-        until(lambda: not name().locked())
-    assert seen == [True] * requeue
-    assert first.id
-
-
-def test_a_countdown_is_added_to_the_timeout() -> None:
-    soon = datetime.now(timezone.utc) + timedelta(seconds=300)
-    for shop, options in enumerate(({"countdown": 300}, {"eta": soon}, {"eta": soon.isoformat()})):
-        plain.apply_async((shop,), **options)
-        assert 350 < name(shop).ttl() <= 360
-
-
 # -- what is lost ----------------------------------------------------------------------------------
-
-
-def test_a_message_that_is_lost_frees_the_name_after_its_timeout(
-    client: redis.Redis, queue: Queue
-) -> None:
-    first = plain.delay(7)
-    assert app.control.purge() == 1
-    assert plain.delay(7).id == first.id
-    client.pexpire(name().keys.lock, 1)
-    until(lambda: plain.delay(7).id != first.id)
-    assert len(queue) == 1
 
 
 def test_what_is_revoked_frees_the_name(pace: int) -> None:
@@ -568,41 +512,6 @@ def test_it_is_shown_as_queued_and_can_be_released(task: Any) -> None:
     assert task.delay(7).id != first.id
 
 
-def test_a_retry_is_shown_as_queued() -> None:
-    """And the run before it as running."""
-    runs_as: list[Any] = []
-
-    def retry(self: Any) -> Any:
-        until(lambda: held_locks().found[0].lock.renews)
-        runs_as.append(held_locks().found[0].lock)
-        raise self.retry(countdown=200)
-
-    act.append(retry)
-    first = done.delay(7)
-    with worker():
-        until(lambda: first.state == "RETRY")
-    assert runs_as[0].owner.label == f"running: {done.name} ({first.id})"
-    assert not runs_as[0].queued
-    [held] = held_locks().found
-    assert held.lock.owner.label == f"queued: {done.name} ({first.id})"
-    assert held.lock.queued
-    assert not held.lock.silent
-
-
-def test_figures_count_what_was_not_queued() -> None:
-    heard: list[Any] = []
-    events.subscribe(heard.append)
-    try:
-        plain.delay(7)
-        plain.delay(7)
-    finally:
-        events.unsubscribe(heard.append)
-    ours = [each for each in heard if "sync" in each.subject.group]
-    kinds = [type(each).__name__ for each in ours]
-    assert [kinds.count(each) for each in ("Acquired", "Rejected", "Lost")] == [1, 1, 0]
-    assert {each.subject.group for each in ours} == {"queued:sync-{shop}"}
-
-
 # -- Django's --------------------------------------------------------------------------------------
 
 SOURCE = """
@@ -716,14 +625,6 @@ def test_djangos_task_stays_one(module: Any, kind: str) -> None:
     assert module.start.func(7) == 7
 
 
-@pytest.mark.parametrize("module", ["immediate.ImmediateBackend"], indirect=True)
-@of_each_django
-def test_djangos_task_at_once(module: Any, kind: str) -> None:
-    task = getattr(module, kind)
-    assert [task.enqueue(7).return_value for _ in range(2)] == [7, 7]
-    assert not name().locked()
-
-
 @of_each_django
 def test_djangos_task_that_is_not_queued(module: Any, kind: str, monkeypatch: Any) -> None:
     task = getattr(module, kind)
@@ -740,14 +641,6 @@ def test_djangos_task_that_is_not_queued(module: Any, kind: str, monkeypatch: An
     assert not name().locked()
 
 
-@of_each_django
-def test_djangos_task_while_redis_is_down(module: Any, kind: str) -> None:
-    task = getattr(module, kind)
-    with override_settings(CACHES={"default": NOWHERE}), pytest.raises(TaskNotQueued):
-        task.enqueue(7)
-    assert not task.get_backend().results
-
-
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("rolled_back", [False, True])
 def test_djangos_task_in_a_transaction(module: Any, rolled_back: bool) -> None:
@@ -758,12 +651,6 @@ def test_djangos_task_in_a_transaction(module: Any, rolled_back: bool) -> None:
         transaction.set_rollback(rolled_back)
     assert name().locked() is not rolled_back
     assert not vars(connections["default"]).get("_django_redis_lock_watch")
-
-
-def test_djangos_task_that_runs_later(module: Any) -> None:
-    later = datetime.now(timezone.utc) + timedelta(seconds=300)
-    module.start.using(run_after=later).enqueue(7)
-    assert 350 < name().ttl() <= 360
 
 
 # -- it is used wrongly ----------------------------------------------------------------------------

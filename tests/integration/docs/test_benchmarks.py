@@ -14,10 +14,9 @@ import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks.__main__ import MEASUREMENTS
 from benchmarks.bench import Bench
-from benchmarks.document import PUBLISHED, all_tables, document
+from benchmarks.document import PUBLISHED
 from benchmarks.figures import best, jain, median_known, median_ratio, percentile
 from benchmarks.results import OURS, Result, Target
-from benchmarks.table import render, show, summary
 from tests.lanes import some
 
 ROOT = Path(__file__).parents[3]
@@ -89,52 +88,9 @@ def test_without_a_choice_it_measures_everything(
     assert tables.read_text().count(f"\n| **{OURS}") == len(MEASUREMENTS)
 
 
-def commands(page: str) -> list[str]:
-    text = (ROOT / page).read_text()
-    return re.findall(r'^`make bench ARGS="--only (\w+)"`$', text, re.MULTILINE)
-
-
-def test_the_page_has_six_tables_each_with_its_command() -> None:
-    assert commands("docs/benchmarks.md") == list(PUBLISHED)
-    text = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert len(re.findall(r"^\|---(?:\|--:)+\|$", text, re.MULTILINE)) == len(PUBLISHED) == 6
-
-
-def test_the_other_file_has_each_table_with_its_command() -> None:
-    assert commands("benchmarks/results.md") == list(MEASUREMENTS)
-
-
 def rows(page: str) -> list[list[str]]:
     lines = re.findall(r"^\|(.*)\|$", (ROOT / page).read_text(), re.MULTILINE)
     return [[cell.strip() for cell in line.split("|")] for line in lines if "---" not in line]
-
-
-def test_the_page_says_nothing_else_than_the_file_of_all_tables() -> None:
-    of_the_file = rows("benchmarks/results.md")
-    assert not [
-        shown
-        for shown in rows("docs/benchmarks.md")
-        if not any(set(shown) <= set(row) for row in of_the_file)
-    ]
-
-
-def test_the_page_has_of_each_measurement_the_table_that_is_chosen() -> None:
-    titles = ("8 threads", "200 threads", "800 threads")
-    results = {name: [Result(title, ("ratio",)) for title in titles] for name in MEASUREMENTS}
-    assert re.findall(r"^\*\*(.*)\*\*$", document(results, {}), re.MULTILINE) == [
-        *[titles[0]] * 5,
-        titles[1],
-    ]
-    assert all_tables(results, {}).count("**200 threads**") == len(MEASUREMENTS)
-
-
-def test_a_table_of_the_page_is_markdown() -> None:
-    result = Result("Speed", ("cycles/s", "ratio"), note="A note.", targets=[BAD])
-    result.rows = {"a peer": (1234.5, None), OURS: (0.5, "–")}
-    text = document({"cycle": [result]}, {"machine": "small"})
-    assert "| machine | small |" in text
-    assert f"|  | cycles/s | ratio |\n|---|--:|--:|\n| a peer | 1,234 | – |\n| **{OURS}**" in text
-    assert "A note." in text
 
 
 def test_a_measurement_that_does_not_exist_is_refused() -> None:
@@ -157,27 +113,3 @@ def test_figures() -> None:
     assert best([3, None, 2]) == 2
     assert best([3, 2], highest=True) == 3
     assert best([]) is None
-
-
-def test_targets_say_whether_they_are_met() -> None:
-    assert (GOOD.met, BAD.met, UNKNOWN.met) == (True, False, None)
-    assert Target.at_least("many", 3, 2).met
-    assert not Target.at_least("many", 1, 2).met
-
-
-def test_a_table_marks_ours_and_names_what_is_missed() -> None:
-    result = Result("Speed", ("cycles/s", "ratio"), note="A note.", targets=[GOOD, BAD, UNKNOWN])
-    result.rows = {"a peer": (1234.5, None), OURS: (0.5, "–")}
-    lines = render(result).splitlines()
-    assert any(line.startswith("  a peer") and "1,23" in line for line in lines)
-    assert any(line.startswith(f"* {OURS}") and "0.500" in line for line in lines)
-    assert "  MISSED: few (3, limit 2)" in lines
-    assert summary([result]).splitlines()[0] == "Targets: 1 of 3 met"
-    assert result.peers("cycles/s") == [1234.5]
-    assert [show(number) for number in (1, 1.25, 12.34, 123.4, None)] == [
-        "1",
-        "1.250",
-        "12.3",
-        "123",
-        "–",
-    ]

@@ -6,24 +6,20 @@ For the contract a thread of the suite stands for one task of an event loop.
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
-from asgiref.sync import async_to_sync
 
-from django_redis_lock import AsyncLock, Lock, LockError, events
+from django_redis_lock import AsyncLock, Lock, LockError
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.protocol.acquisition import WAITER_LIFETIME_SECONDS
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
-from django_redis_lock.transport.aio_client import asyncio_client
 from tests.lanes import examples
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, Link, processes, until
@@ -135,29 +131,6 @@ class TestTasks:
                 assert not await lock.owned()
                 assert lock.local.token is None
                 assert not await lock.acquire(blocking=False)
-
-        asyncio.run(main())
-
-    def test_a_task_that_was_started_within_an_acquire_is_its_own(
-        self, redis_server: RedisServer
-    ) -> None:
-        """As receivers of signals are."""
-        started: list[asyncio.Task[None]] = []
-
-        async def main() -> None:
-            async with connected(redis_server) as client:
-
-                async def work() -> None:
-                    async with AsyncLock(client, "another", timeout=30) as lock:
-                        lock.ensure_held()
-
-                def start(event: Any) -> None:
-                    events.unsubscribe(start)
-                    started.append(asyncio.ensure_future(work()))
-
-                events.subscribe(start)
-                async with AsyncLock(client, "tasks", timeout=30):
-                    await started[0]
 
         asyncio.run(main())
 
@@ -323,54 +296,6 @@ def close_the_loop_of_a_waiter(link: Link, url: str) -> None:
     link.say("its line has dissolved")
     link.hear()
     del waiting
-
-
-def ended_by_run(work: Any) -> None:
-    asyncio.run(work())
-
-
-def ended_by_asgiref(work: Any) -> None:
-    async_to_sync(work)()
-
-
-def not_ended(work: Any) -> None:
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(work())
-    loop.close()
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("run", [ended_by_run, ended_by_asgiref, not_ended])
-def test_nothing_is_kept_of_loops_that_come_and_go(client: redis.Redis, run: Any) -> None:
-    loops: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    async def work() -> None:
-        loops.add(asyncio.get_running_loop())
-        async with AsyncLock(asyncio_client(client), "loops", timeout=30):
-            pass
-
-    for _ in range(5):
-        run(work)
-    gc.collect()
-    # Of loops that were only closed it is noticed when the next comes.
-    assert len(loops) == (run is not_ended)
-
-
-def test_a_connection_keeps_no_task(redis_server: RedisServer) -> None:
-    """What a task holds that has ended without a release is renewed no more."""
-
-    async def main() -> None:
-        async with connected(redis_server) as server:
-            lock = AsyncLock(server, "forgotten", timeout=60, renew=True)
-            task = asyncio.create_task(lock.acquire())
-            await task
-            known = weakref.ref(task)
-            del task
-            await asyncio.sleep(0.001)
-            gc.collect()
-            assert known() is None
-
-    asyncio.run(main())
 
 
 def test_the_owners_id_is_what_releases_the_lock(redis_server: RedisServer) -> None:

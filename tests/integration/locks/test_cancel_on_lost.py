@@ -13,9 +13,6 @@ import pytest
 import redis
 import redis.asyncio
 from django.core.cache import caches
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
-from django.views import View
 
 from django_redis_lock import AsyncLock, AsyncRedlock, Lock, LockLost, LockNotOwnedError, locked
 from django_redis_lock.locking.aio import cancellations
@@ -137,32 +134,6 @@ def test_a_cancellation_from_outside_remains_one(client: redis.Redis) -> None:
     run(client, body)
 
 
-@pytest.mark.parametrize("first", ["outside", "loss"])
-def test_of_two_cancellations_the_other_counts(client: redis.Redis, first: str) -> None:
-    if first == "loss" and sys.version_info < (3, 11):
-        pytest.skip("before Python 3.11 a task does not count who has cancelled it")
-
-    async def body(aclient: redis.asyncio.Redis) -> None:
-        entered = asyncio.Event()
-        lock = lock_of(aclient)
-
-        async def hold() -> None:
-            async with lock:
-                entered.set()
-                await asyncio.sleep(PATIENCE)
-
-        holder = asyncio.ensure_future(hold())
-        await entered.wait()
-        [state] = lock._states._states.values()
-        cancel = [holder.cancel, cancellations[state.hold]._cancel]
-        for each in cancel if first == "outside" else reversed(cancel):
-            each()
-        with pytest.raises(asyncio.CancelledError):
-            await holder
-
-    run(client, body)
-
-
 def test_a_loss_after_the_block_cancels_nothing(client: redis.Redis) -> None:
     async def body(aclient: redis.asyncio.Redis) -> None:
         lock = lock_of(aclient)
@@ -205,23 +176,6 @@ def test_a_body_that_goes_on_hears_of_it_at_the_end(client: redis.Redis) -> None
             task = asyncio.current_task()
             assert task is not None
             assert task.cancelling() == 0
-
-    run(client, body)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout is new in Python 3.11")
-def test_within_a_timeout(client: redis.Redis) -> None:
-    async def body(aclient: redis.asyncio.Redis) -> None:
-        async def hold() -> None:
-            async with asyncio.timeout(PATIENCE), lock_of(aclient) as lock:
-                await lose(aclient, lock)
-                await asyncio.sleep(PATIENCE)
-
-        with pytest.raises(LockLost):
-            await hold()
-        with pytest.raises(TimeoutError):
-            async with lock_of(aclient), asyncio.timeout(0.01):
-                await asyncio.sleep(PATIENCE)
 
     run(client, body)
 
@@ -345,33 +299,3 @@ def test_over_several_servers(own_server: RedisServer) -> None:
 
     with pytest.raises(LockLost):
         asyncio.run(hold())
-
-
-def test_a_class_based_view(client: redis.Redis, rf: RequestFactory) -> None:
-    @locked("page", cancel_on_lost=True)
-    class Page(View):
-        async def get(self, request: HttpRequest) -> HttpResponse:
-            await reset("page")
-            await asyncio.sleep(15)
-            raise AssertionError("it was told too late")
-
-    @locked("plain", cancel_on_lost=True)
-    class Plain(View):
-        def get(self, request: HttpRequest) -> HttpResponse:
-            raise AssertionError("it must not begin")
-
-    view: Any = Page.as_view()
-    with pytest.raises(LockLost):
-        asyncio.run(view(rf.get("/")))
-    with pytest.raises(TypeError, match="only a task can be cancelled"):
-        Plain.as_view()(rf.get("/"))
-
-
-def test_a_decorated_plain_function_refuses_it(client: redis.Redis) -> None:
-    with pytest.raises(TypeError, match="is no coroutine function"):
-
-        @locked("export", cancel_on_lost=True)
-        def export() -> None: ...
-
-    with pytest.raises(TypeError, match="only a task can be cancelled"):
-        locked("export", cancel_on_lost=True).__enter__()

@@ -61,30 +61,6 @@ def test_a_client_for_threads_is_refused_for_tasks(client: redis.Redis, kind: An
         kind(given, names, timeout=30)
 
 
-class NoWriter:
-    """As fakeredis's."""
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_connection_without_a_transport_is_refused_for_tasks(client: redis.Redis) -> None:
-    class Fake(redis.asyncio.Connection):
-        async def connect(self) -> None:
-            self._writer = NoWriter()
-
-        async def disconnect(self, *args: Any, **options: Any) -> None:
-            self._writer = None
-
-    async def main() -> None:
-        pool = redis.asyncio.ConnectionPool(connection_class=Fake)
-        lock = AsyncLock(redis.asyncio.Redis(connection_pool=pool), "name", timeout=30)
-        with pytest.raises(TypeError, match="tasks cannot use Fake, which has no transport"):
-            await lock.acquire(blocking=False)
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("options", [{}, {"limit": 2}])
 def test_a_token_from_elsewhere_extends_without_a_timeout(
     client: redis.Redis, options: dict[str, Any]

@@ -38,28 +38,6 @@ def test_a_connection_made_by_a_hasty_caller_is_kept(
     assert made[0] is kept[0]
 
 
-def test_its_next_caller_waits_as_long_as_usual(fresh: redis.Redis) -> None:
-    server = server_of(fresh)
-    hasty = server.checkout(0.2)
-    server.checkin(hasty)
-    connection = server.checkout()
-    assert connection is hasty
-    assert not connection.can_read(0.01)
-    connection.send_command("BLPOP", "nothing", "0.5")
-    assert connection.read_response() is None
-    connection.disconnect()
-
-
-@pytest.mark.parametrize("use", ["send", "can_read", "read_response"])
-def test_one_that_was_closed_does_not_connect_again(fresh: redis.Redis, use: str) -> None:
-    """It would lead to a server of which nothing is known, and wait there for a reply to a call
-    that was sent elsewhere."""
-    connection: Any = server_of(fresh).checkout()
-    connection.disconnect()
-    with pytest.raises(redis.ConnectionError, match=r"[Cc]losed"):
-        connection.send_command("PING") if use == "send" else getattr(connection, use)()
-
-
 def test_a_question_to_a_sentinel_leaves_its_connection_for_the_next(
     sentinel_servers: SentinelServers,
 ) -> None:

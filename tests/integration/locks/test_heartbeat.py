@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import redis
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking import records
 from django_redis_lock.locking.records import heartbeats
 from django_redis_lock.ops.inventory.listing import LockInfo, list_held
 from django_redis_lock.protocol.identity import process_id
@@ -120,56 +118,6 @@ def test_on_several_servers(own_server: RedisServer) -> None:
         assert owner.seen == pytest.approx(0, abs=10)
     for one in clients:
         one.close()
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(records, "HEARTBEAT_EVERY", 0.2)
-    yield
-    monkeypatch.undo()
-
-
-def commands(client: redis.Redis) -> int:
-    stats = client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
-
-
-def beats(client: redis.Redis) -> Callable[[], int]:
-    key = process_key(process_id())
-    seen: set[bytes] = set()
-
-    def count() -> int:
-        seen.add(client.get(key) or b"")
-        return len(seen)
-
-    return count
-
-
-@pytest.mark.usefixtures("quick")
-def test_many_locks_have_one_heartbeat(client: redis.Redis) -> None:
-    _kept = hold(client, *(f"job-{number}" for number in range(100)))
-    began, before, count = time.monotonic(), commands(client), beats(client)
-    until(lambda: count() == 6)
-    sent = commands(client) - before
-    # Not one for each lock, however many beats went by unseen. The figures may be among them.
-    assert sent <= (time.monotonic() - began) / records.HEARTBEAT_EVERY + 6
-
-
-def test_there_is_none_without_a_lock(own_server: RedisServer) -> None:
-    client = own_server.client()
-    (lock,) = hold(client, "a")
-    assert heartbeats.get(server_of(client)) in keeper()
-    until(lambda: heartbeats.get(server_of(client)).due > time.monotonic())  # It has been answered.
-    lock.release()
-    until(lambda: heartbeats.get(server_of(client)) not in keeper())
-    # The next one comes when it is due, in ten seconds, not for each lock that is described.
-    until(lambda: client.exists(process_key(process_id())))
-    sent = client.get(process_key(process_id()))
-    another = Lock(client, "b", 3600)
-    assert another.acquire(blocking=False)
-    until(lambda: client.exists(another.keys.owner))
-    until(lambda: heartbeats.get(server_of(client)) in keeper())
-    assert client.get(process_key(process_id())) == sent
 
 
 def test_on_a_cluster(cluster_servers: ClusterServers) -> None:

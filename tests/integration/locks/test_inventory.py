@@ -42,7 +42,6 @@ from django_redis_lock.protocol.keys import (
     LAST_FENCE,
     events_key,
     flight_key,
-    flight_leader,
     lock_keys,
     process_key,
 )
@@ -53,7 +52,7 @@ from django_redis_lock.singleflight.in_process import FlightRenewal, InProcessFl
 from django_redis_lock.singleflight.leader import Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
-from tests.holding import crash, hurry, renew, settle, table_of
+from tests.holding import hurry, renew, settle, table_of
 from tests.processes import PATIENCE, Link, Worker, processes, until
 from tests.redis_server import RedisServer
 
@@ -140,64 +139,12 @@ def test_a_user_sees_the_locks_that_it_may_read(
     assert names(client) == ["ours:a", "theirs:a"]
 
 
-def test_the_index_may_be_wrong_about_the_end(client: redis.Redis) -> None:
-    """redis-py's own lock does not know the index; it may extend a lock of ours."""
-    hold(client, "a", 60)
-    client.zadd(INDEX, {"a": 1000})
-    (lock,) = list_held(client, b"").locks
-    assert lock.ttl == pytest.approx(60, abs=5)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("token", [None, "chosen"])
-def test_the_index_cleans_itself_with_each_use(client: redis.Redis, token: str | None) -> None:
-    """Locks taken for a moment and never released, nor renewed, nor listed: a usual throttle."""
-    dead = {f"dead {number}": number for number in range(2000)}
-    client.zadd(INDEX, dead)
-    lock = Lock(client, "throttle", timeout=60)
-    most, entries = 0, client.zcard(INDEX)
-    for _ in range(5000):
-        lock.acquire(token=token)
-        lock.release()
-        entries, before = client.zcard(INDEX), entries
-        most = max(most, before - entries)
-        if entries == 1:
-            break
-    assert client.zrange(INDEX, 0, -1) == [LAST_FENCE]
-    assert most <= 128  # No script works for long.
-
-
-def test_a_lock_that_redis_py_extended_stays_on_the_index(client: redis.Redis) -> None:
-    hold(client, "extended", 60)
-    hold(client, "made to last", 60)
-    client.persist("made to last")
-    client.zadd(INDEX, {"extended": 1000, "made to last": 2000, "dead": 3000})
-    lock = Lock(client, "other", timeout=60)
-    for _ in range(1000):
-        with lock:
-            pass
-        if client.zscore(INDEX, "dead") is None:
-            break
-    (noted, forever) = client.zmscore(INDEX, ["extended", "made to last"])
-    assert noted == pytest.approx(time.time() * 1000 + 60_000, abs=10_000)
-    assert forever == float("inf")
-    assert client.zscore(INDEX, "dead") is None
-
-
 def test_two_prefixes_do_not_see_each_other(client: redis.Redis) -> None:
     hold(client, "one:a")
     hold(client, "two:b")
     assert names(client, b"one:") == ["a"]
     assert names(client, b"two:") == ["b"]
     assert names(client) == ["one:a", "two:b"]
-
-
-def test_another_sites_dead_entries_are_left_to_it(client: redis.Redis) -> None:
-    hold(client, "one:a")
-    hold(client, "two:b")
-    client.delete("one:a", "two:b")
-    assert names(client, b"one:") == []
-    assert client.zrange(INDEX, 0, -1) == [b"two:b", LAST_FENCE]
 
 
 def test_a_lock_that_is_granted_to_a_waiter_has_no_holder_yet(client: redis.Redis) -> None:
@@ -241,17 +188,6 @@ def test_who_holds_it_and_for_how_long(client: redis.Redis) -> None:
     assert listed.waiters == 0
 
 
-def test_a_fence_that_is_ahead_of_the_clock_is_no_time(client: redis.Redis) -> None:
-    """Better unknown than in the future, or for no time."""
-    client.zadd(INDEX, {LAST_FENCE: (time.time() + 3600) * 1e6})
-    lock = hold(client, "a")
-    listed = described(client, "a")
-    assert listed.fence == lock.fence
-    assert (listed.held_for, listed.owner.since) == (None, None)
-    held = lock.held()
-    assert (held.fence, held.held_for) == (lock.fence, None)
-
-
 def test_the_token_is_not_given_away(client: redis.Redis) -> None:
     lock = hold(client, "a")
     assert lock.local.token.decode() not in repr(list_held(client, b""))
@@ -282,13 +218,6 @@ def test_a_lock_without_an_end(client: redis.Redis) -> None:
     hold(client, "a", None)
     (listed,) = list_held(client, b"").locks
     assert listed.ttl == math.inf
-
-
-def test_the_holder_of_a_chosen_token_has_its_fence_at_once(client: redis.Redis) -> None:
-    lock = Lock(client, "a", 30)
-    assert lock.acquire(token="chosen")
-    (listed,) = list_held(client, b"").locks
-    assert listed.fence == lock.fence
 
 
 def test_waiters_are_counted_while_they_live(client: redis.Redis) -> None:
@@ -330,14 +259,6 @@ def test_the_longest_held_comes_first(client: redis.Redis) -> None:
         client.hset(owner, "fence", int((time.time() - age) * 1e6))
     hold(client, "new")
     assert [lock.name for lock in list_held(client, b"").locks] == ["b", "c", "a", "new"]
-
-
-def test_a_client_that_decodes(redis_server: RedisServer, client: redis.Redis) -> None:
-    lock = hold(client, "site:ä")
-    described(client, "site:ä")
-    with redis_server.client(decode_responses=True) as decoding:
-        (listed,) = list_held(decoding, b"site:").locks
-    assert (listed.name, listed.fence) == ("ä", lock.fence)
 
 
 def test_signs_of_life(client: redis.Redis) -> None:
@@ -505,10 +426,6 @@ def test_waiters_in_the_order_in_which_they_came(client: redis.Redis) -> None:
     ]
 
 
-def test_nothing_is_known_of_a_free_lock(client: redis.Redis) -> None:
-    assert inspect(client, b"a") == Inspection(None, (), ())
-
-
 def test_what_has_happened_last(client: redis.Redis) -> None:
     began = time.monotonic()
     lock = hold(client, "a", 30, label="first")
@@ -544,16 +461,6 @@ def holder(server: RedisServer, timeout: float, spawned: bool = False) -> Iterat
         process.go()
         assert process.hear() == "described"
         yield process
-
-
-def test_what_a_process_does_last_is_noted_too(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    with holder(redis_server, timeout=60, spawned=True) as process:
-        process.say("end")
-        process.result()
-        process.ends()
-    assert [event.what for event in inspect(client, b"a").events] == ["released"]
 
 
 @pytest.mark.parametrize("next_one", ["waits", "comes later", "comes later and waits"])
@@ -593,20 +500,6 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
     assert event.at <= int(run(client, CLOCK_CALL).value) / 1e6
     until(lambda: f"process {process.pid}" in caplog.text)  # Said when Redis has answered.
     assert client.ttl(events_key(b"a")) > 80_000
-
-
-def test_who_died_is_to_be_seen_before_anybody_has_the_lock_again(
-    redis_server: RedisServer, client: redis.Redis, pace: int
-) -> None:
-    with holder(redis_server, timeout=2 * pace) as process:
-        process.kill()
-        assert inspect(client, b"a").events == ()  # It may still come back.
-        until(lambda: not client.exists("a"))
-    for _ in range(2):
-        (event,) = inspect(client, b"a").events
-        assert event.what == "crashed"
-        assert (event.owner.pid, event.owner.label) == (process.pid, "nightly")
-    assert 80_000 < client.ttl("{a}:owner") <= 86_400
 
 
 def test_who_is_released_or_comes_back_has_not_vanished(client: redis.Redis) -> None:
@@ -650,29 +543,6 @@ def test_a_holder_that_reports_the_loss_has_not_crashed(
     following.release()
     assert b"crashed" not in client.get(events_key(b"a"))
     assert "crashed" not in caplog.text
-
-
-def test_a_crash_is_logged_even_if_redis_refuses_its_record(
-    client: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    lock = Lock(client, "a", 30)
-    lock.acquire()
-    described(client, "a")
-    crash(lock)
-    client.delete("a")  # As when its lifetime is over.
-    assert Lock(client, "a", 30).acquire()
-    (record,) = [job for job in keeper().jobs() if isinstance(job, CrashRecord)]
-    record.failed(redis.ResponseError("no"), time.monotonic())
-    until(lambda: "was never released" in caplog.text)
-
-
-def test_a_lock_held_for_a_moment_is_not_worth_a_note(client: redis.Redis) -> None:
-    hold(client, "a").release()
-    second = hold(client, "b")
-    described(client, "b")
-    second.release()
-    until(lambda: inspect(client, b"b").events)
-    assert inspect(client, b"a").events == ()
 
 
 def test_a_lost_lock_is_remembered_for_a_day(client: redis.Redis) -> None:
@@ -759,15 +629,6 @@ def test_one_broken_lock_is_one_row(client: redis.Redis, damage: str) -> None:
         assert lock.holder() is not None
 
 
-def test_a_broken_computation_is_one_row(client: redis.Redis) -> None:
-    for key in (b"broken", b"whole"):
-        client.set(flight_key(key), "0123456789abcdef" * 2, px=60_000)
-        client.zadd(FLIGHTS, {key: (time.time() + 60) * 1000})
-    client.set(flight_leader(b"broken"), "x")
-    found = {flight.name: flight.broken for flight in list_held(client, b"", kind=FLIGHT).locks}
-    assert found == {"broken": ("leader",), "whole": ()}
-
-
 def test_what_cannot_be_a_lock_is_passed_over(client: redis.Redis) -> None:
     """Somebody wrote to the index; nothing of ours can be at such a key."""
     hold(client, "a")
@@ -776,23 +637,6 @@ def test_what_cannot_be_a_lock_is_passed_over(client: redis.Redis) -> None:
         assert inspect(client, key) == Inspection(None, (), ())
         assert release(client, key, "x") is Outcome.FREE
     assert names(client) == ["a"]
-
-
-def test_a_long_index_is_read_in_pages(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "ENTRIES_PER_SCRIPT", 3)
-    monkeypatch.setattr(listing, "DESCRIBED_PER_SCRIPT", 2)
-    for number in range(10):
-        hold(client, f"lock {number}")
-    for number in range(0, 10, 3):
-        client.delete(f"lock {number}")
-    found = list_held(client, b"")
-    assert sorted(lock.name for lock in found.locks) == [
-        f"lock {number}" for number in range(10) if number % 3
-    ]
-    assert (found.total, found.complete) == (6, True)
-    assert client.zcard(INDEX) == 6 + 1
 
 
 # -- releasing what another holds --------------------------------------------------------------
@@ -824,17 +668,6 @@ def test_a_holder_that_has_not_described_itself_is_released_by_its_token(
     assert not lock.locked()
 
 
-def test_two_holders_in_turn_with_one_chosen_token_are_told_apart(client: redis.Redis) -> None:
-    """Also before the second has described itself."""
-    lock = Lock(client, "a", 30)
-    assert lock.acquire(token="chosen")
-    (listed,) = list_held(client, b"").locks
-    lock.release()
-    assert lock.acquire(token="chosen")
-    assert release(client, b"a", listed.owner.id, fence=listed.fence) is Outcome.NOT_OWNER
-    assert lock.owned()
-
-
 def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
     client: redis.Redis,
 ) -> None:
@@ -848,13 +681,6 @@ def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
         assert release(client, b"a", before.owner.id) is Outcome.NOT_OWNER
     until(lambda: (hurry(), told.is_set())[1])
     assert lock.lost
-
-
-def test_a_lock_that_rests_can_be_released(client: redis.Redis) -> None:
-    hold(client, "a", 30, min_hold=20).release()
-    (listed,) = list_held(client, b"").locks
-    assert release(client, b"a", listed.owner.id) is Outcome.RELEASED
-    assert not client.exists("a")
 
 
 def test_a_lock_of_redis_py(client: redis.Redis) -> None:
@@ -903,40 +729,6 @@ def test_the_longest_held_is_not_cut_off(client: redis.Redis) -> None:
     for number in range(3):
         hold(client, f"{number}", 60)
     assert list_held(client, b"", limit=1).locks[0].name == "oldest"
-
-
-def test_of_too_many_those_that_end_first_are_left_out(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "MAX_DESCRIBED", 3)
-    for number in range(4):
-        hold(client, f"{number}", 30 + number)
-    found = list_held(client, b"", limit=2)
-    assert (len(found.locks), found.total, found.complete) == (2, 4, False)
-    assert "0" not in [lock.name for lock in list_held(client, b"", limit=3).locks]
-
-
-def test_other_prefixes_do_not_use_the_limit_up(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "MAX_DESCRIBED", 3)
-    for number in range(3):
-        hold(client, f"other:{number}", 60)
-        hold(client, f"site:{number}", 30)
-    found = list_held(client, b"site:", limit=3)
-    assert (len(found.locks), found.total, found.complete) == (3, 3, True)
-
-
-def test_it_looks_at_a_part_of_a_huge_index_only(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(4):
-        hold(client, f"{number}")
-    monkeypatch.setattr(listing, "MAX_ENTRIES", 3 + 1)
-    found = list_held(client, b"")
-    assert (len(found.locks), found.total, found.complete) == (3, 3, False)
-    monkeypatch.setattr(listing, "MAX_ENTRIES", 4 + 1)
-    assert list_held(client, b"").complete
 
 
 # -- outages -----------------------------------------------------------------------------------

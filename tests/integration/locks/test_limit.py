@@ -13,7 +13,6 @@ import redis
 
 from django_redis_lock import AsyncLock, Lock, LockNotAcquired, LockNotOwnedError, Redlock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.locking.waiting.queue import QueueWatch
 from django_redis_lock.ops.inventory import (
     Outcome,
     delete_matching,
@@ -24,7 +23,6 @@ from django_redis_lock.ops.inventory import (
 )
 from django_redis_lock.protocol import lock_keys, parse_grant
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
-from tests.faults.test_companions import FORMS
 from tests.holding import hurry
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, in_threads, until
@@ -211,17 +209,6 @@ def test_as_many_hold_it_as_the_limit_says(several: Holders) -> None:
     assert 0 < caught.value.retry_after <= 60
 
 
-def test_the_holder_that_ends_first_is_named_first(several: Holders) -> None:
-    lifetimes = {60, 50, 70}
-    for lifetime in lifetimes:
-        several.lock(timeout=lifetime).acquire()
-    lock = several.lock()
-    assert [math.ceil(held.ttl / 10) * 10 for held in lock.holders()] == [50, 60, 70]
-    assert lock.held().ttl <= 50
-    assert {held.place for held in lock.holders()} == {1, 2, 3}
-    assert {held.limit for held in lock.holders()} == {LIMIT}
-
-
 def test_nothing_is_left_after_the_last_release(several: Holders) -> None:
     for _ in range(2):
         for lock in several.acquired():
@@ -283,26 +270,6 @@ def test_waiters_have_the_places_of_all_holders_that_have_vanished(several: Hold
     assert {waiter.result().place for waiter in waiters} == {1, 2, 3}
 
 
-def test_a_grant_is_not_kept_for_a_waiter_that_has_another(client: redis.Redis) -> None:
-    """Two releases at once make two grants for one waiter, whose process takes one of them."""
-    several = Holders(client)
-    locks = several.acquired()
-    waiter = several.waiter()
-    until(lambda: waiting("several") == 1)
-    keys = lock_keys(b"several")
-    with several.client.pipeline() as pipe:
-        for lock in locks[:2]:
-            call = lock._release_call(lock.local.token, lock.local.hold)
-            pipe.eval(call.script.source, len(call.keys), *call.keys, *call.args)
-        assert pipe.execute() == [1, 1]
-    taken = waiter.result()
-    until(lambda: not several.client.exists(keys.grants))
-    held = [several.client.get(keys.at_place(number).lock) for number in (1, 2, 3)]
-    assert sum(token is not None for token in held) == 2
-    assert taken.owned()
-    assert locks[2].owned()
-
-
 @pytest.mark.parametrize("token", [None, "chosen"])
 def test_a_repeated_request_has_its_place_again(several: Holders, token: str | None) -> None:
     several.lock().acquire()
@@ -352,40 +319,6 @@ def test_a_fresh_holder_voids_the_grants_of_its_place_only(several: Holders) -> 
 # -- processes with different limits -----------------------------------------------------------
 
 
-def test_the_largest_limit_holds_while_there_are_several(several: Holders) -> None:
-    locks = several.acquired()
-    assert not several.lock(limit=1).acquire(blocking=False)
-    assert not several.lock(limit=2).acquire(blocking=False)
-    assert several.lock(limit=4).acquire(blocking=False)
-    locks[0].release()
-    plain = several.lock(limit=1)
-    assert plain.acquire(blocking=False)
-    assert not several.lock().acquire(blocking=False)
-    plain.release()
-    locks[1].release()
-    assert several.lock().acquire(blocking=False)
-
-
-@pytest.mark.parametrize("limit", [1, 2])
-def test_a_place_above_the_limit_is_passed_on_once_at_most(several: Holders, limit: int) -> None:
-    locks = several.acquired()
-    waiter, second = several.waiter(limit=limit), several.waiter(limit=limit)
-    until(lambda: waiting("several") == 2)
-    locks[2].release()
-    until(lambda: waiter.done or second.done)
-    if second.done:
-        waiter, second = second, waiter
-    last = waiter.result()
-    assert last.place == 3
-    assert last.owned()
-    last.extend(100)
-    last.release()
-    assert several.client.get(lock_keys(b"several").at_place(3).lock) is None
-    assert not second.done
-    locks[0].release()
-    assert second.result().place == 1
-
-
 def test_a_plain_waiter_has_the_first_place_of_a_holder_with_a_limit(several: Holders) -> None:
     [lock] = several.acquired(1)
     waiter = several.waiter(limit=1)
@@ -418,42 +351,6 @@ def test_a_lock_on_several_servers_has_no_places() -> None:
     clients = [redis.Redis(port=port) for port in (1, 2, 3)]
     with pytest.raises(ValueError, match="limit must be 1 for a lock on several servers"):
         Redlock(clients, "several", timeout=10, limit=2)
-
-
-# -- companions with data of somebody else -----------------------------------------------------
-
-
-@pytest.mark.sample(7)
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "nothing"])
-@pytest.mark.parametrize("part", ["grants", "waiters", "owner", "lock", "held_index"])
-def test_what_is_unreadable_counts_as_missing(client: redis.Redis, part: str, form: str) -> None:
-    """Of a place above the first: whatever is at the key of the first may be a user's."""
-    several = Holders(client)
-    key = getattr(lock_keys(b"several").at_place(2), part)
-    first = several.lock()
-    first.acquire()
-
-    def spoil() -> None:
-        client.delete(key)
-        FORMS[form](client, key)
-
-    spoil()
-    if part == "lock" and form in ("text", "a huge number"):
-        client.delete(key)  # That is a token.
-    locks = several.acquired(LIMIT - 1)
-    assert {lock.place for lock in locks} == {2, 3}
-    waiter = several.waiter()
-    until(lambda: client.info("clients")["blocked_clients"])
-    if part != "lock":
-        spoil()
-    locks[0].release()
-    hurry(QueueWatch)  # Whose waiters are forgotten is found by the keeper of one.
-    taken = waiter.result()
-    if part != "lock":
-        spoil()
-    assert taken.extend(100)
-    taken.release()
-    assert several.lock().reset()
 
 
 # -- for people --------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import socket
 import ssl
 import subprocess
@@ -23,13 +22,11 @@ import redis.asyncio.lock
 import redis.lock
 
 from django_redis_lock import AsyncLock, Lock, LockError
-from django_redis_lock.locking import hold, questions
 from django_redis_lock.locking.waiting import queues
-from django_redis_lock.transport import run
 from tests.holding import hurry
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
-from tests.support.backends import blocked, places
+from tests.support.backends import places
 from tests.support.background import Background
 
 METHODS = ("__init__", "acquire", "extend", "locked", "owned", "reacquire", "release")
@@ -288,17 +285,6 @@ class TestClients:
                 works(other)
             works_in_tasks(redis.asyncio.Redis(**options))
 
-    def test_a_password_that_the_server_does_not_ask_for(self, own_server: RedisServer) -> None:
-        """It takes one only together with a user's name, which redis-py sends in RESP3."""
-        options: dict[str, Any] = {"port": own_server.port, "password": "any", "protocol": 3}
-        with redis.Redis(**options) as other:
-            works(other)
-            with Lock(other, "name", timeout=30, renew=True) as lock:
-                first = lock.local.hold.deadline
-                until(lambda: (hurry(), lock.local.hold.deadline > first)[1])
-                assert not lock.lost
-        works_in_tasks(redis.asyncio.Redis(**options))
-
     @pytest.mark.parametrize("may_block", [True, False])
     def test_a_user_with_few_rights(self, own_server: RedisServer, may_block: bool) -> None:
         """Who may not block polls, every ``sleep`` seconds."""
@@ -324,24 +310,6 @@ class TestClients:
             refused = {entry["object"] for entry in admin.acl_log()} - unneeded
             assert refused == (set() if may_block else {"blpop"})
 
-    def test_a_waiter_that_loses_the_right_to_run_scripts(
-        self, own_server: RedisServer, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """It is not the right to block that it has lost, and to poll would not help."""
-        caplog.set_level(logging.INFO, "django_redis_lock.waiting")
-        with own_server.client() as admin:
-            assert Lock(admin, "name", timeout=60).acquire()
-            admin.acl_setuser("waiter", enabled=True, nopass=True, categories=["+@all"], keys=["*"])
-            with own_server.client(username="waiter", password="") as other:
-                waiting = Background(Lock(other, "name", timeout=60).acquire)
-                until(lambda: blocked(admin))
-                admin.execute_command("ACL SETUSER", "waiter", "-eval", "-evalsha")
-                for each in blocked(admin):
-                    admin.client_kill_filter(_id=each)
-                with pytest.raises(redis.exceptions.NoPermissionError):
-                    waiting.result()
-        assert "polling" not in caplog.text
-
     def test_tls(self, client: redis.Redis, redis_server: Any, tmp_path: Path) -> None:
         """The server in the wheel knows no TLS, so something in front of it does."""
         if not isinstance(redis_server, RedisServer):
@@ -364,30 +332,6 @@ class TestClients:
                 assert waiter.result() is True
                 assert Lock(client, "name").reset()
             works_in_tasks(redis.asyncio.Redis(**options))
-
-
-def test_reset_of_a_holder_that_describes_itself_just_then(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hold, "DESCRIBE_AFTER", 1000.0)
-    lock = Lock(client, "late", timeout=1000)
-    lock.acquire()
-    held = lock.held()
-    assert held is not None
-    assert held.fence == 0
-    client.hset("{late}:owner", mapping={"id": held.owner.id, "fence": lock.fence})
-    assert run(client, questions.reset_call_of(lock, held)).value == 1
-    assert not client.exists("late")
-
-
-def test_a_chosen_token_is_released_when_its_attempt_is_not_on_record(client: redis.Redis) -> None:
-    """It may have been evicted."""
-    lock = Lock(client, "yearly", timeout=1000)
-    assert lock.acquire(token="mine")
-    client.delete("{yearly}:owner")
-    assert not Lock(client, "yearly", timeout=1000).acquire(blocking=False, token="mine")
-    lock.release()
-    assert not client.exists("yearly")
 
 
 #: What a Redis user needs for locks, beside the keys ``NAME``, ``{NAME}:*`` and

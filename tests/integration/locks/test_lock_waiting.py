@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
+from asgiref.sync import sync_to_async
 from redis.asyncio import BlockingConnectionPool
 
-from django_redis_lock import AsyncLock, Lock
-from django_redis_lock.keeper import Job, Keeper, SentOnce, keeper
+from django_redis_lock import AsyncLock, Lock, LockError, locked
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
-from django_redis_lock.protocol import AcquireRequest
-from django_redis_lock.transport import aio_client
+from django_redis_lock.protocol import hostname
 from tests import lanes
+from tests.holding import silence
+from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.backends import blocked, places
 from tests.support.background import Background
+from tests.support.logs import logged
 
 NAME = "waiting"
 
@@ -146,24 +151,6 @@ class TestManyThreads:
         assert not places(NAME)
         assert not lock.locked()
         until(lambda: not waiting_connections(client))
-
-    def test_they_wait_on_one_connection(self, client: redis.Redis) -> None:
-        others = len(client.client_list())  # Also what tests before this one have left at rest.
-        holder, lock = Lock(client, NAME, timeout=60), Lock(client, NAME, timeout=30)
-        other, second = Lock(client, "other", timeout=60), Lock(client, "other", timeout=30)
-        holder.acquire()
-        other.acquire()
-        waiters: list[Background] = []
-        for each in (lock, second) * 50:  # One by one: who asks at once needs connections at once.
-            waiters.append(Background(wait_and_release, each))
-            until(lambda: places(NAME) + places("other") == len(waiters))
-        until_waiting(client, 2)
-        assert waiting_connections(client) == 2
-        # The waiters', the keeper's, and those at rest after the first questions.
-        assert len(client.client_list()) - others < 9
-        holder.release()
-        other.release()
-        assert all(waiter.result() for waiter in waiters)
 
 
 def wait_and_release(lock: Lock) -> bool:
@@ -344,35 +331,6 @@ def test_a_thread_that_ends_leaves_no_waiter_behind(client: redis.Redis) -> None
     assert Lock(client, NAME, timeout=5).acquire(blocking_timeout=PATIENCE)
 
 
-def test_a_last_try_that_is_never_sent_leaves_no_trace(
-    client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its connection does not come about in time."""
-    connect, made = redis.asyncio.Connection.connect, []
-
-    async def connect_twice(connection: Any) -> None:
-        made.append(connection)
-        if len(made) > 2:
-            await asyncio.Event().wait()
-        await connect(connection)
-
-    async def wait() -> bool:
-        async with redis.asyncio.Redis.from_url(redis_server.url) as server:
-            return await AsyncLock(server, "taken", timeout=60).acquire(blocking_timeout=0.05)
-
-    async def is_silent(connection: Any, seconds: float) -> bool:
-        return False
-
-    monkeypatch.setattr(redis.asyncio.Connection, "connect", connect_twice)
-    monkeypatch.setattr(aio_client, "connection_to", lambda node: None)
-    monkeypatch.setattr(aio_client.AsyncRawConnection, "still_answers", is_silent)
-    with Lock(client, "taken", timeout=60):
-        assert not asyncio.run(wait())
-        assert len(made) == 3
-        until(lambda: not any(isinstance(job, SentOnce) for job in keeper().jobs()))
-        assert not client.exists("{taken}:waiters")
-
-
 @pytest.mark.parametrize("blocking_timeout", [None, 5])
 def test_a_free_lock_needs_no_queue(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch, blocking_timeout: float | None
@@ -380,30 +338,6 @@ def test_a_free_lock_needs_no_queue(
     monkeypatch.setattr(ThreadWaiter, "__init__", None)
     with Lock(client, NAME, timeout=5, blocking_timeout=blocking_timeout):
         assert not client.exists(f"{{{NAME}}}:waiters")
-
-
-def test_a_waiter_that_finds_a_queue_after_its_request_is_registered_once(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another thread of the process came between its first request and the queue."""
-    ask, waiters = Lock._send_acquire, f"{{{NAME}}}:waiters"
-    others: list[Background] = []
-
-    def with_another(self: Lock, request: AcquireRequest) -> Any:
-        refusal = ask(self, request)
-        monkeypatch.undo()
-        others.append(Background(wait_and_release, Lock(client, NAME, timeout=5)))
-        until(lambda: places(NAME) == 1)
-        assert client.zcard(waiters) == 2
-        return refusal
-
-    with Lock(client, NAME, timeout=30):
-        monkeypatch.setattr(Lock, "_send_acquire", with_another)
-        others.append(Background(wait_and_release, Lock(client, NAME, timeout=5)))
-        until(lambda: places(NAME) == 2)
-        until(lambda: client.zcard(waiters) == 1)
-    assert all(other.result() for other in others)
-    until(lambda: not client.exists(waiters))
 
 
 def test_the_longest_wait(client: redis.Redis) -> None:
@@ -415,31 +349,209 @@ def test_the_longest_wait(client: redis.Redis) -> None:
     assert waiter.result()
 
 
-def test_many_dead_waiters_are_dropped(client: redis.Redis) -> None:
-    """More than Lua can pass as arguments."""
-    waiters = f"{{{NAME}}}:waiters"
-    with Lock(client, NAME, timeout=30):
-        client.zadd(waiters, {f"dead {number}": 1 for number in range(10_000)})
-        assert not Lock(client, NAME).acquire(blocking_timeout=0.1)
-        assert not client.zcount(waiters, "-inf", 1)
+# -- waits for oneself -----------------------------------------------------------------------------
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "places": {"limit": 2},
+    "names": {"key": ["orders", NAME]},
+    "reentrant": {"reentrant": True},
+    "local": {"on_redis_down": "local"},
+    "endless": {"timeout": None},
+}
 
 
-def test_a_wait_does_not_look_at_all_that_is_held(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return RedisCache(redis_server.url, {})
+
+
+def in_a_loop(main: Any) -> Any:
+    """What the coroutine function returns; a loop that stands still is noticed."""
+    return Background(lambda: asyncio.run(main())).result()
+
+
+@pytest.mark.parametrize("holder", ["task", "thread"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_thread_does_not_wait_for_a_task_of_its_own_loop(
+    cache: RedisCache, kind: str, holder: str
 ) -> None:
-    """Whether the caller waits for itself is known by the lock's key."""
-    all_jobs, caller, looked = Keeper.jobs, threading.current_thread(), []
+    """It would stop the loop, and with it the task, for as long as the keeper renews the lock."""
+    options = {"key": NAME, **KINDS[kind]}
+    count = options.get("limit", 1)
 
-    def jobs(keeper: Keeper) -> list[Job]:
-        if threading.current_thread() is caller:
-            looked.append(keeper)
-        return all_jobs(keeper)
+    async def main() -> None:
+        async def hold(held: asyncio.Event, leave: asyncio.Event) -> None:
+            if holder == "task":
+                async with cache.alock(**options):
+                    held.set()
+                    await leave.wait()
+            else:
+                with cache.lock(**options):
+                    held.set()
+                    await leave.wait()
 
-    held = [Lock(client, f"held-{number}", timeout=60) for number in range(10)]
-    with ExitStack() as stack:
-        for lock in held:
-            stack.enter_context(lock)
-        monkeypatch.setattr(Keeper, "jobs", jobs)
-        assert not Lock(client, "held-7", timeout=60).acquire(blocking_timeout=0.01)
-        assert not looked
-        assert "is held by the same thread" in caplog.text
+        leave, held = asyncio.Event(), [asyncio.Event() for _ in range(count)]
+        holders = [asyncio.ensure_future(hold(each, leave)) for each in held]
+        for each in held:
+            await each.wait()
+        names = [options["key"], [NAME, "invoices"]] if kind == "plain" else [options["key"]]
+        for name in names:
+            with pytest.raises(LockError, match=r"alock\(\)"):
+                cache.lock(**options | {"key": name}).acquire()
+        with pytest.raises(LockError, match="alock"), cache.lock(**options):
+            raise AssertionError
+        leave.set()
+        await asyncio.gather(*holders)
+        with cache.lock(**options):
+            pass
+
+    in_a_loop(main)
+
+
+def test_locked_does_not_wait_for_a_task_of_its_own_loop(cache: RedisCache) -> None:
+    section = locked(NAME, blocking=True)
+
+    async def hold(leave: asyncio.Event) -> None:
+        with section:
+            await leave.wait()
+
+    async def main() -> None:
+        leave = asyncio.Event()
+        holder = asyncio.ensure_future(hold(leave))
+        await asyncio.sleep(0)
+        with pytest.raises(LockError, match="alock"):
+            await hold(leave)
+        leave.set()
+        await holder
+
+    in_a_loop(main)
+
+
+def test_a_thread_of_sync_to_async_waits_for_a_task(cache: RedisCache) -> None:
+    async def main() -> None:
+        async with cache.alock(NAME):
+            waiter = asyncio.ensure_future(sync_to_async(cache.lock(NAME).acquire)())
+            await asyncio.to_thread(until, lambda: places(cache.make_key("lock:" + NAME)))
+        assert await waiter
+
+    in_a_loop(main)
+
+
+@pytest.mark.parametrize("holder", ["expires", "forgotten", "ends", "shared"])
+def test_a_thread_waits_for_its_own_lock_if_that_ends(cache: RedisCache, holder: str) -> None:
+    if holder == "expires":
+        lock = cache.lock(NAME, timeout=0.3)
+        assert lock.acquire()
+    elif holder == "ends":
+        lock = cache.lock(NAME, timeout=0.3, renew=True, max_hold=0.3)
+        assert lock.acquire()
+    elif holder == "forgotten":
+        assert cache.lock(NAME, timeout=0.3, renew=True).acquire()
+    else:
+        lock = cache.lock(NAME, thread_local=False)
+        assert lock.acquire()
+        releases = threading.Thread(target=in_turn_of, args=(lock,))
+        releases.start()
+    other = cache.lock(NAME)
+    assert other.acquire()
+    other.release()
+
+
+def in_turn_of(lock: Lock) -> None:
+    """Release it when another waits for it."""
+    until(lambda: places(lock.keys.lock))
+    lock.release()
+
+
+# -- waits that take long --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pass_time() -> Iterator[Callable[[float], None]]:
+    with moved_clock() as pass_time:
+        yield pass_time
+
+
+def warned(caplog: pytest.LogCaptureFixture, name: str = NAME) -> list[str]:
+    return logged(caplog, "waiting", f"waits for {name} since")
+
+
+@pytest.mark.parametrize("kind", ["thread", "task", "places", "names"])
+def test_a_wait_that_takes_long_is_logged_at_each_doubling(
+    cache: RedisCache,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    pass_time: Callable[[float], None],
+    kind: str,
+) -> None:
+    """Once for the process, however many wait."""
+    options: dict[str, Any] = {"timeout": 3600, "thread_local": False}
+    if kind == "places":
+        options["limit"] = 2
+    holders = [cache.lock(NAME, **options) for _ in range(options.get("limit", 1))]
+    for holder in holders:
+        assert holder.acquire()
+
+    async def wait() -> bool:
+        return await cache.alock(NAME, timeout=3600).acquire()
+
+    def call() -> bool:
+        if kind == "task":
+            return asyncio.run(wait())
+        name: Any = [NAME, "zebras"] if kind == "names" else NAME
+        return cache.lock(name, **options).acquire()
+
+    waiters = [Background(call) for _ in range(2 if kind == "places" else 1)]
+    until(lambda: places(holders[0].keys.lock) == len(waiters))
+    pass_time(29)
+    assert not warned(caplog)
+    for seconds in (30, 60, 120):
+        pass_time(seconds - (29 if seconds == 30 else seconds / 2))
+        until(lambda: warned(caplog))
+        [said] = warned(caplog)
+        assert f"since {seconds} s; held by {hostname()}:{os.getpid()} (" in said
+        caplog.clear()
+    for holder in holders:
+        holder.release()
+    for waiter in waiters:
+        assert waiter.result()
+
+
+def test_the_log_says_that_the_holder_is_silent(
+    cache: RedisCache,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    pass_time: Callable[[float], None],
+) -> None:
+    holder = cache.lock(NAME, timeout=3600, thread_local=False, label="the import")
+    assert holder.acquire()
+    until(lambda: client.exists(holder.keys.owner))
+    silence(client, holder.keys.lock, 200)
+    waiter = Background(cache.lock(NAME, timeout=3600).acquire)
+    until(lambda: places(holder.keys.lock))
+    pass_time(31)
+    until(lambda: warned(caplog))
+    [said] = warned(caplog)
+    assert f"held by {hostname()}:{os.getpid()}, silent for 20" in said
+    assert "the import" in said
+    holder.release()
+    assert waiter.result()
+
+
+def test_the_log_says_so_also_in_an_outage(
+    own_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    pass_time: Callable[[float], None],
+) -> None:
+    cache = RedisCache(own_server.url, {})
+    assert cache.lock(NAME, timeout=None, thread_local=False).acquire()
+    waiter = Background(cache.lock(NAME, timeout=3600).acquire, None, True, 300)
+    until(lambda: places(cache.lock(NAME).keys.lock))
+    own_server.kill()
+    pass_time(31)
+    until(lambda: warned(caplog))
+    assert "Redis does not say who holds it: " in warned(caplog)[0]
+    pass_time(300)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        waiter.result()

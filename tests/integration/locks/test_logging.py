@@ -14,10 +14,9 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import Lock, LockLost, LockNotOwnedError, locked
+from django_redis_lock import Lock, LockNotOwnedError, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.hold import held_logger
-from tests.holding import renew
 from tests.moved_clock import moved_clock
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -80,16 +79,6 @@ def test_after_how_long_it_is_said(
     assert found == pytest.approx(float("inf") if expected is None else expected)
 
 
-def test_it_is_said_once_while_the_lock_is_renewed(
-    client: redis.Redis, cache: RedisCache, warned: Any
-) -> None:
-    with cache.lock("import", timeout=60, renew=True, warn_after=0.2) as lock:
-        until(warned)
-        for _ in range(5):
-            renew(client, lock.keys.lock)
-    assert len(warned()) == 1
-
-
 def test_what_is_said_cannot_break_out_of_its_line(cache: RedisCache, warned: Any) -> None:
     with cache.lock("a\nFORGED", label="b\nFORGED", warn_after=0.05, timeout=30):
         until(warned)
@@ -97,19 +86,6 @@ def test_what_is_said_cannot_break_out_of_its_line(cache: RedisCache, warned: An
     assert "\n" not in said
     assert "a\\nFORGED" in said
     assert "b\\nFORGED" in said
-
-
-def test_what_a_function_under_a_lock_is_named_cannot_either(
-    client: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    @locked("export-{name}")
-    def export(name: str) -> None:
-        client.delete(f":1:lock:export-{name}")
-
-    export("a\nFORGED")
-    [said] = logged(caplog, "locked")
-    assert said.startswith("The lock export-a\\nFORGED ended")
-    assert "\n" not in said
 
 
 @pytest.mark.parametrize("value", [0, -1, "5", True])
@@ -206,33 +182,6 @@ def test_records_of_an_outage_have_fields_too(
     assert isinstance(down["error"], redis.ConnectionError)
 
 
-@pytest.mark.parametrize("kind", ["lock", "alock"])
-def test_the_record_of_an_on_lost_that_fails_has_them_too(
-    cache: RedisCache, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
-    def on_lost() -> None:
-        raise RuntimeError("no mail")
-
-    def failed() -> list[logging.LogRecord]:
-        return [r for r in caplog.records if "on_lost failed" in r.getMessage()]
-
-    async def lose() -> None:
-        lock = cache.alock("import", on_lost=on_lost)
-        await lock.acquire()
-        await asyncio.to_thread(cache.lock("import").reset)
-        await asyncio.to_thread(until, failed)
-
-    if kind == "alock":
-        asyncio.run(lose())
-    else:
-        lock = cache.lock("import", on_lost=on_lost)
-        lock.acquire()
-        cache.lock("import").reset()
-        until(failed)
-    [record] = failed()
-    assert vars(record)["lock"] == ":1:lock:import"
-
-
 def test_a_wait_that_stops_the_event_loop(
     cache: RedisCache, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,28 +195,6 @@ def test_a_wait_that_stops_the_event_loop(
     [said] = logged(caplog, "", "import")
     assert said.startswith("The wait for the lock :1:lock:import stops this event loop: ")
     assert "cache.alock()" in said
-
-
-def test_a_wait_for_another_process_is_none_for_oneself(
-    client: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    client.set("import", "another", px=60_000)
-    assert not Lock(client, "import", timeout=30).acquire(blocking_timeout=0.01)
-    assert not caplog.records
-
-
-def test_the_release_of_a_lost_lock_adds_no_second_line(
-    cache: RedisCache, caplog: pytest.LogCaptureFixture
-) -> None:
-    def work() -> None:
-        with cache.lock("import", timeout=60) as lock:
-            cache.lock("import").reset()
-            until(lambda: logged(caplog, "lost", "import"))  # By another thread.
-            lock.ensure_held()
-
-    with pytest.raises(LockLost):
-        work()
-    assert [line[:13] for line in logged(caplog, "", "import")] == ["Lost the lock"]
 
 
 def test_tokens_are_not_logged(

@@ -3,7 +3,6 @@ Lua that it knows, and clients that block."""
 
 from __future__ import annotations
 
-import threading
 import time
 from importlib import import_module
 from pathlib import Path
@@ -147,17 +146,6 @@ def test_a_pattern_matches_the_keys_that_it_matches_in_redis(
     assert found[0] == found[1]
 
 
-def test_a_key_that_is_named_twice_is_deleted_once(redis_server: Any, client: redis.Redis) -> None:
-    for each in (redis_server.client(), client):
-        each.set("key", "x")
-        assert each.delete("key", "key", "nothing") == 1
-
-
-def test_an_unknown_command_is_refused(client: redis.Redis) -> None:
-    with pytest.raises(redis.exceptions.ResponseError, match="no Redis"):
-        client.pfadd("key", "x")
-
-
 def test_blocked_clients_are_served_in_the_order_in_which_they_came(client: redis.Redis) -> None:
     pool = client.connection_pool
     first, second, closed = (pool.make_connection() for _ in range(3))
@@ -172,15 +160,6 @@ def test_blocked_clients_are_served_in_the_order_in_which_they_came(client: redi
     assert client.lpop("list") == b"three"
 
 
-def test_what_is_sent_after_a_blocking_pop_is_answered_after_it(client: redis.Redis) -> None:
-    connection = client.connection_pool.make_connection()
-    connection.send_command("BLPOP", "list", 0)
-    connection.send_command("GET", "key")
-    assert not connection.can_read(0)
-    client.rpush("list", "one")
-    assert [connection.read_response(), connection.read_response()] == [[b"list", b"one"], None]
-
-
 def test_a_server_that_is_away_takes_no_connections(client: redis.Redis) -> None:
     database = client.connection_pool.connection_kwargs["database"]
     waiting = client.connection_pool.make_connection()
@@ -191,53 +170,3 @@ def test_a_server_that_is_away_takes_no_connections(client: redis.Redis) -> None
         waiting.read_response()
     with pytest.raises(redis.exceptions.ConnectionError):
         client.get("key")
-
-
-def test_expired_keys_do_not_pile_up(client: redis.Redis) -> None:
-    for number in range(2000):
-        client.set(f"key {number}", "x", px=1)
-    database = client.connection_pool.connection_kwargs["database"]
-    assert len(database._values) < 1000
-
-
-def test_a_connection_is_not_made_in_the_midst_of_a_message(client: redis.Redis) -> None:
-    database = client.connection_pool.connection_kwargs["database"]
-    connecting = threading.Thread(target=database.connect)
-
-    class Channels(set[bytes]):
-        def __contains__(self, _channel: object) -> bool:
-            if not connecting.ident:
-                connecting.start()
-                connecting.join(0.05)
-            return False
-
-    sessions = [database.connect() for _ in range(2)]
-    for session in sessions:
-        session.channels = Channels()
-    assert client.publish("channel", "message") == 0
-    connecting.join()
-
-
-def test_values_that_are_there_are_not_searched_at_each_command(client: redis.Redis) -> None:
-    """For those to drop: only when as many may have been added as are kept."""
-    database = client.connection_pool.connection_kwargs["database"]
-    database.max_values = 100
-    searched = 0
-
-    class Values(dict[bytes, Any]):
-        def items(self) -> Any:
-            nonlocal searched
-            searched += 1
-            return super().items()
-
-    database._values = Values()
-    for number in range(200):
-        client.rpush(f"{{key}}:done:{number}", "x")
-    for number in range(80):
-        client.set(f"key {number}", "x")
-        client.get(f"key {number}")
-    assert not searched
-    for number in range(80, 121):
-        client.set(f"key {number}", "x")
-    assert searched == 1
-    assert len([key for key in database._values if key.startswith(b"key")]) == 88

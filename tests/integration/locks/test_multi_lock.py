@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import caches
-from django.http import HttpResponse
 from hypothesis import given, settings, strategies
 
 from django_redis_lock import (
@@ -31,18 +30,14 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.cache import LocMemCache
-from django_redis_lock.contention import Conflict
 from django_redis_lock.contrib import several_names as multi_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.several_names.members import MultiHold
-from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
+from django_redis_lock.contrib.testing import override
 from django_redis_lock.events import Acquired, Contended, Rejected, Released, TimedOut
-from django_redis_lock.locking import Hold, lock
-from django_redis_lock.ops.inventory import inspect
+from django_redis_lock.locking import lock
 from django_redis_lock.protocol import Call
-from django_redis_lock.steps import drive
 from django_redis_lock.transport import NotReady, run, server_of
-from tests.holding import hurry
 from tests.lanes import examples
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
@@ -313,17 +308,6 @@ def test_what_has_ended_is_not_lost(end: str) -> None:
     assert not told
 
 
-def test_what_cannot_be_given_up_is_left_to_the_keeper() -> None:
-    with override() as server:
-        lock: Any = caches["default"].lock(["a", "b"], timeout=60)
-        lock.acquire()
-        server.away = True
-        drive(lock._give_up(lock.members))
-        server.away = False
-        server.clock.advance(20)
-        assert not server.held()
-
-
 def test_a_release_that_fails_is_over(
     any_client: redis.Redis, make: Callable[..., MultiLock]
 ) -> None:
@@ -344,22 +328,6 @@ def test_the_task_that_has_lost_one_of_the_names_is_cancelled(client: redis.Redi
 
     with pytest.raises(LockLost):
         asyncio.run(main())
-
-
-def test_who_reports_the_loss_has_not_crashed(
-    any_client: redis.Redis, make: Callable[..., MultiLock], pace: int
-) -> None:
-    """The lifetimes of all names end at the same time."""
-    lock = make("a", "b", timeout=0.6 * pace)
-    lock.acquire()
-    hurry()
-    until(lambda: lock.lost)
-    until(lambda: not any_client.exists("a", "b"))
-
-    def events_of(name: str) -> list[str]:
-        return [event.what for event in inspect(any_client, name.encode()).events]
-
-    until(lambda: events_of("a") == events_of("b") == ["lost"])
 
 
 def test_min_hold_is_for_what_was_held(
@@ -389,49 +357,6 @@ def test_what_expires_while_it_waits_for_another_is_taken_again(
     until(lambda: not any_client.exists("a"))
     second.release()
     assert waiter.result() == (True, True)
-
-
-@pytest.mark.parametrize(("waited", "left"), [(1.9, 18.1), (2.1, 20.0)])
-def test_what_it_has_held_for_long_while_it_waited_lives_longer(waited: float, left: float) -> None:
-    """Longer than a tenth of its lifetime."""
-    with override(MemoryServer(VirtualClock())):
-        cache: Any = caches["default"]
-        for name, seconds in (("a", 5.0), ("b", 5.0 + waited)):
-            assert cache.lock(name, timeout=seconds).acquire()
-        with cache.lock(["a", "b"], timeout=20):
-            assert cache.lock("a").ttl() == pytest.approx(left, abs=0.05)
-            assert cache.lock("b").ttl() == pytest.approx(20.0, abs=0.05)
-
-
-def test_what_is_lost_while_its_lifetime_is_extended_is_taken_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The keeper has noted that the time is over, just before the server says that it is not."""
-    lost = []
-
-    def overtaken(member: Any, hold: Hold, *args: Any) -> None:
-        if not lost:
-            lost.append(hold)
-            hold.lose("it is over")
-        prolonged(member, hold, *args)
-
-    prolonged = Lock._prolonged
-    with override(MemoryServer(VirtualClock())):
-        cache: Any = caches["default"]
-        for name, seconds in (("a", 5.0), ("b", 7.1)):
-            assert cache.lock(name, timeout=seconds).acquire()
-        monkeypatch.setattr(Lock, "_prolonged", overtaken)
-        with cache.lock(["a", "b"], timeout=20) as both:
-            assert lost
-            assert not both.lost
-            assert both.owned()
-
-
-def test_one_try_is_one_try_however_short_it_lives(
-    make: Callable[..., MultiLock], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Hold, "is_valid", property(lambda hold: False))
-    assert make(timeout=0.001).acquire(blocking=False)
 
 
 def test_it_keeps_nothing_that_comes_after_what_it_waits_for(
@@ -545,15 +470,6 @@ class TestInCaches:
             assert conflict.value.lock_name == "account-7"
         assert not cache.lock(["account-1", "account-7"]).locked()
 
-    def test_a_lock_of_tasks(self, cache: Any) -> None:
-        async def main() -> None:
-            async with cache.alock({"account-1", "account-7"}) as lock:
-                assert set(lock.fences) == {"account-1", "account-7"}
-                assert not await cache.alock(["account-7"]).acquire(blocking=False)
-
-        asyncio.run(main())
-        assert not cache.lock(["account-1", "account-7"]).locked()
-
     @pytest.mark.parametrize("policy", ["local", "run"])
     def test_with_a_fallback(self, cache: Any, policy: str) -> None:
         make = partial(cache.lock, ["account-1", "account-7"], on_redis_down=policy)
@@ -598,20 +514,6 @@ class TestLocked:
             assert conflict.value.lock_name == "account-7"
         assert transfer(7, 7) == {"account-7"}
 
-    def test_the_command_of_a_conflict_names_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Also if the holder has gone since."""
-
-        @locked(["one", "two"], on_conflict=Conflict.line)
-        def change() -> str:
-            return "changed"
-
-        with caches["default"].lock("two"):
-            assert change().endswith("manage.py locks show two")
-            monkeypatch.setattr(MultiLock, "held", lambda lock: None)
-            line = change()
-        assert line.startswith("one, two is held by another caller")
-        assert line.endswith("manage.py locks show one")
-
     def test_a_callable_gives_a_list(self) -> None:
         @locked(key=lambda rows: [f"row-{row}" for row in rows])
         def change(rows: list[int]) -> set[str]:
@@ -627,22 +529,6 @@ class TestLocked:
             return set(current_lock().fences)
 
         assert asyncio.run(transfer(1, 7)) == {"account-1", "account-7"}
-
-    def test_a_view(self, rf: Any) -> None:
-        @locked(["account-{a}", "account-{b}"])
-        def transfer(request: Any, a: int, b: int) -> HttpResponse:
-            return HttpResponse("done")
-
-        with caches["default"].lock("account-1"):
-            response = transfer(rf.post("/"), 1, 7)
-        assert response.status_code == 409
-        assert transfer(rf.post("/"), 1, 7).content == b"done"
-
-    def test_a_block(self) -> None:
-        with locked(["one", "two"]) as lock:
-            assert set(lock.fences) == {"one", "two"}
-            with pytest.raises(LockNotAcquired):
-                locked("two").__enter__()
 
     def test_a_name_in_common_would_wait_for_itself(self) -> None:
         with locked(["one", "two"]), pytest.raises(LockError, match="wait for itself"):

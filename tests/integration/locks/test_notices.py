@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -173,28 +172,6 @@ def test_too_many_are_dropped_and_counted(
     assert "3 notices were dropped" in caplog.text
 
 
-def test_the_thread_ends_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, delivered = ThreadPool("test", 1, 10, idle_seconds=0.01), []
-    monkeypatch.setattr(threads, "_notices", queue)
-    for number in range(2):
-        threads.run_later(lambda number=number: delivered.append(number))
-        until(lambda: not queue._threads)
-    assert delivered == [0, 1]
-
-
-def test_no_module_logs_past_it() -> None:
-    """All of these have parts that run in the keeper's thread, or may have some day."""
-    packages = ("protocol", "transport", "keeper", "locking", "singleflight", "redlock", "fallback")
-    modules = {path for package in packages for path in (FOLDER / package).rglob("*.py")}
-    modules |= {
-        FOLDER / "events.py",
-        FOLDER / "ops/inventory/listing.py",
-        FOLDER / "contrib/metrics/collecting.py",
-    }
-    past = [m.name for m in modules if re.search(r"logging\.getLogger\(", m.read_text())]
-    assert not past
-
-
 # -- texts that are no text ----------------------------------------------------------------------
 
 NO_TEXT = os.fsdecode(b"import \xff.csv")
@@ -212,18 +189,3 @@ def test_a_label_that_cannot_be_encoded(client: redis.Redis) -> None:
         assert owner.label == "import \\udcff.csv"
     until(lambda: inspect(client, b"a").events)
     assert inspect(client, b"a").events[0].owner.label == "import \\udcff.csv"
-
-
-def test_a_thread_whose_name_cannot_be_encoded(client: redis.Redis) -> None:
-    holder, acquired = Lock(client, "a", 30), []
-    holder.acquire()
-    waiting = threading.Thread(
-        target=lambda: acquired.append(Lock(client, "a", 30).acquire()), name=NO_TEXT
-    )
-    waiting.start()
-    until(lambda: inspect(client, b"a").waiters or not waiting.is_alive())
-    (waiter,) = inspect(client, b"a").waiters
-    assert waiter.thread == "import \\udcff.csv"
-    holder.release()
-    waiting.join(PATIENCE)
-    assert acquired == [True]

@@ -14,11 +14,10 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncRedlock, LockNotAcquired, Redlock, TooFewServers
+from django_redis_lock import AsyncRedlock, LockNotAcquired, Redlock
 from django_redis_lock.locking.records import CrashRecord
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol import hostname
-from django_redis_lock.transport.registry import server_of
 from tests.holding import crash, hurry
 from tests.lock_contract import LockContract
 from tests.processes import until
@@ -93,21 +92,17 @@ class TestRedlock(LockContract):
             assert (event.what, event.owner.label) == ("crashed", "nightly")
 
     @pytest.mark.sample(1)
-    def test_too_many_threads_are_no_answer(
+    def test_it_needs_no_further_thread(
         self, clients: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def start(*_: Any) -> None:
             raise RuntimeError("can't start new thread")
 
         lock = Redlock(clients, "crowded", 60, server_timeout=AMPLE, blocking=False)
-        for client in clients:
-            server_of(client).close()
         with monkeypatch.context() as patch:
             patch.setattr(_thread, "start_new_thread", start)
-            with pytest.raises(TooFewServers, match="another thread: can't start new thread"):
-                lock.acquire()
-        assert lock.acquire()
-        lock.release()
+            assert lock.acquire()
+            lock.release()
 
     @pytest.mark.sample(1)
     def test_what_too_few_servers_granted_is_given_back(self, clients: list[redis.Redis]) -> None:

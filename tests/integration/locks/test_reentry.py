@@ -22,13 +22,10 @@ from django_redis_lock import (
     LockNotAcquired,
     LockNotOwnedError,
     Redlock,
-    events,
     locked,
 )
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.threads import Process
-from tests.events import recording_events
-from tests.holding import hurry
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -273,37 +270,6 @@ def test_a_function_calls_itself(make: Callable[..., Any]) -> None:
     assert is_free(make)
 
 
-def test_what_the_body_raises_leaves_all(make: Callable[..., Any]) -> None:
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012, SIM117  # two blocks are the point
-        with make():
-            with make():
-                raise ZeroDivisionError
-    assert is_free(make)
-
-
-def test_a_generator_that_is_left_alone(make: Callable[..., Any]) -> None:
-    def rows() -> Iterator[int]:
-        with make():
-            yield 1
-            yield 2
-
-    with make():
-        left = rows()
-        assert next(left) == 1
-    assert not is_free(make)  # The generator is inside still.
-    left.close()
-    assert is_free(make)
-
-
-def test_a_handle_that_is_collected_inside_does_not_count(make: Callable[..., Any]) -> None:
-    outer, inner = make(), make()
-    with outer:
-        inner.__enter__()
-        del inner
-        gc.collect()
-    assert is_free(make)
-
-
 def test_who_forgot_to_release_does_not_go_in_again(make: Callable[..., Any]) -> None:
     lock = make()
     lock.acquire()
@@ -320,16 +286,6 @@ def test_other_threads_are_not_inside(make: Callable[..., Any]) -> None:
     assert is_free(make)
 
 
-def test_another_thread_leaves_for_this_one(make: Callable[..., Any]) -> None:
-    shared = make(thread_local=False)
-    shared.acquire()
-    shared.acquire()
-    elsewhere(shared.release)
-    assert not is_free(make)
-    elsewhere(shared.release)
-    assert is_free(make)
-
-
 def test_only_one_that_is_reentrant_goes_in(make: Callable[..., Any]) -> None:
     with make(), pytest.raises(LockNotAcquired), make(reentrant=False, blocking=False):
         pass
@@ -341,12 +297,6 @@ def test_other_names_are_other_locks(make: Callable[..., Any]) -> None:
     with make("one"), make("two"):
         assert not is_free(lambda: make("two"))
     assert is_free(lambda: make("two"))
-
-
-def test_it_is_counted_once(make: Callable[..., Any]) -> None:
-    with recording_events("inside") as seen, make(), make():
-        pass
-    assert seen.kinds == [events.Acquired, events.Released]
 
 
 def test_a_wait_for_itself_names_the_option(any_client: redis.Redis) -> None:
@@ -432,28 +382,6 @@ def test_without_redis_too(own_server: RedisServer, tmp_path: Any) -> None:
     assert elsewhere(make().acquire, None, False)
 
 
-def test_an_inner_handle_leaves_the_lock_of_the_host_to_the_outer(
-    own_server: RedisServer, tmp_path: Any
-) -> None:
-    def make() -> Lock:
-        options: Any = {"on_redis_down": "local", "local_folder": tmp_path, "reentrant": True}
-        return Lock(own_server.client(), "both", timeout=60, **options)
-
-    outer, inner = make(), make()
-    assert outer.acquire()
-    with inner:
-        pass
-    own_server.client().delete("both")
-    hurry()
-    until(lambda: outer.lost)
-    own_server.stop()
-    assert not inner.acquire(blocking=False)
-    with pytest.raises(redis.ConnectionError):
-        outer.release()
-    assert inner.acquire(blocking=False)
-    inner.release()
-
-
 # -- asyncio ---------------------------------------------------------------------------------------
 
 
@@ -493,24 +421,6 @@ class TestTasks:
 
         run_with(redis_server, main)
 
-    def test_a_thread_in_a_task_acts_for_the_task(
-        self, redis_server: RedisServer, client: redis.Redis
-    ) -> None:
-        """A ``Lock`` that two tasks of one thread use excludes them."""
-
-        async def main(_: Any) -> None:
-            def make() -> Lock:
-                return Lock(client, "task", timeout=60, reentrant=True)
-
-            async def other() -> bool:
-                return make().acquire(blocking=False)
-
-            with make():
-                assert make().acquire(blocking=False)
-                assert not await asyncio.create_task(other())
-
-        run_with(redis_server, main)
-
     @pytest.mark.parametrize("outer_too", [True, False])
     def test_a_loss_cancels_the_task_once(
         self, redis_server: RedisServer, client: redis.Redis, outer_too: bool
@@ -528,22 +438,6 @@ class TestTasks:
             with pytest.raises(LockLost):
                 await lose(make)
             await asyncio.sleep(0)  # Not cancelled any more.
-
-        run_with(redis_server, main)
-
-    def test_a_block_around_is_cancelled_after_the_inner_one(
-        self, redis_server: RedisServer
-    ) -> None:
-        async def lose(make: Any) -> None:
-            async with (outer := make(cancel_on_lost=True)):
-                async with make(cancel_on_lost=True):
-                    pass
-                outer.local.hold.lose("a test says so")
-                await asyncio.sleep(PATIENCE)
-
-        async def main(make: Any) -> None:
-            with pytest.raises(LockLost):
-                await lose(make)
 
         run_with(redis_server, main)
 

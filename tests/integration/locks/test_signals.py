@@ -15,9 +15,8 @@ import redis
 from django.core.cache import caches
 from django.dispatch import Signal
 
-from django_redis_lock import Lock, LockNotOwnedError, signals
+from django_redis_lock import signals
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.contrib.testing import override
 from tests.holding import renew
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -90,12 +89,6 @@ def test_a_wait_that_times_out(cache: RedisCache, told: Told) -> None:
     assert told.names == ["lock_acquired", "lock_timed_out", "lock_released"]
     # It is counted from a moment after the deadline was set.
     assert told[1][1]["waited"] > 0.003
-
-
-def test_a_lock_without_a_cache(client: redis.Redis, told: Told) -> None:
-    with Lock(client, "bare", timeout=10):
-        pass
-    assert [(a["sender"], a["cache"], a["name"]) for _, a in told] == [(Lock, None, "bare")] * 2
 
 
 def test_a_lost_lock(cache: RedisCache, told: Told) -> None:
@@ -182,33 +175,6 @@ def test_coroutine_functions_receive_what_threads_do(cache: RedisCache) -> None:
             assert here == ["import"]
     finally:
         signals.lock_acquired.disconnect(receive)
-
-
-def test_a_receiver_for_one_sender_only(cache: RedisCache, client: redis.Redis) -> None:
-    here: list[str] = []
-
-    def receive(name: str, **news: Any) -> None:
-        here.append(name)
-
-    signals.lock_acquired.connect(receive, sender=Lock)
-    try:
-        with cache.lock("of a cache"), Lock(client, "bare", timeout=10):
-            pass
-    finally:
-        signals.lock_acquired.disconnect(receive, sender=Lock)
-    assert here == ["bare"]
-
-
-def test_locks_in_memory_send_them_too(cache: RedisCache, told: Told) -> None:
-    with override() as server:
-        lock = cache.lock("import", timeout=5)
-        lock.acquire()
-        server.clock.advance(6)
-        with pytest.raises(LockNotOwnedError):
-            lock.release()
-        until(lambda: len(told) == 2)
-    assert told.names == ["lock_acquired", "lock_lost"]
-    assert told[1][1]["held"] == 5  # It is told when the lifetime is over, as on Redis.
 
 
 def test_an_outage(own_server: RedisServer, told: Told, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.limit import PLACE_TAKE_GRANT
-from django_redis_lock.locking import hold
 from django_redis_lock.locking.waiting import tasks
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
@@ -98,18 +97,6 @@ def passed_on(client: redis.Redis, then: Callable[[Lock], None], **options: Any)
     waiting.result()
 
 
-def expect_confirmed(lock: Lock) -> None:
-    lock.local.hold.confirm(wait=True)
-    assert lock.local.hold.pending is None
-
-
-def test_each_script_that_takes_a_grant_is_sent_by_its_source_first(client: redis.Redis) -> None:
-    client.script_flush()
-    server_of(client).known_scripts.clear()
-    passed_on(client, expect_confirmed)
-    passed_on(client, expect_confirmed, limit=2)
-
-
 def forget_scripts(client: redis.Redis) -> None:
     """The server knows no script any more, and this process has not heard of that."""
     client.script_flush()
@@ -127,15 +114,3 @@ def test_a_short_grant_of_a_server_without_the_script_is_no_lost_lock(
 
     forget_scripts(client)
     passed_on(client, expect_full_lifetime, limit=limit, grant_timeout=0.3 * pace)
-
-
-def test_the_keeper_looks_when_another_call_finds_a_grant_unconfirmed(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def expect_full_lifetime(lock: Lock) -> None:
-        assert lock.locked()  # On the connection that the answer comes on.
-        until(lambda: client.pttl(NAME) > 200_000)
-
-    forget_scripts(client)
-    monkeypatch.setattr(hold, "DESCRIBE_AFTER", 100.0)
-    passed_on(client, expect_full_lifetime, grant_timeout=200)

@@ -20,17 +20,14 @@ from django_redis_lock.clock import time
 from django_redis_lock.contrib.redlock.votes import majority
 from django_redis_lock.contrib.several_names import MultiLock
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking import causes
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
 from django_redis_lock.protocol.identity import process_id
 from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, process_key
-from django_redis_lock.transport import run
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
 from tests.processes import until
 from tests.redis_server import RedisServer
-from tests.redis_topologies import ClusterServers
 from tests.support.redlocks import AMPLE, clients, five
 
 __all__ = ["clients", "five"]
@@ -122,7 +119,7 @@ def described(client: redis.Redis, key: bytes = NAME.encode()) -> None:
         for beat in late:
             keeper().reschedule(beat, time.monotonic())
         # One that is still to come would be sent after the loss.
-        quiet = not keeper()._under_way and all(beat.due > time.monotonic() for beat in beats)
+        quiet = not keeper().under_way() and all(beat.due > time.monotonic() for beat in beats)
         return bool(beats) and not late and quiet
 
     until(answered)
@@ -239,17 +236,6 @@ def test_one_that_expired(client: redis.Redis, losses: Losses) -> None:
         lock.release()
 
 
-def test_a_token_from_elsewhere(client: redis.Redis) -> None:
-    lock = Lock(client, NAME, 60)
-    assert lock.acquire()
-    mine = Lock(client, NAME, 60, id=lock.local.token)
-    by_a_person(client)
-    with pytest.raises(LockNotOwnedError, match="released by force by ops"):
-        mine.release()
-    with pytest.raises(LockNotOwnedError, match=causes.UNKNOWN):
-        Lock(client, NAME, 60, id="other").release()
-
-
 def test_a_forced_release_is_one_event(client: redis.Redis) -> None:
     with suppress(LockNotOwnedError), Lock(client, NAME, 60, label="nightly"):
         described(client)
@@ -285,43 +271,6 @@ def test_what_the_holder_of_a_redlock_is_told(
     with pytest.raises(LockNotOwnedError, match="no longer owned") as caught:
         lock.release()
     assert caught.value.reason.startswith(CAUSES[end])
-
-
-@pytest.mark.parametrize("end", [by_code, by_del])
-@pytest.mark.parametrize("options", [{}, {"limit": 3}])
-def test_what_is_told_on_a_cluster(
-    cluster_servers: ClusterServers, losses: Losses, end: Any, options: dict[str, Any]
-) -> None:
-    """The process's heartbeat is on another node than the lock, perhaps."""
-    told = threading.Event()
-    with cluster_servers.client() as client:
-        client.flushall()
-        lock = Lock(client, NAME, 60, renew=True, thread_local=False, on_lost=told.set, **options)
-        assert lock.acquire()
-        hurry()
-        until(lambda: client.exists(lock.keys.owner))
-        hurry(Heartbeat)
-        end(client)
-        hurry()
-        assert told.wait(60)
-        assert lock.lost_reason.startswith(CAUSES[end])
-        losses.expect(CAUSES[end])
-        with pytest.raises(LockNotOwnedError) as caught:
-            lock.release()
-        assert caught.value.reason == lock.lost_reason
-
-
-def test_a_heartbeat_that_is_sent_after_the_question_says_nothing(client: redis.Redis) -> None:
-    """Redis has not lost what it did not have yet."""
-    lock = Lock(client, NAME, 60, renew=True)
-    assert lock.acquire()
-    hold = lock.local.hold
-    question, cause = causes.question(lock, hold.token, True, hold)
-    by_del(client)
-    reply = run(client, question).value
-    with Lock(client, "other", 60):
-        described(client, b"other")
-        assert cause(reply).startswith("its key was deleted")
 
 
 def test_a_user_without_the_right_to_events_is_told(own_server: RedisServer) -> None:

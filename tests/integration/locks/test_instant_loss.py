@@ -4,6 +4,7 @@ and not at its next renewal, which is 200 s away here."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -21,12 +22,9 @@ from django.core.cache import caches
 from django.core.management import call_command
 
 from django_redis_lock import AsyncLock, Lock, Redlock
-from django_redis_lock import keeper as keeping
 from django_redis_lock.cache import reset_all
 from django_redis_lock.contrib import instant_loss
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.keeper import keeper
-from django_redis_lock.locking import Renewal, hold
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, list_held, release
 from django_redis_lock.protocol.identity import process_id
@@ -34,10 +32,9 @@ from django_redis_lock.protocol.keys import process_key
 from django_redis_lock.transport import server_of
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
-from tests.processes import PATIENCE, Link, processes, until
+from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import GivenServer, RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
-from tests.support.background import Background
 
 NAME = "told"
 #: Seconds: far less than a third of the lock's lifetime.
@@ -194,31 +191,12 @@ def test_a_thread_is_told_behind_sentinel(
 
 
 @WAYS
-def test_a_task_is_told_behind_sentinel(
-    sentinel_servers: SentinelServers, end: Callable[[Any], None]
-) -> None:
-    manager = redis.asyncio.Sentinel(sentinel_servers.addresses)
-    with sentinel_servers.client() as client:
-        primary = manager.master_for(sentinel_servers.name)
-        asyncio.run(expect_told_in_task(client, primary, end))
-
-
-@WAYS
 def test_a_thread_is_told_on_a_cluster(
     cluster_servers: ClusterServers, end: Callable[[Any], None]
 ) -> None:
     """The channel may be at another node than the lock."""
     with cluster_servers.client() as client, held(client) as lock:
         lock.expect_told(end)
-
-
-@WAYS
-def test_a_task_is_told_on_a_cluster(
-    cluster_servers: ClusterServers, end: Callable[[Any], None]
-) -> None:
-    with cluster_servers.client() as client:
-        aclient = redis.asyncio.RedisCluster.from_url(cluster_servers.url)
-        asyncio.run(expect_told_in_task(client, aclient, end))
 
 
 def test_the_command_tells(client: redis.Redis) -> None:
@@ -245,64 +223,12 @@ def test_the_holder_of_a_lock_on_several_servers_is_told(own_server: RedisServer
         client.close()
 
 
-def test_a_vote_that_was_lost_is_not_requested_again_at_once(own_server: RedisServer) -> None:
-    """A forced release ends the lock on one server after the other, and each tells the holder."""
-    address = own_server.url.rpartition("/")[0]
-    clients = [redis.Redis.from_url(f"{address}/{db}") for db in range(3)]
-    with Redlock(clients, NAME, 600, renew=True) as lock:
-        until(lambda: all(client.exists(lock.keys.owner) for client in clients))
-        settle()
-        assert Lock(clients[0], NAME).reset()
-        for _ in range(3):
-            keeper().hurry()
-            settle()
-        assert [client.exists(NAME) for client in clients] == [0, 1, 1]
-        assert not lock.lost
-    for client in clients:
-        client.close()
-
-
 def test_a_lock_that_is_not_renewed_is_watched_too(client: redis.Redis) -> None:
     lock = Lock(client, NAME, timeout=600)
     assert lock.acquire(blocking=False)
     until(lambda: subscribed(client))
     by_reset(client)
     until(lambda: lock.lost)
-
-
-def test_the_other_locks_of_the_process_are_not_asked_about(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bytes] = []
-    call = Renewal.call
-
-    def record(renewal: Renewal, now: float) -> Any:
-        asked.append(renewal.hold.keys.lock)
-        return call(renewal, now)
-
-    monkeypatch.setattr(Renewal, "call", record)
-    with Lock(client, "other", timeout=600), held(client) as lock:
-        # Once to describe the holder, and once when the connection is made.
-        until(lambda: asked.count(b"other") == 2)
-        lock.expect_told(by_reset)
-        assert asked.count(b"other") == 2
-
-
-def test_the_server_remembers_few_keys_of_each_lock(own_server: RedisServer) -> None:
-    """Redis before 7.2 remembers each key that a script is given: here the lock's, and the owner's
-    where RENEW has cleaned up the index."""
-    with own_server.client() as client:
-        locks = [Lock(client, f"{NAME}-{n}", timeout=600, limit=1 + n % 2) for n in range(20)]
-        assert all(lock.acquire(blocking=False) for lock in locks)
-        hurry()
-        until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
-        listen(client)
-        keeper().hurry()
-        settle()
-        remembered = client.info("stats")["tracking_total_keys"]
-        assert 20 <= remembered <= 2 * 20 + 1  # And the index.
-        for lock in locks:
-            lock.release()
 
 
 def test_another_acquisition_with_the_same_token_is_not_renewed(client: redis.Redis) -> None:
@@ -340,19 +266,6 @@ def test_a_task_is_told_of_others(own_server: RedisServer, end: Callable[[Any], 
         asyncio.run(expect_told_in_task(client, aclient, end))
 
 
-def test_a_holder_is_told_of_others_by_resp3(client: redis.Redis) -> None:
-    """The application's own connections may speak what they like."""
-    options = client.connection_pool.connection_kwargs
-    other = redis.Redis(host=options["host"], port=options["port"], protocol=3)
-    with other, held(other) as lock:
-        lock.expect_told(by_del)
-
-
-def test_a_holder_is_told_of_others_behind_sentinel(sentinel_servers: SentinelServers) -> None:
-    with sentinel_servers.client() as client, held(client) as lock:
-        lock.expect_told(by_del)
-
-
 def test_a_holder_is_told_of_others_at_the_node_of_its_channel(
     cluster_servers: ClusterServers,
 ) -> None:
@@ -380,89 +293,7 @@ def test_a_lock_that_another_program_has_only_touched_is_not_lost(
         lock.expect_told(by_del)
 
 
-def test_what_the_holder_itself_does_costs_nothing(
-    client: redis.Redis, messages: Messages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Lock(client, NAME, timeout=10_000, renew=True) as lock:
-        listen(client)
-        answers, answered = [], Renewal.answered
-
-        def counted(job: Renewal, value: Any, sent_at: float) -> None:
-            answers.append(value)
-            answered(job, value, sent_at)
-
-        monkeypatch.setattr(Renewal, "answered", counted)
-        messages.clear()
-        client.pexpire(NAME, 5_000_000)
-        until(lambda: client.pttl(NAME) > 9_000_000)
-        settle()
-        keeper().hurry()
-        settle()
-        messages.wait_for_all(client)
-        assert messages == [NAME.encode()]
-        assert len(answers) == 2
-        assert not lock.lost
-
-
-def test_extending_and_passing_it_on_is_no_loss(client: redis.Redis, messages: Messages) -> None:
-    lost = threading.Event()
-    lock = Lock(client, NAME, timeout=600, renew=True, on_lost=lost.set)
-    with lock:
-        listen(client)
-        assert lock.extend(500)
-        messages.wait_for(NAME.encode())
-        waiter = Background(lambda: Lock(client, NAME, timeout=600).acquire(token="another"))
-        until(lambda: client.exists(f"{{{NAME}}}:waiters"))
-        settle()
-        messages.clear()
-    # None, all keys, if the keeper has a new connection since: then it looks at each lock.
-    until(lambda: {NAME.encode(), None} & set(messages))
-    assert waiter.result() is True
-    assert not lost.is_set()
-
-
-def test_a_server_that_reports_the_keepers_own_changes(
-    client: redis.Redis, messages: Messages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Redis 6.2 did at first, for changes in scripts. A renewal must not lead to the next."""
-    monkeypatch.setattr(
-        instant_loss, "TRACK", tuple(w for w in instant_loss.TRACK if w != "NOLOOP")
-    )
-    lock = Lock(client, NAME, timeout=10_000, renew=True)
-    with lock:
-        listen(client)
-        messages.clear()
-        messages.delay = 0.01
-        client.pexpire(NAME, 5_000_000)
-        until(lambda: len(messages) == 2)  # This change, and the renewal.
-        for _ in range(3):
-            settle()
-            messages.wait_for_all(client)
-        assert messages == [NAME.encode()] * 2
-        assert not lock.lost
-
-
 # -- what it costs ---------------------------------------------------------------------------------
-
-
-def test_nothing_is_left_of_it(client: redis.Redis) -> None:
-    until(lambda: not listeners())
-    with held(client):
-        until(lambda: subscribed(client))
-        assert len(listeners()) == 1
-        assert len(client.client_list(_type="pubsub")) == 1
-    until(lambda: not listeners())
-    until(lambda: not subscribed(client))
-
-
-def test_a_short_lock_has_no_connection(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However slow the machine is, all of these are short."""
-    monkeypatch.setattr(hold, "DESCRIBE_AFTER", PATIENCE)
-    for _ in range(10):
-        with Lock(client, NAME, timeout=600, renew=True):
-            assert not listeners()
 
 
 def test_many_locks_have_one_connection(client: redis.Redis) -> None:
@@ -475,6 +306,51 @@ def test_many_locks_have_one_connection(client: redis.Redis) -> None:
     assert len(client.client_list(_type="pubsub")) == 1
     assert reset_all(client) == 20
     until(lambda: all(lock.lost for lock in locks))
+
+
+def hold_many(client: redis.Redis) -> dict[str, threading.Event]:
+    """Locks that threads have acquired at the same time; each with what its loss sets."""
+    lost = {f"{NAME}-{number}": threading.Event() for number in range(60)}
+    names = iter(lost)
+
+    def acquire() -> None:
+        name = next(names)
+        options = {"renew": True, "thread_local": False, "on_lost": lost[name].set}
+        locks.append(lock := Lock(client, name, timeout=600, **options))
+        assert lock.acquire()
+
+    in_threads(len(lost), acquire)
+    assert len(locks) >= len(lost)
+    until(lambda: all(client.exists(f"{{{name}}}:owner") for name in lost))
+    until(lambda: subscribed(client))
+    settle()
+    return lost
+
+
+#: Kept, as a handle that is collected stops its renewal.
+locks: list[Lock] = []
+
+
+def test_all_holders_of_locks_that_are_deleted_together_are_told(client: redis.Redis) -> None:
+    lost = hold_many(client)
+    client.delete(*lost)
+    assert all(event.wait(SOON) for event in lost.values())
+
+
+def test_all_holders_of_locks_that_are_evicted_together_are_told() -> None:
+    """Also of those that Redis evicts while it serves their keeper, which it does not report."""
+    with RedisServer(config={"maxmemory-policy": "allkeys-random"}) as server:
+        client = server.client()
+        lost = hold_many(client)
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 100_000)
+        numbers = itertools.count()
+        while client.exists(*lost):
+            with client.pipeline(transaction=False) as pipeline:
+                for number in itertools.islice(numbers, 50):
+                    pipeline.set(f"value {number}", bytes(500))
+                pipeline.execute(raise_on_error=False)
+        client.config_set("maxmemory", 0)
+        assert all(event.wait(SOON) for event in lost.values())
 
 
 # -- what breaks -----------------------------------------------------------------------------------
@@ -502,31 +378,6 @@ def test_after_a_cut_connection(client: redis.Redis) -> None:
         lock.expect_told(by_reset)
 
 
-@pytest.mark.parametrize("flag", ["P", "t"])
-def test_of_others_after_a_cut_connection(own_server: RedisServer, flag: str) -> None:
-    """The one for messages, and the keeper's, whose reads the server remembers."""
-
-    def connections() -> set[str]:
-        return {found["id"] for found in client.client_list() if flag in found["flags"]}
-
-    with own_server.client() as client, held(client) as lock:
-        listen(client)
-        (before,) = connections()
-        client.client_kill_filter(_id=before)
-        keeper().hurry()
-        until(lambda: connections() - {before})
-        until(lambda: redirected(client))
-        lock.expect_told(by_del)
-
-
-def redirected(client: redis.Redis) -> bool:
-    """Whether the server reports to a connection that is there."""
-    found = client.client_list()
-    return {c["redir"] for c in found if "t" in c["flags"]} == {
-        c["id"] for c in found if "P" in c["flags"]
-    }
-
-
 def test_it_follows_the_primary(
     client: redis.Redis, own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,36 +398,6 @@ def test_it_follows_the_primary(
         until(lambda: not listeners())
 
 
-def test_one_that_is_closed_while_it_connects_leaves_the_place_to_its_successor(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with own_server.client() as client:
-        server = server_of(client)
-        connects, connected, connect = threading.Event(), threading.Event(), server.connect
-
-        def connect_slowly(**settings: Any) -> Any:
-            connects.set()
-            assert connected.wait(PATIENCE)
-            return connect(**settings)
-
-        first, second = (instant_loss.Subscription(server, b"channel", Mock()) for _ in "12")
-        with monkeypatch.context() as patch:
-            patch.setattr(server, "connect", connect_slowly)
-            first.start()
-            assert connects.wait(PATIENCE)
-        first.close()
-        second.start()
-        try:
-            until(lambda: server in keeping.listeners)
-            successor = keeping.listeners[server]
-            connected.set()
-            until(lambda: len(listeners()) == 1)
-            assert keeping.listeners[server] is successor
-        finally:
-            second.close()
-        until(lambda: not listeners())
-
-
 def test_a_connection_that_died_without_a_word_is_replaced(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, pace: int
 ) -> None:
@@ -591,29 +412,6 @@ def test_a_connection_that_died_without_a_word_is_replaced(
             before = set(proxy._pairs)
             until(lambda: set(proxy._pairs) - before)
         lock.expect_told(by_reset)
-
-
-def test_a_refused_connection_is_tried_again(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(instant_loss, "REFUSED_PAUSE_SECONDS", 0.05)
-    caplog.set_level("INFO", instant_loss.logger.name)
-    rights = ("reset", "on", "nopass", "~*", "&*", "+@all")
-    with own_server.client() as admin:
-        admin.execute_command("ACL SETUSER", "app", *rights)
-        with (
-            redis.Redis(port=own_server.port, username="app", password="any", db=1) as other,
-            held(other) as lock,
-        ):
-            listen(admin)
-            admin.execute_command("ACL SETUSER", "app", "-select")
-            admin.execute_command("CLIENT KILL", "TYPE", "pubsub")
-            until(lambda: "'select'" in caplog.text)
-            assert not subscribed(admin)
-            admin.execute_command("ACL SETUSER", "app", "+select")
-            listen(admin)
-            lock.expect_told(by_reset)
-    until(lambda: not listeners())
 
 
 def test_a_process_that_listens_ends_at_once(redis_server: RedisServer | GivenServer) -> None:
@@ -649,32 +447,6 @@ def test_without_the_right_the_next_renewal_tells(own_server: RedisServer, right
             until(lambda: admin.exists(lock.keys.owner))
             assert Lock(other, NAME).reset()
             hurry()
-            until(lost.is_set)
-        until(lambda: not listeners())
-
-
-@pytest.mark.parametrize(
-    "rights",
-    [
-        ("-client", "+client|id"),
-        ("-client", "+client|tracking"),
-        ("resetchannels", "&django_redis_lock:process:*"),
-    ],
-)
-def test_without_the_right_the_next_renewal_tells_of_others(
-    own_server: RedisServer, rights: tuple[str, ...]
-) -> None:
-    with own_server.client() as admin:
-        admin.execute_command("ACL SETUSER", "app", "reset", "on", "nopass", "~*", "&*", "+@all")
-        admin.execute_command("ACL SETUSER", "app", *rights)
-        with own_server.client(username="app", password="any") as other:
-            with held(other) as lock:
-                lock.expect_told(by_reset)
-            lost = threading.Event()
-            renewed = Lock(other, NAME, timeout=6, renew=True, on_lost=lost.set)
-            assert renewed.acquire(blocking=False)
-            listen(admin)
-            by_del(other)
             until(lost.is_set)
         until(lambda: not listeners())
 

@@ -9,13 +9,11 @@ import os
 import stat
 import threading
 import time
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from django_redis_lock import LockError
-from django_redis_lock.clock import time as clock_in_use
 from django_redis_lock.contrib.fallback import file_lock
 from django_redis_lock.contrib.fallback.file_lock import (
     LocalLock,
@@ -26,7 +24,7 @@ from django_redis_lock.contrib.fallback.file_lock import (
 )
 from django_redis_lock.protocol.owner import Owner
 from tests.processes import Link, in_threads, processes
-from tests.support.clock import FakeClock, clock
+from tests.support.clock import clock
 
 __all__ = ["clock"]
 
@@ -47,17 +45,6 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     one.release()
     assert not lock(tmp_path).try_acquire(ME)
     two.release()
-
-
-def test_a_forked_child_keeps_no_file_of_its_parents_open(tmp_path: Path) -> None:
-    """Else the lock would be held as long as the child runs."""
-    held, unused = lock(tmp_path), lock(tmp_path, b"other")
-    assert held.try_acquire(ME)
-    file_lock._held.add(unused)
-    file_lock._forget_held()  # As in the child.
-    assert held._file is not None
-    assert held._file.closed
-    assert lock(tmp_path).try_acquire(ME)
 
 
 def test_it_says_who_has_it(tmp_path: Path) -> None:
@@ -113,41 +100,6 @@ def test_whether_it_is_held_in_addition_to_that_in_redis(
     assert not lock(tmp_path).is_in_addition()
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_was_removed_just_before_is_not_the_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
-) -> None:
-    """Its former holder has: another may have locked its successor by now."""
-    really = file_lock._lock
-
-    def removed(file: int, how: int) -> bool:
-        locked = really(file, how)
-        mine.path.unlink()
-        if replaced:
-            mine.path.touch()
-        return locked
-
-    mine = lock(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(file_lock, "_lock", removed)
-        assert not mine.try_acquire(ME)
-    assert mine._file is not None
-    assert mine._file.closed
-    assert lock(tmp_path).try_acquire(ME)
-
-
-def test_the_file_of_another_holder_is_not_removed(tmp_path: Path) -> None:
-    first, second = lock(tmp_path), lock(tmp_path)
-    assert first.try_acquire(ME)
-    first.path.unlink()
-    assert second.try_acquire(ME)
-    first.release()
-    assert second.path.exists()
-    assert not lock(tmp_path).try_acquire(ME)
-    assert first._file is not None
-    assert first._file.closed
-
-
 def test_what_was_not_acquired_can_be_released(tmp_path: Path) -> None:
     mine, other = lock(tmp_path), lock(tmp_path)
     mine.release()
@@ -162,46 +114,8 @@ def test_processes_of_all_versions_have_the_same_file(tmp_path: Path) -> None:
     assert lock(tmp_path).path == tmp_path / f"{digest}.lock"
 
 
-def test_a_look_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = lock(tmp_path).path
-    path.touch()
-    really, closed = os.close, []
-    monkeypatch.setattr(os, "close", lambda file: closed.append(file) or really(file))
-    assert lock(tmp_path).holder() is None
-    assert len(closed) == 1
-
-
-def test_the_pauses_between_two_attempts(clock: FakeClock) -> None:
-    seconds = []
-    for pause in islice(pauses(1000.06), 50):
-        seconds.append(round(pause, 4))
-        clock.now += pause
-    assert seconds == [0.001] * 3 + [0.002, 0.004, 0.008, 0.016, 0.02, 0.007]
-    assert [*pauses(-math.inf)] == [*pauses(clock.now)] == [0.001, 0.001]
-    assert clock_in_use.monotonic() == clock.now
-
-
 def test_a_folder_that_can_have_them(tmp_path: Path) -> None:
     assert problem_of(tmp_path) is None
-    assert not [*tmp_path.iterdir()]
-
-
-def test_the_problem_of_a_folder_keeps_no_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its error refers to what was tried."""
-    really, attempts = LocalLock.try_acquire, []
-
-    def second_fails(mine: LocalLock, *args: object) -> bool:
-        attempts.append(mine)
-        if len(attempts) == 2:
-            with file_lock._reporting(tmp_path, "report"):
-                raise OSError(errno.EIO, "Input/output error")
-        return really(mine, *args)
-
-    monkeypatch.setattr(LocalLock, "try_acquire", second_fails)
-    problem = problem_of(tmp_path)
-    assert str(problem).endswith(f"{tmp_path}: Input/output error (lock 'report')")
     assert not [*tmp_path.iterdir()]
 
 
@@ -220,22 +134,6 @@ def test_an_error_names_the_file(error: OSError, text: str) -> None:
     ):
         raise error
     assert caught.value.lock_name == "report"
-
-
-def test_where_files_have_no_modes_they_are_this_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fchmod(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "fchmod", fchmod)
-    before = os.umask(0)
-    try:
-        mine = lock(tmp_path)
-        assert mine.try_acquire(ME)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(mine.path.stat().st_mode) == 0o600
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -349,6 +247,7 @@ def test_a_look_does_not_get_in_the_way(tmp_path: Path) -> None:
 
 def test_the_folder_is_this_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_lock.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(file_lock, "FOLDER", "locks-%d")
     found = local_folder()
     assert found.parent == tmp_path
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
