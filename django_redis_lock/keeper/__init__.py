@@ -182,8 +182,6 @@ class Keeper:
         if self._loaded is None:
             with threads.no_fork():
                 exchanges: Exchanges = import_module(f"{__name__}.exchange").Exchanges()
-                with suppress(Exception):  # What is missing raises again where it is used.
-                    exchanges.load()
             self._loaded = exchanges
         return self._loaded
 

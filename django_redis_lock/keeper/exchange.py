@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from time import monotonic as awake
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -19,18 +18,16 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time, time
-from ..extension import PACKAGE, OnUse, part
 from ..protocol import Call, Reply
 from ..threads import ThreadPool, get_logger
 from ..transport import RawConnection, Server, pack, readable
 from ..transport.address import probe_seconds
-from ..transport.refusals import OUTAGE, interrupts, is_misdirected
-from . import listeners
+from ..transport.interrupts import is_name
+from ..transport.refusals import OUTAGE, is_misdirected
+from . import listeners, over_a_loop
 
 if TYPE_CHECKING:
-    from . import Job, over_a_loop
-else:
-    over_a_loop = OnUse("keeper.over_a_loop", in_keeper=True)
+    from . import Job
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -224,7 +221,7 @@ class Link:
 
 def _has_name(server: Server) -> bool:
     host = server.address.connection_kwargs.get("host") or "localhost"
-    return host != "localhost" and bool(interrupts.is_name(host))
+    return host != "localhost" and bool(is_name(host))
 
 
 def _leave(connection: RawConnection) -> None:
@@ -242,13 +239,6 @@ class Exchanges:
         self._locating: defaultdict[Server, Resolving] = defaultdict(Resolving)
         self._sequence = itertools.count()
         self._done: list[Job] = []
-
-    @staticmethod
-    def load() -> None:
-        """Load all that jobs use. Later, the process may fork at any moment, or be out of files."""
-        for module in OnUse.in_keeper:
-            import_module(f"{PACKAGE}.{module}")
-        part("instant_loss")
 
     def begin(self, jobs: Iterable[Job], shortest: float) -> None:
         """Do ``jobs``. ``shortest``: the seconds that the shortest lifetime lasts."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ...clock import time
-from ...extension import OnUse
 from ...keeper import Job, SentOnce, keeper
 from ...protocol import (
     MAX_GRANT_AGE_SECONDS,
@@ -33,14 +32,15 @@ from ...protocol.holders import parse_watch
 from ...steps import Step
 from ...threads import Mutex, after_fork, free_after_fork
 from ...transport import Client, Server
-from . import queues
+from .. import records
 
 if TYPE_CHECKING:
     import asyncio
 
     from .steps import Waiter
 
-records = OnUse("locking.records")
+#: Waiters with different limits do not wait for the same places.
+QueueKey: TypeAlias = "tuple[Server, bytes, asyncio.AbstractEventLoop | None, int]"
 
 
 class ReceivedGrant(NamedTuple):
@@ -69,6 +69,8 @@ class WakeEvent(Protocol):
     def wait(self, seconds: float) -> Step[bool]: ...
 
 
+#: The queues of this process.
+queues: dict[QueueKey, WaitQueue] = {}
 #: Reentrant: ``leave`` calls ``dissolve`` while it holds it.
 _mutex = free_after_fork(Mutex())
 
