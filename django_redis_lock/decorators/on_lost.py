@@ -7,14 +7,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
 from django.core.management import BaseCommand, CommandError
 
 from ..extension import part
-from ..locking import unwinding
 from ..protocol import printable
 from ..threads import Mutex
 
@@ -107,7 +106,7 @@ class CommandTerminator:
                     raise LockLostExit(self.exit_code)
             elif callable(before):
                 before(number, frame)
-            elif before != signal.SIG_IGN:
+            elif before != signal.SIG_IGN:  # It had a handler in C.
                 raise SystemExit(128 + number)
 
         signal.signal(signal.SIGTERM, leave)
@@ -128,12 +127,3 @@ def interrupt_main_thread() -> None:
     the main thread waits for."""
     ident: Any = threading.main_thread().ident
     signal.pthread_kill(ident, signal.SIGTERM)
-
-
-@contextmanager
-def release_on_sigterm() -> Iterator[None]:
-    """SIGTERM makes the command release its lock and end, unless the command handles SIGTERM."""
-    main = threading.current_thread() is threading.main_thread()
-    unhandled = main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    with unwinding() if unhandled else nullcontext():
-        yield

@@ -28,12 +28,13 @@ from ..contention import (
 )
 from ..events import as_group
 from ..exceptions import LockError
+from ..locking import unwinding
 from ..middleware import RequestActivity, doing, request_of
 from ..threads import is_async
 from ..transport import is_outage
 from ..transport.refusals import is_unusable, redis_errors
 from .key_template import Args, Kwargs, bound_method, made_for_task, names_of
-from .on_lost import CommandTerminator, release_on_sigterm
+from .on_lost import CommandTerminator
 from .options import EXIT_CODES, MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
 from .views import complete, is_api_view, is_dispatch, is_view, refuse_hook, refuse_object, view_of
@@ -130,14 +131,14 @@ class LockedFunction:
             if self.options.on_lost == "terminate":
                 raise TypeError(f"{self.target} is not a management command: {ONLY_COMMANDS}")
             return self._run(section, args, kwargs)
-        if self.options.on_lost == "terminate":
+        with unwinding():
+            if self.options.on_lost != "terminate":
+                return self._run(section, args, kwargs)
             ending = CommandTerminator(
                 args[0], self.options.lost_exit_code, section.name, section.lost_reason
             )
             section.on_lost = ending
             return ending.run(lambda: self._run(section, args, kwargs))
-        with release_on_sigterm():
-            return self._run(section, args, kwargs)
 
     def _run(self, section: Section, args: Args, kwargs: Kwargs) -> object:
         entered = None

@@ -15,12 +15,10 @@ from django.core.cache import caches
 
 from django_redis_lock.contrib import metrics
 from django_redis_lock.ops import held_locks
-from django_redis_lock.ops.admin import listing
 from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
 from tests.browser.site import POLICY
 from tests.holding import silence
-from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.admin import hold, named, queued
 
@@ -85,19 +83,6 @@ def test_a_lock_released_by_another_process_disappears_and_a_new_one_appears(
     expect(row(page, "third")).to_contain_text("of another <b>process</b>")
     expect(row(page, "second")).to_have_count(1)
     expect(page.locator(".paginator")).to_contain_text("2 locks")
-
-
-@pytest.mark.sample(0)
-def test_the_first_lock_and_the_last(open_page: Open) -> None:
-    page = open_page()
-    expect(page.get_by_text("No lock is held at the moment.")).to_be_visible()
-    expect(page.get_by_role("button", name="Release").first).to_be_hidden()
-    lock = hold("a")
-    expect(row(page, "a")).to_be_visible()
-    expect(page.get_by_role("button", name="Release").first).to_be_visible()
-    lock.release()
-    expect(page.get_by_text("No lock is held at the moment.")).to_be_visible()
-    expect(page.locator("#result_list")).to_be_hidden()
 
 
 @pytest.mark.sample(0)
@@ -173,40 +158,6 @@ def test_the_focus_stays_nearby_when_its_row_goes(open_page: Open, client: redis
 
 
 @pytest.mark.sample(0)
-def test_a_link_with_the_focus_does_not_keep_the_list_of_processes_as_it_was(
-    open_page: Open, client: redis.Redis
-) -> None:
-    first, _second = named(hold("first"), client), named(hold("second"), client)
-    page = open_page(f"{PAGE}processes/")
-    link = page.get_by_role("link", name="second")
-    link.focus()
-    named(hold("third"), client)
-    expect(page.get_by_role("link", name="third")).to_be_visible()
-    expect(link).to_be_focused()
-    page.get_by_role("link", name="first").focus()
-    first.release()
-    expect(page.get_by_role("link", name="first")).to_have_count(0)
-    expect(page.get_by_role("button", name="Pause")).to_be_focused()
-
-
-@pytest.mark.sample(0)
-def test_a_page_that_fills_gets_links_to_the_next(
-    open_page: Open, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "PER_PAGE", 2)
-    hold("a")
-    page = open_page(f"{PAGE}?o=lock")
-    more = [hold(name) for name in "bcd"]
-    page.get_by_role("link", name="2", exact=True).click()
-    expect(row(page, "d")).to_be_visible()
-    assert page.locator(".paginator [aria-current=page]").inner_text() == "2"
-    for lock in more:
-        lock.release()
-    expect(row(page, "a")).to_be_visible()
-    expect(page.locator(".paginator")).to_have_text("1 lock", use_inner_text=True)
-
-
-@pytest.mark.sample(0)
 @pytest.mark.parametrize("every", [0, None, 10**9])
 def test_a_page_that_does_not_refresh_itself(
     open_page: Open, refresh_every: Any, client: redis.Redis, every: int | None
@@ -240,39 +191,6 @@ def test_it_can_be_paused(open_page: Open, client: redis.Redis) -> None:
     assert row(page, "a").inner_text() == held
     pause.click()
     expect(row(page, "a")).to_have_count(0)
-
-
-@pytest.mark.sample(0)
-def test_nothing_is_said_to_screen_readers_while_all_is_well(
-    open_page: Open, client: redis.Redis
-) -> None:
-    lock = named(hold("a"), client)
-    page = open_page()
-    assert page.locator("[aria-live], [role=status], [role=alert], [role=log]").count() == 1
-    changes = """() => {
-      window.said = 0;
-      new MutationObserver(() => window.said++).observe(
-        document.querySelector('[role=status]'),
-        {childList: true, characterData: true, subtree: true});
-    }"""
-    page.evaluate(changes)
-    lock.release()
-    expect(row(page, "a")).to_have_count(0)
-    refreshed(page)
-    assert page.evaluate("() => window.said") == 0
-
-
-@pytest.mark.sample(0)
-def test_a_site_that_is_away_for_a_while(open_page: Open, client: redis.Redis) -> None:
-    named(hold("a"), client)
-    page = open_page(trouble=False)
-    status = page.get_by_role("status")
-    page.route("**/*live=*", lambda route: route.abort())
-    expect(status).to_contain_text("the site did not answer")
-    expect(row(page, "a")).to_be_visible()
-    page.unroute("**/*live=*")
-    expect(status).to_contain_text("Refreshed again.")
-    expect(status).to_be_empty()
 
 
 @pytest.mark.sample(0)
@@ -389,60 +307,6 @@ def test_all_can_be_selected(open_page: Open, client: redis.Redis) -> None:
     assert every.evaluate("box => box.indeterminate")
 
 
-@pytest.mark.sample(0)
-def test_one_may_think_better_of_it(open_page: Open, client: redis.Redis) -> None:
-    lock = named(hold("a"), client)
-    page = open_page(f"{PAGE}?q=a")
-    page.get_by_role("checkbox", name="Select a", exact=True).check()
-    page.get_by_role("button", name="Release the selected").first.click()
-    page.get_by_role("link", name="No, take me back").click()
-    expect(page.get_by_label("Search")).to_have_value("a")
-    assert lock.owned()
-
-
-@pytest.mark.sample(0)
-def test_the_way_back_selects_no_lock_that_was_not_selected(
-    open_page: Open, client: redis.Redis
-) -> None:
-    named(hold("b"), client)
-    page = open_page(f"{PAGE}?o=lock")
-    page.get_by_role("checkbox", name="Select b", exact=True).check()
-    page.get_by_role("button", name="Release the selected").first.click()
-    page.wait_for_url("**/release/")
-    named(hold("a"), client)
-    page.go_back()
-    expect(page.get_by_role("checkbox", name="Select a", exact=True)).not_to_be_checked()
-
-
-@pytest.mark.sample(0)
-def test_two_operators(open_page: Open, client: redis.Redis) -> None:
-    """Both want to release the same lock. The second is told, and the next holder keeps it."""
-    named(hold("a"), client)
-    with queued("a") as lock:
-        one, two = open_page(), open_page()
-        for page in (one, two):
-            page.get_by_role("link", name="a", exact=True).click()
-            page.get_by_role("button", name="Release").click()
-        one.get_by_role("button", name="Release").click()
-        expect(one.get_by_text("“a” is released.")).to_be_visible()
-        until(lambda: lock.fence)
-        two.get_by_role("button", name="Release").click()
-        expect(two.get_by_text("has passed to another holder")).to_be_visible()
-        assert lock.owned()
-
-
-@pytest.mark.sample(0)
-def test_one_browser_sees_what_the_other_does(open_page: Open, client: redis.Redis) -> None:
-    named(hold("a"), client)
-    watching, acting = open_page(), open_page()
-    expect(row(watching, "a")).to_be_visible()
-    acting.get_by_role("link", name="a", exact=True).click()
-    acting.get_by_role("button", name="Release").click()
-    acting.get_by_role("button", name="Release").click()
-    expect(row(watching, "a")).to_have_count(0)
-    expect(acting.get_by_text("This lock is free.")).to_be_visible()
-
-
 def press_until(page: Any, reached: Callable[[], bool]) -> None:
     for _ in range(60):
         page.keyboard.press("Tab")
@@ -542,32 +406,6 @@ def test_five_hundred_locks(open_page: Open, client: redis.Redis) -> None:
 
 # -- one can read it ---------------------------------------------------------------------------
 
-CELLS = """() => [...document.querySelectorAll('#result_list tbody tr > *')].map(cell => {
-  const box = cell.getBoundingClientRect(), range = document.createRange();
-  range.selectNodeContents(cell);
-  const text = range.getBoundingClientRect();
-  return {
-    name: cell.className, width: box.width, height: box.height,
-    inside: box.left >= 0 && box.right <= innerWidth && text.right <= box.right + 1,
-  };
-})"""
-
-
-@pytest.mark.sample(0)
-@pytest.mark.parametrize("width", [375, 1280, 1920])
-def test_every_cell_is_wide_enough_to_read(
-    open_page: Open, client: redis.Redis, width: int
-) -> None:
-    named(hold("shop.tasks.nightly_report", label="Nightly report", timeout=3600), client)
-    page = open_page(viewport={"width": width, "height": 800})
-    page.wait_for_load_state()  # With its style.
-    cells = page.evaluate(CELLS)
-    assert len(cells) > 5
-    # No text stands beside its cell or the window, or in a column of single characters.
-    assert [cell for cell in cells if not cell["inside"]] == []
-    assert [cell for cell in cells if cell["width"] < 24 or cell["height"] > 110] == []
-
-
 ROWS = """() => [...document.querySelectorAll('#result_list tbody tr')].map(row => ({
   text: row.innerText, height: row.getBoundingClientRect().height,
 }))"""
@@ -595,82 +433,7 @@ def test_rows_are_one_line_high_and_the_table_fits(open_page: Open, client: redi
     assert abs(label_of_filter.bounding_box()["y"] - filter.bounding_box()["y"]) < 12
 
 
-@pytest.mark.sample(0)
-def test_what_stands_after_a_name_does_not_break_it(open_page: Open, client: redis.Redis) -> None:
-    named(hold("nightly-report-sent", limit=3, label="For branches", timeout=3600), client)
-    silence(client, named(hold("import", timeout=7200, renew=False), client).keys.lock, 4000)
-    page = open_page(viewport={"width": 1280, "height": 800})
-    page.wait_for_load_state()  # With its style.
-    table, link = page.locator(".held-locks").first, page.get_by_role("link", name="-sent")
-    table.evaluate("e => { e.style.width = '57rem'; }")
-    assert link.bounding_box()["height"] < 24
-
-
-LINES = """e => {
-  const range = document.createRange();
-  range.selectNodeContents(e);
-  return new Set([...range.getClientRects()].map(box => box.top)).size;
-}"""
-
-
-@pytest.mark.sample(0)
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_log_of_releases_breaks_no_word(
-    open_page: Open, client: redis.Redis, width: int
-) -> None:
-    named(hold("nightly-report", label="Nightly report", timeout=3600), client)
-    page = open_page(viewport={"width": width, "height": 800})
-    page.get_by_role("link", name="nightly-report").click()
-    page.get_by_role("button", name="Release").click()
-    page.get_by_label("Reason").fill("The import of branch 42 hangs in a query. " * 4)
-    page.get_by_role("button", name="Release 1 lock").click()
-    page.goto(f"{PAGE}history/")
-    user = page.get_by_role("cell", name="operator", exact=True)
-    assert user.evaluate(LINES) == 1
-    assert page.get_by_role("columnheader", name="User").evaluate(LINES) == 1
-
-
 # -- in other languages ------------------------------------------------------------------------
-
-
-HINT_ROOM = """() => {
-  const field = document.querySelector('#searchbar'), style = getComputedStyle(field);
-  const canvas = document.createElement('canvas').getContext('2d');
-  canvas.font = style.font;
-  const room = field.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
-  return room - canvas.measureText(field.placeholder).width;
-}"""
-
-
-@pytest.mark.sample(0)
-@pytest.mark.parametrize("language", ["en", "de", "zh-hans"])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_hint_of_the_search_is_not_cut_off(
-    open_page: Open, settings: Any, language: str, width: int
-) -> None:
-    settings.LANGUAGE_CODE = language
-    page = open_page(viewport={"width": width, "height": 800})
-    page.wait_for_load_state()  # With its style.
-    assert page.evaluate(HINT_ROOM) >= 0
-
-
-@pytest.mark.sample(0)
-def test_names_and_keys_read_from_left_to_right_among_arabic(
-    open_page: Open, client: redis.Redis, settings: Any
-) -> None:
-    settings.LANGUAGE_CODE = "ar"
-    named(hold("100% of a"), client)
-    page = open_page()
-    link = page.locator("#result_list tbody th a")
-    x = """element => {
-      const range = document.createRange();
-      range.setStart(element.firstChild, 0);
-      range.setEnd(element.firstChild, 1);
-      return range.getBoundingClientRect().x - element.getBoundingClientRect().x;
-    }"""
-    assert link.evaluate(x) == pytest.approx(0, abs=1)
-    link.click()
-    assert page.locator(".redis-key").evaluate(x) == pytest.approx(0, abs=1)
 
 
 @pytest.mark.sample(0)
@@ -714,30 +477,6 @@ def test_a_narrow_window_shows_25_rows_until_all_are_wanted(
     page.set_viewport_size({"width": 1280, "height": 800})
     expect(page.get_by_label("Show all rows of this page")).to_be_hidden()
     expect(rows).to_have_count(31)
-
-
-@pytest.mark.sample(0)
-def test_a_wide_window_shows_all_rows(open_page: Open, client: redis.Redis) -> None:
-    for number in range(30):
-        hold(f"job-{number:02}")
-    page = open_page()
-    expect(page.locator("#result_list tbody tr:visible")).to_have_count(30)
-
-
-@pytest.mark.sample(0)
-def test_all_that_match_are_released(
-    open_page: Open, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "PER_PAGE", 3)
-    for number in range(7):
-        hold(f"job-{number}")
-    hold("other")
-    page = open_page(f"{PAGE}?q=job")
-    page.get_by_label("all 7 that match, on all pages").check()
-    page.get_by_role("button", name="Release the selected").first.click()
-    page.get_by_role("button", name="Release 7 locks").click()
-    page.goto(PAGE)
-    expect(page.locator("#result_list tbody tr")).to_have_count(1)
 
 
 @pytest.mark.sample(0)

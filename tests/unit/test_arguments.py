@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from datetime import timedelta
 from decimal import Decimal
@@ -13,15 +12,13 @@ from uuid import UUID
 
 import pytest
 import redis
-from django.core.cache.backends.base import BaseCache
 from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-import django_redis_lock
 from django_redis_lock import Lock, cached, cached_page, idempotent, locked, unique_task
-from django_redis_lock.cache import LocMemCache, RedisCache
+from django_redis_lock.cache import LocMemCache
 from django_redis_lock.cache.lock_factory import check_using
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.protocol.validation import (
@@ -153,11 +150,6 @@ def test_the_refusal_says_what_none_means() -> None:
 @pytest.mark.parametrize("name", ["report", b"report", "ü", b"\xff", " ", "\n", "{}"])
 def test_names(name: str | bytes) -> None:
     assert check_name(name) == name
-
-
-@pytest.mark.parametrize("name", [b"report", b"\xff"])
-def test_a_memoryview_is_taken_as_bytes(name: bytes) -> None:
-    assert check_name(memoryview(name)) == name
 
 
 @pytest.mark.parametrize(
@@ -313,28 +305,3 @@ def test_options_of_locked(options: dict[str, Any], words: str) -> None:
         return
     with pytest.raises((TypeError, ValueError), match=words):
         Options(**options)
-
-
-def test_what_a_lock_is_made_with() -> None:
-    assert Options().of_lock.items() >= {"thread_local": False, "blocking": False}.items()
-    assert "renew" not in Options().of_lock  # The cache decides, with its TIMEOUT.
-    assert Options(timeout=5).of_lock.items() >= {"timeout": 5, "renew": True}.items()
-    assert Options(timeout=None).of_lock.items() >= {"timeout": None, "renew": False}.items()
-    assert "using" not in Options(using="a").of_lock
-    assert Options(using=THREE).of_lock["using"] == ("a", "b", "c")
-    assert Options(using=THREE).using == "a"
-
-
-def test_no_signature_shows_an_address() -> None:
-    """What stands for an argument left out has a name."""
-    ours = [getattr(django_redis_lock, name) for name in django_redis_lock.__all__]
-    for kind in (RedisCache, Options, django_redis_lock.Lock, django_redis_lock.AsyncLock):
-        named = [
-            name for name in dir(kind) if not (name.startswith("_") or hasattr(BaseCache, name))
-        ]
-        ours += [kind, *(getattr(kind, name) for name in named)]
-    ours += [RedisCache.get_or_set, RedisCache.aget_or_set]
-    shown = {each: str(inspect.signature(each)) for each in filter(callable, ours)}
-    assert len(shown) > 60
-    assert [each for each, text in shown.items() if "<object object" in text] == []
-    assert "timeout: 'Timeout' = <setting>" in shown[RedisCache.get_or_set]

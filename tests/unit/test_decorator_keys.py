@@ -82,13 +82,6 @@ def test_templates(template: str, wanted: str) -> None:
     assert name(pay, User(), 7, size=10) == wanted
 
 
-def test_a_name_by_keyword() -> None:
-    @locked(key="fixed")
-    def work() -> None: ...
-
-    assert name(work) == "fixed"
-
-
 @pytest.mark.parametrize("decorate", [locked, locked(), locked(label="x")])
 def test_the_default_is_the_dotted_name(decorate: Callable[..., Any]) -> None:
     def work(**kwargs: Any) -> None: ...
@@ -102,13 +95,6 @@ def test_arguments_that_are_not_in_the_signature() -> None:
     def work(*args: Any, **kwargs: Any) -> None: ...
 
     assert name(work, 1, pk=7) == "7-{'pk': 7}"
-
-
-def test_an_argument_wins_over_one_that_is_not_in_the_signature() -> None:
-    @locked("{kwargs}")
-    def work(**kwargs: Any) -> None: ...
-
-    assert name(work, kwargs=7) == "{'kwargs': 7}"
 
 
 def test_positional_arguments() -> None:
@@ -136,21 +122,6 @@ def test_a_method() -> None:
     assert name(Shop().close) == "shop-3"
 
 
-def test_a_wrapped_function_keeps_its_signature() -> None:
-    def other(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    @locked("invoice-{pk}")
-    @other
-    def pay(pk: int) -> None: ...
-
-    assert name(pay, 7) == "invoice-7"
-
-
 def test_a_command_class() -> None:
     @locked
     class Command(BaseCommand):
@@ -168,14 +139,6 @@ def test_the_options_of_a_command() -> None:
 
     with pytest.raises(Exception, match="import-north is held"):
         Command().handle(shop="north")
-
-
-def test_what_is_decorated_keeps_its_name_and_words() -> None:
-    @locked("x")
-    def work() -> None:
-        """Works."""
-
-    assert (work.__name__, work.__doc__, work.__module__) == ("work", "Works.", __name__)
 
 
 # -- templates that make no sense --------------------------------------------------------------

@@ -26,7 +26,6 @@ from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-import django_redis_lock
 from django_redis_lock import (
     AsyncLock,
     Lock,
@@ -35,7 +34,6 @@ from django_redis_lock import (
     LockNotOwnedError,
     Redlock,
     TooFewServers,
-    events,
 )
 from django_redis_lock.contrib import metrics, testing
 from django_redis_lock.contrib.locmem.memory import Database, client_of
@@ -190,17 +188,6 @@ def test_override_takes_locks_on_several_servers() -> None:
         assert memory.held() == []
     with pytest.raises(TooFewServers):
         Redlock(nowhere, "report", timeout=5).acquire()
-
-
-def test_override_asks_no_replicas() -> None:
-    async def work() -> None:
-        async with AsyncLock(redis.asyncio.Redis(port=1), "report", timeout=5, replicas=2) as lock:
-            assert await lock.owned()
-
-    with override():
-        with Lock(NOWHERE, "report", timeout=5, replicas=2) as lock:
-            assert lock.owned()
-        asyncio.run(work())
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -374,34 +361,6 @@ def test_waits_end_in_the_order_of_their_ends(memory: MemoryServer) -> None:
         assert not refused.result()
 
 
-def test_a_listener_may_wait_while_a_wait_moves_the_clock(memory: MemoryServer) -> None:
-    waited: list[bool] = []
-
-    def listen(event: Any) -> None:
-        if isinstance(event, events.Lost) and event.subject.name == "short":
-            waited.append(lock_of("other").acquire(blocking_timeout=3))
-
-    assert lock_of("short", timeout=10).acquire()
-    for name in ("taken", "other"):
-        assert lock_of(name, timeout=300).acquire()
-    events.subscribe(listen)
-    try:
-        assert not lock_of("taken").acquire(blocking_timeout=60)
-    finally:
-        events.unsubscribe(listen)
-    assert waited == [False]
-
-
-def test_a_holder_has_so_much_real_time_also_if_a_tool_has_stopped_pythons_clock(
-    memory: MemoryServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As freezegun does."""
-    memory.clock.real_wait = 0.05
-    monkeypatch.setattr(real, "monotonic", lambda: 1.0)
-    with lock_of("report"):
-        assert in_threads(1, lambda: lock_of("report").acquire(blocking_timeout=300)) == [False]
-
-
 # -- caches ------------------------------------------------------------------------------------
 
 BACKENDS = (
@@ -567,20 +526,6 @@ new = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert new == {"django_redis_lock_pytest"}, new
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_no_mock_is_part_of_the_package() -> None:
-    folder = Path(django_redis_lock.__file__).parent
-    assert not [path for path in folder.rglob("*.py") if "mock" in path.read_text()]
-
-
-def test_a_cache_from_before_the_override_shares_its_locks_with_the_alias() -> None:
-    before: Any = caches["default"]
-    with override() as memory:
-        with before.lock("import"):
-            assert not caches["default"].lock("import").acquire(blocking=False)
-            assert memory.held() == [":1:lock:import"]
-        assert caches["default"].lock("import").acquire(blocking=False)
 
 
 # -- CACHES changes within the override ------------------------------------------------------------

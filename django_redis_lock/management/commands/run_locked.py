@@ -8,8 +8,7 @@ import sys
 import threading
 import traceback
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -33,13 +32,10 @@ from .. import (
     seconds_or_none,
     usage_error,
 )
-from ..job import ManagementCommand, Program, is_main_thread
+from ..job import ManagementCommand, Program
 
 #: What runs while the lock is held. Both have the same methods.
 Work = ManagementCommand | Program
-
-#: Signals that end this process while it waits, or its command; exit code 128 + number.
-ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Command(BaseCommand):
@@ -146,7 +142,7 @@ class Command(BaseCommand):
             else ManagementCommand(options["command"], self)
         )
         _show_lines_at_once()
-        with _unwinding():
+        with unwinding():
             loss = Loss(self, work, options["name"], options["on_lost"] == "terminate", grace)
             lock = self._lock(work, loss, options)
             with outages_not_logged():
@@ -294,15 +290,6 @@ class Loss:
                 self._work.terminate()
                 if not self.over.wait(self._grace):
                     self._work.kill()
-
-
-@contextmanager
-def _unwinding() -> Iterator[None]:
-    """Release the lock after a signal too, if this is the main thread."""
-    # As for nohup.
-    heard = [s for s in ENDINGS if is_main_thread() and signal.getsignal(s) is not signal.SIG_IGN]
-    with unwinding(*heard) if heard else nullcontext():
-        yield
 
 
 def _show_lines_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import threading
@@ -10,8 +9,6 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from html import unescape
-from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,14 +22,12 @@ from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
-from django_redis_lock import Lock
 from django_redis_lock.locking.records import Heartbeat, note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.models import HeldLock
-from django_redis_lock.ops.admin import listing, sections
+from django_redis_lock.ops.admin import listing
 from django_redis_lock.ops.admin.rows import Choice, Ref, duration
 from django_redis_lock.ops.held_locks import shown_id
-from django_redis_lock.ops.inventory import listing as inventory
 from django_redis_lock.ops.inventory.listing import LOCK
 from django_redis_lock.protocol.keys import events_key, lock_keys
 from django_redis_lock.protocol.owner import Owner
@@ -100,18 +95,6 @@ def test_what_it_says_of_a_lock(admin_client: Client, client: redis.Redis) -> No
     }
 
 
-def test_a_lock_without_an_end_and_without_a_described_holder(admin_client: Client) -> None:
-    lock = hold("a", timeout=None)
-    (row,) = rows_of(admin_client.get(PAGE))
-    holder = lock.holder()
-    assert holder is not None
-    assert (row["left"], row["holder"], row["held"]) == (
-        "never expires",
-        f"{holder.host}:{holder.pid}",  # By its token.
-        "-",
-    )
-
-
 def test_the_token_is_never_shown(admin_client: Client) -> None:
     lock = hold("a")
     assert lock.local.token not in admin_client.get(PAGE).content
@@ -148,17 +131,6 @@ def test_pages(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     beyond = admin_client.get(PAGE, {"o": "lock", "p": 9})
     assert [row["name"] for row in rows_of(beyond)] == ["4"]
     assert 'href="?o=lock&amp;p=2"' in beyond.content.decode()
-
-
-def test_it_says_when_it_shows_a_part(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inventory, "MAX_ENTRIES", 3 + 1)
-    for number in range(4):
-        hold(f"{number}")
-    response = admin_client.get(PAGE)
-    assert len(rows_of(response)) == 3
-    assert "has at least 3 locks. Listed are 3." in text_of(response)
 
 
 @pytest.mark.parametrize(
@@ -212,33 +184,6 @@ def test_sorting(admin_client: Client, order: str, names: str) -> None:
     assert f'aria-sort="{wanted}"' in response.content.decode()
 
 
-def test_locks_outside_the_caches_are_shown_with_their_whole_key(
-    admin_client: Client, client: redis.Redis
-) -> None:
-    hold("inside")
-    assert caches["default"].lock("older", version=7).acquire(blocking=False)
-    assert Lock(client, "bare", 30).acquire(blocking=False)
-    locks = sorted(row["name"] for row in rows_of(admin_client.get(PAGE)))
-    assert locks == [":7:lock:older whole key", "bare whole key", "inside"]
-
-
-def test_caches_that_share_a_database_list_each_lock_once(
-    admin_client: Client, client: redis.Redis, redis_server: RedisServer, settings: Any
-) -> None:
-    settings.CACHES = {
-        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
-        "site": {"BACKEND": OURS, "LOCATION": redis_server.url, "KEY_PREFIX": "site"},
-    }
-    hold("one")
-    hold("two", "site")
-    assert Lock(client, "bare", 30).acquire(blocking=False)
-    rows = rows_of(admin_client.get(PAGE))
-    found = sorted((row["name"], row["cache"]) for row in rows)
-    assert found == [("bare whole key", "default"), ("one", "default"), ("two", "site")]
-    only = rows_of(admin_client.get(PAGE, {"using": "site"}))
-    assert [row["name"] for row in only] == ["two"]
-
-
 def test_a_running_computation_is_listed(admin_client: Client) -> None:
     done = threading.Event()
     work = partial(caches["default"].get_or_set, "report", lambda: done.wait(20), 60)
@@ -250,23 +195,6 @@ def test_a_running_computation_is_listed(admin_client: Client) -> None:
     assert rows_of(admin_client.get(PAGE, {"kind": "lock"})) == []
     done.set()
     leader.join()
-
-
-def test_a_lock_that_rests(admin_client: Client) -> None:
-    hold("a", min_hold=20).release()
-    (row,) = rows_of(admin_client.get(PAGE))
-    assert (row["status"], row["holder"]) == ("resting", "-")
-    assert "it stays taken until its min_hold" in text_of(admin_client.get(page_of(admin_client)))
-
-
-def test_a_holder_that_is_silent(admin_client: Client, client: redis.Redis) -> None:
-    lock = hold("a", timeout=300)
-    keys = lock_keys(lock.keys.lock)
-    hurry()
-    until(lambda: client.exists(keys.owner))
-    silence(client, keys.lock, 130)
-    (row,) = rows_of(admin_client.get(PAGE))
-    assert "silent for 2 min 10 s" in row["status"]
 
 
 def test_the_most_urgent_come_first(admin_client: Client, client: redis.Redis) -> None:
@@ -304,36 +232,6 @@ def test_the_state_is_what_the_page_shows(admin_client: Client) -> None:
 # -- one lock ----------------------------------------------------------------------------------
 
 
-class Shown(HTMLParser):
-    """The texts of a page that are not hidden, each of an element of its own."""
-
-    VOID = ("br", "input", "link", "meta", "img")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: set[str] = set()
-        self._hidden = [False]  # For each element we are in.
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in self.VOID:
-            hidden = tag == "template" or "hidden" in dict(attrs)
-            self._hidden.append(hidden or self._hidden[-1])
-
-    def handle_endtag(self, tag: str) -> None:
-        self._hidden.pop()
-
-    def handle_data(self, data: str) -> None:
-        if data.strip() and not self._hidden[-1]:
-            self.texts.add(" ".join(data.split()))
-
-
-def shown_of(response: HttpResponse) -> set[str]:
-    assert response.status_code == 200
-    page = Shown()
-    page.feed(response.content.decode())
-    return page.texts
-
-
 def page_of(browser: Client, **query: str) -> str:
     """The address of the page of the one lock that is held."""
     (row,) = state_of(browser, query=query)["rows"]
@@ -360,26 +258,6 @@ def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     assert "Key in Redis :1:lock:report" in text
     assert re.search(r"since \d\d:\d\d:\d\d UTC", text)
     assert lock.local.token not in response.content
-
-
-def test_the_page_of_a_free_lock(admin_client: Client) -> None:
-    lock = hold("report")
-    page = page_of(admin_client)
-    lock.release()
-    response = admin_client.get(page)
-    assert "This lock is free." in text_of(response)
-    assert "<h1>report</h1>" in response.content.decode()
-    assert not state_of(admin_client, page).get("held_now")
-
-
-def test_a_key_with_other_data_is_not_said_to_be_free(
-    admin_client: Client, client: redis.Redis
-) -> None:
-    client.hset(":1:lock:report", "a", "1")
-    page = f"{PAGE}{Ref('default', b':1:lock:report', LOCK)}/change/"
-    text = text_of(admin_client.get(page))
-    assert "Not a lock: its key has other data (hash), so no caller can acquire it." in text
-    assert "This lock is free." not in text
 
 
 def test_names_on_a_locks_own_page_cannot_inject_anything(
@@ -457,13 +335,6 @@ def test_what_the_holder_is_doing_is_shown_and_searched(admin_client: Client) ->
     assert "Doing POST /invoices/<17>/ (request 4f1c)" in page
 
 
-def test_a_very_long_name_is_cut(admin_client: Client) -> None:
-    hold("x" * 100_000)
-    (row,) = rows_of(admin_client.get(PAGE))
-    assert len(row["name"]) == 200
-    assert row["name"].endswith("x…")
-
-
 def test_it_works_under_a_strict_content_security_policy(admin_client: Client) -> None:
     hold("a", label="b")
     content = admin_client.get(PAGE).content.decode()
@@ -495,19 +366,6 @@ def test_staff_with_permission_see_both(browser: Client, staff: User) -> None:
     assert f'href="{PAGE}"' in index
     assert "Redis locks" in index
     assert f"{PAGE}add/" not in index
-
-
-def test_other_permissions_do_not_open_the_page(browser: Client, staff: User) -> None:
-    staff.user_permissions.add(Permission.objects.get(codename="release_heldlock"))
-    assert browser.get(PAGE).status_code == 403
-
-
-def test_there_are_two_permissions() -> None:
-    found = Permission.objects.filter(content_type__app_label="django_redis_lock")
-    assert set(found.values_list("codename", "name")) == {
-        ("view_heldlock", "Can view held lock"),
-        ("release_heldlock", "Can release held lock"),
-    }
 
 
 def test_not_even_a_superuser_may_do_more_than_look(rf: RequestFactory, admin_user: User) -> None:
@@ -552,56 +410,6 @@ def test_redis_is_away(
     assert "0 locks" not in text
 
 
-def test_a_page_that_stays_open_does_not_fill_the_log(
-    admin_client: Client,
-    own_server: RedisServer,
-    settings: Any,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sections, "_logged_at", {})
-    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
-    own_server.stop()
-    counts = []
-    for pause in (60.0, 60.0, 60.0, 0.0):
-        monkeypatch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", pause)
-        state_of(admin_client)
-        counts.append(caplog.text.count("The locks of the cache default cannot be listed"))
-    assert counts == [1, 1, 1, 2]
-
-
-def test_of_a_redis_that_is_away_nothing_is_claimed(
-    admin_client: Client, own_server: RedisServer, settings: Any
-) -> None:
-    """That nobody waits for a lock, or that nothing was counted, is known only if Redis says so."""
-    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
-    lock = hold("report")
-    page = page_of(admin_client)
-    assert "No process waits." in shown_of(admin_client.get(page))
-    own_server.stop()
-    response = admin_client.get(page)
-    assert "Redis did not answer" in box(response)
-    assert not {"No process waits.", "This lock is free."} & shown_of(response)
-    assert not [text for text in shown_of(response) if "half a second" in text]
-    shown = shown_of(admin_client.get(PAGE))
-    assert "The figures cannot be read: Redis did not answer as it should." in shown
-    assert "No figures yet." not in shown
-    lock.raise_on_release_error = False
-
-
-def test_a_holder_that_is_not_known_is_named_once(
-    admin_client: Client, client: redis.Redis
-) -> None:
-    page = f"{PAGE}{Ref('default', b':1:lock:report', LOCK)}"
-    with client.lock(":1:lock:report", timeout=60):  # Plain redis-py says nothing of itself.
-        place = state_of(admin_client, f"{page}/change/")["place"]
-        shown = shown_of(admin_client.get(f"{page}/change/"))
-    fingerprint = re.fullmatch(r"unknown \((\w+)\)", place)
-    assert fingerprint is not None
-    assert place in shown
-    assert fingerprint[1] not in shown
-
-
 def test_redis_comes_back(admin_client: Client, own_server: RedisServer, settings: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
     assert not box(admin_client.get(PAGE))
@@ -609,16 +417,6 @@ def test_redis_comes_back(admin_client: Client, own_server: RedisServer, setting
     assert box(admin_client.get(PAGE))
     own_server.start()
     assert not box(admin_client.get(PAGE))
-
-
-def test_redis_does_not_answer(
-    admin_client: Client, own_server: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inventory, "REPLY_TIMEOUT_SECONDS", 0.2)
-    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
-    assert not box(admin_client.get(PAGE))
-    own_server.pause()
-    assert "did not answer" in box(admin_client.get(PAGE))
 
 
 def test_one_redis_of_two_is_away(
@@ -644,15 +442,6 @@ def test_a_cache_that_cannot_lock(
         "default": {"BACKEND": OURS, "LOCATION": [redis_server.url], "OPTIONS": options}
     }
     assert "ShardClient cannot lock" in box(admin_client.get(PAGE))
-
-
-def test_a_project_whose_caches_cannot_lock(admin_client: Client, settings: Any) -> None:
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-    for query in ("", "?q=report"):
-        text = text_of(admin_client.get(PAGE + query))
-        assert "None of the CACHES supports locks: run manage.py check." in text
-        assert "No held lock" not in text
-        assert "did not answer as it should" not in text
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -697,18 +486,6 @@ def test_the_migration_is_complete() -> None:
     call_command("makemigrations", "django_redis_lock", check=True, dry_run=True, verbosity=0)
 
 
-@pytest.mark.parametrize("everything", [False, True])
-def test_dumpdata_is_not_troubled(everything: bool) -> None:
-    out = io.StringIO()
-    call_command("dumpdata", "django_redis_lock", use_base_manager=everything, stdout=out)
-    assert out.getvalue().strip() == "[]"
-
-
-def test_a_search_without_matches_has_no_rows() -> None:
-    assert list(HeldLock.objects.all()) == []
-    assert HeldLock.objects.count() == 0
-
-
 # -- in other languages ------------------------------------------------------------------------
 
 
@@ -727,25 +504,3 @@ def test_other_languages(
     # Numbers for the script are no numbers for people.
     assert re.search(r'data-at="\d+\.\d+"', response.content.decode())
     lock.release()
-
-
-def test_what_is_known_of_an_outage(
-    admin_client: Client, own_server: RedisServer, settings: Any, tmp_path: Path
-) -> None:
-    options = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
-    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url, "OPTIONS": options}}
-    own_server.stop()
-    with caches["default"].lock("nightly", label="report"), caches["default"].lock("weekly"):
-        response = admin_client.get(PAGE)
-        known = state_of(admin_client)
-    said = box(response)
-    assert f"127.0.0.1:{own_server.port}/0 has not answered this process for " in said
-    assert "locks taken without it: 2." in said
-    text = text_of(response)
-    assert "Held on this host, with or without Redis" in text
-    assert re.search(r"nightly \S+, process \d+, thread MainThread", text)
-    assert [lock["name"] for lock in known["local"]] == ["nightly", "weekly"]
-    own_server.start()
-    response = admin_client.get(PAGE)
-    assert not box(response)
-    assert "local" in state_of(admin_client)

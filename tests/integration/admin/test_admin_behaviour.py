@@ -12,10 +12,9 @@ from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import Client
 
-from django_redis_lock import Lock, events, locked
+from django_redis_lock import events
 from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import CrashRecord
-from django_redis_lock.ops.admin import sections
 from django_redis_lock.ops.admin.rows import Ref
 from django_redis_lock.ops.inventory.listing import LOCK
 from tests.holding import crash, hurry
@@ -45,13 +44,6 @@ def figures(response: HttpResponse, period: str = "hour") -> dict[str, dict[str,
     return found
 
 
-def test_nothing_was_counted(admin_client: Client) -> None:
-    response = admin_client.get(PAGE)
-    assert {row["acquired"] for row in figures(response).values()} <= {"0"}
-    none = admin_client.get(PAGE, {"q": "no such name"})
-    assert "No figures yet." in none.content.decode()
-
-
 @pytest.mark.parametrize("period", ["hour", "day"])
 def test_a_lock(admin_client: Client, period: str) -> None:
     for number in range(3):
@@ -68,18 +60,6 @@ def test_a_lock(admin_client: Client, period: str) -> None:
     assert link is not None
     listed = admin_client.get(f"{PAGE}{link[1]}").context["data"]["rows"]
     assert [lock["name"] for lock in listed] == ["invoice-7"]
-
-
-def test_the_figures_are_refreshed_with_the_list(admin_client: Client) -> None:
-    hidden = admin_client.get(PAGE, {"live": "1"})
-    assert hidden.context["behaviour"] is None
-    assert "data-omitted" in hidden.content.decode()
-    hold("fresh")
-    metrics.flush()
-    refreshed = admin_client.get(PAGE, {"live": "1", "behaviour": "1"})
-    assert [row["name"] for row in refreshed.context["data"]["rows"]] == ["fresh"]
-    assert ">fresh</bdi></th>" in refreshed.content.decode()
-    assert "data-omitted" not in refreshed.content.decode()
 
 
 def test_a_holder_that_crashed_is_counted(admin_client: Client, client: redis.Redis) -> None:
@@ -118,16 +98,6 @@ def test_locks_that_were_taken_without_redis(admin_client: Client) -> None:
         assert "2 without Redis" in admin_client.get(address).content.decode()
 
 
-def test_what_was_never_used_is_not_listed(admin_client: Client) -> None:
-    @locked("never-used-{pk}")
-    def use(pk: int) -> None: ...
-
-    assert "never-used-{pk}" not in figures(admin_client.get(PAGE))
-    use(3)
-    metrics.flush()
-    assert figures(admin_client.get(PAGE))["never-used-{pk}"]["acquired"] == "1"
-
-
 def test_search_and_filter(admin_client: Client, redis_server: RedisServer, settings: Any) -> None:
     settings.CACHES = {
         "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
@@ -146,17 +116,6 @@ def test_search_and_filter(admin_client: Client, redis_server: RedisServer, sett
     assert found(q="TW") == [("two", "default")]
     assert ("three", "site") in found(using="site")
     assert ("one", "default") not in found(using="site")
-
-
-def test_the_busiest_are_shown(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sections, "MAX_GROUPS", 1)
-    for _ in range(2):
-        hold("busy").release()
-    hold("idle").release()
-    metrics.flush()
-    response = admin_client.get(PAGE)
-    assert set(figures(response)) == {"busy"}
-    assert "Less active" in response.content.decode()
 
 
 def test_names_cannot_inject_anything(admin_client: Client) -> None:
@@ -179,45 +138,3 @@ def test_the_page_of_a_lock(admin_client: Client) -> None:
     text = " ".join(re.sub(r"<[^>]*>", " ", content).split())
     assert "Counted together as invoice-*." in text
     assert "Last hour Last day Acquired 4" in text
-
-
-def test_a_cache_that_is_away_is_not_asked_twice(
-    admin_client: Client,
-    own_server: RedisServer,
-    redis_server: RedisServer,
-    settings: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings.CACHES = {
-        "away": {"BACKEND": OURS, "LOCATION": own_server.url},
-        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
-    }
-    hold("one").release()
-    metrics.flush()
-    own_server.stop()
-    asked: list[str] = []
-    ask = sections.summaries
-    monkeypatch.setattr(
-        sections, "summaries", lambda alias, period: asked.append(alias) or ask(alias, period)
-    )
-    assert "one" in figures(admin_client.get(PAGE))
-    assert asked == ["default", "default"]  # The hour and the day.
-
-
-def test_figures_that_cannot_be_read(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*args: Any) -> Any:
-        raise redis.ConnectionError("away")
-
-    hold("a")
-    monkeypatch.setattr(sections, "summaries", away)
-    monkeypatch.setattr(sections, "summary", away)
-    assert "a" in {row["name"] for row in state_of(admin_client)["rows"]}
-    assert admin_client.get(PAGE).status_code == 200
-    (row,) = state_of(admin_client)["rows"]
-    assert admin_client.get(row["url"]).status_code == 200
-
-
-def test_a_lock_outside_the_caches(admin_client: Client, client: redis.Redis) -> None:
-    assert Lock(client, "bare", 30).acquire(blocking=False)
-    metrics.flush()
-    assert admin_client.get(PAGE).status_code == 200

@@ -20,17 +20,14 @@ from django.test import Client
 from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.locking.records import note_call
 from django_redis_lock.ops.admin import listing, menu
-from django_redis_lock.ops.admin.rows import as_of
 from django_redis_lock.ops.inventory import latest_news, list_held
 from django_redis_lock.protocol.identity import hostname
-from django_redis_lock.protocol.keys import NEWS
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.execute import run
 from tests.holding import hurry, silence
 from tests.processes import until
 from tests.redis_server import RedisServer
-from tests.redis_topologies import ClusterServers
 from tests.support.admin import PAGE, hold, rows_of, text_of
 
 pytestmark = pytest.mark.django_db
@@ -88,14 +85,6 @@ def test_they_can_be_filtered(admin_client: Client, client: redis.Redis) -> None
     assert "No event matches." in odd
 
 
-def test_each_leads_to_its_lock(admin_client: Client, client: redis.Redis) -> None:
-    note(client, "a<b", "crashed", "web-1")
-    content = admin_client.get(EVENTS).content.decode()
-    url, name = re.findall(r'<a dir="auto" href="([^"]+/change/)">([^<]*)</a>', content)[0]
-    assert unescape(name) == "a<b"
-    assert "crashed, or cut off" in text_of(admin_client.get(url))
-
-
 def test_who_may_not_see_the_locks_sees_no_events(client: redis.Redis) -> None:
     browser = Client()
     user = User.objects.create_user("staff", is_staff=True)
@@ -133,38 +122,6 @@ def test_what_really_happens(admin_client: Client, client: redis.Redis) -> None:
     assert re.search(r"by command released by force by \S+ \(manage.py locks\) ", text)
 
 
-def test_other_data_and_many_events(client: redis.Redis) -> None:
-    client.set(NEWS, "of another program")
-    assert latest_news(client) == ()
-    note(client, "a", "crashed", "web-1")
-    (event,) = latest_news(client)
-    assert event.lock == b":1:lock:a"
-    client.zadd(NEWS, {f"no event {number}": event.at * 1e6 + 1 for number in range(1100)})
-    note(client, "b", "crashed", "web-1")
-    assert client.zcard(NEWS) == 1000
-    assert client.ttl(NEWS) > 86_000
-
-
-def test_on_a_cluster(cluster_servers: ClusterServers) -> None:
-    with cluster_servers.client() as client:
-        for name in ("a", "b", "c"):
-            note(client, name, "crashed", "web-1")
-        assert {event.lock for event in latest_news(client)} == {
-            b":1:lock:a",
-            b":1:lock:b",
-            b":1:lock:c",
-        }
-
-
-def test_a_name_that_is_no_text(client: redis.Redis) -> None:
-    lock = Lock(client, b"\xff\xfe", 60)
-    assert lock.acquire()
-    described(lock, client)
-    assert Lock(client, b"\xff\xfe", 60).reset()
-    (event,) = latest_news(client)
-    assert event.lock == b"\xff\xfe"
-
-
 # -- the menu ------------------------------------------------------------------------------------
 
 
@@ -193,21 +150,6 @@ def test_the_menu_shows_that_a_holder_is_silent(admin_client: Client, client: re
     until(lambda: entry() == "Held locks")
 
 
-@pytest.mark.usefixtures("uncounted")
-def test_the_menu_while_redis_is_down(
-    admin_client: Client, own_server: RedisServer, settings: Any
-) -> None:
-    backend = "django_redis_lock.cache.RedisCache"
-    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": own_server.url}}
-    own_server.stop()
-    assert admin_client.get("/admin/").status_code == 200
-
-
-@pytest.mark.usefixtures("uncounted")
-def test_no_migration_comes_from_the_mark(client: redis.Redis) -> None:
-    call_command("makemigrations", "django_redis_lock", check=True, dry_run=True)
-
-
 # -- many locks ----------------------------------------------------------------------------------
 
 
@@ -231,16 +173,6 @@ def test_all_that_match_can_be_released(
     assert [lock.name for lock in list_held(client, b":1:lock:").locks] == ["other"]
 
 
-def test_no_more_than_can_be_released_are_promised(
-    admin_client: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "PER_PAGE", 1)
-    monkeypatch.setattr(listing, "MAX_SELECTED", 2)
-    for name in ("job-1", "job-2", "job-3"):
-        hold(name)
-    assert "the first 2 of all 3 that match" in text_of(admin_client.get(PAGE))
-
-
 def test_a_holder_leads_to_all_of_its_locks(admin_client: Client, client: redis.Redis) -> None:
     described(hold("report"), client)
     content = admin_client.get(PAGE).content.decode()
@@ -249,12 +181,6 @@ def test_a_holder_leads_to_all_of_its_locks(admin_client: Client, client: redis.
     assert row["name"].startswith("report")
     client.set(":1:lock:of another program", "0" * 32, px=60_000)
     assert "q=unknown" not in admin_client.get(PAGE).content.decode()
-
-
-def test_the_time_has_its_zone(settings: Any) -> None:
-    assert re.fullmatch(r"as of \d\d:\d\d:\d\d UTC", as_of())
-    settings.TIME_ZONE = "Asia/Kolkata"
-    assert as_of().endswith(" IST")
 
 
 def test_the_command_that_stops_a_holder(admin_client: Client, client: redis.Redis) -> None:

@@ -54,16 +54,3 @@ def test_two_that_wait_for_each_other(
     wait_for(client, second, 1)
     text = text_of(admin_client.get(f"{PAGE}processes/"))
     assert ("Deadlock: the processes in red wait for each other." in text) == deadlock
-
-
-def test_who_waits_for_one_of_several_places_is_in_no_deadlock(
-    admin_client: Client, client: redis.Redis
-) -> None:
-    """Another of its holders may leave first."""
-    first, second = held_by(client, "first", 1, limit=2), held_by(client, "second", 2)
-    held_by(client, "first", 3, limit=2)
-    wait_for(client, first, 2)
-    wait_for(client, second, 1)
-    text = text_of(admin_client.get(f"{PAGE}processes/"))
-    assert "Deadlock" not in text
-    assert text.count("first held by") == 2, "for each chain of waits, once"

@@ -24,16 +24,13 @@ from django.test import Client
 
 from django_redis_lock import Lock
 from django_redis_lock.admin import HeldLockAdmin
-from django_redis_lock.ops import held_locks
 from django_redis_lock.ops.admin import releasing
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.ops.inventory.listing import inspect
-from django_redis_lock.protocol.keys import lock_keys
 from tests.holding import hurry, silence
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.admin import OURS, PAGE, hold, rows_of, state_of, text_of
-from tests.support.logs import logged
 
 pytestmark = pytest.mark.django_db
 
@@ -74,32 +71,6 @@ def viewer(client: redis.Redis) -> Client:
 # -- asking ------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_was_listed_before_its_holder_described_itself(
-    admin_client: Client, client: redis.Redis
-) -> None:
-    lock = hold("report", label="the nightly report", timeout=60)
-    (choice,) = choices(admin_client)
-    assert choice.endswith(".")  # Its fence is not known yet.
-    named(lock, client)
-    owner = lock.holder()
-    assert owner is not None
-    assert f"process {owner.pid}" in text_of(admin_client.post(RELEASE, {"selected": choice}))
-    assert "is released" in said(admin_client, confirm(admin_client, choice))
-    assert not lock.owned()
-
-
-def test_a_row_stays_the_same_when_its_holder_describes_itself(
-    admin_client: Client, client: redis.Redis
-) -> None:
-    """Otherwise its ticked box would be another one, not ticked."""
-    lock = hold("report", timeout=60)
-    (before,) = state_of(admin_client)["rows"]
-    named(lock, client)
-    (after,) = state_of(admin_client)["rows"]
-    assert after["id"] == before["id"]
-    assert after["fence"] != before["fence"]
-
-
 def test_it_is_asked_first(admin_client: Client, client: redis.Redis) -> None:
     lock = named(hold("report", label="the nightly report", timeout=60), client)
     (choice,) = choices(admin_client)
@@ -124,30 +95,6 @@ def test_it_is_asked_first(admin_client: Client, client: redis.Redis) -> None:
     assert choice in response.content.decode()
 
 
-def test_a_holder_with_unreadable_keys_is_still_running_or_silent(
-    admin_client: Client, client: redis.Redis
-) -> None:
-    lock = named(hold("report", timeout=60), client)
-    client.set(lock.keys.waiters, "not a sorted set")
-    (choice,) = choices(admin_client)
-    text = text_of(admin_client.post(RELEASE, {"selected": choice}))
-    assert "cannot be read: waiters" in text
-    assert "Still running: stop it first" in text
-    silence(client, lock.keys.lock, 236)
-    text = text_of(admin_client.post(RELEASE, {"selected": choice}))
-    assert "cannot be read: waiters · silent for 3 min 5" in text
-    assert "No heartbeat for 3 min 5" in text
-    assert "1 silent" in state_of(admin_client)["summary"]
-
-
-def test_who_waits_is_named_before(admin_client: Client, client: redis.Redis) -> None:
-    lock = hold("a")
-    alive = (int(client.time()[0]) + 60) * 1000
-    client.zadd(lock_keys(lock.keys.lock).waiters, {"x": alive, "y": alive})
-    text = text_of(admin_client.post(RELEASE, {"selected": choices(admin_client)}))
-    assert "The first of 2 waiting processes gets it at once." in text
-
-
 def test_it_says_at_once_what_will_not_be_released(admin_client: Client) -> None:
     locks = [hold("free soon"), hold("another's soon"), hold("kept")]
     chosen = choices(admin_client)
@@ -167,14 +114,6 @@ def test_nothing_is_left_to_release(admin_client: Client) -> None:
     lock.release()
     response = admin_client.post(RELEASE, {"selected": chosen})
     assert 'type="submit"' not in response.content.decode().partition("<main")[2]
-
-
-def test_nothing_was_selected(admin_client: Client) -> None:
-    assert "Nothing was released. Select the locks." in said(
-        admin_client, admin_client.post(RELEASE)
-    )
-    odd = {"selected": ["odd", "a.b.c", "bG9jawBubyBzdWNoIGNhY2hlAGtleQ.a.1"], "confirmed": "yes"}
-    assert "Select the locks" in said(admin_client, admin_client.post(RELEASE, odd))
 
 
 # -- releasing ---------------------------------------------------------------------------------
@@ -253,25 +192,6 @@ def fails_for(user_id: int, *args: Any, **options: Any) -> None:
         cursor.execute("INSERT INTO django_admin_log (user_id) VALUES (%s)", [user_id])
 
 
-def test_all_chosen_locks_are_released_whatever_a_projects_hooks_do(
-    failing: str, admin_client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    locks = [hold(name) for name in "abc"]
-    selected = choices(admin_client)
-    response = confirm(admin_client, *selected, address="")
-    assert response.status_code == 302
-    assert not any(lock.locked() for lock in locks)
-    for name in "abc":
-        assert f"Lock :1:lock:{name} released by force by admin" in caplog.text
-    assert "Traceback" in caplog.text
-    if failing == "messages":
-        assert LogEntry.objects.count() == 3
-        return
-    told = text_messages(response)
-    assert sum("is released. The holder was" in text for text in told) == 3
-    assert "The admin's log could not be written for “a”, “b”, “c”; the site's log has it." in told
-
-
 def test_an_error_with_one_lock_leaves_the_others_to_be_released(
     admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,29 +212,8 @@ def test_an_error_with_one_lock_leaves_the_others_to_be_released(
     assert (first.locked(), second.locked()) == (True, False)
 
 
-def test_a_failed_entry_does_not_break_the_requests_own_transaction(
-    admin_client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", True)
-    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-    monkeypatch.setattr(HeldLockAdmin, "log_change", staticmethod(partial(fails_for, 0)))
-    lock = hold("a")
-    assert confirm(admin_client, *choices(admin_client)).status_code == 302
-    assert not lock.locked()
-    assert User.objects.count() == 1
-
-
 def text_messages(response: HttpResponse) -> list[str]:
     return [message.message for message in get_messages(response.wsgi_request)]
-
-
-@pytest.mark.parametrize("name", ["joão", "b?", "ab?", "abc?"])
-def test_recent_actions_lead_to_the_page_of_the_lock(admin_client: Client, name: str) -> None:
-    hold(name)
-    confirm(admin_client, *choices(admin_client))
-    recent = admin_client.get("/admin/").content.decode().partition("recent-actions")[2]
-    (link,) = re.findall(rf'href="({PAGE}[^"]+)"', recent)
-    assert f"<h1>{name}</h1>" in admin_client.get(link).content.decode()
 
 
 def test_a_release_by_a_command_is_on_the_locks_page(
@@ -359,16 +258,6 @@ def test_a_lock_that_changed_hands_is_not_released(admin_client: Client) -> None
     assert not LogEntry.objects.exists()
 
 
-def test_a_token_that_is_used_again_is_another_holding(admin_client: Client) -> None:
-    lock = caches["default"].lock("a")
-    assert lock.acquire(token="chosen")
-    chosen = choices(admin_client)
-    lock.release()
-    assert lock.acquire(token="chosen")
-    assert "has passed to another holder" in said(admin_client, confirm(admin_client, *chosen))
-    assert lock.owned()
-
-
 def test_a_lock_that_is_free_already(admin_client: Client) -> None:
     lock = hold("a")
     chosen = choices(admin_client)
@@ -398,13 +287,6 @@ def test_one_is_led_back_to_where_one_came_from(admin_client: Client) -> None:
         assert confirm(admin_client, lock["choice"], **came)["Location"] == back
 
 
-def test_a_selection_leads_back_to_the_list_and_nowhere_else(admin_client: Client) -> None:
-    hold("a")
-    evil = "//evil.example/?q=x&o=lock&next=//evil.example"
-    response = confirm(admin_client, *choices(admin_client), address=evil)
-    assert response["Location"] == f"{PAGE}?o=lock"
-
-
 def test_a_computation_is_ended(admin_client: Client) -> None:
     done = threading.Event()
     work = partial(caches["default"].get_or_set, "report", lambda: done.wait(20), 60)
@@ -432,26 +314,6 @@ def test_redis_is_away(admin_client: Client, own_server: RedisServer, settings: 
     assert "“a” may not have been released" in text  # The reply may have been lost.
 
 
-def test_a_release_whose_reply_is_lost_is_in_the_log(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    lock = hold("a")
-
-    def release(*args: Any, **options: Any) -> None:
-        held_locks.release(*args, **options)
-        raise redis.TimeoutError("Timeout reading from socket")
-
-    monkeypatch.setattr(releasing, "release", release)
-    with caplog.at_level(logging.WARNING, "django_redis_lock.admin"):
-        confirm(admin_client, *choices(admin_client), reason="it hangs")
-    assert not lock.owned()
-    (line,) = logged(caplog, "admin")
-    assert "may have been released by force by admin (admin): it hangs" in line
-    text = text_of(admin_client.get(f"{PAGE}history/"))
-    assert "“a” may not have been released: Redis did not answer as it should" in text
-    assert "it hangs" in text
-
-
 # -- by whom -----------------------------------------------------------------------------------
 
 
@@ -473,13 +335,6 @@ def test_who_may_not_look_may_not_release(client: redis.Redis) -> None:
     for page in (PAGE, f"{PAGE}?live=1"):
         assert browser.get(page).status_code == 403
     assert browser.post(RELEASE).status_code == 403
-
-
-def test_a_page_that_is_open_elsewhere_does_not_take_what_is_said(admin_client: Client) -> None:
-    hold("a")
-    confirm(admin_client, *choices(admin_client))
-    assert "is released" not in admin_client.get(PAGE, {"live": "1"}).content.decode()
-    assert "is released" in admin_client.get(PAGE).content.decode()
 
 
 def test_anonymous_visitors_must_log_in(admin_client: Client) -> None:
@@ -506,14 +361,6 @@ def test_a_request_of_another_site_is_refused(admin_user: User) -> None:
     lock = hold("a")
     assert confirm(browser, *choices(browser)).status_code == 403
     assert lock.owned()
-
-
-def test_only_posts_to_what_only_shows(admin_client: Client) -> None:
-    hold("a")
-    page = state_of(admin_client)["rows"][0]["url"]
-    assert admin_client.post(f"{PAGE}?live=1").status_code == 405
-    for address in (page, f"{page}?live=1"):
-        assert admin_client.post(address).status_code == 403
 
 
 def test_one_holder_of_several_is_released(admin_client: Client, client: redis.Redis) -> None:

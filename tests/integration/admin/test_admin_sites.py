@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from django.contrib.admin import AdminSite
 from django.contrib.auth.models import User
-from django.core.cache import caches
 from django.test import Client
 from django.urls import path
 
@@ -19,8 +17,7 @@ from django_redis_lock.contrib import metrics
 from django_redis_lock.models import HeldLock
 from tests.holding import hurry
 from tests.processes import until
-from tests.redis_server import RedisServer
-from tests.support.admin import OURS, hold, state_of
+from tests.support.admin import hold, state_of
 
 pytestmark = pytest.mark.django_db
 
@@ -77,38 +74,6 @@ def test_every_address_stays_in_the_site_that_was_asked(
         assert outside == []
     answer = admin_client.post(f"{home}release/", {"selected": row["choice"], "confirmed": "yes"})
     assert answer["Location"].startswith("/sub/ops/")
-
-
-def test_what_a_project_puts_into_the_head_is_on_every_page(
-    admin_client: Client, settings: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "admin").mkdir()
-    (tmp_path / "admin" / "base_site.html").write_text(
-        '{% extends "admin/base.html" %}{% block extrahead %}<meta name="ours">{% endblock %}'
-    )
-    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
-    hold("report")
-    home = "/admin/django_redis_lock/heldlock/"
-    (row,) = state_of(admin_client, home)["rows"]
-    live = [admin_client.get(url) for url in (home, row["url"], f"{home}processes/")]
-    asked = admin_client.post(f"{home}release/", {"selected": row["choice"]})
-    others = [asked, admin_client.get(f"{home}history/")]
-    for page in (*live, *others):
-        content = page.content.decode()
-        assert '<meta name="ours">' in content
-        assert ("live.js" in content) == (page in (*live, asked))  # Which has a button to copy.
-
-
-def test_themes_without_djangos_block_of_responsive_styles_have_ours(
-    admin_client: Client, settings: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "admin").mkdir()
-    (tmp_path / "admin" / "base_site.html").write_text(
-        "{% block extrahead %}{% endblock %}<main>{% block content %}{% endblock %}</main>"
-    )
-    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
-    content = admin_client.get("/admin/django_redis_lock/heldlock/").content.decode()
-    assert "django_redis_lock/admin.css" in content
 
 
 class Team(HeldLockAdmin):
@@ -184,20 +149,6 @@ def test_a_lock_that_is_hidden_is_on_no_page(
     assert "q=" in route or "a:mine" in names("team")
 
 
-def test_what_is_held_on_this_host_is_hidden_as_well(
-    admin_client: Client, own_server: RedisServer, settings: Any, tmp_path: Path
-) -> None:
-    team = AdminSite("team")
-    team.register(HeldLock, Team)
-    settings.ROOT_URLCONF = (path("team/", team.urls),)
-    options = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
-    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url, "OPTIONS": options}}
-    own_server.stop()
-    with caches["default"].lock("a:mine"), caches["default"].lock("b:others"):
-        shown = state_of(admin_client, "/team/django_redis_lock/heldlock/")["local"]
-    assert [lock["name"] for lock in shown] == ["a:mine"]
-
-
 def test_only_what_may_be_released_can_be_chosen(admin_client: Client, settings: Any) -> None:
     team = AdminSite("team")
     team.register(HeldLock, Team)
@@ -214,25 +165,3 @@ def test_only_what_may_be_released_can_be_chosen(admin_client: Client, settings:
     for name, row in rows.items():
         page = admin_client.get(row["url"]).content.decode()
         assert ('name="selected"' in page) == (name == "a:mine")
-
-
-class Watchers(HeldLockAdmin):
-    """Its hooks take the request only, as those of the admin's actions do."""
-
-    def has_view_permission(self, request: Any) -> bool:  # as written
-        return True
-
-    def has_release_permission(self, request: Any) -> bool:  # as written
-        return bool(request.user.is_superuser)
-
-
-def test_permissions_for_all_locks(admin_client: Client, settings: Any) -> None:
-    watchers = AdminSite("watchers")
-    watchers.register(HeldLock, Watchers)
-    settings.ROOT_URLCONF = (path("watchers/", watchers.urls),)
-    lock = hold("watched")
-    home = "/watchers/django_redis_lock/heldlock/"
-    (row,) = state_of(admin_client, home)["rows"]
-    assert admin_client.get(row["url"]).status_code == 200
-    admin_client.post(f"{home}release/", {"selected": [row["choice"]], "confirmed": "yes"})
-    assert not lock.owned()

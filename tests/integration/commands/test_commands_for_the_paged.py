@@ -87,12 +87,6 @@ def test_a_process_that_died_as_soon_as_it_held_the_lock_is_named(
     assert here in run("release", "nightly", "--yes")[1]
 
 
-def test_a_token_of_another_program_names_no_process(run: Run, client: redis.Redis) -> None:
-    with client.lock(":1:lock:nightly", timeout=60):
-        shown = run("show", "nightly")[1]
-    assert "its token names no process, as those of other programs" in shown
-
-
 # -- long names --------------------------------------------------------------------------------
 
 LONG = f"reports:{'x' * 250}:2026-11"
@@ -109,18 +103,3 @@ def test_in_a_pipe_a_long_name_is_shortened_in_its_middle(run: Run, client: redi
         assert LONG not in run("reset", "*")[1]
         assert LONG in run("--json")[1]
         assert run("stats", "--wide")[0] == 0
-
-
-# -- a search without a match --------------------------------------------------------------------
-
-
-def test_a_search_without_a_match_says_how_many_there_are(run: Run, client: redis.Redis) -> None:
-    assert run("--search", "x")[1] == "No lock is held.\n"
-    with held(client, "a"):
-        assert run("--search", "x")[1] == "No lock matches (1 is held).\n"
-        both = run("--search", "x", "--kind", "all")[1]
-        assert both == "No lock matches (1 is held), 0 computations are in progress.\n"
-        with held(client, "b"):
-            assert run("--search", "x")[1] == "No lock matches (2 are held).\n"
-            assert run("--search", "x", "--older-than", "1h")[1].endswith("(2 are held).\n")
-            assert run("reset", "x*")[1] == "No lock matches (2 are held).\n"

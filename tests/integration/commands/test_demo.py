@@ -217,16 +217,6 @@ def test_killed_it_leaves_nothing_either(start: Start) -> None:
 
 @pytest.mark.sample(0)
 @pytest.mark.slow
-def test_a_check_that_was_interrupted_has_not_passed(start: Start) -> None:
-    demo = start("--no-serve")
-    demo.read_until("1. A cached report")
-    demo.process.send_signal(signal.SIGINT)
-    assert demo.end() == 128 + signal.SIGINT
-    assert demo.has_left_nothing()
-
-
-@pytest.mark.sample(0)
-@pytest.mark.slow
 def test_a_given_redis_is_used_and_gets_its_locks_back(
     start: Start, own_server: RedisServer
 ) -> None:
@@ -271,10 +261,6 @@ def test_a_taken_port_is_said_before_anything_else(refused: Callable[..., str]) 
     assert "make demo PORT=8001" in said
 
 
-def test_an_impossible_port(refused: Callable[..., str]) -> None:
-    assert refused(PORT="70000").startswith("Port 70000 ")
-
-
 def test_a_given_redis_that_is_not_there_is_an_error(refused: Callable[..., str]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # And nobody listens.
@@ -282,11 +268,6 @@ def test_a_given_redis_that_is_not_there_is_an_error(refused: Callable[..., str]
         said = refused("--no-serve", REDIS_URL=f"redis://:secret@{address}")
     assert said.startswith(f"REDIS_URL is redis://***@{address}, but no Redis")
     assert "secret" not in said
-
-
-def test_an_address_that_is_none(refused: Callable[..., str]) -> None:
-    said = refused("--no-serve", REDIS_URL="localhost")
-    assert said.startswith("REDIS_URL is localhost, but no Redis")
 
 
 def test_no_administrator_where_debug_is_off(refused: Callable[..., str], settings: Any) -> None:

@@ -23,13 +23,10 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import metrics
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.ops import doctor as probes
-from django_redis_lock.ops.doctor import Finding, Level, Target, examine
 from django_redis_lock.ops.doctor.acl import LOCKS, MORE
-from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from tests.holding import hurry
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
-from tests.redis_topologies import ClusterServers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_declared")
 
@@ -90,26 +87,6 @@ def test_a_healthy_server(
     assert deploy_numbers() == set()
     with own_server.client() as own:
         until(lambda: not [key for key in own.keys() if b"doctor" in key])
-
-
-def test_the_trial_is_in_no_figures(
-    doctor: Doctor, at: Callable[..., None], own_server: RedisServer
-) -> None:
-    at(own_server.url)
-    assert doctor()[1]["trial"]["level"] == "ok"
-    metrics.flush()
-    assert metrics.summaries() == []
-
-
-def test_the_trial_leaves_other_locks_and_the_index_alone(
-    doctor: Doctor, at: Callable[..., None], own_server: RedisServer
-) -> None:
-    at(own_server.url)
-    with own_server.client() as client, caches["default"].lock("held", timeout=60) as lock:
-        assert doctor()[1]["trial"]["level"] == "ok"
-        assert set(client.zrange(INDEX, 0, -1)) == {lock.keys.lock, LAST_FENCE}
-        kept = [key for key in client.keys() if b"doctor" not in key]
-        assert {INDEX, lock.keys.lock} <= {*kept}
 
 
 def test_the_trial_wants_what_the_sites_locks_want(
@@ -191,47 +168,6 @@ def test_a_server_without_memory_left(
         assert re.match(r"the server rejects writes.*\bOOM", found["rights"]["text"])
         assert "used memory > 'maxmemory'" in found["trial"]["text"]
         assert deploy_numbers() == {"W102"}
-
-
-def test_a_node_of_a_cluster(
-    doctor: Doctor, at: Callable[..., None], cluster_servers: ClusterServers
-) -> None:
-    at(cluster_servers.servers[0].url)
-    code, found = doctor()
-    assert code == 3
-    assert found["server"]["check"] == "django_redis_lock.E103"
-    assert "E103" in deploy_numbers()
-
-
-class Imagined:
-    """A client whose server gives this reply to INFO."""
-
-    def __init__(self, **info: Any) -> None:
-        well = {"redis_version": "7.4.1", "redis_mode": "standalone", "role": "master"}
-        self.info = lambda: {**well, **info}
-
-
-@pytest.mark.parametrize(
-    ("info", "level", "words", "number"),
-    [
-        ({}, Level.OK, "Redis 7.4.1, standalone, primary", ""),
-        ({"redis_version": "6.0.9"}, Level.ERROR, "Redis 6.0.9", "E101"),
-        ({"redis_version": "6.2.0"}, Level.OK, "Redis 6.2.0", ""),
-        (
-            {"redis_version": "7.2.4", "valkey_version": "8.0.1", "server_mode": "standalone"},
-            Level.OK,
-            "Valkey 8.0.1",
-            "",
-        ),
-    ],
-)
-def test_what_servers_say_of_themselves(
-    info: dict[str, Any], level: Level, words: str, number: str
-) -> None:
-    (found,) = probes.server(Target("default"), Imagined(**info))
-    assert isinstance(found, Finding)
-    assert (found.level, found.number) == (level, number)
-    assert words in found.text
 
 
 # -- rights ------------------------------------------------------------------------------------
@@ -448,28 +384,6 @@ def test_the_printed_rule_for_locks_is_enough_and_has_nothing_in_excess(
             caches["default"].client.get_client().get(caches["default"].make_key("value"))
 
 
-def test_the_printed_rule_for_everything_is_enough_and_has_nothing_in_excess(
-    own_server: RedisServer, at: Callable[..., None], settings: Any, printed: Rules, capfd: Any
-) -> None:
-    at(own_server.url)
-    rule = printed()[1]
-    at(grant(own_server, rule))
-    use_locks()
-    use_everything(own_server, settings, capfd)
-    with suppress(LockNotOwnedError), caches["default"].lock("endless", timeout=None) as lock:
-        hurry()
-        until(lambda: lock.redis.hgetall(lock.keys.owner))
-        caches["default"].lock("endless").reset()
-    caches["default"].set("a1", 1)
-    caches["default"].delete_pattern("a*")
-    with caches["default"].lock("kept", timeout=30):
-        caches["default"].clear()
-    list(examine("default"))
-    metrics.flush()
-    assert refused(own_server) == set()
-    assert granted(rule) <= called(own_server)
-
-
 def test_the_page_has_the_printed_rules(own_server: RedisServer, at: Any, printed: Rules) -> None:
     at(own_server.url)
     locks, everything = printed()
@@ -479,22 +393,6 @@ def test_the_page_has_the_printed_rules(own_server: RedisServer, at: Any, printe
         assert documented(re.escape(for_it)) == rights.split()
     values = {"~:1:*", "~{:1:*", "~{*}|:1:*"}
     assert set(everything.split()) >= {*values, *(r for m in MORE.values() for r in m.split())}
-
-
-def test_one_rule_for_all_caches_of_a_server(
-    own_server: RedisServer, settings: Any, printed: Rules
-) -> None:
-    backend = "django_redis_lock.cache.RedisCache"
-    settings.CACHES = {
-        "default": {"BACKEND": backend, "LOCATION": own_server.url},
-        "sessions": {
-            "BACKEND": backend,
-            "LOCATION": own_server.url.rpartition("/")[0] + "/2",
-            "KEY_PREFIX": "s",
-        },
-    }
-    locks, _ = printed()
-    assert {"~:1:lock:*", "~s:1:lock:*", "+select"} <= set(locks.split())
 
 
 # -- errors about rights ------------------------------------------------------------------------
@@ -520,23 +418,6 @@ def test_an_error_says_that_keys_are_not_allowed(
     with pytest.raises(redis.ResponseError, match=words):
         caches["default"].lock("import", timeout=3).acquire()
     assert locked("import")(lambda request: HttpResponse())(rf.get("/")).status_code == 503
-
-
-@pytest.mark.parametrize(
-    "without",
-    [
-        ["-client", "+client|id"],
-        ["-client", "+client|tracking"],
-        ["resetchannels", "&django_redis_lock:process:*"],
-    ],
-)
-def test_rights_without_which_news_come_late(
-    own_server: RedisServer, at: Callable[..., None], doctor: Doctor, without: list[str]
-) -> None:
-    at(allow(own_server, *documented("locks"), "+@all", *without))
-    code, found = doctor()
-    assert code == 0
-    assert found["rights"]["level"] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,17 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import cache, caches
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 
-from django_redis_lock import Lock, events
+from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
 from django_redis_lock.locking.records import note_call
-from django_redis_lock.management import by_name
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import shown_id
-from django_redis_lock.protocol.activities import command_line
 from django_redis_lock.protocol.identity import hostname
-from django_redis_lock.protocol.keys import FLIGHTS
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import execute
-from tests.holding import hurry, silence
+from tests.holding import hurry
 from tests.processes import PATIENCE, ManageCommand, until
 from tests.support.commands import Run, held, run, waiting
 
@@ -92,24 +89,6 @@ def test_what_the_holder_is_doing(run: Run, client: redis.Redis) -> None:
         assert listed["holder"]["doing"] == "GET /report/"
 
 
-def test_a_lock_that_is_described_between_two_looks_is_one_lock(
-    run: Run, client: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.CACHES = {**settings.CACHES, "other": settings.CACHES["default"]}
-    look, lock = by_name.look_closely, caches["default"].lock("import", timeout=60)
-
-    def look_and_describe(*ref: Any) -> Any:
-        looked = look(*ref)
-        described = {"id": lock.held().owner.id, "fence": lock.fence}
-        client.hset(lock.keys.owner, mapping=described)
-        return looked
-
-    monkeypatch.setattr(by_name, "look_closely", look_and_describe)
-    with lock:
-        code, _, err = run("show", "import")
-    assert (code, err) == (0, "")
-
-
 def test_locks_of_other_caches_and_of_none(run: Run, client: redis.Redis, settings: Any) -> None:
     other = {**settings.CACHES["default"], "KEY_PREFIX": "shop"}
     settings.CACHES = {**settings.CACHES, "other": other}
@@ -127,27 +106,6 @@ def test_locks_of_other_caches_and_of_none(run: Run, client: redis.Redis, settin
         assert "held in several caches (default, other); say which with --using" in err
         assert "at the key shop:1:lock:import" in run("show", "import", "--using", "other")[1]
         assert "at the key bare" in run("show", "bare")[1]
-
-
-def test_a_lock_and_a_computation_of_one_name(run: Run, client: redis.Redis) -> None:
-    def shown_while_it_is_computed() -> None:
-        key = cache.make_key("import").encode()
-        until(lambda: client.zscore(FLIGHTS, key))
-        code, _, err = run("show", "import", "--kind", "all")
-        assert code == 2
-        assert "import is a lock and a computation; say which with --kind" in err
-        assert "being computed" in run("show", "import", "--kind", "computation")[1]
-        assert "being computed" not in run("show", "import")[1]
-
-    with held(client, "import"):
-        cache.get_or_set("import", shown_while_it_is_computed, 60)
-
-
-def test_a_name_is_first_that_of_a_lock_of_a_cache(run: Run, client: redis.Redis) -> None:
-    with held(client, "import"), Lock(client, "import", timeout=60):
-        assert "at the key :1:lock:import" in run("show", "import")[1]
-    with Lock(client, "import", timeout=60):
-        assert "at the key import" in run("show", "import")[1]
 
 
 def test_a_name_may_be_the_whole_key_as_log_lines_show_it(run: Run, client: redis.Redis) -> None:
@@ -174,54 +132,6 @@ def test_it_can_be_searched_and_cut(run: Run, client: redis.Redis) -> None:
         assert run("--older-than", "0", "--exit-code")[0] == 1
 
 
-def test_a_search_ignores_case_in_all_scripts(run: Run, client: redis.Redis) -> None:
-    with held(client, "report-\xc4PFEL"):
-        for text in ("\xe4pfel", "T-\xe4", "\xe4"):
-            assert run("--search", text)[1].endswith("\n1 lock is held.\n")
-        said = "No lock matches (1 is held).\n"
-        assert run("--search", "\xf6pfel") == (0, said, "")
-
-
-def test_two_caches_on_one_database_are_one_place(
-    run: Run, client: redis.Redis, settings: Any
-) -> None:
-    settings.CACHES = {**settings.CACHES, "other": settings.CACHES["default"]}
-    with held(client, "nightly"):
-        (listed,) = json.loads(run("--json")[1])["locks"]
-        assert listed["cache"] == json.loads(run("show", "nightly", "--json")[1])["cache"]
-        assert f"cache          {listed['cache']}, at the key" in run("show", "nightly")[1]
-
-
-def test_a_location_that_is_no_url(run: Run, settings: Any) -> None:
-    wrong = settings.CACHES["default"] | {"LOCATION": "127.0.0.1:6379"}
-    settings.CACHES = {"default": wrong}
-    for action in ("list", "show", "doctor"):
-        _, out, err = run(action, *(["import"] if action == "show" else []))
-        words = " ".join((out + err).split())
-        assert "the LOCATION of the cache is no URL: it begins with redis://" in words
-
-
-@pytest.mark.parametrize("action", ["show", "release"])
-def test_a_computation_is_not_said_to_have_ended_while_redis_is_down(
-    run: Run, settings: Any, action: str
-) -> None:
-    away = {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
-    settings.CACHES = {"default": away}
-    code, out, err = run(action, "report", "--kind", "computation")
-    assert (code, out) == (69, "")
-    assert "the request to Redis failed: Error 111 connecting to 127.0.0.1:1" in err
-
-
-def test_one_failure_of_several_caches_is_said_once(run: Run, settings: Any) -> None:
-    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    settings.CACHES = {"default": away, "other": away}
-    code, out, err = run()
-    assert (code, out) == (69, "")
-    said = [line for line in err.splitlines() if "could not be read" in line]
-    assert len(said) == 1
-    assert said[0].startswith("The caches default, other could not be read: ")
-
-
 @pytest.mark.parametrize("action", ["doctor", "list", "show"])
 def test_the_help_of_an_action_has_its_options_only(run: Run, action: str) -> None:
     code, out, _ = run(action, "--help")
@@ -241,11 +151,6 @@ def test_the_help_names_every_action(run: Run) -> None:
     assert {"list", "show", "release", "reset", "stats", "doctor"} <= set(out.split())
 
 
-@pytest.mark.parametrize("words", [(), ("list",), ("-v", "0"), ("list", "-v", "0", "--no-color")])
-def test_the_options_of_all_commands_are_taken(run: Run, words: tuple[str, ...]) -> None:
-    assert run(*words) == (0, "No lock is held.\n", "")
-
-
 def test_an_action_can_be_called_from_code(client: redis.Redis) -> None:
     out = StringIO()
     with held(client, "nightly") as lock:
@@ -262,34 +167,6 @@ def test_who_reads_only_the_beginning_is_no_failure() -> None:
         examining.stdout.close()
         assert examining.stderr.read() == b""
     assert examining.returncode == 141
-
-
-@pytest.mark.sample(0)
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
-def test_a_full_disk_is_no_failure_of_redis() -> None:
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "manage.py", "locks", "doctor", "--json"]
-        with subprocess.Popen(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE) as examining:
-            assert examining.stderr.read() == b"CommandError: [Errno 28] No space left on device\n"
-    assert examining.returncode == 74
-
-
-def test_a_closed_output_is_not_a_held_lock(client: redis.Redis) -> None:
-    """The exit code 1 of a traceback would say so."""
-    command = f"{sys.executable} manage.py locks --exit-code >&-"
-    listing = subprocess.run(command, check=False, shell=True, cwd=ROOT, capture_output=True)
-    assert listing.stderr == b"CommandError: the standard output is closed\n"
-    assert listing.returncode == 74
-
-
-@pytest.mark.sample(0)
-def test_an_output_in_ascii(client: redis.Redis, settings: Any) -> None:
-    location = settings.CACHES["default"]["LOCATION"]
-    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "REDIS_URL": location}
-    with held(client, "n\xe4chtlich"):
-        command = [sys.executable, "manage.py", "locks", "reset", "n*", "--yes"]
-        out = subprocess.check_output(command, cwd=ROOT, env=environ)
-    assert out.startswith(b"n\\xe4chtlich is released. It was held by")
 
 
 def test_a_list_for_programs(run: Run, client: redis.Redis) -> None:
@@ -359,18 +236,6 @@ def test_a_cache_that_is_down_is_not_listed_as_empty(
     assert "django_redis_lock.admin" not in {record.name for record in caplog.records}
 
 
-def test_a_cache_that_is_away_does_not_hide_what_another_has(
-    run: Run, client: redis.Redis, settings: Any
-) -> None:
-    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    settings.CACHES = {**settings.CACHES, "away": away}
-    with held(client, "nightly"):
-        assert run("show", "nightly", "--exit-code")[0] == 1
-    code, _, err = run("show", "nightly", "--exit-code")
-    assert code == 69  # Nobody knows whether it is held.
-    assert "the request to Redis failed" in err
-
-
 @pytest.mark.parametrize("backend", ["LocMemCache", "RedisCache"])
 def test_a_lock_of_this_host_is_not_free(
     run: Run, settings: Any, tmp_path: Path, backend: str
@@ -418,22 +283,6 @@ def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.Monkey
     assert max(len(line) for line in lines) <= 80
 
 
-def test_on_a_narrow_terminal_where_goes_before_what_for(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    screen = Screen()
-    with held(client, "nightly-report") as lock:
-        owner = {"host": "worker-1.example", "pid": 4711, "label": "Nightly report " * 3}
-        client.hset(lock.keys.owner, mapping=owner)
-        silence(client, lock.keys.lock, 200)
-        call_command("locks", stdout=screen, no_color=True)
-    text = screen.getvalue()
-    assert "worker-1.example:4711 " in text
-    assert re.search(r"silent for 3m \d+s$", text, re.MULTILINE)
-    assert max(len(line) for line in text.splitlines()) <= 80
-
-
 # -- show --------------------------------------------------------------------------------------
 
 
@@ -460,28 +309,11 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
         assert [event["what"] for event in document["events"]] == ["lost"]
 
 
-def test_which_holder_crashed(run: Run, client: redis.Redis) -> None:
-    key = caches["default"].lock("nightly").keys.lock
-    execute.run(client, note_call(key, "crashed", Owner("x", "web-1", 7, label="Nightly")))
-    code, out, _ = run("show", "nightly")
-    assert code == 0
-    assert "  state          free\n" in out
-    assert out.endswith("crashed  web-1:7 (Nightly)\n")
-
-
 def test_a_free_lock(run: Run) -> None:
     code, out, _ = run("show", "nightly", "--exit-code")
     assert (code, out.split()[:3]) == (0, ["nightly", "state", "free;"])
     assert "there are no recent events of this name: check the spelling" in out
     assert json.loads(run("show", "nightly", "--json")[1])["held"] is False
-
-
-def test_a_lock_without_end_is_marked(run: Run, client: redis.Redis) -> None:
-    with held(client, "nightly", timeout=None):
-        code, out, _ = run("show", "nightly", "--exit-code")
-        assert code == 3
-        assert "never expires" in out
-        assert run("--exit-code")[0] == 3
 
 
 def test_a_lock_of_plain_redis_py_is_found_too(run: Run, client: redis.Redis) -> None:
@@ -525,23 +357,6 @@ def test_a_release_asks_first(
         assert found == code
         assert "Release it? [y/N] " in out
         assert lock.owned() is (code == 1)
-
-
-def test_a_released_lock_whose_min_hold_is_not_over_is_released(
-    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sentence = "held by no caller: it was released, and its min_hold is not over."
-    with caches["default"].lock("nightly", min_hold=60):
-        pass
-    monkeypatch.setattr(sys, "stdin", Screen("y\n"))
-    assert run("release", "nightly") == (
-        0,
-        f"nightly is {sentence}\nRelease it? [y/N] nightly is released.\n",
-        "",
-    )
-    with caches["default"].lock("nightly", min_hold=60):
-        pass
-    assert run("reset", "*", "--yes")[1] == f"nightly is released. It was {sentence}\n"
 
 
 def test_without_a_terminal_there_is_no_question(
@@ -601,21 +416,6 @@ def test_a_reset_is_a_dry_run_first(run: Run, client: redis.Redis) -> None:
     assert run("reset", "*") == (0, "No lock is held.\n", "")
 
 
-def test_a_reset_says_what_it_did_not_look_at(
-    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(by_name, "MAX_ENTRIES", 1)
-    told = "Only 1 of at least 2 locks of the cache default are listed.\n"
-    with held(client, "job-1") as one, held(client, "job-2") as two:
-        code, out, err = run("reset", "job-*")
-        assert (code, err) == (1, "")
-        assert told in out
-        code, out, err = run("reset", "job-*", "--yes")
-        assert (code, err) == (1, told)
-        assert out.startswith("job-1 is released.")
-        assert (one.owned(), two.owned()) == (False, True)
-
-
 # -- stats -------------------------------------------------------------------------------------
 
 
@@ -647,53 +447,6 @@ def test_figures(run: Run, client: redis.Redis) -> None:
     assert figures["report-*"]["hit_ratio"] == 0.75
 
 
-def test_figures_of_crashes_and_of_computations_without_redis(run: Run) -> None:
-    events.emit(events.Crashed(cache.lock("export").subject, None))
-    events.emit(events.Computed(cache.lock("report").subject, 0.1, None, 3, True))
-    metrics.flush()
-    locks, values = (part.splitlines() for part in run("stats")[1].split("\n\n")[:2])
-    assert locks[0].endswith("LOST  CRASHED  OVER TIME")
-    assert locks[1].split()[-1] == "1"
-    assert values[0].endswith("FAILED  NO REDIS")
-    assert values[1].split()[-1] == "3"
-
-
-def test_figures_of_locks_that_were_taken_without_redis(run: Run) -> None:
-    events.emit(events.FellBack(cache.lock("export").subject, "run", OSError()))
-    with cache.lock("import"):
-        pass
-    metrics.flush()
-    _, out, _ = run("stats")
-    title, *rows = out.splitlines()
-    assert title.endswith("LOST  NO REDIS  OVER TIME")
-    assert [row.split()[-1] for row in rows[:2] if row.startswith("export")] == ["1"]
-    figures = json.loads(run("stats", "--json")[1])["caches"]["default"]
-    assert {of["group"]: of["fallbacks"] for of in figures} == {"export": 1, "import": 0}
-
-
-def test_on_a_narrow_terminal_columns_without_figures_make_room(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with held(client, "nightly-report"):
-        metrics.flush()
-    for columns in ("200", "60"):
-        monkeypatch.setenv("COLUMNS", columns)
-        screen = Screen()
-        call_command("locks", "stats", stdout=screen, no_color=True)
-        title, row, *_ = screen.getvalue().splitlines()
-        assert row.startswith("nightly-report ")
-        assert (columns == "200") == ("REJECTED  TIMEOUT  LOST" in title)
-
-
-def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> None:
-    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    settings.CACHES = {**settings.CACHES, "away": away}
-    code, out, err = run("stats")
-    assert (code, out) == (69, "Nothing happened in the last hour.\n")
-    assert "The cache away could not be read" in err
-    assert set(json.loads(run("stats", "--json")[1])["failures"]) == {"away"}
-
-
 # -- the command line --------------------------------------------------------------------------
 
 
@@ -722,12 +475,6 @@ def test_what_makes_no_sense_is_refused(run: Run, words: list[str], message: str
     assert (code, out) == (2, "")
     assert message in " ".join(err.split())
     assert "Traceback" not in err
-
-
-def test_called_from_code_a_code_is_an_error(client: redis.Redis) -> None:
-    with held(client, "x"), pytest.raises(CommandError) as caught:
-        call_command("locks", exit_code=True, stdout=StringIO())
-    assert caught.value.returncode == 1
 
 
 def test_it_watches_until_it_is_interrupted(client: redis.Redis) -> None:
@@ -770,33 +517,3 @@ def test_a_lock_with_places(run: Run, client: redis.Redis) -> None:
         third.release()
         assert run("release", "api", "--yes")[0] == 0
         assert caches["default"].lock("api", limit=5).holders() == []
-
-
-def test_who_waits_for_a_place_is_counted_once(run: Run, client: redis.Redis) -> None:
-    first, second = (held(client, "api", limit=2) for _ in range(2))
-    with first as lock, second, waiting(client, lock):
-        last = run()[1].splitlines()[-1]
-    assert last == "2 locks are held, 1 process waits."
-
-
-@pytest.mark.usefixtures("nothing_is_declared")
-@pytest.mark.parametrize("argv", [[], None, "missing"])
-def test_an_embedded_interpreter_without_a_command_line(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, argv: Any
-) -> None:
-    if argv == "missing":
-        monkeypatch.delattr(sys, "argv")
-    else:
-        monkeypatch.setattr(sys, "argv", argv)
-    command_line.cache_clear()
-    try:
-        with caches["default"].lock("embedded"):
-            for words in (
-                *(["locks"], ["locks", "list"], ["locks", "show", "embedded"], ["locks", "stats"]),
-                *(["locks", "reset", "none-*"], ["locks", "doctor"]),
-                *(["run_locked", "x", "--", "check", "--list-tags"],),
-                *(["run_locked", "x", "--shell", "--", "true"],),
-            ):
-                call_command(*words, stdout=StringIO())
-    finally:
-        command_line.cache_clear()

@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -19,8 +18,7 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock.contrib import process_tree
-from django_redis_lock.management.job import Program, _in_new_group
+from django_redis_lock.management.job import Program
 from tests.processes import ManageCommand, until
 from tests.support.background import Background
 
@@ -180,14 +178,6 @@ def test_run_locked_waits_for_all(client: redis.Redis, stack: ExitStack, end: st
     assert not left(run.token)
 
 
-def test_what_it_leaves_behind_at_its_end_runs_on(client: redis.Redis, stack: ExitStack) -> None:
-    """A daemon that is started under a lock."""
-    run = Run(stack, "{run} {daemon} {sleep}; exit 7")
-    assert run.command.end()[0] == 7
-    assert not caches["default"].lock("tree").locked()
-    until(lambda: left(run.token))
-
-
 def test_a_program_that_ends_in_its_own_way_keeps_the_lock_until_all_has_ended(
     client: redis.Redis, stack: ExitStack
 ) -> None:
@@ -207,15 +197,6 @@ def test_a_signal_reaches_each_process_once(client: redis.Redis, stack: ExitStac
     assert {run.command.stdout.readline() for _ in range(2)} == {"inside\n", "outside\n"}
     run.command.send_signal(signal.SIGTERM)
     assert run.command.end()[:2] == (143, "")
-    assert not left(run.token)
-
-
-def test_a_group_that_is_stopped_ends(client: redis.Redis, stack: ExitStack) -> None:
-    run = Run(stack, "{sleep}", "--grace", "0.3")
-    until(lambda: left(run.token))
-    os.killpg(os.getpgid(left(run.token)[0]), signal.SIGSTOP)
-    lose()
-    assert run.command.end()[0] == 76
     assert not left(run.token)
 
 
@@ -240,38 +221,3 @@ def test_what_a_management_command_has_started_ends_with_its_process(
     lose()
     assert command.end()[0] == 76
     until(lambda: not left(mark))
-
-
-def test_without_a_subreaper_the_group_ends(tmp_path: Path) -> None:
-    """As on systems other than Linux."""
-    source = Path(process_tree.__file__).read_text()
-    assert source.count('startswith("linux")') == 1
-    script = tmp_path / "process_tree.py"
-    script.write_text(source.replace('startswith("linux")', 'startswith("another")'))
-    for order, patience, code in ((signal.SIGTERM, 0.2, b"143"), (signal.SIGKILL, 9, b"137")):
-        way = "(trap '' TERM; {sleep}; true) & {sleep}; true"
-        mark = token()
-        ours, guards = socket.socketpair()
-        with ours, guards:
-            words = [
-                str(guards.fileno()),
-                "1",
-                str(patience),
-                "",
-                "/bin/sh",
-                "sh",
-                "-c",
-                line(way, mark),
-            ]
-            guard = subprocess.Popen(
-                [sys.executable, str(script), *words],
-                pass_fds=[guards.fileno()],
-                **_in_new_group(),
-            )
-            guards.close()
-            ours.send(process_tree.START)
-            until(lambda mark=mark: len(left(mark)) == 4)
-            ours.send(bytes([order]))
-            assert ours.recv(100) == code
-            assert guard.wait() == 0
-        assert left(mark) == []

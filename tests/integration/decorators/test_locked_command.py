@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import re
 import signal
+import sys
 from io import StringIO
 from typing import Any, ClassVar
 
 import pytest
 import redis
 from django.core.cache import caches
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, get_commands
 from django.core.management.base import BaseCommand
 
 from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
@@ -293,18 +295,109 @@ def test_without_more_words_a_command_goes_on_and_says_so(
     assert told == [":1:lock:fragile"]
 
 
+ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@pytest.mark.parametrize("number", ENDINGS)
 @pytest.mark.parametrize("kind", [Nightly, Fragile, ByItsHandle])
-def test_sigterm_makes_a_command_release_its_lock(
-    redis_server: RedisServer, client: redis.Redis, kind: type[Ran]
+def test_a_signal_that_ends_a_command_releases_its_lock(
+    redis_server: RedisServer, client: redis.Redis, kind: type[Ran], number: signal.Signals
 ) -> None:
     with processes(run_in_a_process, kind) as (worker,):
         worker.go()
         assert worker.hear() == "running"
-        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.pid, number)
         if kind is Fragile:
             assert worker.hear() == "cleaning up"
-        assert worker.result()[0] == 143
+        assert worker.result()[0] == 128 + number
     assert not client.keys(":1:lock:*")
+
+
+class WithAHandler(Ran):
+    """With a handler of its own, as a program may have it."""
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        for number in ENDINGS:
+            signal.signal(number, lambda number, frame: sys.exit(3))
+        super().run_from_argv(argv)
+
+
+@locked("nightly")
+class LockedWithAHandler(WithAHandler):
+    pass
+
+
+@locked("fragile", on_lost="terminate")
+class FragileWithAHandler(WithAHandler):
+    pass
+
+
+class UnderRunLocked(WithAHandler):
+    """In its process, as ``manage.py run_locked`` runs it."""
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        get_commands()["ran"] = Ran(self.link)
+        call_command("run_locked", "nightly", "--", "ran")
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("kind", [LockedWithAHandler, FragileWithAHandler, UnderRunLocked])
+def test_the_handler_of_a_program_is_called_and_chooses_the_exit_code(
+    redis_server: RedisServer, client: redis.Redis, kind: type[Ran], number: signal.Signals
+) -> None:
+    with processes(run_in_a_process, kind) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        os.kill(worker.pid, number)
+        assert worker.result()[0] == 3
+    assert not client.keys(":1:lock:*")
+
+
+def ignore_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, list[object]]:
+    """As under ``nohup``, and with a dump of all threads on SIGQUIT."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.register(signal.SIGQUIT, file=nowhere)
+        code = run(kind, link)[0]
+        signal.raise_signal(signal.SIGQUIT)
+    return code, [signal.getsignal(number) for number in ENDINGS]
+
+
+class RunLocked(Ran):
+    handle = UnderRunLocked.handle
+
+
+@pytest.mark.parametrize("kind", [Nightly, Stubborn, RunLocked])
+def test_a_signal_that_is_ignored_or_only_asks_for_a_dump_ends_no_command(
+    redis_server: RedisServer, kind: type[Ran]
+) -> None:
+    with processes(ignore_in_a_process, kind) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        for number in (signal.SIGHUP, signal.SIGQUIT):
+            os.kill(worker.pid, number)
+        worker.say("finish")
+        handlers = [signal.SIG_DFL, signal.SIG_IGN, signal.SIG_DFL]
+        assert worker.result() == (0, handlers)
+
+
+def heed_in_a_process(link: Link, kind: type[Ran]) -> str:
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    found = run(kind, link)
+    return f"{found[0]} {heard}"
+
+
+@pytest.mark.parametrize("kind", [Nightly, Stubborn, RunLocked])
+def test_a_command_with_a_sigterm_handler_keeps_it(
+    redis_server: RedisServer, kind: type[Ran]
+) -> None:
+    with processes(heed_in_a_process, kind) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        os.kill(worker.pid, signal.SIGTERM)
+        worker.say("finish")
+        assert worker.result() == "0 [15]"
 
 
 @locked("nightly", blocking=True)

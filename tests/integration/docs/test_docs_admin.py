@@ -6,14 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from django.contrib import admin
-from django.contrib.auth.models import Group, User
-from django.template.response import TemplateResponse
-from django.test import RequestFactory
-from django.urls import reverse
-
-from django_redis_lock.admin import HeldLockAdmin
-from django_redis_lock.models import HeldLock
+from django.contrib.auth.models import Group
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = (DOCS / "admin.md").read_text()
@@ -24,23 +17,6 @@ def test_the_permissions() -> None:
     exec(example("Permission"), {})
     operators = Group.objects.get(name="operators")
     assert operators.permissions.count() == 2
-
-
-@pytest.mark.django_db
-def test_a_page_that_refreshes_less_often(rf: RequestFactory, admin_user: User) -> None:
-    reverse("admin:index")  # So that the addresses of the site lead to what is registered now.
-    registered = admin.site._registry[HeldLock]
-    request = rf.get("/admin/django_redis_lock/heldlock/")
-    request.user = admin_user
-    try:
-        exec(example("refresh_every"), {})
-        # Not by its address, which leads to what was registered before.
-        page = admin.site._registry[HeldLock].changelist_view(request)
-        assert isinstance(page, TemplateResponse)
-        assert 'data-every="30"' in page.render().content.decode()
-    finally:
-        admin.site._registry[HeldLock] = registered
-    assert type(registered) is HeldLockAdmin
 
 
 def example(word: str) -> str:

@@ -111,22 +111,6 @@ def test_a_form_that_is_sent_twice(redis_locks: MemoryServer, monkeypatch: Any) 
     assert placed == ["abc", "abc"]
 
 
-@pytest.mark.urls(__name__)
-def test_a_form_whose_order_failed_can_be_sent_again(redis_locks: MemoryServer) -> None:
-    cards = iter((ValueError("declined"), None))
-
-    def place_order(user: Any, data: Any) -> None:
-        if error := next(cards):
-            raise error
-
-    found = names("A form that is sent twice", place_order=place_order)
-    request = RequestFactory().post("/", {"token": "abc"})
-    request.user = SimpleNamespace()
-    with pytest.raises(ValueError, match="declined"):
-        found["order"](request)
-    assert found["order"](request).status_code == 302
-
-
 def test_a_slow_report(redis_locks: MemoryServer) -> None:
     built = iter(("first", "second"))
     found = names("A slow report", build_report=lambda: next(built), show=lambda rows: rows)
@@ -177,25 +161,6 @@ def test_a_leader_that_loses_its_lock_waits_again(redis_locks: MemoryServer) -> 
         found["run_scheduler"]()
     assert terms == sorted(terms)
     assert redis_locks.held() == []
-
-
-def test_a_leader_comes_back_after_an_outage(redis_locks: MemoryServer) -> None:
-    found = names("A leader for a scheduler", run_due_jobs=None)
-    redis_locks.away = True
-
-    def sleep(seconds: float) -> None:
-        redis_locks.away = False
-
-    class Stop(Exception):
-        pass
-
-    def run_due_jobs(fence: int) -> None:
-        raise Stop
-
-    found["time"] = SimpleNamespace(sleep=sleep)
-    found["run_due_jobs"] = run_due_jobs
-    with pytest.raises(Stop):
-        found["run_scheduler"]()
 
 
 def test_webhooks(redis_locks: MemoryServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
 from django_redis_lock import events
 from django_redis_lock.cache import RedisCache
@@ -139,24 +138,6 @@ def test_prometheus_counts(
     assert value(registry, "values_computed_without_redis_total", **report) is None
 
 
-def test_prometheus_is_registered_once(cache: RedisCache) -> None:
-    try:
-        for _ in range(2):
-            exporters.load("prometheus").start()
-        reloaded = importlib.reload(prometheus)
-        reloaded.start()
-        with cache.lock("import"):
-            pass
-        mine = [x for x in events.listeners if type(x).__qualname__ == "Prometheus"]
-        assert len(mine) == 1
-        labels = {"group": "import", "contended": "false"}
-        assert REGISTRY.get_sample_value("django_redis_lock_acquired_total", labels) == 1
-    finally:
-        for listener in events.listeners:
-            if type(listener).__qualname__ == "Prometheus":
-                listener.stop()
-
-
 def test_labels_are_bounded(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporters, "MAX_GROUPS", 2)
     label = exporters.Exporter([])._group
@@ -173,15 +154,6 @@ for _ in range(5):
     with cache.lock("import"):
         pass
 """
-
-
-def test_a_group_of_locks_makes_few_series(cache: RedisCache, registry: CollectorRegistry) -> None:
-    """Most of them are buckets; what a group never had is left out."""
-    with cache.lock("export"):
-        pass
-    lines = generate_latest(registry).decode().splitlines()
-    of_group = [line for line in lines if 'group="export"' in line and "_created{" not in line]
-    assert len(of_group) == 1 + 2 * (18 + 2)  # Buckets, count and sum of a wait and of a hold.
 
 
 def test_prometheus_in_several_processes(client: redis.Redis, tmp_path: Path) -> None:
@@ -324,24 +296,6 @@ def test_a_computation_that_fails_says_so(cache: RedisCache, exported: Exported)
     assert span.events[0].name == "exception"
 
 
-def test_a_cancelled_computation_leaves_no_span_open(cache: RedisCache, exported: Exported) -> None:
-    async def main() -> None:
-        begun = asyncio.Event()
-
-        async def never() -> None:
-            begun.set()
-            await asyncio.Event().wait()
-
-        asking = asyncio.create_task(cache.aget_or_set("report", never))
-        await begun.wait()
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    asyncio.run(main())
-    assert [span.name for span in exported.of("compute")] == ["compute report"]
-
-
 def test_spans_of_reads_and_stores(
     cache: RedisCache, client: redis.Redis, exported: Exported
 ) -> None:
@@ -365,19 +319,6 @@ def test_spans_of_reads_and_stores(
     assert len(puts) == 2
     [computation, _] = [s for s in exported.of("compute") if s.name.startswith("compute")]
     assert gets[0].end_time <= computation.start_time <= computation.end_time <= puts[0].end_time
-
-
-def test_a_span_of_the_wait_for_another_computation(
-    cache: RedisCache, client: redis.Redis, exported: Exported
-) -> None:
-    elsewhere(client)
-    asking = Asking(cache.get_or_set, "report", Producer())
-    until(lambda: blocked(client))
-    lands_elsewhere(client, 5)
-    assert asking.found() == 5
-    [wait] = exported.of("cache wait")
-    assert wait.name == "cache wait report"
-    assert wait.end_time > wait.start_time
 
 
 def follow(link: Link, url: str) -> None:
@@ -420,16 +361,6 @@ def test_the_wait_of_a_follower_is_linked_to_the_computation(
     assert links == [led_by]
     [wait] = exported.of("cache wait")
     assert [(link.context.trace_id, link.context.span_id) for link in wait.links] == [led_by]
-
-
-@pytest.mark.parametrize(("threshold", "names"), [(0, ["lock acquire import"]), (3600, [])])
-def test_a_span_of_a_slow_acquisition(
-    cache: RedisCache, exported: Exported, settings: Any, threshold: float, names: list[str]
-) -> None:
-    settings.DJANGO_REDIS_LOCK = {"SLOW_ACQUISITION": threshold}
-    with cache.lock("import"):
-        pass
-    assert [span.name for span in exported.of("lock")] == names
 
 
 # -- both --------------------------------------------------------------------------------------

@@ -6,28 +6,22 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from celery.signals import worker_process_shutdown
 from django.core.cache import caches
-from redis.exceptions import NoPermissionError, ReadOnlyError
 
-from django_redis_lock import Lock, Redlock, locked
+from django_redis_lock import Lock, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import metrics
 from django_redis_lock.contrib.metrics import collecting, figures
 from django_redis_lock.contrib.metrics.report import Summary, read
-from django_redis_lock.decorators import declarations
 from django_redis_lock.keeper import keeper
-from django_redis_lock.ops.inventory.listing import FLIGHT, list_held
 from django_redis_lock.protocol.keys import FIGURES
-from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
-from tests.holding import crash, hurry, outages
+from tests.holding import outages
 from tests.processes import WHOLE_END, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
@@ -99,12 +93,6 @@ def test_computations(cache: RedisCache, slow: Producer) -> None:
     assert found.success_rate is None
 
 
-def test_no_figures() -> None:
-    for found in (summary(), summary("import")):
-        assert (found.acquisitions, found.computed, found.p95_wait) == (0, 0, None)
-    assert metrics.summaries() == []
-
-
 def test_all_groups_together_and_one_by_one(cache: RedisCache) -> None:
     for name in ("import", "invoice-17", "invoice-18"):
         with cache.lock(name):
@@ -117,18 +105,6 @@ def test_all_groups_together_and_one_by_one(cache: RedisCache) -> None:
         ("import", 1),
         ("reports", 1),
     ]
-
-
-def test_reads_of_keys_that_cannot_be_hashed(cache: RedisCache) -> None:
-    key: Any = ["report", 2024]  # Django makes text of any key.
-    assert [cache.get_or_set(key, lambda: 7) for _ in range(3)] == [7, 7, 7]
-    assert summary("['report', *]").reads == 3
-
-
-def test_a_lock_without_a_cache_is_counted_on_its_own_server(client: redis.Redis) -> None:
-    with Lock(client, "bare", timeout=10):
-        pass
-    assert summary("bare").acquisitions == 1
 
 
 def test_sites_that_share_a_database_have_separate_metrics(
@@ -162,11 +138,6 @@ def test_it_can_be_switched_off(
         pass
     metrics.flush()
     assert not client.exists(*FIGURES.values())
-
-
-def test_a_period_that_is_none() -> None:
-    with pytest.raises(ValueError, match="period must be 'hour' or 'day'"):
-        metrics.summary(period="week")
 
 
 # -- what is written ---------------------------------------------------------------------------
@@ -236,31 +207,6 @@ def test_a_forked_child_starts_with_nothing(cache: RedisCache) -> None:
     assert summary("import").acquisitions == 2
 
 
-def test_a_child_of_celerys_pool_writes_the_rest_as_it_ends(cache: RedisCache) -> None:
-    metrics.start()  # A worker has imported Celery before Django's setup.
-    child = os.fork()
-    if not child:
-        with cache.lock("import"):
-            pass
-        worker_process_shutdown.send(sender=None, pid=os.getpid(), exitcode=0)
-        os._exit(0)  # As Celery's pool does, without ``atexit``.
-    assert os.waitpid(child, 0)[1] == 0
-    assert metrics.summary(group="import").acquisitions == 1
-
-
-def test_the_keeper_writes_and_rests_when_there_is_nothing_left(
-    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collecting, "INTERVAL", 0.02)
-    with cache.lock("import"):
-        pass
-    until(lambda: metrics.summary(group="import").acquisitions == 1)
-    until(lambda: not keeper()._jobs)
-    with cache.lock("import"):
-        pass
-    until(lambda: metrics.summary(group="import").acquisitions == 2)
-
-
 def test_nothing_is_lost_while_redis_is_away(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,27 +222,6 @@ def test_nothing_is_lost_while_redis_is_away(
     own_server.start()
     until(lambda: read(client, "", "day"))
     assert Summary.of("bare", "day", read(client, "", "day")["bare"]).acquisitions == 1
-
-
-def test_what_was_done_without_redis_while_it_was_away(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collecting, "AWAY", 0.02)
-    cache = RedisCache(own_server.url, {"OPTIONS": {"LOCK_ON_REDIS_DOWN": "run"}})
-    own_server.stop()
-    for _ in range(2):
-        with cache.lock("export"):
-            pass
-        cache.get_or_set("report", 5)
-    own_server.start()
-    [job] = metrics._metrics._jobs.values()
-    keeper().reschedule(job, 0.0)
-    client = own_server.client()
-    until(lambda: read(client, "", "hour"))
-    found = Summary.of("export", "hour", read(client, "", "hour")["export"])
-    assert (found.fallbacks, found.acquisitions, found.events) == (2, 0, 2)
-    found = Summary.of("report", "hour", read(client, "", "hour")["report"])
-    assert (found.without_redis, found.computed) == (2, 2)
 
 
 def test_the_end_of_a_process_does_not_wait_for_a_dead_redis(own_server: RedisServer) -> None:
@@ -337,19 +262,6 @@ def test_a_process_counts_a_limited_number_of_groups(
     assert found == {"a": 1, "b": 1, "c": 1, metrics.OTHER: 3}
 
 
-def test_a_bucket_has_a_limited_number_of_groups(
-    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collecting, "MAX_GROUPS_OF_A_BUCKET", 3)
-    for names in ("ab", "bc", "cdef", "fa"):
-        for name in names:
-            with cache.lock(name):
-                pass
-        metrics.flush()
-    found = {s.group: s.acquisitions for s in metrics.summaries()}
-    assert found == {"a": 2, "b": 2, "c": 2, metrics.OTHER: 4}
-
-
 def test_what_is_too_old_goes_and_is_not_read(cache: RedisCache, client: redis.Redis) -> None:
     with cache.lock("import"):
         pass
@@ -376,29 +288,6 @@ def test_what_is_too_old_goes_and_is_not_read(cache: RedisCache, client: redis.R
         assert min(numbers) > now - period.buckets
 
 
-def test_a_full_hour_takes_little_room(cache: RedisCache, client: redis.Redis) -> None:
-    server = server_of(cache._lock_client())
-    for number in range(collecting.MAX_GROUPS_OF_A_BUCKET + 50):
-        counted = figures.new()
-        for place in range(len(counted)):
-            counted[place] = 10**6
-        call = collecting.call_to_add({(server, "", f"group-{number:03}" + "x" * 50): counted})
-        run(cache._lock_client(), call)
-    assert (
-        client.memory_usage(FIGURES["hour"], samples=0) < collecting.MAX_GROUPS_OF_A_BUCKET * 1500
-    )
-    assert summary().acquisitions == 250 * 10**6 * (len(figures.BOUNDS) + 1)
-
-
-def test_large_numbers_add_up_exactly(cache: RedisCache) -> None:
-    server = server_of(cache._lock_client())
-    counted = figures.new()
-    counted[figures.WAITS] = 2**51
-    for _ in range(3):
-        run(cache._lock_client(), collecting.call_to_add({(server, "", "import"): counted}))
-    assert summary("import").waits.seconds == 3 * 2**51 / 1e6
-
-
 def test_names_cannot_break_out(cache: RedisCache) -> None:
     with cache.lock("a\nb <script> \x1b[31m"):
         pass
@@ -417,16 +306,6 @@ def test_on_a_cluster(cluster_servers: ClusterServers) -> None:
     assert sorted(found) == ["one", "three", "two"]
 
 
-def test_the_keeper_writes_to_a_cluster(
-    cluster_servers: ClusterServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collecting, "INTERVAL", 0.02)
-    client = cluster_servers.client()
-    with Lock(client, "one", timeout=10):
-        pass
-    until(lambda: read(client, "", "day"))
-
-
 def test_behind_sentinels(sentinel_servers: SentinelServers) -> None:
     client = sentinel_servers.client()
     with Lock(client, "one", timeout=10):
@@ -438,152 +317,9 @@ def test_behind_sentinels(sentinel_servers: SentinelServers) -> None:
 # -- which figures belong to what is held --------------------------------------------------------
 
 
-def test_a_held_lock_says_under_what_it_is_counted(cache: RedisCache) -> None:
-    def groups() -> dict[str, str]:
-        listed = cache.held_locks().locks
-        return {lock.name: lock.group for lock in listed if lock.limit}
-
-    with cache.lock("invoice-17"), cache.lock("invoice-18", group="invoices"):
-        until(lambda: len(groups()) == 2)
-        assert groups() == {"invoice-17": "invoice-*", "invoice-18": "invoices"}
-
-
-def test_a_computation_under_way_says_so_too(
-    cache: RedisCache, client: redis.Redis, slow: Producer
-) -> None:
-    asking = Asking(cache.get_or_set, "report-2024", slow, group="report-{year}")
-    until(lambda: list_held(client, b":1:", kind=FLIGHT).locks)
-    [computation] = list_held(client, b":1:", kind=FLIGHT).locks
-    assert computation.group == "report-{year}"
-    slow.finish.set()
-    asking.found()
-
-
-def test_functions_under_a_lock_are_counted_by_their_templates(cache: RedisCache) -> None:
-    @locked("invoice-{pk}", warn_after=20)
-    def invoice(pk: int) -> float:
-        [hold] = [job.hold for job in keeper().jobs() if hasattr(job, "hold")]
-        return float(hold.warns_at - hold.began)
-
-    @locked("export-{pk}", group="exports")
-    def export(pk: int) -> None: ...
-
-    @locked("long-{pk}" + "x" * 300 + "\n")
-    def long(pk: int) -> None: ...
-
-    assert invoice(1) == pytest.approx(20)
-    invoice(2)
-    export(1)
-    long(1)
-    assert summary("invoice-{pk}").acquisitions == 2
-    assert summary("exports").acquisitions == 1
-    assert summary(("long-{pk}" + "x" * 300)[:200]).acquisitions == 1
-    groups = {d.group for d in declarations() if d.target.startswith(__name__)}
-    assert {"invoice-{pk}", "exports"} <= groups
-
-
 @pytest.mark.parametrize(
     "options", [{"group": ""}, {"group": 5}, {"warn_after": 0}, {"warn_after": "5"}]
 )
 def test_options_of_locked_that_make_no_sense(options: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"(group|warn_after) must"):
         locked("name", **options)
-
-
-def test_a_lock_on_several_servers_is_counted_on_the_first() -> None:
-    with ExitStack() as stack:
-        clients = [stack.enter_context(RedisServer()).client() for _ in range(3)]
-        with Redlock(clients, "import", timeout=100, server_timeout=20):
-            pass
-        metrics.flush()
-        found = [list(read(client, "", "hour")) for client in clients]
-    assert found == [["import"], [], []]
-
-
-def test_what_is_not_wanted_takes_no_room_from_what_is(
-    cache: RedisCache, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collecting, "MAX_GROUPS", 2)
-    default = settings.CACHES["default"]
-    options = {**default["OPTIONS"], "LOCK_METRICS": False}
-    settings.CACHES = {"default": default, "quiet": {**default, "OPTIONS": options}}
-    for name in "abcd":
-        with caches["quiet"].lock(name):
-            pass
-    for name in "ef":
-        with caches["default"].lock(name):
-            pass
-    metrics.flush()
-    assert sorted(str(s.group) for s in metrics.summaries()) == ["e", "f"]
-
-
-ENDS_WITHOUT_REDIS = """
-import django
-django.setup()
-from django.core.cache import cache
-from tests.redis_server import RedisServer
-with RedisServer() as server:
-    from django_redis_lock import Lock
-    with Lock(server.client(), "bare", timeout=10):
-        pass
-"""
-
-
-def test_a_process_that_ends_without_redis_ends_quietly() -> None:
-    root = Path(__file__).parents[3]
-    command = [sys.executable, "-c", ENDS_WITHOUT_REDIS]
-    ended = subprocess.run(
-        command,
-        cwd=root,
-        env={**os.environ, **WHOLE_END},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (ended.stdout, ended.stderr) == ("", "")
-
-
-FINDS_A_CRASH_AND_ENDS = """
-import sys, django, redis
-django.setup()
-from django_redis_lock import Lock, keeper
-from django_redis_lock.contrib.metrics import collecting
-keeper.FLUSH_SECONDS = collecting.FLUSH_TIMEOUT = 30.0  # A busy machine needs longer than usual.
-with Lock(redis.Redis.from_url(sys.argv[1]), "bare", timeout=10):
-    pass
-"""
-
-
-def test_a_process_that_finds_a_crash_and_ends_counts_it(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    crashed = Lock(client, "bare", timeout=60)
-    crashed.acquire()
-    hurry()
-    until(lambda: client.exists(crashed.keys.owner))
-    crash(crashed)
-    client.delete("bare")  # As when its lifetime is over.
-    subprocess.run(
-        [sys.executable, "-c", FINDS_A_CRASH_AND_ENDS, redis_server.url],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, **WHOLE_END},
-        check=True,
-    )
-    assert summary("bare").crashed == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "pause"),
-    [
-        (redis.ConnectionError("gone"), collecting.AWAY),
-        (ReadOnlyError("You can't write against a read only replica."), collecting.AWAY),
-        (NoPermissionError("NOPERM"), collecting.REFUSED),
-        (redis.ResponseError("OOM command not allowed"), collecting.AWAY),
-    ],
-)
-def test_what_passes_is_tried_again_soon_and_a_refusal_late(
-    client: redis.Redis, error: Exception, pause: float
-) -> None:
-    job = collecting.Writing(metrics._metrics, server_of(client), 0.0)
-    job.failed(error, 1000.0)
-    assert job.due == 1000.0 + pause

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
-from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache as PlainCache
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.protocol.keys import is_of_a_database
-from tests.holding import hurry
 from tests.integration.cache.test_lock_keys import reached
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
@@ -81,15 +77,6 @@ def test_several_keys_may_be_anywhere(cache: RedisCache, cluster_servers: Cluste
 # -- computations ------------------------------------------------------------------------------
 
 
-def test_tasks_may_have_one_key_on_each_server(
-    cache: RedisCache, cluster_servers: ClusterServers
-) -> None:
-    keys = ["a", "b", "c"]
-    assert len({cluster_servers.primary_of(f"site:1:{key}") for key in keys}) == len(keys)
-    cache.set_many(dict.fromkeys(keys, 5), 60)
-    assert asyncio.run(cache.amark_stale_many(keys, stale=30)) == 3
-
-
 def test_a_value_is_computed_once(cache: RedisCache) -> None:
     calls, go_on = [], threading.Event()
 
@@ -113,24 +100,6 @@ def test_a_write_during_the_computation_wins(cache: RedisCache) -> None:
 
     assert cache.get_or_set("report", compute, 60) == "older"
     assert cache.get("report") == "newer"
-
-
-@pytest.mark.parametrize("clear", ["clear", "delete", "delete_pattern", "set_many", "touch"])
-def test_a_write_by_the_computation_itself_is_older(cache: RedisCache, clear: str) -> None:
-    writes: dict[str, Callable[[], Any]] = {
-        "clear": cache.clear,
-        "delete": lambda: cache.delete("report"),
-        "delete_pattern": lambda: cache.delete_pattern("*"),
-        "set_many": lambda: cache.set_many({"report": 1, "other": 1}),
-        "touch": lambda: cache.touch("report", 0),
-    }
-
-    def compute() -> str:
-        writes[clear]()
-        return "computed"
-
-    assert cache.get_or_set("report", compute, 60) == "computed"
-    assert cache.get("report") == "computed"
 
 
 def test_many_values_are_computed_once(cluster_servers: ClusterServers) -> None:
@@ -178,17 +147,6 @@ def test_tasks_compute_once_too(cache: RedisCache) -> None:
 # -- locks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["plain", "{tag}", "a}b", "x{y}z", "}{", "{}"])
-def test_any_name_in_any_slot(cache: RedisCache, name: str) -> None:
-    with cache.lock(name, timeout=30) as lock:
-        waiter = Background(lambda: cache.lock(name, timeout=30).acquire())
-        until(lambda: lock.held().owner)
-        until(lambda: cache.held_locks().locks[0].waiters == 1)
-    assert waiter.result()
-    assert cache.reset_all() == 1
-    assert not lock.locked()
-
-
 def test_held_locks_are_listed(cache: RedisCache) -> None:
     locks = [cache.lock(name, timeout=30) for name in MANY]
     for lock in locks:
@@ -225,30 +183,6 @@ def test_emptying_the_cache_keeps_the_locks(cache: RedisCache, how: str) -> None
     assert cache.held_locks().total == len(MANY)
     locks[0].release()
     assert waiter.result()
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("held", [20, 60], ids=["at once", "step by step"])
-def test_clear_keeps_the_descriptions_of_the_holders(
-    cache: RedisCache, cluster_client: redis.RedisCluster, held: int
-) -> None:
-    locks = [cache.lock(name, timeout=60) for name in MANY]
-    for lock in locks:
-        assert lock.acquire()
-    for lock in locks[held:]:
-        lock.release()
-    cache.set("value", 1)
-    owners = [lock.keys.owner for lock in locks[:held]]
-    hurry()
-    until(lambda: all(cluster_client.hexists(owner, "id") for owner in owners))
-    cache.clear()
-    assert all(cluster_client.hexists(owner, "id") for owner in owners)
-    assert all(lock.owned() for lock in locks[:held])
-    for lock in locks[:held]:
-        lock.release()
-    cache.clear()
-    left = {key for key in cluster_client.keys() if not is_of_a_database(key)}
-    assert left == set()
 
 
 def test_clear_by_prefix_deletes_from_all_nodes(cluster_servers: ClusterServers) -> None:
@@ -310,55 +244,7 @@ def test_a_call_waits_for_a_slot_on_its_way(
     assert acquiring.result() is True
 
 
-@pytest.mark.parametrize("how", ["clear", "delete_pattern"])
-def test_emptying_keeps_a_lock_that_has_moved_unnoticed(
-    cache: RedisCache, cluster_servers: ClusterServers, how: str
-) -> None:
-    lock = cache.lock("moving", timeout=60)
-    assert lock.acquire()
-    for _ in range(2):
-        cluster_servers.move(slot_of(lock.keys.lock))
-        assert [held.name for held in cache.held_locks().locks] == ["moving"]
-        cluster_servers.move(slot_of(lock.keys.lock))
-        if how == "clear":
-            cache.clear()
-        else:
-            cache.delete_pattern("*")
-        assert lock.owned()
-
-
-@pytest.mark.parametrize("moved", [False, True])
-def test_emptying_keeps_a_lock_that_is_being_moved(
-    cache: RedisCache, cluster_servers: ClusterServers, moved: bool
-) -> None:
-    lock = cache.lock("moving", timeout=60)
-    assert lock.acquire()
-    slot = slot_of(lock.keys.lock)
-    old, new = cluster_servers.begin_to_move(slot)
-    try:
-        if moved:
-            cluster_servers.move_keys(slot, old, new)
-        with suppress(redis.ConnectionError):  # What is there in part cannot be deleted yet.
-            cache.clear()
-    finally:
-        cluster_servers.move_keys(slot, old, new)
-        cluster_servers.end_moving(slot, old, new)
-    assert lock.owned()
-    cluster_servers.move(slot)
-
-
 # -- settings ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("url", "complaint"),
-    [("redis://:SECRET@localhost:1/3", "database 0"), ("unix://:SECRET@/tmp/a.sock", "socket")],
-)
-def test_addresses_no_cluster_can_have(url: str, complaint: str) -> None:
-    options = {"CLIENT_CLASS": "django_redis_lock.clients.ClusterClient"}
-    with pytest.raises(ImproperlyConfigured, match=complaint) as caught:
-        RedisCache(url, {"OPTIONS": options}).get("a")
-    assert "SECRET" not in str(caught.value)
 
 
 def test_the_threads_of_a_process_share_their_connections(

@@ -79,12 +79,3 @@ def test_a_frozen_node_is_asked_last(
             server.resume()
     assert asked.count(frozen) == 1
     assert frozen in found._known
-
-
-def test_two_searches_ask_two_nodes(cluster_servers: ClusterServers, asked: list[Any]) -> None:
-    """One that is cut off from the others does not know which primary has replaced it."""
-    with redis.RedisCluster.from_url(cluster_servers.url) as client:
-        found: Any = server_of(client)
-        for _ in range(2):
-            found._look(time.monotonic() + 30)
-    assert len(set(asked)) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from typing import Any
 
 import pytest
@@ -110,33 +109,3 @@ def test_the_doctor_examines_the_primaries_of_now(settings: Any, capfd: Any) -> 
         code, out = run(capfd, "doctor")
     assert code == 0, out
     assert f":{before.port}" not in out.partition("\n")[2]
-
-
-@pytest.mark.parametrize("topology", ["cluster"], indirect=True)
-def test_the_doctor_does_not_wait_often_for_a_frozen_primary(
-    topology: str,
-    cluster_servers: ClusterServers,
-    settings: Any,
-    capfd: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each connection that it makes there costs the socket timeout."""
-    default = settings.CACHES["default"]
-    options = {**default["OPTIONS"], "SOCKET_TIMEOUT": 0.5}
-    settings.CACHES = {"default": {**default, "OPTIONS": options}}
-    cache.get("import")  # redis-py finds the nodes while all of them answer.
-    asked_first = cluster_servers.range_of(0)[2][1]
-    names = (f"{number:08}" for number in range(100))
-    places = ((name, cluster_servers.primary_of(f":1:lock:doctor-{name}")) for name in names)
-    name, frozen = next(place for place in places if place[1].port != asked_first)
-    token_hex = secrets.token_hex
-    monkeypatch.setattr(secrets, "token_hex", lambda size: name if size == 4 else token_hex(size))
-    before = frozen.asking.info("stats")["total_connections_received"]
-    frozen.pause()
-    try:
-        code, out = run(capfd, "doctor")
-    finally:
-        frozen.resume()
-    assert code == 3, out
-    assert f"127.0.0.1:{frozen.port}/0: this could not be examined: " in " ".join(out.split())
-    assert frozen.asking.info("stats")["total_connections_received"] - before <= 6
