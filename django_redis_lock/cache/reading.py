@@ -167,7 +167,7 @@ class CacheReader(LockCache):
         redis = self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
         with failing_as_django_redis(redis):
-            values: dict[str, object] = observed.observed(
+            values: dict[str, object] = observed.observed(  # type: ignore[assignment]  # of get_many
                 lambda client: get_many(names, version, client=client),
                 lambda *nkeys: (mget(*nkeys), -1),
             )[1]

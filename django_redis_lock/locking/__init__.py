@@ -1,8 +1,9 @@
 """The locks on one server, for threads and for asyncio."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..extension import on_first_use
+from ..extension import PartMissing, on_first_use, part
 from .base import BaseLock as BaseLock
 from .causes import code_here as code_here
 from .hold import Hold as Hold
@@ -32,3 +33,6 @@ if TYPE_CHECKING:
 __getattr__ = on_first_use(
     __name__, {"locking.aio": "AsyncLock", "locking.waiting.tasks": "TaskWaiter"}
 )
+
+with suppress(PartMissing):
+    part("instant_loss")  # Else a loss is noticed at the next renewal.

@@ -7,6 +7,7 @@ release when the application's pool is exhausted. So none of them uses the pool.
 from __future__ import annotations
 
 import _socket
+import encodings.idna  # noqa: F401  # The first connection to a name needs it.
 import select
 import socket
 from collections.abc import Callable

@@ -169,7 +169,7 @@ class Interruptible(_Any):  # type: ignore[misc]  # the class of Any is known la
 
 
 @cache
-def interruptible(kind: type, guard: type = Interruptible) -> type[Any]:
+def interruptible(kind: type[Any], guard: type = Interruptible) -> type[Any]:
     """The connection class ``kind`` with ``guard`` in front of it."""
     if guard is Interruptible and not issubclass(kind, AbstractConnection):
         return kind
