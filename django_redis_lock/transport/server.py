@@ -230,7 +230,7 @@ class Server:
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         kind, settings = self.address
         own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
-        guarded: Any = interruptible(kind)  # type: ignore[arg-type]  # a class is hashable
+        guarded: Any = interruptible(kind)
         connection: RawConnection = closed_once(guarded)(**own | changes)
         began, generation = time.monotonic(), self.generation
         try:
