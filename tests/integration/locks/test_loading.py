@@ -1,6 +1,6 @@
-"""When modules are imported: what each site can reach at its start, an optional subject at its first
-use. A process may fork at any moment, and an import that another thread has begun does not end in
-the child."""
+"""When modules are imported: what each site can reach at its start, an optional subject at its
+first use. A process may fork at any moment, and an import that another thread has begun does not
+end in the child."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ found = []
 class Finder:
     def find_spec(self, name, path=None, target=None):
         thread = threading.current_thread().name
-        if thread.startswith("django_redis_lock") and ".keeper." not in name:
+        if thread.startswith("django_redis_lock"):
             found.append((step, thread, name))
 
 def until(condition):
@@ -126,8 +126,7 @@ try:
 except Exception:
     pass
 assert cache.get_or_set("other", lambda: 1, 60) == 1
-loaded = {name for name in sys.modules.keys() - loaded if ".keeper." not in name}
-assert not loaded, loaded
+assert not sys.modules.keys() - loaded, sys.modules.keys() - loaded
 """
 
 #: Forks while another thread is in the midst of the import of each subject; the child then uses it.
