@@ -7,7 +7,6 @@ import math
 import os
 import secrets
 from collections.abc import Callable
-from functools import cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -92,6 +91,7 @@ class BaseLock:
     cache: Any = None
     cache_key: str | None = None
     stored_name = ""
+    _subject: Subject | None = None
     _hold_class = Hold
     #: Whether the caller is a task.
     asynchronous = False
@@ -176,11 +176,14 @@ class BaseLock:
     def _server(self) -> Server | None:
         return server_of(self.redis)
 
-    @cached_property
+    @property
     def subject(self) -> Subject:
         """This lock, for events."""
-        name = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
-        return Subject.of(name, self.group, self.label, self._server(), self.cache)
+        if self._subject is None:
+            name = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
+            of_it = self.group, self.label, self._server(), self.cache
+            self._subject = Subject.of(name, *of_it)
+        return self._subject
 
     # -- without a round trip ----------------------------------------------------------------
 
