@@ -18,6 +18,7 @@ from ..extension import part
 from ..protocol.validation import check_seconds
 from ..threads import check_plain, is_async
 from .key_template import Args, Kwargs, bound_method, made_for_task, namer
+from .views import STORED
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -185,6 +186,7 @@ def _cached_function(
     wrapped.mark_stale = method("mark_stale", False, version=version, stale=stale)
     wrapped.on_commit = on_commit
     wrapped.__doc__ = _describe(wrapped, function)
+    setattr(wrapped, STORED, True)
     return wrapped
 
 
@@ -272,4 +274,6 @@ def _cached_view(
     async def acall(request: object, *args: object, **kwargs: object) -> object:
         return await call(request, *args, **kwargs)
 
-    return functools.update_wrapper(acall if asynchronous else call, view)
+    decorated = functools.update_wrapper(acall if asynchronous else call, view)
+    setattr(decorated, STORED, True)
+    return decorated

@@ -50,6 +50,25 @@ _RUN_LATER = (ContextDecorator, AsyncContextDecorator, Thread, Future)
 #: What task queues add to a function that they decorate.
 _OF_TASKS = ("delay", "apply_async", "enqueue", "send", "defer", "schedule")
 
+#: Attributes of what ``locked()``, and what ``cached()`` and ``cached_page()`` return. As all
+#: attributes, they are copied to what other decorators put around it.
+LOCKED, STORED = "_redis_lock_is_taken", "_redis_lock_value_is_stored"
+
+
+def is_locked_above_its_values(function: Any) -> bool:
+    """Whether ``locked()`` is around ``cached()`` or ``cached_page()`` in ``function``."""
+    while function is not None:
+        within = getattr(function, "__wrapped__", None)
+        # A list of decorators, for Django's method_decorator, is one layer, the innermost first.
+        layer = [name for name in vars(function) if name in (LOCKED, STORED)]
+        if LOCKED in layer and not hasattr(within, LOCKED):
+            methods = getattr(getattr(function, "view_class", None), "http_method_names", ())
+            handlers = [getattr(function.view_class, name, None) for name in methods]
+            stored = any(hasattr(each, STORED) for each in (within, *handlers))
+            return stored or layer == [STORED, LOCKED]
+        function = within
+    return False
+
 
 def refuse_hook(options: Options, function: Callable[..., object], dotted: str) -> None:
     """

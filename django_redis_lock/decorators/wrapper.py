@@ -37,7 +37,16 @@ from .key_template import Args, Kwargs, bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator
 from .options import EXIT_CODES, MISSING, Options
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
-from .views import complete, is_api_view, is_dispatch, is_view, refuse_hook, refuse_object, view_of
+from .views import (
+    LOCKED,
+    complete,
+    is_api_view,
+    is_dispatch,
+    is_view,
+    refuse_hook,
+    refuse_object,
+    view_of,
+)
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
@@ -95,6 +104,7 @@ class LockedFunction:
     def wrapper(self) -> Callable[..., Any]:
         function, wrapper = self.function, self._wrapper()
         functools.update_wrapper(wrapper, function)
+        setattr(wrapper, LOCKED, True)
         if not _is_djangos_dummy(function):
             _declared[self] = None
         return wrapper

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
@@ -35,6 +34,7 @@ from .local_state import (
     State,
     ThreadState,
     ThreadStateWithToken,
+    is_in_event_loop,
     own_renewals,
 )
 
@@ -273,6 +273,7 @@ class BaseLock:
         chosen = token if token is not None else self.id
         mine = named_token() if chosen is None else self._encode(check_token(chosen))
         attempt = b"" if chosen is None else secrets.token_hex(8).encode()
+        asked_at = time.monotonic()
         request = AcquireRequest(
             self.keys,
             mine,
@@ -281,11 +282,12 @@ class BaseLock:
             self.grant_timeout,
             [(mine, attempt, 1)],
             pause or 0.0,
-            time.monotonic() + wait if wait else None,
+            asked_at + wait if wait else None,
             self.replicas,
             self.subject,
             b"" if wait == 0 else self._new_waiter(),
             self.limit,
+            asked_at,
         )
         return request, wait
 
@@ -351,13 +353,13 @@ class BaseLock:
         """The caller itself holds the lock and nothing else ends that."""
         who = "task" if self.asynchronous else "thread"
         text = f"This {who} already holds the lock, and would wait for itself forever: "
-        if not self.asynchronous and asyncio._get_running_loop() is not None:
+        if not self.asynchronous and is_in_event_loop():
             text += "a wait stops its event loop, so use cache.alock() or AsyncLock, or "
         text += "release it first, or give a blocking_timeout or reentrant=True"
         raise LockError(text, self._shown)
 
     def _warn_of_deadlock(self, mine: bool) -> None:
-        if not self.asynchronous and asyncio._get_running_loop() is not None:
+        if not self.asynchronous and is_in_event_loop():
             message = "The wait for the lock %(lock)s stops this event loop: use cache.alock() or "
             message += "AsyncLock"
         elif self.thread_local and mine:  # Else another may release it.

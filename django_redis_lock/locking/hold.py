@@ -284,9 +284,9 @@ class Renewal(Job):
     def is_endless(self) -> bool:
         """Whether the hold goes on until the caller that has acquired it releases it."""
         hold = self.hold
-        forgotten = self.kept_by is not None and self.kept_by() is None
-        renewed = hold.renews_until == math.inf and not forgotten
-        return not hold.shared and (hold.lifetime is None or renewed)
+        if hold.shared or (self.kept_by is not None and self.kept_by() is None):
+            return False
+        return hold.lifetime is None or hold.renews_until == math.inf
 
     def begin(self) -> None:
         self.schedule(self.hold.began)

@@ -35,6 +35,15 @@ def acting_task() -> Task:
     return acting[0]() if acting and running and acting[1]() is running else running
 
 
+def is_in_event_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class State:
     """What is known through a lock object; the token is where redis-py keeps it."""
 

@@ -86,16 +86,16 @@ class LockOperations(BaseLock):
         return steps
 
     def _acquire_in_redis(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        asked_at, renewals = time.monotonic(), self._new_renewals()
+        renewals = self._new_renewals()
         acquired = yield from self._obtain(request, wait)
         if acquired is None:
-            self._emit_timed_out(asked_at, wait != 0)
+            self._emit_timed_out(request.asked_at, wait != 0)
             return False
         if self.replicas:
-            until = math.inf if wait is None else asked_at + wait
+            until = math.inf if wait is None else request.asked_at + wait
             yield from replication.confirmed(self, request, acquired, until)
         hold = self._start_renewal(acquired, renewals)
-        self._emit_acquired(hold, asked_at, acquired.contended)
+        self._emit_acquired(hold, request.asked_at, acquired.contended)
         return True
 
     def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Acquisition | None]:

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from .. import events
 from ..exceptions import LockNotAcquired
 from ..extension import OnUse, part
-from ..protocol import Call, Owner, Reply
+from ..protocol import AcquireRequest, Call, Owner, Reply
 from ..protocol.holder_scripts import HELD, reset_call
 from ..protocol.holders import HolderInfo, seconds_to_retry
 from ..transport.refusals import suppress
@@ -74,9 +74,9 @@ def holders(lock: LockOperations) -> Query[list[HolderInfo]]:
     return in_either
 
 
-def holders_call(lock: LockOperations) -> Call:
+def holders_call(lock: LockOperations | AcquireRequest) -> Call:
     if lock.limit == 1:
-        return held_call(lock)
+        return Call(HELD, lock.keys, ())
     return Call(part("limit").HOLDERS, lock.keys, (lock.limit,))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import fcntl
+import inspect
 import os
 import shutil
 import signal
@@ -154,15 +155,21 @@ class Program:
                 with suppress(ConnectionResetError):  # It ended without reading the last order.
                     while part := ours.recv(1000):
                         answer += part
-                if not answer:  # The guard was killed.
-                    with suppress(OSError):
-                        os.killpg(guard.pid, signal.SIGKILL)
-                    return 128 + signal.SIGKILL
+                if not answer:
+                    return self._without_guard(guard)
             return int(answer)
         except genuine(OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or answer.decode()
             text = f"{self._argv[0]} cannot be started: {why}"
             raise CommandError(text, returncode=Exit.NOT_FOUND) from error
+
+    def _without_guard(self, guard: subprocess.Popen[bytes]) -> int:
+        with suppress(OSError):
+            os.killpg(guard.pid, signal.SIGKILL)
+        if (code := guard.wait()) > 0:
+            text = f"{self._argv[0]}: the process that was to start it ended with code {code}"
+            raise CommandError(text, returncode=code)
+        return 128 + signal.SIGKILL  # It was killed.
 
     def terminate(self) -> None:
         self._end(signal.SIGTERM)
@@ -218,17 +225,27 @@ def _guard_process(
         options = [str(number), *times, ",".join(map(str, mask))]
         try:
             guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", process_tree.__file__, *options, *argv],
+                [sys.executable or "", "-I", "-S", *_program(), *options, *argv],
                 env={**os.environ, **environment},
                 pass_fds=[number],
                 **_in_new_group(),
             )
+        except OSError as error:
+            text = f"Python ({sys.executable!r}) cannot be started: {error.strerror}"
+            raise CommandError(text, returncode=Exit.NOT_FOUND) from error
         finally:
             os.close(number)
     try:
         yield guard
     finally:
         guard.wait()
+
+
+def _program() -> Sequence[str]:
+    """The arguments with which Python runs the guard."""
+    path = process_tree.__file__
+    # An application in one file, a zip, has no such path.
+    return [path] if os.path.exists(path) else ["-c", inspect.getsource(process_tree)]
 
 
 def _in_new_group() -> dict[str, Any]:

@@ -23,7 +23,8 @@ from ..extension import on_first_use
 from ..protocol import activity
 
 if TYPE_CHECKING:
-    from ..contrib.pages import CachedPageMiddleware, Conditions
+    from ..contrib.pages import CachedPageMiddleware
+    from .conditions import Conditions
 
 __all__ = [
     "CachedPageMiddleware",
@@ -176,4 +177,6 @@ def _end(id: str) -> None:
         activity.set(current.before)
 
 
-__getattr__ = on_first_use(__name__, {"contrib.pages": "CachedPageMiddleware Conditions"})
+__getattr__ = on_first_use(
+    __name__, {"contrib.pages": "CachedPageMiddleware", "middleware.conditions": "Conditions"}
+)

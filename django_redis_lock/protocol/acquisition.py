@@ -177,6 +177,7 @@ class AcquireRequest(NamedTuple):
             share. Each is added before it is sent, and removed when its release is certain. If the
             call is interrupted, ``LockOperations._abandon`` releases all of them.
         waiter: the waiter id that ACQUIRE sent; empty if it sent none.
+        asked_at: monotonic time of the call.
     """
 
     keys: LockKeys
@@ -191,6 +192,7 @@ class AcquireRequest(NamedTuple):
     subject: Subject | None = None
     waiter: bytes = b""
     limit: int = 1
+    asked_at: float = math.inf
     margin: float = 0.0
     outage_patience: float = math.inf
 

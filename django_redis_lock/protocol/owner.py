@@ -96,6 +96,14 @@ class Owner:
         pid, host, thread = found.groups()
         return cls(fingerprint(token), host, int(pid), thread)
 
+    def in_short(self) -> str:
+        """Where it runs, and whether it is silent, before what else is known."""
+        if not self.host:
+            return str(self)
+        silent = self.seen is not None and self.seen > SILENT_AFTER
+        where = f"{self.host}:{self.pid}" + (f", silent for {self.seen:.0f} s" if silent else "")
+        return f"{where} ({'; '.join(filter(None, (self.thread, self.label, self.doing)))})"
+
     def __str__(self) -> str:
         if not self.host:
             return f"an unnamed holder ({self.id})"

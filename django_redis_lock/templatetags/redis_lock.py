@@ -23,11 +23,15 @@ logger = get_logger("django_redis_lock.pages")
 register = template.Library()
 
 
-@register.simple_tag
-def idempotency_key(name: str = "idempotency_key") -> str:
+@register.simple_tag(takes_context=True)
+def idempotency_key(context: Context, name: str = "idempotency_key") -> str:
     """A hidden field for a form whose view has ``@idempotent(key=field())``: sent twice, it is
-    carried out once."""
-    return format_html('<input type="hidden" name="{}" value="{}">', name, uuid4())
+    carried out once. A page or fragment with it is not stored: the next form has another key."""
+    key = str(uuid4())
+    request = context.get("request")
+    if request is not None:  # Perhaps Django REST framework's around Django's.
+        vars(getattr(request, "_request", request))["nonce_of_form"] = key
+    return format_html('<input type="hidden" name="{}" value="{}">', name, key)
 
 
 #: Seconds for which the callers of a fragment with a CSRF token do not wait for each other.
@@ -80,10 +84,11 @@ class CachedNode(Node):
             text = self.nodelist.render(context)
         finally:
             conditions.put_back()
-        if conditions.of_client and _warned.setdefault(self.name, mine := object()) is mine:
+        of_visitor = conditions.of_client or conditions.secret_in(text)
+        if of_visitor and _warned.setdefault(self.name, mine := object()) is mine:
             words = "The fragment %s is not cached: it has %s. Move it out of {%% cached %%}"
-            logger.warning(words, self.name, conditions.of_client)
-        return text, conditions.of_client
+            logger.warning(words, self.name, of_visitor)
+        return text, of_visitor
 
 
 #: Names of fragments that have a CSRF token: each is logged once.

@@ -15,8 +15,13 @@ import pytest
 from celery import Celery
 from django.core.checks import ERROR, registry, run_checks
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
 
-from django_redis_lock import locked, unique_task
+from django_redis_lock import cached, cached_page, locked, unique_task
 from django_redis_lock.apps import CHECKS_TAG
 from django_redis_lock.ops import checks
 
@@ -402,6 +407,63 @@ def test_a_name_may_be_used_twice_with_the_same_settings_or_by_other_means() -> 
     by_function = locked(key=lambda: "work")(work)
     assert messages() == []
     assert first is not second is not by_function
+
+
+def page(request: object) -> HttpResponse:
+    return HttpResponse()
+
+
+def page_class() -> Any:
+    def get(self: object, request: object) -> HttpResponse:
+        return HttpResponse()
+
+    return type("Page", (View,), {"get": get})
+
+
+lock: Any = locked("work")
+store: Any = cached_page(60)
+
+
+def around(name: str, *decorators: Any) -> Any:
+    return method_decorator(decorators[0] if len(decorators) == 1 else decorators, name=name)
+
+
+#: Views, and whether ``locked()`` is above what is stored.
+STACKS: dict[str, tuple[Callable[[], Any], bool]] = {
+    "above": (lambda: lock(store(page)), True),
+    "below": (lambda: store(lock(page)), False),
+    "with another between": (lambda: lock(never_cache(store(page))), True),
+    "alone": (lambda: lock(page), False),
+    "no lock": (lambda: store(page), False),
+    "a class": (lambda: lock(around("dispatch", store)(page_class())).as_view(), True),
+    "a class, below": (lambda: around("dispatch", store)(lock(page_class())).as_view(), False),
+    "dispatch": (
+        lambda: around("dispatch", lock)(around("dispatch", store)(page_class())).as_view(),
+        True,
+    ),
+    "dispatch, below": (
+        lambda: around("dispatch", store)(around("dispatch", lock)(page_class())).as_view(),
+        False,
+    ),
+    "a list": (lambda: around("dispatch", lock, store)(page_class()).as_view(), True),
+    "a list, below": (lambda: around("dispatch", store, lock)(page_class()).as_view(), False),
+    "get": (lambda: around("get", lock)(around("get", store)(page_class())).as_view(), True),
+    "a class with get": (lambda: lock(around("get", store)(page_class())).as_view(), True),
+    "a view with get": (lambda: lock(around("get", store)(page_class()).as_view()), True),
+    "a view, below": (lambda: store(around("get", lock)(page_class()).as_view()), False),
+    "a value": (lambda: lock(cached(work_alone)), True),
+    "a value, below": (lambda: cached(lock(work_alone)), False),
+}
+
+
+def work_alone() -> None: ...
+
+
+@pytest.mark.parametrize("place", STACKS)
+def test_a_lock_above_what_is_stored(settings: Any, place: str) -> None:
+    make, wrong = STACKS[place]
+    settings.ROOT_URLCONF = (path("page", make()),)
+    assert numbers() == (["W020"] if wrong else [])
 
 
 # -- what clear() deletes ----------------------------------------------------------------------

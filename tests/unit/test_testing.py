@@ -70,7 +70,8 @@ def test_a_wait_that_cannot_end_is_refused(
     memory: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(testing, "MAX_LONG_WAITS", 1)  # Each is a thousand looks of the keeper.
-    assert lock_of("report", thread_local=False).acquire()
+    holder = lock_of("report", thread_local=False)  # Another thread could release it.
+    assert holder.acquire()
     with pytest.raises(AssertionError, match="never end"):
         lock_of("report").acquire()
 

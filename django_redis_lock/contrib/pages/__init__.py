@@ -18,8 +18,8 @@ from django.middleware.cache import CacheMiddleware
 
 from ...cache import value_cache
 from ...conf import checked_timeout
+from ...middleware import Conditions
 from ...steps import Steps, adrive, drive
-from .responses import Conditions as Conditions
 from .responses import Rendering, conditional, is_unrendered
 from .visit import Visit
 

@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 from ...cache import MISSING, value_cache
 from ...conf import GetOrSetOptions
 from ...events import RefreshFailed
+from ...middleware import Conditions
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import flight_key
 from ...singleflight import Postponed, computing, innermost_flight
@@ -30,7 +31,6 @@ from ...threads import get_logger
 from ...transport.refusals import genuine, suppress
 from .responses import (
     REFUSALS,
-    Conditions,
     NotThePage,
     OpenFlight,
     OwnWrites,

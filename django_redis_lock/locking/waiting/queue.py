@@ -27,20 +27,30 @@ from ...protocol import (
     Reply,
     Taken,
     parse_grant,
+    printable,
     waiter_id,
 )
 from ...protocol.holders import parse_watch
 from ...steps import Step
-from ...threads import Mutex, after_fork, free_after_fork
+from ...threads import Mutex, after_fork, free_after_fork, get_logger
 from ...transport import Client, Server
+from ...transport.refusals import explained
 from . import queues
 
 if TYPE_CHECKING:
     import asyncio
 
+    from ...protocol import Owner
     from .steps import Waiter
 
-records = OnUse("locking.records")
+if TYPE_CHECKING:
+    from .. import questions, records
+else:
+    questions, records = OnUse("locking.questions"), OnUse("locking.records")
+logger = get_logger("django_redis_lock.waiting")
+
+#: Seconds after which the log says that a caller still waits; then at each doubling.
+WARN_AFTER_SECONDS = 30.0
 
 
 class ReceivedGrant(NamedTuple):
@@ -306,6 +316,7 @@ class QueueWatch(Job):
         super().__init__(queue.server, time.monotonic() + WATCH_INTERVAL_SECONDS)
         self._queue = queue
         self._untaken = 0
+        self._warns_after = WARN_AFTER_SECONDS
 
     def call(self, now: float) -> Call | None:
         if self._queue.loop is not None and self._queue.loop.is_closed():
@@ -329,8 +340,66 @@ class QueueWatch(Job):
         if self._untaken > 1 or self._queue.has_moved():
             self._untaken = 0
             self._queue.wake()
+        self._warn()
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + WATCH_INTERVAL_SECONDS / 4
+        self._warn()
         if any(waiter.outage_patience < math.inf for waiter in self._queue.waiters.copy()):
             self._queue.wake()  # One of them does not wait for a frozen server.
+
+    def _warn(self) -> None:
+        """Let the log say whom the process waits for, if its first waiter has waited for long."""
+        mine = [queue for queue in list(queues.values()) if queue.key[:2] == self._queue.key[:2]]
+        firsts = [waiter.asked_at for queue in mine for waiter in queue.waiters.copy()]
+        ours = [waiter.asked_at for waiter in self._queue.waiters.copy()]
+        if not ours or min(ours) > min(firsts, default=math.inf):
+            return
+        waited = time.monotonic() - min(ours)
+        if waited < WARN_AFTER_SECONDS:
+            self._warns_after = WARN_AFTER_SECONDS
+        elif waited >= self._warns_after:
+            while self._warns_after <= waited:
+                self._warns_after *= 2
+            keeper().add(LongWait(self.server, self._queue.request, waited))
+        self.due = min(self.due, min(ours) + self._warns_after)
+
+
+class LongWait(Job):
+    """Lets the log say who holds the lock, and whether that process is silent."""
+
+    def __init__(self, server: Server, request: AcquireRequest, waited: float) -> None:
+        super().__init__(server, time.monotonic())
+        self._request, self._waited = request, waited
+        self._call = questions.holders_call(request)
+        self._owner: Owner | None = None
+
+    def call(self, now: float) -> Call:
+        return self._call
+
+    def answered(self, value: Reply, sent_at: float) -> None:
+        if self._owner is not None:
+            self._log(records.with_heartbeat(self._owner, value))
+            return
+        holders = questions.parse_holders(self._request.limit, value)
+        self._owner = holders[0].in_the_way if holders else None
+        call = None if self._owner is None else records.heartbeat_call(self._owner)
+        if call is None:
+            self._log(self._owner)
+        else:
+            self._call, self.due = call, sent_at
+
+    def failed(self, error: Exception, now: float) -> None:
+        self._log(self._owner, explained(error))
+
+    def _log(self, owner: Owner | None, error: str = "") -> None:
+        keeper().discard(self)
+        holder = f"; Redis does not say who holds it: {error}" if error else "; nobody holds it now"
+        if owner is not None:
+            holder = f"; held by {owner.in_short()}"
+        subject = self._request.subject
+        name = printable(self._request.keys.lock if subject is None else subject.name)
+        logger.warning(
+            "A caller waits for %(lock)s since %(waited).0f s%(holder)s",
+            {"lock": name, "waited": self._waited, "holder": holder},
+        )

@@ -69,7 +69,7 @@ class Waiter:
         #: How many pops in a row were cut short, and the seconds until the next request.
         self._cut_short, self._pause = 0, FIRST_PAUSE_SECONDS
         self.queue = queue
-        self.outage_patience = request.outage_patience
+        self.asked_at, self.outage_patience = request.asked_at, request.outage_patience
 
     def _run(self, call: Call, patience: float | None) -> Step[Reply]:
         """What a call returns, within so many seconds."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from django.conf import settings as project_settings
 from django.core.checks import ERROR, CheckMessage
 from django.core.exceptions import ImproperlyConfigured
-from django.urls import get_resolver
+from django.urls import URLResolver, get_resolver
 
 from ...cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_caches
 from ...conf import SETTING, Conf, given
-from ...decorators import LockedFunction, declarations
+from ...decorators import STORED, LockedFunction, declarations, is_locked_above_its_values
 from ...extension import PACKAGE
 from .installed import log_not_installed as log_not_installed
 from .installed import not_installed as not_installed
@@ -40,6 +40,22 @@ def _declarations() -> list[LockedFunction]:
     except Exception:  # Django's own checks report it.
         pass
     return declarations()
+
+
+def _views() -> Iterator[Callable[..., object]]:
+    """What the URLs of this site lead to."""
+    try:
+        yield from _callbacks(get_resolver().url_patterns)
+    except Exception:  # Django's own checks report it.
+        return
+
+
+def _callbacks(patterns: Iterable[Any]) -> Iterator[Callable[..., object]]:
+    for pattern in patterns:
+        if isinstance(pattern, URLResolver):
+            yield from _callbacks(pattern.url_patterns)
+        else:
+            yield pattern.callback
 
 
 def _without_cache() -> Iterator[tuple[str, str, ImproperlyConfigured]]:
@@ -191,3 +207,21 @@ def _differences(one: LockedFunction, other: LockedFunction) -> Iterator[str]:
         values = [lock.options.given().get(name, "left out") for lock in (one, other)]
         if values[0] != values[1]:
             yield f"{name} is {values[0]} and {values[1]}"
+
+
+@check()
+def check_values_under_locks() -> Iterator[CheckMessage]:
+    where = {lock.target: None for lock in _declarations() if hasattr(lock.function, STORED)}
+    for view in _views():
+        kind = getattr(view, "view_class", None)
+        methods = (getattr(kind, name, None) for name in getattr(kind, "http_method_names", ()))
+        if any(map(is_locked_above_its_values, (view, *methods))):
+            named: Any = kind or view
+            where[f"{named.__module__}.{named.__qualname__}"] = None
+    for dotted in where:
+        yield found(
+            "W020",
+            f"locked() of {dotted} is above cached_page() or cached(), so that who reads what is "
+            "stored takes the lock, or is refused while another does.",
+            "Put @locked below: then only who computes takes the lock.",
+        )

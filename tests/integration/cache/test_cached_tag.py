@@ -12,7 +12,7 @@ from django.contrib import messages
 from django.contrib.messages.storage.cookie import CookieStorage
 from django.core.cache import cache
 from django.http import HttpResponse
-from django.middleware.csrf import CsrfViewMiddleware, _unmask_cipher_token
+from django.middleware.csrf import CsrfViewMiddleware, _unmask_cipher_token, get_token
 from django.template import Context, Template, TemplateSyntaxError, engines
 from django.test import RequestFactory, override_settings
 from django.utils.functional import SimpleLazyObject
@@ -183,3 +183,40 @@ def test_messages_and_nonces_are_never_shared(part: str, caplog: pytest.LogCaptu
 
     assert [seen_by(user) for user in "abab"] == [f"for {user}" for user in "abab"]
     assert f"The fragment {name} is not cached: it has {part}." in caplog.text
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize("part", ["messages", "nonce", "token", "key"])
+def test_what_the_page_around_has_used_is_not_shared_either(
+    part: str, used_before: bool, captured: bool
+) -> None:
+    """Whether a fragment has it does not depend on who was the first to use it."""
+    source = {
+        "messages": "{% for message in messages %}{{ message }}{% endfor %}",
+        "nonce": "{{ nonce|escapejs }}" if captured else "{{ request.csp_nonce|escapejs }}",
+        "token": "{{ token }}" if captured else "{% csrf_token %}",
+        "key": "{% idempotency_key %}",
+    }[part]
+    name = f"{part}{used_before}{captured}"
+    text = f"{{% load redis_lock %}}{source * used_before}|{{% cached 60 {name} %}}{source}"
+    template = engines["django"].from_string(text + "{% endcached %}")
+    numbers = iter("ab")
+
+    def seen() -> str:
+        number = next(numbers)
+        request: Any = RequestFactory().get("/")
+        request._messages = CookieStorage(request)
+        messages.info(request, f"for {number}")
+
+        def nonce() -> str:
+            request._csp_nonce = f"-{number * 12}+="
+            return str(request._csp_nonce)
+
+        request.csp_nonce = SimpleLazyObject(nonce)
+        context = {"token": get_token(request), "nonce": str(request.csp_nonce)} if captured else {}
+        return str(template.render(context, request)).partition("|")[2]
+
+    first, second = seen(), seen()
+    assert first
+    assert first != second

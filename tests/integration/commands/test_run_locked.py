@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 import termios
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from io import StringIO
@@ -353,6 +355,62 @@ def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     assert code == 127
     assert said == f"CommandError: {script} cannot be started: Exec format error\n"
     assert not lock().locked()
+
+
+ZIPPED = """
+import sys
+from django.conf import settings
+from django.core.management import execute_from_command_line
+
+settings.configure(
+    INSTALLED_APPS=["django_redis_lock"],
+    CACHES={"default": {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": sys.argv[2]}},
+)
+import django_redis_lock
+assert django_redis_lock.__file__.startswith(sys.argv[1])
+execute_from_command_line(["manage.py", "run_locked", "job", "--shell", "--", *sys.argv[3:]])
+"""
+
+
+@pytest.mark.sample(0)
+def test_a_program_started_by_an_application_in_a_zip(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """As ``python -m zipapp``, shiv and pex make them."""
+    place = tmp_path / "app.zip"
+    with zipfile.ZipFile(place, "w") as file:
+        for each in (ROOT / "django_redis_lock").rglob("*.py"):
+            file.write(each, each.relative_to(ROOT))
+    environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    words = [str(place), redis_server.url, "echo done; exit 3"]
+    done = subprocess.run(
+        [sys.executable, "-c", ZIPPED, *words],
+        env={**environment, "PYTHONPATH": str(place)},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "done\n", "")
+
+
+def test_a_python_that_cannot_be_started_is_named(
+    capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for executable in ("/nowhere/python", ""):
+        monkeypatch.setattr(sys, "executable", executable)
+        code, out, err = here(capfd, ["job", "--shell", "--", "echo done"])
+        assert (code, out) == (127, "")
+        assert f"Python ({executable!r}) cannot be started" in err
+        assert "echo" not in err
+    assert not lock().locked()
+
+
+def test_a_guard_that_does_not_run_is_named(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    code, _, err = here(capfd, ["job", "--shell", "--", "echo done"])
+    assert code == 1
+    assert "the process that was to start it ended with code 1" in err
 
 
 def test_a_program_has_the_terminal() -> None:

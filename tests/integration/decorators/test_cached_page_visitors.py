@@ -16,19 +16,22 @@ from django.contrib.messages.storage.cookie import CookieStorage
 from django.contrib.sessions.backends.signed_cookies import SessionStore
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.cache import cache
-from django.http import HttpResponse
+from django.http import HttpResponse, JsonResponse
+from django.middleware.csrf import get_token
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
 from django.views import View
+from django.views.decorators.gzip import gzip_page
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.renderers import StaticHTMLRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_redis_lock import cached_page
+from django_redis_lock.middleware import CachedPageMiddleware
 from tests.lanes import IN_MEMORY
 from tests.processes import until
 from tests.support.cached_pages import MEMORY, PLAIN
@@ -260,19 +263,106 @@ def test_what_has_nothing_of_a_visitor_is_for_all(answer: Any, name: str) -> Non
     assert len(computed) == 1
 
 
-def test_a_nonce_with_its_policy_is_for_all() -> None:
-    """As where the cache is around the middleware that sets the policy."""
+# -- secrets of one response: nonces, tokens -----------------------------------------------------
 
-    def answer(request: Any) -> HttpResponse:
-        response = plain(PARTS["nonce"], request)
-        response["Content-Security-Policy"] = f"script-src 'nonce-{request.csp_nonce}'"
+
+def numbered() -> str:
+    """A secret that no other response has."""
+    computed.append("")
+    return f"{'secret' * 4}{len(computed)}"
+
+
+def html(text: str, **headers: str) -> Any:
+    return HttpResponse(text, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+
+def own_policy(header: str) -> Any:
+    def view(request: Any) -> Any:
+        nonce = numbered()
+        return html(nonce, **{header: f"script-src 'NONCE-{nonce}'"})
+
+    return view
+
+
+def later_policy(request: Any) -> Any:
+    """A middleware around the page makes a header of it, as django-csp does."""
+    response = html(nonce := numbered())
+    response._csp_update = {"script-src": [f"'nonce-{nonce}'"]}
+    return response
+
+
+def own_attribute(request: Any) -> Any:
+    request.style_nonce = numbered()
+    return html(request.style_nonce)
+
+
+def escaped(request: Any) -> Any:
+    text = engines["django"].from_string("{{ request.csp_nonce|escapejs }}")
+    return TemplateResponse(request, text)
+
+
+#: Views whose response has a secret, of which a middleware around them may have made the nonce.
+SECRETS: dict[str, Any] = {
+    "template": lambda request: template(PARTS["nonce"], request),
+    "json": lambda request: JsonResponse({"nonce": str(request.csp_nonce)}),
+    "in javascript": escaped,
+    "compressed": gzip_page(lambda request: html(f"{request.csp_nonce} " * 99)),
+    "a header": lambda request: html("page", X_Nonce=str(request.csp_nonce)),
+    "own policy": own_policy("Content-Security-Policy"),
+    "report only": own_policy("Content-Security-Policy-Report-Only"),
+    "policy by a middleware": later_policy,
+    "own attribute": own_attribute,
+    "form": lambda request: TemplateResponse(
+        request, engines["django"].from_string("{% load redis_lock %}{% idempotency_key %}")
+    ),
+    "token": lambda request: html(get_token(request)),
+    "token of before": lambda request: html(request.token),
+}
+
+
+def protected(view: Any, made_before: bool) -> Any:
+    """As the middlewares of django-csp, Django and CSRF do; ``made_before``: a decorator around the
+    page has used the nonce."""
+
+    def call(request: Any) -> Any:
+        request._csp_nonce = None
+
+        def nonce() -> str:
+            request._csp_nonce = request._csp_nonce or f"{'w-+/=' * 2}{numbered()}=="
+            return str(request._csp_nonce)
+
+        request.csp_nonce = SimpleLazyObject(nonce)
+        request.token = get_token(request)
+        assert not made_before or str(request.csp_nonce)
+        response = view(request)
+        response = response.render() if hasattr(response, "render") else response
+        if request._csp_nonce:
+            response["Content-Security-Policy"] = f"script-src 'nonce-{request._csp_nonce}'"
         return response
 
-    view = function(answer)
-    for name in ("ann", "bob"):
-        response = view(ask(name))
-        assert response.content == b"of nonce ann"
-        assert "nonce ann" in response["Content-Security-Policy"]
+    return call
+
+
+@pytest.mark.parametrize("where", ["decorator", "used before", "middleware"])
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_secret_of_one_response_is_never_in_another(secret: str, where: str) -> None:
+    if where == "middleware":  # It is around that of the policy.
+        view = CachedPageMiddleware(protected(SECRETS[secret], made_before=False))
+    else:
+        view = protected(cached_page(60, stale=60)(SECRETS[secret]), where == "used before")
+
+    def seen() -> tuple[Any, ...]:
+        response = view(RequestFactory().get("/page/", headers={"Accept-Encoding": "gzip"}))
+        policy = response.get("Content-Security-Policy", "none")
+        return (response.content, response.get("X-Nonce")), policy
+
+    for first, second in zip(seen(), seen(), strict=True):
+        assert first != second or first == "none"
+
+
+def test_a_page_without_its_nonce_is_for_all() -> None:
+    view = protected(function(lambda request: html(str(numbered()))), made_before=True)
+    assert len({view(RequestFactory().get("/page/")).content for _ in range(3)}) == 1
 
 
 @pytest.mark.parametrize("_caches", ["redis", IN_MEMORY], indirect=True)

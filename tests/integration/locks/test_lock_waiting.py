@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +19,15 @@ from django_redis_lock import AsyncLock, Lock, LockError, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
+from django_redis_lock.protocol import hostname
 from tests import lanes
+from tests.holding import silence
+from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.backends import blocked, places
 from tests.support.background import Background
+from tests.support.logs import logged
 
 NAME = "waiting"
 
@@ -456,3 +462,96 @@ def in_turn_of(lock: Lock) -> None:
     """Release it when another waits for it."""
     until(lambda: places(lock.keys.lock))
     lock.release()
+
+
+# -- waits that take long --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pass_time() -> Iterator[Callable[[float], None]]:
+    with moved_clock() as pass_time:
+        yield pass_time
+
+
+def warned(caplog: pytest.LogCaptureFixture, name: str = NAME) -> list[str]:
+    return logged(caplog, "waiting", f"waits for {name} since")
+
+
+@pytest.mark.parametrize("kind", ["thread", "task", "places", "names"])
+def test_a_wait_that_takes_long_is_logged_at_each_doubling(
+    cache: RedisCache,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    pass_time: Callable[[float], None],
+    kind: str,
+) -> None:
+    """Once for the process, however many wait."""
+    options: dict[str, Any] = {"timeout": 3600, "thread_local": False}
+    if kind == "places":
+        options["limit"] = 2
+    holders = [cache.lock(NAME, **options) for _ in range(options.get("limit", 1))]
+    for holder in holders:
+        assert holder.acquire()
+
+    async def wait() -> bool:
+        return await cache.alock(NAME, timeout=3600).acquire()
+
+    def call() -> bool:
+        if kind == "task":
+            return asyncio.run(wait())
+        name: Any = [NAME, "zebras"] if kind == "names" else NAME
+        return cache.lock(name, **options).acquire()
+
+    waiters = [Background(call) for _ in range(2 if kind == "places" else 1)]
+    until(lambda: places(holders[0].keys.lock) == len(waiters))
+    pass_time(29)
+    assert not warned(caplog)
+    for seconds in (30, 60, 120):
+        pass_time(seconds - (29 if seconds == 30 else seconds / 2))
+        until(lambda: warned(caplog))
+        [said] = warned(caplog)
+        assert f"since {seconds} s; held by {hostname()}:{os.getpid()} (" in said
+        caplog.clear()
+    for holder in holders:
+        holder.release()
+    for waiter in waiters:
+        assert waiter.result()
+
+
+def test_the_log_says_that_the_holder_is_silent(
+    cache: RedisCache,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    pass_time: Callable[[float], None],
+) -> None:
+    holder = cache.lock(NAME, timeout=3600, thread_local=False, label="the import")
+    assert holder.acquire()
+    until(lambda: client.exists(holder.keys.owner))
+    silence(client, holder.keys.lock, 200)
+    waiter = Background(cache.lock(NAME, timeout=3600).acquire)
+    until(lambda: places(holder.keys.lock))
+    pass_time(31)
+    until(lambda: warned(caplog))
+    [said] = warned(caplog)
+    assert f"held by {hostname()}:{os.getpid()}, silent for 20" in said
+    assert "the import" in said
+    holder.release()
+    assert waiter.result()
+
+
+def test_the_log_says_so_also_in_an_outage(
+    own_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    pass_time: Callable[[float], None],
+) -> None:
+    cache = RedisCache(own_server.url, {})
+    assert cache.lock(NAME, timeout=None, thread_local=False).acquire()
+    waiter = Background(cache.lock(NAME, timeout=3600).acquire, None, True, 300)
+    until(lambda: places(cache.lock(NAME).keys.lock))
+    own_server.kill()
+    pass_time(31)
+    until(lambda: warned(caplog))
+    assert "Redis does not say who holds it: " in warned(caplog)[0]
+    pass_time(300)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        waiter.result()
