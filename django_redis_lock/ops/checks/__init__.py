@@ -21,6 +21,7 @@ from ...cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock
 from ...conf import SETTING, Conf, given
 from ...decorators import STORED, LockedFunction, declarations, is_locked_above_its_values
 from ...extension import PACKAGE
+from ...protocol.validation import implausible
 from .installed import log_not_installed as log_not_installed
 from .installed import not_installed as not_installed
 from .settings import check, found
@@ -31,6 +32,9 @@ SET_BACKEND = (
     f"Set the BACKEND of one of the CACHES to {BACKEND!r}, or, for development and tests without "
     f"Redis, to {LOCAL_BACKEND!r}."
 )
+
+#: The options of ``locked()`` in seconds.
+TIMES = ("timeout", "blocking_timeout", "min_hold", "max_hold", "warn_after", "retry_after")
 
 
 def _declarations() -> list[LockedFunction]:
@@ -157,6 +161,17 @@ def check_lifetimes_of_uses() -> Iterator[CheckMessage]:
                 f"timeout, {timeout:g} seconds.",
                 "If the process is killed, the lock ends with its timeout: increase that.",
             )
+
+
+@check()
+def check_units_of_uses() -> Iterator[CheckMessage]:
+    for lock in _declarations():
+        for name, value in lock.options.given().items():
+            if name not in TIMES or not isinstance(value, (int, float)):
+                continue
+            if sentence := implausible(name, value):
+                hint = "If the time is right, silence this check."
+                yield found("W021", f"locked() of {lock.target}: {sentence}.", hint)
 
 
 @check()
