@@ -78,6 +78,7 @@ class Hold:
         degraded: how it is held without Redis, None for a lock in Redis.
         on_end: called at its release, for the lock of this host.
         pending: the reply that confirms a grant, if it is to come.
+        renewed_by: the server that has confirmed the last renewal, and when that was sent.
     """
 
     ended = _lost = False
@@ -92,6 +93,7 @@ class Hold:
     degraded: str | None = None
     on_end: Callable[[], object] | None = None
     pending: PendingLifetime | None = None
+    renewed_by: tuple[Server | None, float] = None, -math.inf
     #: Shared by all holds: it is held for a few lines only.
     _mutex = free_after_fork(Mutex())
 
@@ -383,7 +385,8 @@ class Renewal(Job):
 
     def _refused(self, value: Reply, early: bool) -> None:
         """Redis does not have the lock any more, says ``value``."""
-        self._lose(causes.cause(value, causes.beats_so_far(self.server), early, self.hold))
+        beats = causes.beats_so_far(self.server)
+        self._lose(causes.cause(value, beats, early, self.hold, server=self.server))
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
@@ -405,6 +408,7 @@ class Renewal(Job):
             return
         self._note_described()
         hold.pending = None
+        hold.renewed_by = self.server.seen_at(hold.keys), sent_at
         hold.held_until(until, sent_at)
         self.schedule(sent_at)
 
