@@ -17,7 +17,7 @@ from ..protocol.validation import (
     check_bool,
     check_holds,
     check_policy,
-    check_seconds,
+    check_time,
 )
 from ..threads import check_plain
 
@@ -182,7 +182,7 @@ class Options:
             raise ValueError("limit must be 1 for a lock on several servers")
 
     def _check_times(self) -> None:
-        check_seconds("retry_after", self.retry_after, none="the time such locks are usually held")
+        check_time("retry_after", self.retry_after, none="the time such locks are usually held")
         if self.blocking_timeout is not None and not self.blocking:
             raise ValueError("blocking_timeout needs blocking=True")
         if self.max_hold is not None and self.timeout is None:

@@ -405,6 +405,9 @@ def celery_task(target: object) -> Any:
 
 # -- Django REST framework -------------------------------------------------------------------
 
+#: An attribute of its views: their handlers, by what is around them.
+_HANDLERS = "_redis_lock_handlers"
+
 
 def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
     """Wrap the handlers (``get``, ``post`` or an action) of a class of views: by then the user is
@@ -412,7 +415,7 @@ def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
     initial = target.initial
 
     def handle(self: Any, request: object, *args: object, **kwargs: object) -> object:
-        return self._unwrapped[handle](request, *args, **kwargs)
+        return vars(self)[_HANDLERS][handle](request, *args, **kwargs)
 
     wrapped = wrap(handle)
 
@@ -422,7 +425,7 @@ def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
         method = request.method.lower()
         if method in self.http_method_names and method != "options" and hasattr(self, method):
             # A base class, or another decorator, may wrap them, too.
-            vars(self).setdefault("_unwrapped", {})[handle] = getattr(self, method)
+            vars(self).setdefault(_HANDLERS, {})[handle] = getattr(self, method)
             setattr(self, method, functools.partial(wrapped, self))
 
     target.initial = then

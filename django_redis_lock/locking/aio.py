@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..exceptions import LockLost
 from ..extension import OnUse
 from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused, Reply
-from ..protocol.validation import check_seconds
+from ..protocol.validation import check_time
 from ..steps import adrive
 from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
@@ -170,7 +170,7 @@ class AsyncLock(LockOperations):
     @for_the_caller
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """As ``Lock.extend``."""
-        seconds = check_seconds("additional_time", additional_time) or 0.0
+        seconds = check_time("additional_time", additional_time) or 0.0
         return await self._change("extend", seconds, replace_ttl)
 
     @for_the_caller

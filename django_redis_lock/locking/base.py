@@ -20,7 +20,7 @@ from ..protocol import AcquireRequest, lock_keys, named_token, printable, waiter
 from ..protocol.validation import (
     check_bool,
     check_name,
-    check_seconds,
+    check_time,
     check_token,
     check_wait,
     checked_options,
@@ -260,7 +260,7 @@ class BaseLock:
         token: str | bytes | None,
     ) -> tuple[AcquireRequest, float | None]:
         """What one call of ``acquire`` asks for, and the seconds it may wait (0: one try)."""
-        pause = self.sleep if sleep is None else check_seconds("sleep", sleep, zero=True)
+        pause = self.sleep if sleep is None else check_time("sleep", sleep, zero=True)
         wait = self.blocking_timeout if blocking_timeout is None else check_wait(blocking_timeout)
         if token is not None and self.reentrant:
             raise ValueError("token must be left out: a reentrant lock chooses its own")

@@ -383,6 +383,8 @@ class Renewal(Job):
 
     def _refused(self, value: Reply, early: bool) -> None:
         """Redis does not have the lock any more, says ``value``."""
+        if self.heartbeat is not None:
+            self.heartbeat.suspect_others()
         self._lose(causes.cause(value, causes.beats_so_far(self.server), early, self.hold))
 
     def _renewing(self, now: float) -> bool:

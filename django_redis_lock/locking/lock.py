@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from ..extension import OnUse
 from ..protocol import AcquireRequest, Acquisition, Call, Refused, Reply
-from ..protocol.validation import check_seconds
+from ..protocol.validation import check_time
 from ..steps import drive
 from ..threads import in_context
 from ..transport import Answer, run
@@ -143,7 +143,7 @@ class Lock(LockOperations):
             LockError: this lock object holds nothing, or a lock without a timeout.
             LockNotOwnedError: the lock has ended, or another caller holds it.
         """
-        seconds = check_seconds("additional_time", additional_time) or 0.0
+        seconds = check_time("additional_time", additional_time) or 0.0
         return self._change("extend", seconds, replace_ttl)
 
     def reacquire(self) -> Literal[True]:

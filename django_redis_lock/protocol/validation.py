@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any
+
+from ..threads import get_logger
+
+logger = get_logger("django_redis_lock.lock")
 
 #: The shortest lifetime: Redis counts in milliseconds.
 MIN_SECONDS = 0.001
@@ -51,6 +56,40 @@ def check_seconds(
     if value > MAX_SECONDS:
         raise ValueError(f"{what} must be at most a hundred years, given in seconds, not {value!r}")
     return float(value)
+
+
+def check_time(
+    what: str, value: object, *, zero: bool = False, none: str | None = None
+) -> float | None:
+    """``check_seconds`` for a time of a lock; the log says so, once, if it is implausible."""
+    seconds = check_seconds(what, value, zero=zero, none=none)
+    if seconds is not None and seconds >= MIN_IMPLAUSIBLE and implausible(what, seconds):
+        _warn_of(what, seconds)
+    return seconds
+
+
+#: No shorter time is implausible.
+MIN_IMPLAUSIBLE = 60.0
+#: Times that are never as long as a minute.
+SHORT = frozenset(("sleep", "grant_timeout", "server_timeout"))
+
+
+def implausible(what: str, seconds: float) -> str:
+    """A sentence if so many seconds were probably meant to be milliseconds, else empty. Whole
+    thousands are, unless they are whole hours, of more than a day whole days."""
+    natural = 3600 if seconds <= 24 * 3600 else 24 * 3600
+    in_thousands = seconds >= 1000 and seconds % 1000 == 0 and seconds % natural != 0
+    if not in_thousands and not (what in SHORT and seconds > MIN_IMPLAUSIBLE):
+        return ""
+    return (
+        f"{what}={seconds:.15g} is {timedelta(seconds=seconds)} (h:mm:ss): all times are in "
+        f"seconds. If milliseconds were meant, write {what}={seconds / 1000:.15g}"
+    )
+
+
+@lru_cache(maxsize=256)
+def _warn_of(what: str, seconds: float) -> None:
+    logger.warning("%s", implausible(what, seconds))
 
 
 def check_share(what: str, value: object) -> float:
@@ -99,24 +138,24 @@ def check_policy(on_redis_down: object, critical: object = False) -> None:
 
 def check_wait(value: object) -> float | None:
     """``value`` as ``blocking_timeout``: seconds, 0 for one try, None for a wait without end."""
-    return check_seconds("blocking_timeout", value, zero=True, none="a wait without end")
+    return check_time("blocking_timeout", value, zero=True, none="a wait without end")
 
 
 #: The options that all locks have, each with its check.
 OPTIONS: Mapping[str, Callable[[object], Any]] = {
-    "timeout": partial(check_seconds, "timeout", none="a lock that never expires"),
-    "sleep": partial(check_seconds, "sleep", zero=True),
+    "timeout": partial(check_time, "timeout", none="a lock that never expires"),
+    "sleep": partial(check_time, "sleep", zero=True),
     "blocking": partial(check_bool, "blocking"),
     "blocking_timeout": check_wait,
     "thread_local": partial(check_bool, "thread_local"),
     "raise_on_release_error": partial(check_bool, "raise_on_release_error"),
     "renew": partial(check_bool, "renew"),
-    "max_hold": partial(check_seconds, "max_hold", none="no end to its renewal"),
-    "min_hold": partial(check_seconds, "min_hold", zero=True),
+    "max_hold": partial(check_time, "max_hold", none="no end to its renewal"),
+    "min_hold": partial(check_time, "min_hold", zero=True),
     "cancel_on_lost": partial(check_bool, "cancel_on_lost"),
-    "warn_after": partial(check_seconds, "warn_after", none="80 % of its lifetime"),
+    "warn_after": partial(check_time, "warn_after", none="80 % of its lifetime"),
     "replicas": partial(check_count, "replicas"),
-    "grant_timeout": partial(check_seconds, "grant_timeout"),
+    "grant_timeout": partial(check_time, "grant_timeout"),
     "reentrant": partial(check_bool, "reentrant"),
     "limit": check_limit,
 }

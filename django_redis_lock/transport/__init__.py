@@ -28,7 +28,6 @@ from .registry import Client as Client
 from .registry import encoded as encoded
 from .registry import server_of as server_of
 from .server import Server as Server
-from .server import readable as readable
 
 if TYPE_CHECKING:
     from .aio_client import asyncio_client as asyncio_client

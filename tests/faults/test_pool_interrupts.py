@@ -14,7 +14,7 @@ import redis
 from django_redis.pool import ConnectionFactory
 from redis.connection import Connection, UnixDomainSocketConnection
 
-from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache import LocMemCache, RedisCache
 from django_redis_lock.transport import asyncio_client
 from django_redis_lock.transport.guarded_connection import GuardedConnection
 from tests.processes import Link, processes
@@ -99,6 +99,11 @@ def listened(cache: Any) -> None:
         messages.get_message(timeout=1)
 
 
+def locked(cache: Any) -> None:
+    with cache.lock("import", timeout=60):
+        pass
+
+
 def written(cache: Any) -> None:
     cache.set_many({"more": 1, "and more": 2}, 60)
     cache.delete_many(["more", "and more"])
@@ -130,6 +135,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 #: What goes through the pool only where the project's own class connects.
 OF_A_POOL = ["a pipeline", "a transaction", "a blocking pop", "messages", "keys", "iter_keys"]
+IN_MEMORY = ["get", "set", "get_many", "ttl", "keys"]
 EACH = [("tcp", name) for name in CALLS]
 EACH += [("own class", name) for name in CALLS if name not in OF_A_POOL]
 
@@ -147,6 +153,29 @@ def test_at_each_point_of_a_call(cache: Any, name: str) -> None:
 
     modules = ("redis.", "django_redis_lock.transport.", "django_redis_lock.cache.")
     each_point(attempt, modules=modules)
+
+
+@pytest.mark.parametrize("name", [*IN_MEMORY, "written many", "a lock"])
+def test_at_each_point_of_a_call_in_memory(name: str) -> None:
+    """In the caller's thread there is the server, too: it may have answered half of a request."""
+    cache: Any = LocMemCache("interrupts", {})
+    # An interrupt may leave a connection out of the pool.
+    cache.client.get_client().connection_pool.max_connections = 10_000
+    cache.set_many(VALUES, 60)
+    calls = {**CALLS, "written many": written, "a lock": locked}
+
+    def attempt(points: Points) -> None:
+        try:
+            with points.watched():
+                calls[name](cache)
+        except (Interrupt, TimeLimit):
+            pass
+        expect_own_replies(cache)
+        with cache.client.get_client().pipeline() as pipe:
+            key = cache.make_key("counted")
+            assert pipe.delete(key).incr(key).incr(key).execute()[1:] == [1, 2]
+
+    each_point(attempt, modules=("redis.", "django_redis_lock."))
 
 
 def test_at_each_point_of_connecting(cache: Any) -> None:

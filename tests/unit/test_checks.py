@@ -315,6 +315,13 @@ def work(view_or_command: object = None) -> None: ...
         ({"using": "nope"}, "E005", "CACHES has no 'nope'; caches that can lock: 'default'"),
         ({"on_conflict": lambda: None}, "E006", "on_conflict takes no argument"),
         ({"timeout": None}, "W008", "never expires"),
+        (
+            {"timeout": 30_000},
+            "W021",
+            "timeout=30000 is 8:20:00 (h:mm:ss): all times are in seconds",
+        ),
+        ({"blocking": True, "blocking_timeout": 5000}, "W021", "write blocking_timeout=5"),
+        ({"timeout": 60, "max_hold": 600_000}, "W021", "max_hold=600000 is 6 days, 22:40:00"),
         ({"timeout": 5, "min_hold": 60}, "W009", "min_hold, 60 seconds, is longer than timeout, 5"),
     ],
 )
@@ -326,6 +333,13 @@ def test_a_declared_lock_that_contradicts_itself(
     assert message.id == f"django_redis_lock.{number}"
     assert message.msg.startswith("locked() of tests.unit.test_checks.work: ")
     assert words in message.msg
+    assert decorated is not work
+
+
+@pytest.mark.parametrize("seconds", [30, 999, 3600, 14_400, 36_000, 86_400, 604_800, 2_592_000])
+def test_a_time_that_is_natural_in_seconds(seconds: float) -> None:
+    decorated = locked("work", timeout=seconds)(work)
+    assert messages() == []
     assert decorated is not work
 
 
@@ -494,7 +508,7 @@ def test_what_raises_for_a_request(settings: Any, place: str) -> None:
     make, view_of, wrong = CALLED[place]
     decorated = make()
     settings.ROOT_URLCONF = (path("page", view_of(decorated)),)
-    assert numbers() == (["W021"] if wrong else [])
+    assert numbers() == (["W022"] if wrong else [])
     settings.MIDDLEWARE = ["django_redis_lock.middleware.RefusalMiddleware"]
     assert numbers() == []
 

@@ -29,7 +29,6 @@ OF_THE_PARENT = {
     "cache/reading.py": 1,
     "contrib/metrics/collecting.py": 1,
     "contrib/debug_toolbar/__init__.py": 1,
-    "contrib/redlock/__init__.py": 1,
     "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,
     "contrib/testing/__init__.py": 1,
@@ -68,7 +67,7 @@ def test_only_a_mutex_is_entered_by_with() -> None:
         if name in ("threading.Lock", "threading.RLock")
     ]
     # These are not entered by ``with``; ``threads`` has the type of ``Mutex`` from one.
-    optional = ["contrib/redlock/__init__.py", "contrib/topology/__init__.py"]
+    optional = ["contrib/topology/__init__.py"]
     others = ["locking/waiting/threads.py", "threads.py", "threads.py"]
     assert made == ["cache/reading.py", *optional, *others]
 

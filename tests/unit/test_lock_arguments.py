@@ -3,6 +3,7 @@ locks live in memory, and a refusal comes before anything is sent."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from django_redis_lock import AsyncLock, AsyncMultiLock, AsyncRedlock, Lock, MultiLock, Redlock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.transport.aio_client import asyncio_client
+from tests.support.logs import logged
 from tests.support.tasks import ForThreads, Tasks
 
 pytestmark = pytest.mark.invariant("W1")
@@ -186,3 +188,46 @@ def test_options_that_make_no_sense(make: Callable[..., Any]) -> None:
     with Refusals(r"must|need") as refusals:
         for options in NO_OPTIONS:
             refusals.expect(options, make, **options)
+
+
+#: Times in milliseconds, each of which is logged once.
+_milliseconds = itertools.count(101_000, 1000)
+
+
+@of_each_kind
+@pytest.mark.parametrize("time", ["timeout", "blocking_timeout", "min_hold", "warn_after"])
+def test_times_that_look_like_milliseconds(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture, time: str
+) -> None:
+    """They are taken, as by redis-py, and logged."""
+    value = next(_milliseconds)
+    for _ in range(2):
+        assert getattr(make(**{"timeout": 30, time: value}), time) == value
+    [said] = logged(caplog, "lock", "milliseconds")
+    assert said.startswith(f"{time}={value} is 1 day, ")
+    assert said.endswith(f"write {time}={value / 1000:g}")
+
+
+@of_each_kind_with_one_name
+def test_times_of_calls_that_look_like_milliseconds(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    wait, more = next(_milliseconds), next(_milliseconds)
+    lock = make(timeout=30)
+    assert lock.acquire(blocking_timeout=wait)
+    assert lock.extend(more)
+    lock.release()
+    said = logged(caplog, "lock", "milliseconds")
+    assert [text.split()[0] for text in said] == [
+        f"blocking_timeout={wait}",
+        f"additional_time={more}",
+    ]
+
+
+@of_each_kind
+def test_times_that_are_natural_in_seconds(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    for seconds in (0.5, 30, 999, 1800, 3600, 7200, 14_400, 36_000, 86_400, 604_800, 2_592_000):
+        make(timeout=seconds, blocking_timeout=seconds, warn_after=seconds, min_hold=seconds)
+    assert not logged(caplog, "lock", "milliseconds")

@@ -41,7 +41,7 @@ from ...protocol import (
 )
 from ...protocol.holders import HolderInfo
 from ...protocol.lock_scripts import RELEASE
-from ...protocol.validation import check_seconds
+from ...protocol.validation import check_time
 from ...steps import Steps
 from ...transport import Answer, Server, encoded, is_outage, may_have_run, server_of
 from ...transport.refusals import redis_errors
@@ -236,7 +236,7 @@ class Quorum(LockOperations):
         if self.limit > 1:
             raise ValueError("limit must be 1 for a lock on several servers")
         usual = "a quarter of a second"
-        given = check_seconds("server_timeout", server_timeout, none=usual)
+        given = check_time("server_timeout", server_timeout, none=usual)
         self.server_timeout = given or min(SERVER_TIMEOUT_SECONDS, (self.timeout or math.inf) / 4)
 
     @property

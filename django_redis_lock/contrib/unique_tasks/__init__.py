@@ -28,7 +28,7 @@ from ...exceptions import LockError, LockNotOwnedError
 from ...extension import OnUse
 from ...locking import Hold, Renewal, Renewals
 from ...protocol import Acquisition, renew_call
-from ...protocol.validation import check_policy, check_seconds
+from ...protocol.validation import check_policy, check_time
 from ...threads import check_plain, get_logger
 from ...transport import is_outage, run, server_of
 from ...transport.refusals import explained, genuine, suppress
@@ -119,7 +119,7 @@ def unique_task(
     Raises:
         TypeError, ValueError: an argument is invalid, or the target is no task.
     """
-    check_seconds("timeout", timeout)
+    check_time("timeout", timeout)
     check_policy(on_redis_down)
     if not (callable(key) or (isinstance(key, str) and key.strip())):
         raise TypeError(f"key must be a non-empty str or a callable, not {key!r}")

@@ -28,6 +28,7 @@ from ...decorators import (
     layers,
 )
 from ...extension import PACKAGE
+from ...protocol.validation import implausible
 from .installed import log_not_installed as log_not_installed
 from .installed import not_installed as not_installed
 from .settings import check, found
@@ -38,6 +39,9 @@ SET_BACKEND = (
     f"Set the BACKEND of one of the CACHES to {BACKEND!r}, or, for development and tests without "
     f"Redis, to {LOCAL_BACKEND!r}."
 )
+
+#: The options of ``locked()`` in seconds.
+TIMES = ("timeout", "blocking_timeout", "min_hold", "max_hold", "warn_after", "retry_after")
 
 
 REFUSALS = "django_redis_lock.middleware.RefusalMiddleware"
@@ -170,6 +174,17 @@ def check_lifetimes_of_uses() -> Iterator[CheckMessage]:
 
 
 @check()
+def check_units_of_uses() -> Iterator[CheckMessage]:
+    for lock in _declarations():
+        for name, value in lock.options.given().items():
+            if name not in TIMES or not isinstance(value, (int, float)):
+                continue
+            if sentence := implausible(name, value):
+                hint = "If the time is right, silence this check."
+                yield found("W021", f"locked() of {lock.target}: {sentence}.", hint)
+
+
+@check()
 def check_local_locks() -> Iterator[CheckMessage]:
     uses: list[tuple[str, object, object]] = [(f"The cache {a!r}", a, None) for a in lock_caches()]
     for lock in _declarations():
@@ -252,7 +267,7 @@ def check_refusals() -> Iterator[CheckMessage]:
     for lock in locks:
         if lock not in views:
             yield found(
-                "W021",
+                "W022",
                 f"locked() of {lock.target} takes a request, and no URL leads there: if its lock "
                 "is taken, it raises LockNotAcquired, and a visitor gets the status 500.",
                 f"Add {REFUSALS!r} to MIDDLEWARE: then the visitor gets 409. Or give on_conflict= "

@@ -119,7 +119,7 @@ def described(client: redis.Redis, key: bytes = NAME.encode()) -> None:
         for beat in late:
             keeper().reschedule(beat, time.monotonic())
         # One that is still to come would be sent after the loss.
-        quiet = not keeper()._under_way and all(beat.due > time.monotonic() for beat in beats)
+        quiet = not keeper().under_way() and all(beat.due > time.monotonic() for beat in beats)
         return bool(beats) and not late and quiet
 
     until(answered)

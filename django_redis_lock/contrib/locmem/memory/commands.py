@@ -6,7 +6,7 @@ import itertools
 import math
 import pickle
 import re
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +51,8 @@ class Commands:
         self.now = 0
         self.max_values: float = math.inf
         self.cull_frequency = 3
-        self._values: dict[bytes, object] = {}
+        #: In the order in which they were used; no interrupt finds one taken out.
+        self._values: OrderedDict[bytes, object] = OrderedDict()
         #: In milliseconds.
         self._ends: dict[bytes, float] = {}
         #: At most so many are values; counted only by ``_cull``.
@@ -82,9 +83,10 @@ class Commands:
         self._ends.pop(key, None)
 
     def _put(self, key: bytes, value: object, end: float | None) -> None:
-        before = self._values.pop(key, None)  # The order is that in which keys were used.
+        before = self._values.get(key)
         self._may_be_values += type(value) is bytes and type(before) is not bytes
         self._values[key] = value
+        self._values.move_to_end(key)
         self._set_end(key, end)
 
     def _set_end(self, key: bytes, end: float | None) -> None:
@@ -210,7 +212,7 @@ class Commands:
         if not self._has(key):
             return None
         found: bytes = self._of(bytes, key)
-        self._values[key] = self._values.pop(key)
+        self._values.move_to_end(key)
         return found
 
     def mget(self, *keys: bytes) -> list[bytes | None]:
