@@ -35,7 +35,7 @@ from .middleware import request_of
 from .protocol import Owner, printable
 from .protocol.holders import DEFAULT_RETRY_SECONDS, HolderInfo, seconds_to_retry
 from .threads import get_logger
-from .transport.refusals import explained
+from .transport.hints import explained
 
 __all__ = [
     "Conflict",

@@ -12,10 +12,10 @@ from ..protocol import Call, Reply, encodable, fingerprint, hostname, renew_call
 from ..protocol.holders import parse_not_held
 from ..protocol.owner import MAX_FENCE, bounded
 from ..transport import Server
-from .hold import Hold
 from .records import heartbeats, read_events
 
 if TYPE_CHECKING:
+    from .hold import Hold
     from .operations import LockOperations
 
 EXPIRED = "it expired before it was released"

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from .. import events, protocol
 from ..clock import time
 from ..events import Lost, Subject, group_of
-from ..extension import OnUse
 from ..keeper import DeferredRelease, Job, SentOnce, keeper
 from ..protocol import (
     Acquisition,
@@ -37,15 +36,14 @@ from ..protocol import (
     release_call,
     renew_call,
 )
+from ..protocol.activities import described
 from ..threads import Mutex, after_fork, free_after_fork, get_logger, may_log, this_process
 from ..transport import Server
+from . import causes, records
+from .records import Heartbeat
 
 if TYPE_CHECKING:
     from ..protocol import Owner
-    from .records import Heartbeat
-
-records, causes = OnUse("locking.records", in_keeper=True), OnUse("locking.causes", in_keeper=True)
-activities = OnUse("protocol.activities", in_keeper=True)
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -125,9 +123,7 @@ class Hold:
 
     def owner(self) -> Owner:
         name, since, pid = fingerprint(self.token), self.fence / 1e6, self.process.pid
-        thread, label, doing = map(
-            encodable, (self.thread, self.label, activities.described(self.activity))
-        )
+        thread, label, doing = map(encodable, (self.thread, self.label, described(self.activity)))
         where = hostname(), pid, thread
         return protocol.Owner(name, *where, label, since, process_id(), doing=doing)
 
@@ -203,9 +199,7 @@ class Hold:
 
     def warn(self) -> None:
         self.warns_at = math.inf
-        who = ", ".join(
-            filter(None, (self.thread, self.label, activities.described(self.activity)))
-        )
+        who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
         held_logger.warning(
             "The lock %(lock)s has been held for %(held).1f s (fence %(fence)d, thread %(holder)s)",
             self.log_fields(holder=printable(who, 300)),
