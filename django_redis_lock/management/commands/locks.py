@@ -22,7 +22,8 @@ from ...cache import BACKEND, lock_cache, lock_caches
 from ...contrib.metrics import PERIODS
 from ...decorators import outages_not_logged
 from ...ops.doctor import Finding, Level, Target, examine, rules
-from ...transport.refusals import explained, genuine, redis_errors
+from ...transport.hints import explained
+from ...transport.refusals import genuine, redis_errors
 from .. import Exit, Options, count, one_line, seconds, seconds_or_none, usage_error, width_of
 from ..by_name import release_lock, reset_locks, show_lock
 from ..listing import KINDS, list_locks, show_figures
