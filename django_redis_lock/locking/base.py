@@ -15,8 +15,9 @@ from .. import events
 from ..clock import time
 from ..events import Subject, check_group
 from ..exceptions import LockError, LockLost
-from ..extension import OnUse, part
+from ..extension import part
 from ..protocol import AcquireRequest, lock_keys, named_token, printable, waiter_id
+from ..protocol.mistakes import unknown_option
 from ..protocol.validation import (
     check_bool,
     check_name,
@@ -41,7 +42,6 @@ from .local_state import (
 if TYPE_CHECKING:
     from typing_extensions import Never
 
-mistakes = OnUse("protocol.mistakes")
 logger = get_logger("django_redis_lock.lock")
 
 
@@ -126,7 +126,7 @@ class BaseLock:
     ) -> None:
         if unknown:
             known = [*signature(BaseLock).parameters][2:-1]
-            raise mistakes.unknown_option(f"{type(self).__name__}()", min(unknown), known)
+            raise unknown_option(f"{type(self).__name__}()", min(unknown), known)
         self.redis = redis
         if self.asynchronous:
             for client in redis if isinstance(redis, tuple) else (redis,):

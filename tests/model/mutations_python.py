@@ -63,9 +63,8 @@ TESTS: dict[str, str] = {
     "transport.registry": "forks clients connections lock moved_address sentinel",
     "transport.retry": "lost_replies lost_replies_of_the_cache redis outage redis_down busy "
     "refusals",
-    "keeper": "lock notices redis refusals busy shutdown instant_loss imports_in_background",
-    "keeper.exchange": "lock redis busy refusals full_server forgotten_connections outage "
-    "imports_in_background",
+    "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
+    "keeper.exchange": "lock redis busy refusals full_server forgotten_connections outage loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
     "stampede computation_events nested_values background_context shutdown outage exporters",
     "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
