@@ -30,7 +30,9 @@ from .address import (
     who,
 )
 from .circuit_breaker import CHECK_SECONDS, Breaker, without_credentials
-from .refusals import LostLogin, interrupts, is_misdirected, name_missing_right, redis_errors
+from .hints import name_missing_right
+from .interrupts import interruptible
+from .refusals import LostLogin, is_misdirected, redis_errors
 
 if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
@@ -227,7 +229,8 @@ class Server:
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         kind, settings = self.address
         own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
-        connection: RawConnection = closed_once(interrupts.interruptible(kind))(**own | changes)
+        guarded: Any = interruptible(kind)
+        connection: RawConnection = closed_once(guarded)(**own | changes)
         began, generation = time.monotonic(), self.generation
         try:
             introduce(connection)

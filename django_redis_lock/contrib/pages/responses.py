@@ -57,6 +57,26 @@ class NotThePage(BaseException):
         self.response = response
 
 
+class Stopped(Exception):
+    """The view raised StopIteration, which cannot leave a generator."""
+
+    def __init__(self, error: StopIteration) -> None:
+        super().__init__()
+        self.error = error
+
+
+def call_view(view: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    """``view(*args, **kwargs)``, for a generator.
+
+    Raises:
+        Stopped: it raised StopIteration.
+    """
+    try:
+        return view(*args, **kwargs)
+    except StopIteration as error:
+        raise Stopped(error) from None
+
+
 def is_refusal(response: object) -> bool:
     """Whether this client gets no page: it may not, is a robot, sent HEAD, wants JSON."""
     status = getattr(response, "status_code", 200)

@@ -37,6 +37,8 @@ from .responses import (
     OwnWrites,
     PageFailed,
     Rendering,
+    Stopped,
+    call_view,
     close_without_signal,
     complete_like,
     conditional,
@@ -198,13 +200,16 @@ class Visit:
             compute = partial(self._acompute, key)
             return (yield self.cache.aget_or_set(key, compute, timeout, **options))
         compute_here = partial(self._compute_here, key)
-        return self.cache.get_or_set(key, compute_here, timeout, **options)
+        return call_view(self.cache.get_or_set, key, compute_here, timeout, **options)
 
     def _open_flight(self, key: str) -> tuple[object, str, str]:
         return self.caller, self.middleware.cache_alias, key
 
     def _compute_here(self, key: str) -> object:
-        return drive(self._compute(key))
+        try:
+            return drive(self._compute(key))
+        except Stopped as stopped:
+            raise stopped.error from None
 
     async def _acompute(self, key: str) -> object:
         return await adrive(self._compute(key))
@@ -290,7 +295,7 @@ class Visit:
         return False
 
     def _respond(self, request: HttpRequest) -> Steps[Any]:
-        response = self.view(request)
+        response = call_view(self.view, request)
         return (yield response) if self.asynchronous else response
 
     def _complete_as_before(self, key: str, request: HttpRequest, response: Any) -> Steps[object]:

@@ -485,6 +485,41 @@ def test_an_exception_reaches_its_caller_and_is_remembered() -> None:
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("alias", ["default", "plain"])
+@pytest.mark.parametrize("kind", ["view", "template"])
+def test_an_exception_that_ends_generators_stays_what_it_is(
+    kind: str, alias: str, expired: Callable[[], None]
+) -> None:
+    broken = [True]
+
+    def text() -> str:
+        if broken:
+            raise StopIteration("no data")
+        return "page"
+
+    def view(request: HttpRequest) -> HttpResponse:
+        if kind == "view":
+            return HttpResponse(text())
+        return TemplateResponse(
+            request, engines["django"].from_string("{{ text }}"), {"text": text}
+        )
+
+    def visit() -> str:
+        response = page(ask())
+        return body(response.render() if kind == "template" else response)
+
+    page: Any = cached_page(60, cache=alias, stale=1000)(view)
+    for _ in range(2):
+        with pytest.raises(StopIteration, match="no data"):
+            visit()
+    broken.clear()
+    assert visit() == "page"
+    if alias == "default":  # A refresh keeps the old page.
+        expired()
+        broken.append(True)
+        assert visit() == "page"
+
+
 def test_cached_page_within_cached_page() -> None:
     """As in a site with the middleware: the outer one stores the page, for the inner timeout."""
     view = counting(lambda request: HttpResponse("page"))
