@@ -122,7 +122,7 @@ def settle() -> None:
         beats = [job for job in jobs if isinstance(job, Heartbeat)]
         return (
             all(beat._subscription and beat._subscription.subscribed for beat in beats)
-            and not keeper()._under_way
+            and not keeper().under_way()
             and all(job.due > time.monotonic() for job in (*renewals, *beats))
         )
 
@@ -136,8 +136,7 @@ def crash(lock: Any) -> None:
 
     def is_over() -> bool:
         lock.local.renewal.discard()  # Again: at its end the keeper may have joined the heartbeat.
-        with keeper()._mutex:  # With it the keeper chooses its jobs and notes which they are.
-            return keeper()._under_way.keys().isdisjoint(jobs)
+        return keeper().under_way().isdisjoint(jobs)
 
     until(is_over)
 

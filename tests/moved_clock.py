@@ -41,8 +41,9 @@ def moved_clock() -> Iterator[Callable[[float], None]]:
 
     def pass_time(seconds: float) -> None:
         move(seconds)
-        with keeper()._mutex:
-            keeper()._condition.notify_all()
+        with keeper().mutex:
+            for worker in keeper().workers():
+                worker.look()
         settle()
 
     _end_heartbeats()
@@ -54,7 +55,7 @@ def moved_clock() -> Iterator[Callable[[float], None]]:
         finally:
             move(-clock.ahead)
             time.use(before)
-            until(lambda: not keeper()._under_way)
+            until(lambda: not keeper().under_way())
             keeper().hurry()
             _end_heartbeats()
             # The next ones would be late by all the time that has passed; and a lock that is not

@@ -29,7 +29,7 @@ from ..singleflight import (
 )
 from ..steps import Steps
 from ..threads import is_async
-from .lock_factory import context
+from .context import Refresh
 from .reading import MISSING, CacheReader, FirstRead
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class GetOrSet(CacheReader):
         producer = self._producer(key, default, timeout, chosen)
         if read.is_stale:
             self._record_read(key, chosen.group, "stale", read.began, read.seconds)
-            refresh = context.Refresh(self, key, version, nkey)
+            refresh = Refresh(self, key, version, nkey)
             return (yield from refresh.value(runner, producer, read.value, chosen.refresh_wait))
         flight = SingleFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, nkey)
         flight.unseen = read.unseen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
@@ -17,8 +17,9 @@ from django_redis.client import DefaultClient, HerdClient, ShardClient
 from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
-from ..extension import OnUse, part
+from ..extension import part
 from ..protocol.validation import check_name_in_cache, check_policy, longest_hold
+from .context import named_later
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
     AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
-#: Few sites need these.
-context, other_backends = OnUse("cache.context"), OnUse("contrib.other_backends")
-
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
 #: The same without Redis: its locks exclude the threads and tasks of one process.
@@ -40,21 +38,6 @@ URL_HINT = (
     "it begins with redis://, rediss:// or unix://, and special characters in a password are "
     "percent-encoded"
 )
-
-
-class NamedKey(str):
-    """A key that a function of the user has made, which can make it again."""
-
-    #: The function, and a call of it.
-    maker: Callable[..., str]
-    make: Callable[[], str]
-
-    @classmethod
-    def of(cls, maker: Callable[..., str], *args: object) -> NamedKey:
-        make = partial(maker, *args)
-        key = cls(make())
-        key.maker, key.make = maker, make
-        return key
 
 
 def has_plain_keys(cache: BaseCache) -> bool:
@@ -176,7 +159,7 @@ class LockCache(BaseCache):
         if self._has_plain_keys:
             lock: AsyncLock = make(name_of)
             return lock
-        later: AsyncLock = context.named_later(make, name_of)
+        later: AsyncLock = named_later(make, name_of)
         return later
 
     def _make(
@@ -360,7 +343,7 @@ def lock_cache(alias: str) -> LockCache:
     if isinstance(cache, LockCache):
         return cache
     if alias in settings.CACHES:
-        raise other_backends.BackendCannotLock(alias)
+        raise part("other_backends").BackendCannotLock(alias)
     known = ", ".join(map(repr, lock_caches())) or "none"
     raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")
 

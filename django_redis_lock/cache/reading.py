@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+from django.utils.functional import cached_property
 from django_redis.client import DefaultClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,7 +16,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import time
 from ..conf import GetOrSetOptions
 from ..events import Subject
-from ..extension import OnUse
 from ..singleflight import Runner, ThreadRunner, Undecodable, in_flight
 from ..steps import Steps
 from ..threads import after_fork
@@ -30,12 +29,11 @@ from ..transport import (
     server_of,
 )
 from ..transport.refusals import OUTAGE, genuine, is_busy, is_pool_exhausted, redis_errors
+from . import observed, undecodable
 from .commands import OwnConnections, encoding, own_connections, takes_client
 from .lock_factory import LockCache
 
 T = TypeVar("T")
-
-_observed, _undecodable = OnUse("cache.observed"), OnUse("cache.undecodable")
 
 #: Returned if there is no value.
 MISSING = object()
@@ -162,14 +160,14 @@ class CacheReader(LockCache):
         own = self._direct()
         redis = self.client.get_client(write=False) if own is None else own
         with failing_as_django_redis(redis):
-            return _observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -1))[1]
+            return observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -1))[1]
 
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, object]:
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
         redis = self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
         with failing_as_django_redis(redis):
-            values: dict[str, object] = _observed.observed(
+            values: dict[str, object] = observed.observed(  # type: ignore[assignment]  # of get_many
                 lambda client: get_many(names, version, client=client),
                 lambda *nkeys: (mget(*nkeys), -1),
             )[1]
@@ -293,10 +291,10 @@ class CacheReader(LockCache):
             if isinstance(cause, (RedisError, ConnectionInterrupted)):
                 return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
             try:
-                values, failed = _undecodable.read_others(self, names, version)
+                values, failed = undecodable.read_others(self, names, version)
             except redis_errors() as outage:
                 return {}, self._without_redis(outage)
-            if not failed and not isinstance(cause, _undecodable.DECODING_ERRORS):
+            if not failed and not isinstance(cause, undecodable.DECODING_ERRORS):
                 raise cause from None
             return values, None
 
@@ -337,7 +335,7 @@ class CacheReader(LockCache):
         try:
             steps = self._read(runner, nkey, reads)
             if replaced:
-                stored, value = yield from _observed.get_in_steps(
+                stored, value = yield from observed.get_in_steps(
                     self, runner, steps, key, version, MISSING
                 )
             else:
@@ -385,14 +383,14 @@ class CacheReader(LockCache):
         try:
             return self._decode(stored)
         except Undecodable as error:
-            _undecodable.log(key, group, error)
+            undecodable.log(key, group, error)
             raise
 
     def _check_decoding(
         self, runner: Runner, error: Exception, key: str, version: int | None
     ) -> Steps[None]:
         """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
-        yield from _undecodable.check(self, runner, error, key, version)
+        yield from undecodable.check(self, runner, error, key, version)
 
     def subject_of(self, key: str, group: str) -> Subject:
         return Subject.of(key, group, "", server_of(self._lock_client()), self)

@@ -1,8 +1,9 @@
-"""The keeper: the one background thread of a process. It renews the locks that the process holds,
+"""The keeper: what a process does in the background. It renews the locks that the process holds,
 and watches those for which it waits.
 
-It has one connection to each server, so neither an exhausted pool nor a slow command of the
-application delays a renewal. All calls that are due for a server are sent in one batch.
+It has a thread for each server, so one that hangs delays nothing on another. Each has a connection
+of its own, so neither an exhausted pool nor a slow command of the application delays a renewal. All
+calls that are due for a server are sent in one batch.
 """
 
 from __future__ import annotations
@@ -13,46 +14,54 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from redis.exceptions import NoScriptError, ResponseError
 
 from .. import threads
 from ..clock import time
 from ..extension import PartMissing, part
 from ..protocol import Call, Reply
-from ..threads import Mutex, ThreadEvent, after_fork, get_logger
-from ..transport import RawConnection, Server, is_outage
+from ..threads import Mutex, after_fork, get_logger
+from ..transport import Server, is_outage, pack
+from ..transport.refusals import OUTAGE, is_misdirected
+from .link import Link, listeners
 
-if TYPE_CHECKING:
-    from .exchange import Exchanges
+__all__ = [
+    "DeferredRelease",
+    "Job",
+    "Keeper",
+    "SentOnce",
+    "Subscription",
+    "Worker",
+    "finish",
+    "keeper",
+    "listeners",
+    "use_keeper",
+]
 
 logger = get_logger("django_redis_lock.keeper")
 
-#: Without a job, the thread ends after this time.
+#: Without a job, a thread ends after this time.
 IDLE_SECONDS = 1.0
-#: The thread wakes as often while it renews something: while the host sleeps, the time that it
-#: waits stands still.
+#: A thread wakes as often while it renews something: while the host sleeps, the time that it waits
+#: stands still.
 LOOK_SECONDS = 1.0
 #: A job that renews nothing becomes as urgent as what ends so many seconds after the job was due.
 PATIENCE_SECONDS = 10.0
+#: The longest and shortest time that a thread waits for the next reply. In between it waits a sixth
+#: of the shortest lifetime that it renews.
+REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
+#: So many calls are sent before their replies are read.
+BATCH = 256
+UNEXPECTED = "Unexpected error in the keeper thread; it continues"
 #: How long a process waits at its end, for its jobs and then for its notices.
 FLUSH_SECONDS = 1.0
-#: How long the first caller in a process waits for the keeper's thread to start, and, where nothing
-#: tells of a fork, to import.
-STARTING_SECONDS = 2.0
 #: Between two attempts to release what others wait for; if they are refused; and of all attempts:
 #: during an outage there are more and more of such jobs.
 MAX_PAUSE_SECONDS, REFUSED_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 30.0, 3600.0
-
-
-class Listener(Protocol):
-    """A connection to which a server reports changes of keys; see ``contrib.instant_loss``."""
-
-    def track(self, link: RawConnection) -> None:
-        """``link`` is the keeper's connection to the server."""
 
 
 class Subscription(Protocol):
@@ -62,10 +71,6 @@ class Subscription(Protocol):
     def close(self) -> None: ...
 
 
-#: Those of the servers that report changes.
-listeners: WeakKeyDictionary[Server, Listener] = WeakKeyDictionary()
-
-
 class Job:
     """A script to run on one server at ``due`` (monotonic seconds), usually again and again."""
 
@@ -73,8 +78,8 @@ class Job:
     deadline_scale = math.inf
     #: Whether the process does this job before it ends, because other processes wait for it.
     flush_at_exit = False
-    #: The keeper that has it; see ``use_keeper``.
-    added_to: Keeper | None = None
+    #: What does it; None before it was added.
+    worker: Worker | None = None
 
     def __init__(self, server: Server, due: float) -> None:
         self.server = server
@@ -156,75 +161,316 @@ class DeferredRelease(Job):
         self._answers += not passes and (now >= self._lives_until or "WRONGTYPE" in str(error))
 
 
-class Keeper:
-    """The thread and its jobs. All methods may be called from any thread and signal handler."""
+@contextmanager
+def isolated(job: Job) -> Iterator[None]:
+    """An unexpected error of ``job`` must not affect other jobs."""
+    try:
+        yield
+    except BaseException:
+        logger.exception(UNEXPECTED)
+        job.due = time.monotonic() + REPLY_TIMEOUT_SECONDS
 
-    def __init__(self) -> None:
+
+class Worker:
+    """The jobs on one ``server``, in the order in which they come due, and the thread that does
+    them. On a cluster, or behind sentinels, a job moves to the worker of the node that it leads to.
+    """
+
+    def __init__(self, keeper: Keeper, server: Server) -> None:
+        self.keeper, self.server = keeper, server
         # The methods enter the mutex and not the condition, because entering a condition is not
         # atomic: an exception from a signal handler could leave the mutex locked forever.
-        self._mutex = Mutex()
-        self._condition = threading.Condition(self._mutex)
-        self._jobs: set[Job] = set()
+        self._condition = threading.Condition(keeper.mutex)
         self._due: list[tuple[float, int, Job]] = []
         self._sequence = itertools.count()
         #: The jobs that are being done, and when they are to be done again at the latest.
-        self._under_way: dict[Job, float] = {}
+        self.under_way: dict[Job, float] = {}
+        #: Jobs with their calls, from another worker.
+        self._called: list[tuple[Job, Call]] = []
         self._thread: threading.Thread | None = None
-        self._wakes_at = -math.inf
+        #: When its thread wakes next (monotonic), and from when on more may be sent.
+        self.wakes_at = self._resumes_at = -math.inf
         #: The shortest lifetime of a job, and until when it is not looked up again.
         self._shortest, self._shortest_until = math.inf, -math.inf
-        self._loaded: Exchanges | None = None
+        self._link = Link(server)
 
-    @property
-    def _exchanges(self) -> Exchanges:
-        # Not a ``cached_property``: before Python 3.12 that has a mutex, which a forked child may
-        # find locked.
-        if self._loaded is None:
-            with threads.no_fork():
-                exchanges: Exchanges = import_module(f"{__name__}.exchange").Exchanges()
-                with suppress(Exception):  # What is missing raises again where it is used.
-                    exchanges.load()
-            self._loaded = exchanges
-        return self._loaded
+    # -- with the keeper's mutex ---------------------------------------------------------------
+
+    def put(self, job: Job) -> None:
+        """Do ``job`` when it is due."""
+        job.worker = self
+        self._shortest = min(self._shortest, job.deadline_scale)
+        self._enqueue(job)
+        self.look(job.due)
+
+    def put_called(self, job: Job, call: Call, due: float) -> None:
+        """Send ``call`` at once, and do ``job`` again when it is due, or at ``due``."""
+        job.worker = self
+        self._shortest = min(self._shortest, job.deadline_scale)
+        self.under_way[job] = due
+        self._called.append((job, call))
+        self.look()
+
+    def reschedule(self, job: Job, due: float) -> None:
+        if job in self.under_way:
+            self.under_way[job] = min(due, self.under_way[job])
+        else:
+            job.due = due
+            self._enqueue(job)
+            self.look(due)
+
+    def look(self, due: float = -math.inf) -> None:
+        """There is something to do at ``due``."""
+        if self._thread is None:
+            self.keeper.start(self)
+        elif due < self.wakes_at:
+            self._condition.notify()
+
+    def _has(self, entry: tuple[float, int, Job]) -> bool:
+        due, _, job = entry
+        return job in self.keeper and job.worker is self and job.due == due
+
+    def _enqueue(self, job: Job) -> None:
+        heapq.heappush(self._due, (job.due, next(self._sequence), job))
+        if len(self._due) > 2 * self.keeper.count() + 64:
+            # Most entries belong to locks that were released before they came due.
+            self._due = [entry for entry in self._due if self._has(entry)]
+            heapq.heapify(self._due)
+
+    def next_due(self) -> float:
+        """The monotonic time of the next job."""
+        while self._due and not self._has(self._due[0]):
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else math.inf
+
+    def take_due(self, now: float) -> tuple[list[tuple[Job, Call]], list[Job]]:
+        """What is to be done now, the most urgent first; more than a batch stays where it is."""
+        called, self._called = self._called[:BATCH], self._called[BATCH:]
+        due: dict[Job, None] = {}
+        while self.next_due() <= now:
+            due[heapq.heappop(self._due)[2]] = None
+        first = sorted(due, key=lambda job: job.ends_at())
+        for job in first[BATCH:]:
+            self._enqueue(job)
+        self.under_way.update(dict.fromkeys(first[:BATCH], math.inf))
+        return called, first[:BATCH]
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread = thread = threading.Thread(
+            None, self._run, "django_redis_lock keeper", daemon=True
+        )
+
+        def failed(error: RuntimeError) -> None:
+            if self._thread is thread:
+                self._thread = None
+            # Figures are written without it as the process ends.
+            jobs = (job for job in self.keeper.jobs() if job.worker is self)
+            if any(job.deadline_scale < math.inf or job.flush_at_exit for job in jobs):
+                logger.warning(
+                    "The keeper thread could not start; locks will not be renewed: %s", error
+                )
+
+        try:
+            threads.start(thread, failed)
+        except BaseException:
+            self._thread = None  # It may run after all.
+            raise
+
+    def _run(self) -> None:
+        threads.this_thread.is_keeper = True
+        with self.keeper.mutex:
+            if self._thread is None:  # A signal handler interrupted the one who started it.
+                self._thread = threading.current_thread()
+        while True:
+            try:
+                batch = self._next_batch()
+                if batch is None:
+                    return
+                self.serve(*batch)
+            except BaseException:
+                with suppress(Exception):  # Out of memory.
+                    logger.exception(UNEXPECTED)
+                self._link.drop()
+                # Some may be off the heap.
+                self._requeue({*self.under_way, *self.keeper.jobs()})
+                time.sleep(0.1)
+
+    def _next_batch(self) -> tuple[list[tuple[Job, Call]], list[Job]] | None:
+        """Wait until there is something to do, and return it; None when the thread should end."""
+        with self.keeper.mutex:
+            idle_until = time.monotonic() + IDLE_SECONDS
+            while self._thread is threading.current_thread():
+                now = time.monotonic()
+                # Perhaps that of a lock just released: then the next one need not wake this thread.
+                earliest = self._due[0][0] if self._due else math.inf
+                if now >= self._resumes_at:
+                    called, due = self.take_due(now)
+                    if called or due:
+                        self.wakes_at = -math.inf
+                        return called, due
+                self.wakes_at = max(min(earliest, idle_until), self._resumes_at)
+                if any(map(self._has, self._due)) or self._called:
+                    idle_until = now + IDLE_SECONDS
+                    self.wakes_at = max(earliest, self._resumes_at)
+                elif now >= idle_until:
+                    self._thread = None
+                    self.keeper.forget(self)
+                    self._link.end()
+                    return None
+                self._condition.wait(min(self.wakes_at - now, LOOK_SECONDS))
+        return None
+
+    def _requeue(self, jobs: Iterable[Job]) -> None:
+        with self.keeper.mutex:
+            for job in jobs:
+                if job.worker is not self:
+                    continue
+                job.due = min(job.due, self.under_way.pop(job, math.inf))
+                if job in self.keeper:
+                    self._enqueue(job)
+
+    def serve(self, called: Sequence[tuple[Job, Call]], due: Sequence[Job]) -> None:
+        """Send the calls of jobs, and tell the jobs what was answered."""
+        timeout = self._timeout(time.monotonic())
+        calls = [*called, *filter(None, (self._call_of(job, timeout) for job in due))]
+        if calls:
+            self._exchange(calls, timeout)
+        self._requeue([*(job for job, _ in called), *due])
+
+    def _timeout(self, now: float) -> float:
+        """For the next reply. To look at each job for each batch would take the longer, the more
+        there are."""
+        if now >= self._shortest_until:
+            own = (job.deadline_scale for job in self.keeper.jobs() if job.worker is self)
+            with self.keeper.mutex:
+                self._shortest = min(own, default=math.inf)
+            self._shortest_until = now + LOOK_SECONDS
+        longest = min(REPLY_TIMEOUT_SECONDS, self._shortest / 6)
+        return max(longest, MIN_REPLY_TIMEOUT_SECONDS)
+
+    def _call_of(self, job: Job, timeout: float) -> tuple[Job, Call] | None:
+        """What is to be sent here for ``job``; None if there is nothing, or to another server."""
+        with isolated(job):
+            call = job.call(time.monotonic())
+            if call is None:
+                return None
+            try:
+                node = job.server.locate(call.keys, timeout)
+            except OUTAGE as error:
+                job.failed(error, time.monotonic())
+                return None
+            if node is self.server:
+                return job, call
+            with self.keeper.mutex:
+                again = self.under_way.pop(job, math.inf)
+                self.keeper.worker(node).put_called(job, call, again)
+        return None
+
+    def _exchange(self, calls: Sequence[tuple[Job, Call]], timeout: float) -> None:
+        link, unanswered = self._link, list(calls)
+        try:
+            # A script that the server does not know is sent once more, with its source.
+            for by_source in (False, True):
+                sent_at = link.send(_packed(unanswered, by_source), timeout)
+                for job, call in tuple(unanswered):
+                    answer = link.read(timeout)
+                    if isinstance(answer, NoScriptError) and not by_source:
+                        continue
+                    unanswered.remove((job, call))
+                    with isolated(job):
+                        if isinstance(answer, ResponseError):
+                            link.misdirected = link.misdirected or is_misdirected(answer)
+                            job.server.on_error(answer)
+                            job.failed(answer, time.monotonic())
+                        else:
+                            job.answered(answer, sent_at)
+                if not unanswered:
+                    break
+            if link.rest():
+                for job, _ in calls:
+                    job.due = min(job.due, sent_at)
+        except Exception as error:
+            self._fail([job for job, _ in unanswered], error, timeout)
+
+    def _fail(self, jobs: Iterable[Job], error: Exception, timeout: float) -> None:
+        if not isinstance(error, (*OUTAGE, ResponseError)):
+            logger.error(UNEXPECTED, exc_info=error)
+        self._link.drop()
+        now = time.monotonic()
+        self._resumes_at = now + timeout / 4
+        for job in jobs:
+            with isolated(job):
+                job.server.on_error(error)
+                job.failed(error, now)
+
+
+def _packed(calls: Iterable[tuple[Job, Call]], by_source: bool) -> list[bytes]:
+    """As bytes for the server: each script by its name, or the first of each with its source."""
+    packed, known = [], set[str]()
+    for _, call in calls:
+        packed.append(pack(call, known=not by_source or call.script.sha in known))
+        known.add(call.script.sha)
+    return packed
+
+
+class Keeper:
+    """The jobs, and the threads that do them. All methods may be called from any thread and signal
+    handler."""
+
+    def __init__(self) -> None:
+        self.mutex = Mutex()
+        self._jobs: set[Job] = set()
+        self._workers: dict[Server, Worker] = {}
 
     def add(self, job: Job) -> None:
         if sys.is_finalizing():
             return  # The threads stand still, one perhaps with the mutex.
-        with self._mutex:
-            job.added_to = self
+        with self.mutex:
             self._jobs.add(job)
-            self._shortest = min(self._shortest, job.deadline_scale)
-            self._enqueue(job)
-            if self._thread is None:
-                self._start()
-            elif job.due < self._wakes_at:
-                self._condition.notify()
+            self.worker(job.server).put(job)
+
+    def worker(self, server: Server) -> Worker:
+        """What does the jobs on ``server``; the caller has the mutex."""
+        worker = self._workers.get(server)
+        if worker is None:
+            worker = self._workers[server] = Worker(self, server)
+        return worker
+
+    def workers(self) -> list[Worker]:
+        return list(self._workers.values())
+
+    def forget(self, worker: Worker) -> None:
+        """It has nothing to do any more."""
+        self._workers.pop(worker.server, None)
 
     def discard(self, job: Job) -> None:
-        if job.added_to is not self and job.added_to is not None:
-            job.added_to.discard(job)
-            return
-        self._jobs.discard(job)
+        if job.worker is not None:
+            job.worker.keeper._jobs.discard(job)  # Perhaps not this one: see ``use_keeper``.
 
     def jobs(self) -> list[Job]:
         # Atomic, also in a Python without GIL: ``discard`` does not take the mutex.
         return list(self._jobs)
 
+    def under_way(self) -> set[Job]:
+        """Those that are being done."""
+        with self.mutex:
+            return {job for worker in self._workers.values() for job in worker.under_way}
+
     def __contains__(self, job: Job) -> bool:
         return job in self._jobs
+
+    def count(self) -> int:
+        return len(self._jobs)
 
     def reschedule(self, job: Job, due: float) -> None:
         """Do ``job`` at ``due`` (monotonic seconds) instead of when it was planned."""
         if sys.is_finalizing():
             return
-        with self._mutex:
-            if job in self._under_way:
-                self._under_way[job] = min(due, self._under_way[job])
-            elif job in self._jobs:
-                job.due = due
-                self._enqueue(job)
-                if due < self._wakes_at:
-                    self._condition.notify()
+        with self.mutex:
+            if job in self._jobs and job.worker is not None:
+                job.worker.reschedule(job, due)
 
     def hurry(self) -> None:
         for job in self.jobs():
@@ -250,128 +496,9 @@ class Keeper:
         while any(job.flush_at_exit for job in self.jobs()) and time.monotonic() < deadline:
             time.sleep(0.002)
 
-    def _enqueue(self, job: Job) -> None:
-        heapq.heappush(self._due, (job.due, next(self._sequence), job))
-        if len(self._due) > 2 * len(self._jobs) + 64:
-            # Most entries belong to locks that were released before they came due.
-            self._due = [(job.due, next(self._sequence), job) for job in self.jobs()]
-            heapq.heapify(self._due)
-
-    def _start(self) -> None:
-        started = ThreadEvent()
-        thread = threading.Thread(
-            None, self._run, "django_redis_lock keeper", (started,), daemon=True
-        )
-        self._thread = thread
-
-        def failed(error: RuntimeError) -> None:
-            if self._thread is thread:
-                self._thread = None
-            started.set()
-            # Figures are written without it as the process ends.
-            if any(job.deadline_scale < math.inf or job.flush_at_exit for job in self.jobs()):
-                logger.warning(
-                    "The keeper thread could not start; locks will not be renewed: %s", error
-                )
-
-        try:
-            threads.start(thread, failed)
-            if self._loaded is None:
-                # Else it starts while the caller goes on. What then waits, in the system, when a
-                # signal comes may have passed the interpreter on just before, and not hear of it.
-                started.wait(STARTING_SECONDS)
-        except BaseException:
-            self._thread = None  # It may run after all.
-            raise
-
-    def _run(self, started: ThreadEvent) -> None:
-        threads.this_thread.is_keeper = True
-        if threads.FORKS_UNNOTICED:
-            # Not in the caller's thread: a signal handler may interrupt that in an import.
-            with suppress(Exception):
-                _ = self._exchanges
-        started.set()
-        with self._mutex:
-            if self._thread is None:  # A signal handler interrupted the one who started it.
-                self._thread = threading.current_thread()
-        while True:
-            try:
-                batch = self._next_batch()
-                if batch is None:
-                    return
-                self._serve(batch)
-            except BaseException:
-                with suppress(Exception):  # Out of memory.
-                    logger.exception("Unexpected error in the keeper thread; it continues")
-                if self._loaded is not None:
-                    self._loaded.close()
-                self._requeue({*self._under_way, *self.jobs()})  # Some may be off the heap.
-                time.sleep(0.1)
-
-    def _next_batch(self) -> list[Job] | None:
-        """Wait until there is something to do, and return the jobs that are due; None when the
-        thread should end."""
-        with self._mutex:
-            idle_until = time.monotonic() + IDLE_SECONDS
-            while self._thread is threading.current_thread():
-                now = time.monotonic()
-                # Perhaps that of a lock just released: then the next one need not wake this thread.
-                earliest = self._due[0][0] if self._due else math.inf
-                batch = self._pop_due(now)
-                pause = self._loaded.pause if self._loaded is not None else math.inf
-                if batch or not pause:
-                    self._wakes_at = -math.inf
-                    return batch
-                self._wakes_at = earliest if self._due else min(earliest, idle_until)
-                if self._jobs:
-                    idle_until = now + IDLE_SECONDS
-                elif now >= idle_until:
-                    self._thread = None
-                    if self._loaded is not None:
-                        self._loaded.end()
-                    return None
-                self._condition.wait(min(self._wakes_at - now, pause, LOOK_SECONDS))
-        return None
-
-    def _pop_due(self, now: float) -> list[Job]:
-        batch: dict[Job, None] = {}
-        while self._due and (self._due[0][0] <= now or self._due[0][2] not in self._jobs):
-            due, _, job = heapq.heappop(self._due)
-            if job in self._jobs and job.due == due:
-                batch[job] = None
-        self._under_way.update(dict.fromkeys(batch, math.inf))
-        return list(batch)
-
-    def _requeue(self, batch: Iterable[Job]) -> None:
-        with self._mutex:
-            for job in batch:
-                job.due = min(job.due, self._under_way.pop(job, math.inf))
-                if job in self._jobs:
-                    self._enqueue(job)
-
-    def _serve(self, batch: Sequence[Job]) -> None:
-        exchanges = self._exchanges
-        while batch or not exchanges.pause:
-            if batch:
-                exchanges.begin(batch, self._shortest_lifetime(time.monotonic()))
-            with self._mutex:
-                next_due = self._due[0][0] if self._due else math.inf
-            self._requeue(exchanges.turn(next_due))
-            batch = self._newly_due()
-
-    def _shortest_lifetime(self, now: float) -> float:
-        """Of all that is renewed: to look at each job for each batch would take the longer, the
-        more there are."""
-        with self._mutex:
-            if now >= self._shortest_until:
-                self._shortest = min((job.deadline_scale for job in self.jobs()), default=math.inf)
-                self._shortest_until = now + LOOK_SECONDS
-            return self._shortest
-
-    def _newly_due(self) -> Sequence[Job]:
-        """What has come due while replies were waited for."""
-        with self._mutex:
-            return self._pop_due(time.monotonic())
+    def start(self, worker: Worker) -> None:
+        """Start the thread of ``worker``; the caller has the mutex."""
+        worker.start()
 
 
 _keeper = Keeper()

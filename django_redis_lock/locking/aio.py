@@ -19,13 +19,13 @@ from weakref import WeakKeyDictionary, ref
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
-from ..extension import OnUse
 from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused, Reply
 from ..protocol.validation import check_time
 from ..steps import adrive
 from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
 from ..transport.refusals import genuine, redis_errors
+from . import questions, records
 from .hold import Hold
 from .local_state import (
     State,
@@ -39,16 +39,13 @@ from .local_state import (
 from .lock import refusing
 from .operations import LockOperations
 from .replicas import REPLY_MARGIN_SECONDS, Confirmed, question_to_replicas
-from .waiting import TaskWaiter
+from .waiting.tasks import TaskWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..protocol.holders import HolderInfo
-    from . import questions, records
     from .questions import Query
-else:
-    questions, records = OnUse("locking.questions"), OnUse("locking.records")
 
 P = ParamSpec("P")
 T = TypeVar("T")

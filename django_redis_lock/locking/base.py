@@ -7,7 +7,6 @@ import math
 import os
 import secrets
 from collections.abc import Callable
-from functools import cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,8 +14,9 @@ from .. import events
 from ..clock import time
 from ..events import Subject, check_group
 from ..exceptions import LockError, LockLost
-from ..extension import OnUse, part
+from ..extension import part
 from ..protocol import AcquireRequest, lock_keys, named_token, printable, waiter_id
+from ..protocol.mistakes import unknown_option
 from ..protocol.validation import (
     check_bool,
     check_name,
@@ -41,7 +41,6 @@ from .local_state import (
 if TYPE_CHECKING:
     from typing_extensions import Never
 
-mistakes = OnUse("protocol.mistakes")
 logger = get_logger("django_redis_lock.lock")
 
 
@@ -92,6 +91,7 @@ class BaseLock:
     cache: Any = None
     cache_key: str | None = None
     stored_name = ""
+    _subject: Subject | None = None
     _hold_class = Hold
     #: Whether the caller is a task.
     asynchronous = False
@@ -126,7 +126,7 @@ class BaseLock:
     ) -> None:
         if unknown:
             known = [*signature(BaseLock).parameters][2:-1]
-            raise mistakes.unknown_option(f"{type(self).__name__}()", min(unknown), known)
+            raise unknown_option(f"{type(self).__name__}()", min(unknown), known)
         self.redis = redis
         if self.asynchronous:
             for client in redis if isinstance(redis, tuple) else (redis,):
@@ -176,11 +176,14 @@ class BaseLock:
     def _server(self) -> Server | None:
         return server_of(self.redis)
 
-    @cached_property
+    @property
     def subject(self) -> Subject:
         """This lock, for events."""
-        name = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
-        return Subject.of(name, self.group, self.label, self._server(), self.cache)
+        if self._subject is None:
+            name = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
+            of_it = self.group, self.label, self._server(), self.cache
+            self._subject = Subject.of(name, *of_it)
+        return self._subject
 
     # -- without a round trip ----------------------------------------------------------------
 

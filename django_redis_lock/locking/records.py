@@ -49,6 +49,8 @@ HOUR, DAY = 3_600_000, 86_400_000
 #: A process without described locks still listens for so long: the next one may come soon.
 LINGER_SECONDS = 1.0
 REPLY_TIMEOUT = 5.0
+#: From the loss of a lock to a look at the others.
+SUSPECT_SECONDS = 0.1
 
 
 class Heartbeat(Job):
@@ -111,6 +113,16 @@ class Heartbeat(Job):
             jobs = [*self._renewals.values()] if key is None else [self._renewals.get(key)]
         for job in filter(None, jobs):
             keeper().reschedule(job, time.monotonic())
+
+    def suspect_others(self) -> None:
+        """A lock is gone, and perhaps others with it. Not all of this is reported: nothing of what
+        Redis evicts while it serves the keeper."""
+        due = time.monotonic() + SUSPECT_SECONDS
+        with self._mutex:
+            jobs = [*self._renewals.values()]
+        for job in jobs:
+            if job.due > due:
+                keeper().reschedule(job, due)
 
     def answered(self, value: Reply, sent_at: float) -> None:
         if not int(value) and self.sent_at > sent_at - DAY / 1000:

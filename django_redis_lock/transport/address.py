@@ -7,6 +7,7 @@ release when the application's pool is exhausted. So none of them uses the pool.
 from __future__ import annotations
 
 import _socket
+import encodings.idna  # noqa: F401  # The first connection to a name needs it.
 import select
 import socket
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ..extension import PACKAGE
-from .refusals import NO_REDIS, genuine, interrupts, redis_errors, refusal, suppress
+from .refusals import NO_REDIS, genuine, interrupt_in, redis_errors, refusal, suppress
 
 if TYPE_CHECKING:
     from ..protocol import Reply
@@ -333,7 +334,7 @@ class DirectConnection:
         """Disconnect, and raise what redis-py would for an error of the system's."""
         how = "was closed" if self._sock.fileno() == -1 else "broke"
         self.disconnect()
-        if isinstance(error, OSError) and interrupts.interrupt_in(error) is not None:
+        if isinstance(error, OSError) and interrupt_in(error) is not None:
             return
         if isinstance(error, TimeoutError):
             raise RedisTimeoutError("Redis did not answer in time") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +30,9 @@ from .address import (
     who,
 )
 from .circuit_breaker import CHECK_SECONDS, Breaker, without_credentials
-from .refusals import LostLogin, interrupts, is_misdirected, name_missing_right, redis_errors
+from .hints import name_missing_right
+from .interrupts import interruptible
+from .refusals import LostLogin, is_misdirected, redis_errors
 
 if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
@@ -230,7 +231,8 @@ class Server:
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         kind, settings = self.address
         own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
-        connection: RawConnection = closed_once(interrupts.interruptible(kind))(**own | changes)
+        guarded: Any = interruptible(kind)
+        connection: RawConnection = closed_once(guarded)(**own | changes)
         began, generation = time.monotonic(), self.generation
         try:
             introduce(connection)
@@ -394,33 +396,9 @@ def _with_nothing_to_read(connection: RawConnection, unread: UnreadReply | None)
     return connection
 
 
-def readable(connections: Sequence[RawConnection], seconds: float) -> list[RawConnection]:
-    """Those of ``connections`` that have a reply or have ended, after ``seconds`` at most."""
-    until = time.monotonic() + seconds
-    while connections:
-        left = max(0.0, until - time.monotonic())
-        first_only = left if len(connections) == 1 else 0
-        ready = [each for each in connections if _is_readable(each, first_only)]
-        if ready or not left:
-            return ready
-        _wait_for_any(connections, left)
-    return []
-
-
 def _is_readable(connection: RawConnection, seconds: float) -> bool:
     """Whether there is something to read within so many seconds: a reply, or the end."""
     try:
         return connection.can_read(seconds)
     except redis_errors():
         return True  # Reading it raises the error.
-
-
-def _wait_for_any(connections: Sequence[RawConnection], seconds: float) -> None:
-    sockets: list[Any] = [getattr(each, "_sock", None) for each in connections]
-    if None in sockets or not hasattr(select, "poll"):
-        _is_readable(connections[0], min(seconds, 0.01))
-        return
-    poll = select.poll()
-    for each in sockets:
-        poll.register(each, select.POLLIN)
-    poll.poll(seconds * 1000)

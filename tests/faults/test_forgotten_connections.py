@@ -16,7 +16,7 @@ import redis.asyncio
 
 from django_redis_lock import AsyncRedlock, Lock, MultiLock, Redlock, events
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.keeper import exchange
+from django_redis_lock.keeper import link
 from django_redis_lock.singleflight import flight
 from django_redis_lock.transport import (
     address,
@@ -41,7 +41,7 @@ PROBE, TIMEOUT, SOON, GRANT = 0.1, 2 * PATIENCE, 15.0, 0.5
 
 
 def trust(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for module in (aio_connection, exchange, guarded_connection, server):
+    for module in (aio_connection, link, guarded_connection, server):
         monkeypatch.setattr(module, "TRUSTED_SECONDS", seconds)
 
 

@@ -51,4 +51,4 @@ def _forget_jobs() -> list[Job]:
             keeper().reschedule(job, 0.0)
         else:
             keeper().discard(job)
-    return [*keeper().jobs(), *keeper()._under_way]
+    return [*keeper().jobs(), *keeper().under_way()]

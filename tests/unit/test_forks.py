@@ -29,7 +29,6 @@ OF_THE_PARENT = {
     "cache/reading.py": 1,
     "contrib/metrics/collecting.py": 1,
     "contrib/debug_toolbar/__init__.py": 1,
-    "contrib/redlock/__init__.py": 1,
     "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,
     "contrib/testing/__init__.py": 1,
@@ -68,9 +67,22 @@ def test_only_a_mutex_is_entered_by_with() -> None:
         if name in ("threading.Lock", "threading.RLock")
     ]
     # These are not entered by ``with``; ``threads`` has the type of ``Mutex`` from one.
-    optional = ["contrib/redlock/__init__.py", "contrib/topology/__init__.py"]
+    optional = ["contrib/topology/__init__.py"]
     others = ["locking/waiting/threads.py", "threads.py", "threads.py"]
     assert made == ["cache/reading.py", *optional, *others]
+
+
+def test_no_property_has_a_mutex_for_all_objects_of_its_class() -> None:
+    """Before Python 3.12 functools' ``cached_property`` has, and a thread may hold it at a fork."""
+    imports = [
+        (path.name, name.name)
+        for path in FOLDER.rglob("*.py")
+        for node in nodes(tree(path))
+        if isinstance(node, ast.ImportFrom) and node.module == "functools"
+        for name in node.names
+    ]
+    assert imports
+    assert not [path for path, name in imports if name == "cached_property"]
 
 
 def test_there_is_one_list_of_what_is_done_after_a_fork() -> None:

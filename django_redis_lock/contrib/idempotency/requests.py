@@ -6,7 +6,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from ...decorators.key_template import Args, Kwargs
 
+_JSON = re.compile(r"application/json|[^;]+\+json")
 _OF_USER = re.compile(r"request\.user\b")
 
 
@@ -84,10 +87,12 @@ def digest(parts: Iterable[bytes]) -> str:
 
 def what_is_sent(request: Any) -> Iterator[bytes]:
     """What a repeat of ``request`` sends, too. Of a form, its fields: the boundary between its
-    parts, and the CSRF token, differ each time."""
+    parts, and the CSRF token, differ each time. Of JSON and the query, what they say."""
     plain = of_django(request)
     yield plain.method.encode()
-    yield plain.get_full_path().encode()
+    yield plain.path.encode()
+    query = parse_qsl(plain.META.get("QUERY_STRING", ""), True, encoding="latin-1")
+    yield json.dumps(sorted(query, key=lambda pair: pair[0])).encode()
     if plain.content_type in ("multipart/form-data", "application/x-www-form-urlencoded"):
         request = plain
         for field in sorted(request.POST.lists()):
@@ -95,14 +100,41 @@ def what_is_sent(request: Any) -> Iterator[bytes]:
                 yield json.dumps(field).encode()
     else:
         try:
-            yield plain.body
+            yield _content(plain.body) if _JSON.fullmatch(plain.content_type) else plain.body
             return
         except (RawPostDataException, RequestDataTooBig):
             if request is plain:
                 raise
-        yield repr(request.data).encode()  # Django REST framework has read it, or reads more.
+        # Django REST framework has read it, or reads more.
+        yield _written(request.data)
     for name, files in sorted(request.FILES.lists()):
         for file in files:
             yield f"{name} {file.name}".encode()
             yield from file.chunks()
             file.seek(0)
+
+
+def _content(body: bytes) -> bytes:
+    """The same bytes for each way to write the same JSON; ``body`` itself if it is none. Keys that
+    are there twice stay, and numbers are as they were written: parsers differ about them."""
+    numbers: Any = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _number)
+    try:
+        return json.dumps(json.loads(body, object_pairs_hook=_object, **numbers)).encode()
+    except (ValueError, RecursionError):
+        return body
+
+
+def _object(pairs: list[tuple[str, object]]) -> object:
+    return {"pairs": sorted(pairs, key=lambda pair: pair[0])}
+
+
+def _number(text: str) -> object:
+    return {"number": text}
+
+
+def _written(data: object) -> bytes:
+    """``data`` that a parser has made of a body."""
+    if type(data) in (dict, list):  # A form's has several values of one name.
+        with suppress(TypeError, ValueError, RecursionError):
+            return json.dumps(data, sort_keys=True, default=repr).encode()
+    return repr(data).encode()

@@ -20,7 +20,7 @@ from ...cache import value_cache
 from ...conf import checked_timeout
 from ...middleware import Conditions
 from ...steps import Steps, adrive, drive
-from .responses import Rendering, conditional, is_unrendered
+from .responses import Rendering, Stopped, call_view, conditional, is_unrendered
 from .visit import Visit
 
 if TYPE_CHECKING:
@@ -80,7 +80,12 @@ class CachedPageMiddleware(CacheMiddleware):
         steps = self._alone(request, view, asynchronous)
         if self.cache.computes_once:
             steps = Visit(self, request, view, asynchronous).steps()
-        return adrive(steps) if asynchronous else drive(steps)
+        if asynchronous:
+            return adrive(steps)
+        try:
+            return drive(steps)
+        except Stopped as stopped:
+            raise stopped.error from None
 
     def _alone(
         self, request: HttpRequest, view: Callable[[HttpRequest], object], asynchronous: bool
@@ -105,7 +110,7 @@ class CachedPageMiddleware(CacheMiddleware):
         conditions = Conditions(request)
         conditions.take_out()
         try:
-            response = yield view(request)
+            response = yield call_view(view, request)
         finally:
             conditions.put_back()
         if is_unrendered(response):

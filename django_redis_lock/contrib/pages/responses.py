@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.utils.cache import get_conditional_response, patch_vary_headers
+from django.utils.cache import (
+    get_conditional_response,
+    get_max_age,
+    has_vary_header,
+    patch_vary_headers,
+)
 from django.utils.http import parse_http_date_safe
 
 from ...clock import time
@@ -52,6 +57,26 @@ class NotThePage(BaseException):
         self.response = response
 
 
+class Stopped(Exception):
+    """The view raised StopIteration, which cannot leave a generator."""
+
+    def __init__(self, error: StopIteration) -> None:
+        super().__init__()
+        self.error = error
+
+
+def call_view(view: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    """``view(*args, **kwargs)``, for a generator.
+
+    Raises:
+        Stopped: it raised StopIteration.
+    """
+    try:
+        return view(*args, **kwargs)
+    except StopIteration as error:
+        raise Stopped(error) from None
+
+
 def is_refusal(response: object) -> bool:
     """Whether this client gets no page: it may not, is a robot, sent HEAD, wants JSON."""
     status = getattr(response, "status_code", 200)
@@ -81,6 +106,29 @@ def raise_unless_about_the_page(response: object, mine: bool = True, first: bool
         raise NotThePage(response)
     if status >= 500 or depends or later:
         raise PageFailed(response)
+
+
+def why_not_stored(request: object, response: HttpResponseBase, of_client: str) -> str:
+    """Why ``response`` is no page: ``sets a cookie``. The rules are Django's."""
+    cache_control = response.get("Cache-Control", "").lower()
+    says = [name for name in ("private", "no-cache", "no-store") if name in cache_control]
+    if of_client:
+        why = "is of a user" if of_client == "a user" else f"has {of_client}"
+    elif response.streaming:
+        why = "is a stream"
+    elif response.status_code != 200:
+        why = f"status {response.status_code}"
+    elif response.cookies:
+        why = "sets a cookie"
+    elif says:
+        why = f"Cache-Control: {says[0]}"
+    elif has_vary_header(response, "*"):
+        why = "Vary: *"
+    elif not getattr(request, "_cache_update_cache", True):
+        why = "its request says so"
+    else:
+        why = "max-age=0" if get_max_age(response) == 0 else "timeout 0"
+    return why
 
 
 def conditional(request: HttpRequest, response: object) -> object:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
+from logging import DEBUG
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -27,7 +28,7 @@ from ...protocol import Call, as_bytes, script
 from ...protocol.keys import flight_key
 from ...singleflight import Postponed, computing, innermost_flight
 from ...steps import Steps, adrive, drive
-from ...threads import get_logger
+from ...threads import get_logger, may_log
 from ...transport.refusals import genuine, suppress
 from .responses import (
     REFUSALS,
@@ -36,6 +37,8 @@ from .responses import (
     OwnWrites,
     PageFailed,
     Rendering,
+    Stopped,
+    call_view,
     close_without_signal,
     complete_like,
     conditional,
@@ -45,12 +48,14 @@ from .responses import (
     is_refusal,
     is_unrendered,
     raise_unless_about_the_page,
+    why_not_stored,
 )
 
 if TYPE_CHECKING:
     from . import CachedPageMiddleware, Storable
 
 logger = get_logger("django_redis_lock.pages")
+_logged_at: dict[str, float] = {}
 
 #: Seconds after a response that cannot be cached in which the callers for its page do not wait for
 #: each other.
@@ -97,6 +102,8 @@ class Visit:
         self.caller = self._here()
         #: The flight that this caller leads: the key in Redis, and the token.
         self.flight: tuple[bytes, bytes] | None = None
+        #: Why the page that this caller has computed is not stored, if so.
+        self.skipped = ""
         #: The response, or an exception instead, if this caller has computed it.
         self.computed = _NOTHING
 
@@ -125,6 +132,8 @@ class Visit:
                 yield from self._compute()
         except (PageFailed, NotThePage) as failed:
             self.computed = failed.response
+            if is_unrendered(failed.response):  # Of another, that is known.
+                self._skip(failed.response)
         except Postponed as postponed:
             postponed.__traceback__ = None  # It refers to the response.
         finally:
@@ -133,7 +142,7 @@ class Visit:
         if isinstance(computed, Exception):
             raise computed
         if computed is not _NOTHING:
-            return self._marked(computed, "miss")
+            return self._marked(computed)
         request._cache_update_cache = False
         return self._hit(page)
 
@@ -191,13 +200,16 @@ class Visit:
             compute = partial(self._acompute, key)
             return (yield self.cache.aget_or_set(key, compute, timeout, **options))
         compute_here = partial(self._compute_here, key)
-        return self.cache.get_or_set(key, compute_here, timeout, **options)
+        return call_view(self.cache.get_or_set, key, compute_here, timeout, **options)
 
     def _open_flight(self, key: str) -> tuple[object, str, str]:
         return self.caller, self.middleware.cache_alias, key
 
     def _compute_here(self, key: str) -> object:
-        return drive(self._compute(key))
+        try:
+            return drive(self._compute(key))
+        except Stopped as stopped:
+            raise stopped.error from None
 
     async def _acompute(self, key: str) -> object:
         return await adrive(self._compute(key))
@@ -211,11 +223,12 @@ class Visit:
         status = "stale" if now > getattr(page, "_fresh_until", now) else "hit"
         return self._marked(conditional(self.request, page), status)
 
-    def _marked(self, response: Any, status: str) -> Any:
+    def _marked(self, response: Any, status: str = "") -> Any:
         header = self.cache.conf.PAGE_STATUS_HEADER
         if header and is_unrendered(response):  # The header is not stored.
-            response.add_post_render_callback(partial(self._marked, status=status))
+            response.add_post_render_callback(self._marked)
         elif header and isinstance(response, HttpResponseBase):
+            status = status or (f"skip; {self.skipped}" if self.skipped else "miss")
             response.headers[header] = status
         return response
 
@@ -282,7 +295,7 @@ class Visit:
         return False
 
     def _respond(self, request: HttpRequest) -> Steps[Any]:
-        response = self.view(request)
+        response = call_view(self.view, request)
         return (yield response) if self.asynchronous else response
 
     def _complete_as_before(self, key: str, request: HttpRequest, response: Any) -> Steps[object]:
@@ -357,7 +370,16 @@ class Visit:
             return None
         conditions.complete(response)
         page = self.middleware.storable(request, response)
-        return None if conditions.of_client else page
+        if page is not None and not conditions.of_client:
+            return page
+        self._skip(response, conditions.of_client)
+        return None
+
+    def _skip(self, response: Any, of_client: str = "") -> None:
+        self.skipped = why_not_stored(self.request, response, of_client)
+        view = self.middleware.options.get("group") or self.request.path
+        if logger.isEnabledFor(DEBUG) and may_log(view, _logged_at):  # Once a minute.
+            logger.debug("A page of %s is not stored: %s", view, self.skipped)
 
     def _store(self, key: str, page: Storable | None, response: Any, generation: str) -> Steps[Any]:
         """Store what the flight of ``key`` does not store; returns the value for ``key``."""

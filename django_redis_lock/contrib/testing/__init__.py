@@ -4,13 +4,12 @@ process in memory, on a clock that the tests move."""
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import math
 import os
 import threading
 import time as real
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,7 +22,7 @@ from redis.exceptions import RedisError
 
 from ...cache import lock_cache, lock_caches
 from ...clock import Clock, time
-from ...keeper import Job, Keeper, keeper, use_keeper
+from ...keeper import Job, Keeper, Worker, keeper, use_keeper
 from ...locking import Renewal
 from ...ops.inventory import list_held
 from ...singleflight import FlightRenewal, use_background
@@ -73,23 +72,19 @@ class SteppedKeeper(Keeper):
         self.added_by[job] = _caller(), threading.current_thread(), Clock.monotonic()
         super().add(job)
 
-    def _start(self) -> None:
+    def start(self, worker: Worker) -> None:
         """It needs no thread."""
 
     def next_due(self) -> float:
         """The monotonic time of the next job."""
-        with self._mutex:
-            while self._due and self._due[0][2] not in self._jobs:
-                heapq.heappop(self._due)
-            return self._due[0][0] if self._due else math.inf
+        with self.mutex:
+            return min((worker.next_due() for worker in self.workers()), default=math.inf)
 
     def do_due(self, now: float) -> None:
-        with self._mutex:
-            batch = self._pop_due(now)
-        self._serve(batch)
-
-    def _newly_due(self) -> Sequence[Job]:
-        return ()  # ``do_due`` is called once more.
+        for worker in self.workers():
+            with self.mutex:
+                batch = worker.take_due(now)
+            worker.serve(*batch)
 
     def hurry(self) -> None:
         super().hurry()

@@ -19,7 +19,14 @@ from django.urls import URLResolver, get_resolver
 
 from ...cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_caches
 from ...conf import SETTING, Conf, given
-from ...decorators import STORED, LockedFunction, declarations, is_locked_above_its_values
+from ...decorators import (
+    LOCKED,
+    STORED,
+    LockedFunction,
+    declarations,
+    is_locked_above_its_values,
+    layers,
+)
 from ...extension import PACKAGE
 from ...protocol.validation import implausible
 from .installed import log_not_installed as log_not_installed
@@ -37,6 +44,9 @@ SET_BACKEND = (
 TIMES = ("timeout", "blocking_timeout", "min_hold", "max_hold", "warn_after", "retry_after")
 
 
+REFUSALS = "django_redis_lock.middleware.RefusalMiddleware"
+
+
 def _declarations() -> list[LockedFunction]:
     """All uses of ``locked()``, those of views too: this imports the URLconf."""
     try:
@@ -46,7 +56,7 @@ def _declarations() -> list[LockedFunction]:
     return declarations()
 
 
-def _views() -> Iterator[Callable[..., object]]:
+def _views() -> Iterator[Any]:
     """What the URLs of this site lead to."""
     try:
         yield from _callbacks(get_resolver().url_patterns)
@@ -54,7 +64,7 @@ def _views() -> Iterator[Callable[..., object]]:
         return
 
 
-def _callbacks(patterns: Iterable[Any]) -> Iterator[Callable[..., object]]:
+def _callbacks(patterns: Iterable[Any]) -> Iterator[Any]:
     for pattern in patterns:
         if isinstance(pattern, URLResolver):
             yield from _callbacks(pattern.url_patterns)
@@ -240,3 +250,26 @@ def check_values_under_locks() -> Iterator[CheckMessage]:
             "stored takes the lock, or is refused while another does.",
             "Put @locked below: then only who computes takes the lock.",
         )
+
+
+@check()
+def check_refusals() -> Iterator[CheckMessage]:
+    if REFUSALS in project_settings.MIDDLEWARE:
+        return
+    locks = [lock for lock in _declarations() if lock.may_raise_for_a_request]
+    views = set()
+    for view in _views() if locks else ():
+        kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
+        names = ["dispatch", *getattr(kind, "http_method_names", ())]
+        names += (getattr(view, "actions", None) and view.actions.values()) or ()
+        for each in (view, *(getattr(kind, name, None) for name in names)):
+            views |= {vars(layer).get(LOCKED) for layer in layers(each)}
+    for lock in locks:
+        if lock not in views:
+            yield found(
+                "W022",
+                f"locked() of {lock.target} takes a request, and no URL leads there: if its lock "
+                "is taken, it raises LockNotAcquired, and a visitor gets the status 500.",
+                f"Add {REFUSALS!r} to MIDDLEWARE: then the visitor gets 409. Or give on_conflict= "
+                "or default=, to return something else.",
+            )

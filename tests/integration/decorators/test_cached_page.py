@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 import redis
 from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
 from django.core.cache import cache, caches
 from django.core.exceptions import (
     ImproperlyConfigured,
@@ -25,6 +27,7 @@ from django.http import (
     HttpResponseNotModified,
     StreamingHttpResponse,
 )
+from django.middleware.csrf import get_token
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import override_settings
@@ -43,6 +46,7 @@ from tests.lanes import IN_MEMORY
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.support.cached_pages import MEMORY, PLAIN, ask, followers
+from tests.support.logs import logged
 
 
 @pytest.fixture(autouse=True, params=["redis", IN_MEMORY])
@@ -481,6 +485,41 @@ def test_an_exception_reaches_its_caller_and_is_remembered() -> None:
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("alias", ["default", "plain"])
+@pytest.mark.parametrize("kind", ["view", "template"])
+def test_an_exception_that_ends_generators_stays_what_it_is(
+    kind: str, alias: str, expired: Callable[[], None]
+) -> None:
+    broken = [True]
+
+    def text() -> str:
+        if broken:
+            raise StopIteration("no data")
+        return "page"
+
+    def view(request: HttpRequest) -> HttpResponse:
+        if kind == "view":
+            return HttpResponse(text())
+        return TemplateResponse(
+            request, engines["django"].from_string("{{ text }}"), {"text": text}
+        )
+
+    def visit() -> str:
+        response = page(ask())
+        return body(response.render() if kind == "template" else response)
+
+    page: Any = cached_page(60, cache=alias, stale=1000)(view)
+    for _ in range(2):
+        with pytest.raises(StopIteration, match="no data"):
+            visit()
+    broken.clear()
+    assert visit() == "page"
+    if alias == "default":  # A refresh keeps the old page.
+        expired()
+        broken.append(True)
+        assert visit() == "page"
+
+
 def test_cached_page_within_cached_page() -> None:
     """As in a site with the middleware: the outer one stores the page, for the inner timeout."""
     view = counting(lambda request: HttpResponse("page"))
@@ -606,6 +645,66 @@ def test_a_header_says_where_the_page_came_from(settings: Any, expired: Callable
     assert (stale["X-Cache"], int(stale["Age"]) >= 60) == ("stale", True)
     settings.DJANGO_REDIS_LOCK = {}
     assert "X-Cache" not in page(ask())
+
+
+#: Why a page is not stored.
+SKIPPED: dict[str, Callable[[HttpRequest], Any]] = {
+    "sets a cookie": lambda request: with_cookie(HttpResponse("page")),
+    "has a CSRF token": lambda request: HttpResponse(get_token(request)),
+    "has a nonce": vary(**{"Content-Security-Policy": "script-src 'nonce-a'"}),
+    "is of a user": lambda request: (setattr(request, "user", User()), HttpResponse("page"))[1],
+    "is a stream": streaming,
+    "Cache-Control: private": controlled("Private, max-age=5"),
+    "Cache-Control: no-store": controlled("no-store"),
+    "Vary: *": vary("*"),
+    "max-age=0": controlled("max-age=0"),
+    "status 404": lambda request: HttpResponse(status=404),
+    "status 302": lambda request: HttpResponse(status=302),
+    "status 403": lambda request: HttpResponse(status=403),
+    "status 503": lambda request: HttpResponse(status=503),
+    "status 304": unmodified,
+    "its request says so": lambda request: (
+        setattr(request, "_cache_update_cache", False),
+        HttpResponse("page"),
+    )[1],
+}
+
+
+def with_cookie(response: HttpResponse) -> HttpResponse:
+    response.set_cookie("a", "b")
+    return response
+
+
+@pytest.mark.parametrize("kind", ["plain", "template", "async"])
+@pytest.mark.parametrize("why", SKIPPED)
+def test_a_page_that_is_not_stored_says_why(
+    why: str, kind: str, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DJANGO_REDIS_LOCK = {"PAGE_STATUS_HEADER": "X-Cache"}
+    caplog.set_level("DEBUG", "django_redis_lock.pages")
+
+    def view(request: HttpRequest) -> Any:
+        made = SKIPPED[why](request)
+        if kind == "template" and not made.streaming:
+            text = engines["django"].from_string(made.content.decode())
+            template = TemplateResponse(request, text, status=made.status_code)
+            template.headers, template.cookies = made.headers, made.cookies
+            return template
+        return made
+
+    async def aview(request: HttpRequest) -> Any:
+        return view(request)
+
+    group = uuid4().hex
+    page = cached_page(None, group=group)(aview if kind == "async" else view)
+    for _ in range(2):
+        response: Any = page(ask())
+        response = asyncio.run(response) if kind == "async" else response
+        response = response.render() if hasattr(response, "render") else response
+        assert response["X-Cache"] == f"skip; {why}"
+    lines = logged(caplog, "pages", group)
+    assert len(lines) == 1
+    assert why in lines[0]
 
 
 # -- what is refused -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict, StreamingHttpResponse
 from django.template import Context, Template
 from django.template.response import TemplateResponse
 from django.test import RequestFactory
@@ -24,7 +25,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.gzip import gzip_page
 from rest_framework.decorators import api_view
-from rest_framework.parsers import BaseParser
+from rest_framework.parsers import BaseParser, FormParser
 from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -512,6 +513,97 @@ def test_what_the_body_is_stays_with_it(headers: Any) -> None:
     assert repeat.content == first.content
     for name in ("Content-Type", "Content-Encoding"):
         assert repeat[name] == first[name]
+
+
+#: Bodies and queries that say the same, and such as do not.
+SAME: list[tuple[Any, Any]] = [
+    ('{"a": 1, "b": [1, {"c": 2, "d": 3}]}', '{"b":[1,{"d":3,"c":2}],\n"a":1}'),
+    ('{"a": "\u00e9"}', '{"a": "\\u00e9"}'),
+    ('{"\\ud83d\\ude00": "\\/"}', '{"\U0001f600": "/"}'),
+    ("?b=2&a=1&a=0", "?a=1&a=0&b=2"),
+    ("?a=%41+b", "?a=A%20b"),
+]
+OTHER: list[tuple[Any, Any]] = [
+    *itertools.combinations(
+        ("1", "1.0", '"1"', "true", "[1]", '{"1": 1}', "null", '""', "1e0", "{}", "[]", "0", "-0"),
+        2,
+    ),
+    ("9007199254740993", "9007199254740992"),
+    ("0.1", "0.10000000000000000001"),
+    ("1e400", "2e400"),
+    ("1" * 5000, "1" * 4999 + "2"),
+    ('{"a": 1, "a": 2}', '{"a": 2}'),
+    ('{"a": 1, "a": 2}', '{"a": 2, "a": 1}'),
+    ('{"number": "1"}', "1"),
+    ('{"pairs": [["a", 1]]}', '{"a": 1}'),
+    ('{"a": [1, 2]}', '{"a": [2, 1]}'),
+    ('{"a": " "}', '{"a": ""}'),
+    ("{a: 1}", "{a:  1}"),
+    ("[" * 100_000, "[" * 100_001),
+    (b'"\xff"', b'"\xfe"'),
+    ("?a=1&a=0", "?a=0&a=1"),
+    ("?a=%FF", "?a=%FE"),
+    ("?a", "?b"),
+]
+CONTENT_TYPES = ("application/json", "application/vnd.api+json", "application/json; charset=utf-8")
+
+
+def of_rest_framework_that_was_read(act: Act, **options: Any) -> Any:
+    class Payments(APIView):
+        permission_classes = (WithData,)
+
+        @idempotent(**options)
+        def post(self, request: Any) -> Any:
+            return act(request)
+
+    return Payments.as_view()
+
+
+@pytest.mark.parametrize("kind", [function, of_rest_framework_that_was_read])
+@pytest.mark.parametrize("content_type", CONTENT_TYPES)
+def test_a_repeat_may_be_written_in_another_way(kind: Any, content_type: str) -> None:
+    if kind is of_rest_framework_that_was_read:
+        content_type = CONTENT_TYPES[0]
+    view, keys = kind(pay, **BY_USER), map(str, itertools.count())
+
+    def answers(first: Any, second: Any) -> list[int]:
+        key, found = next(keys), []
+        for each in (first, second):
+            is_query = isinstance(each, str) and each.startswith("?")
+            what = {"QUERY_STRING": each[1:]} if is_query else {"body": each}
+            found.append(view(sent(key, content_type=content_type, **what)).status_code)
+        return found
+
+    for same in SAME:
+        assert answers(*same) == [201, 201], same
+    assert len(runs) == len(SAME)
+    if kind is function:
+        for other in OTHER:
+            assert answers(*other) == [201, 422], other
+    else:
+        assert answers('{"a": 1}', '{"a": 1.0}') == [201, 422]
+
+
+def test_a_form_is_compared_as_it_was_sent() -> None:
+    """Django REST framework's parser may leave fields out."""
+
+    class Short(FormParser):
+        def parse(self, stream: Any, *args: Any, **kwargs: Any) -> Any:
+            return QueryDict(super().parse(stream, *args, **kwargs).urlencode()[:3])
+
+    class Payments(APIView):
+        parser_classes = (Short,)
+        permission_classes = ()
+
+        @idempotent(**BY_USER)
+        def post(self, request: Any) -> Any:
+            return pay(request)
+
+    def send(text: str) -> int:
+        form = "application/x-www-form-urlencoded"
+        return int(Payments.as_view()(sent(body=text, content_type=form)).status_code)
+
+    assert [send("a=1&b=2"), send("b=2&a=1"), send("a=1&b=3")] == [201, 201, 422]
 
 
 class Stream(BaseParser):

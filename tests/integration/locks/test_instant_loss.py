@@ -4,6 +4,7 @@ and not at its next renewal, which is 200 s away here."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from django_redis_lock.protocol.keys import process_key
 from django_redis_lock.transport import server_of
 from tests.faults.proxy import Proxy
 from tests.holding import hurry, settle
-from tests.processes import PATIENCE, Link, processes, until
+from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import GivenServer, RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
 
@@ -305,6 +306,51 @@ def test_many_locks_have_one_connection(client: redis.Redis) -> None:
     assert len(client.client_list(_type="pubsub")) == 1
     assert reset_all(client) == 20
     until(lambda: all(lock.lost for lock in locks))
+
+
+def hold_many(client: redis.Redis) -> dict[str, threading.Event]:
+    """Locks that threads have acquired at the same time; each with what its loss sets."""
+    lost = {f"{NAME}-{number}": threading.Event() for number in range(60)}
+    names = iter(lost)
+
+    def acquire() -> None:
+        name = next(names)
+        options = {"renew": True, "thread_local": False, "on_lost": lost[name].set}
+        locks.append(lock := Lock(client, name, timeout=600, **options))
+        assert lock.acquire()
+
+    in_threads(len(lost), acquire)
+    assert len(locks) >= len(lost)
+    until(lambda: all(client.exists(f"{{{name}}}:owner") for name in lost))
+    until(lambda: subscribed(client))
+    settle()
+    return lost
+
+
+#: Kept, as a handle that is collected stops its renewal.
+locks: list[Lock] = []
+
+
+def test_all_holders_of_locks_that_are_deleted_together_are_told(client: redis.Redis) -> None:
+    lost = hold_many(client)
+    client.delete(*lost)
+    assert all(event.wait(SOON) for event in lost.values())
+
+
+def test_all_holders_of_locks_that_are_evicted_together_are_told() -> None:
+    """Also of those that Redis evicts while it serves their keeper, which it does not report."""
+    with RedisServer(config={"maxmemory-policy": "allkeys-random"}) as server:
+        client = server.client()
+        lost = hold_many(client)
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 100_000)
+        numbers = itertools.count()
+        while client.exists(*lost):
+            with client.pipeline(transaction=False) as pipeline:
+                for number in itertools.islice(numbers, 50):
+                    pipeline.set(f"value {number}", bytes(500))
+                pipeline.execute(raise_on_error=False)
+        client.config_set("maxmemory", 0)
+        assert all(event.wait(SOON) for event in lost.values())
 
 
 # -- what breaks -----------------------------------------------------------------------------------

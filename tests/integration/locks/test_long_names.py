@@ -128,7 +128,7 @@ def memory() -> int:
     """Bytes in use, once the keeper has done what was to be done."""
     settle()
     metrics.flush()
-    until(lambda: not keeper()._under_way)
+    until(lambda: not keeper().under_way())
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 

@@ -3,6 +3,7 @@ do. What happens when some of them fail is in ``tests/faults/test_redlock_faults
 
 from __future__ import annotations
 
+import _thread
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -89,6 +90,19 @@ class TestRedlock(LockContract):
         for client in clients:
             (event,) = inspect(client, b"left").events
             assert (event.what, event.owner.label) == ("crashed", "nightly")
+
+    @pytest.mark.sample(1)
+    def test_it_needs_no_further_thread(
+        self, clients: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start(*_: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        lock = Redlock(clients, "crowded", 60, server_timeout=AMPLE, blocking=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(_thread, "start_new_thread", start)
+            assert lock.acquire()
+            lock.release()
 
     @pytest.mark.sample(1)
     def test_what_too_few_servers_granted_is_given_back(self, clients: list[redis.Redis]) -> None:

@@ -64,7 +64,7 @@ def holds():
         threading.Event().wait()
 def keeps():  # As one that was about to give the keeper a job.
     while True:
-        with keeper()._mutex:
+        with keeper().mutex:
             yield time.sleep(0.05)
         time.sleep(0.001)
 KINDS = {

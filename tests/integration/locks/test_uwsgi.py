@@ -28,7 +28,7 @@ parents = Lock(client, "parent's", timeout=30, renew=True)
 parents.acquire()
 connection = server_of(client).checkout()
 server_of(client).checkin(connection)
-while not time.monotonic() < keeper()._wakes_at < float("inf"):
+while not all(time.monotonic() < w.wakes_at < float("inf") for w in keeper().workers()):
     time.sleep(0.001)  # A thread that is beginning holds mutexes of Python's.
 child = ctypes.PyDLL(None).fork()  # With the global lock held, as uWSGI does it.
 if not child:

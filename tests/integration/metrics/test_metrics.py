@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery.signals import worker_process_shutdown
 from django.core.cache import caches
 
 from django_redis_lock import Lock, locked
@@ -205,6 +206,18 @@ def test_a_forked_child_starts_with_nothing(cache: RedisCache) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert metrics.summary(group="import").acquisitions == 1
     assert summary("import").acquisitions == 2
+
+
+def test_a_child_of_celerys_pool_writes_the_rest_as_it_ends(cache: RedisCache) -> None:
+    metrics.start()  # A worker has imported Celery before Django's setup.
+    child = os.fork()
+    if not child:
+        with cache.lock("import"):
+            pass
+        worker_process_shutdown.send(sender=None, pid=os.getpid(), exitcode=0)
+        os._exit(0)  # As Celery's pool does, without ``atexit``.
+    assert os.waitpid(child, 0)[1] == 0
+    assert metrics.summary(group="import").acquisitions == 1
 
 
 def test_nothing_is_lost_while_redis_is_away(

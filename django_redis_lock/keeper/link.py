@@ -1,0 +1,137 @@
+"""The connection of a keeper's thread to its server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..clock import real_time, time
+from ..protocol import Reply
+from ..transport import RawConnection, Server
+from ..transport.address import probe_seconds, still_answers
+from .over_a_loop import spare_of_a_loop
+
+#: Seconds for which an idle connection is used without a check: a bit longer than from one look at
+#: a lock, for which others wait, to the next.
+TRUSTED_SECONDS = 2.2
+
+
+class Listener(Protocol):
+    """A connection to which a server reports changes of keys; see ``contrib.instant_loss``."""
+
+    def track(self, link: RawConnection) -> None:
+        """``link`` is the keeper's connection to the server."""
+
+
+#: Those of the servers that report changes.
+listeners: WeakKeyDictionary[Server, Listener] = WeakKeyDictionary()
+
+
+class Link:
+    """A connection to ``server``: one of its own, or an idle one of the process, because the server
+    may allow no other. For one thread only.
+
+    Attributes:
+        misdirected: whether a reply has come from a replica.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.misdirected = False
+        self._connection: RawConnection | None = None
+        #: How to give back one that is not its own.
+        self._give_back: Callable[[RawConnection], object] | None = None
+        #: In real monotonic time, since when it is idle.
+        self._idle_since = -math.inf
+        #: What the server reported changes to, when calls were last sent.
+        self._listener: Listener | None = None
+
+    @property
+    def connection(self) -> RawConnection:
+        assert self._connection is not None
+        return self._connection
+
+    def send(self, packed: list[bytes], timeout: float) -> float:
+        """Send ``packed``. Returns the monotonic time just before that. Where the server reports
+        changes, its own connection is used, if it can be opened: the server has to know it."""
+        server = self._server
+        if self._connection is not None and self.connection.generation != server.generation:
+            self.drop()
+        if self._connection is None and server not in listeners:
+            self._borrow()
+        if self._connection is not None and self._is_silent(timeout):
+            self.drop()
+        if self._connection is None:
+            try:
+                # In RESP2 nothing comes but replies.
+                self._connection = server.connect(timeout=timeout, protocol=2)
+            except (RedisError, OSError):
+                if not self._borrow() and not self._borrow_of_a_loop():
+                    raise
+        self._listener = listeners.get(server)
+        if self._listener is not None and self._give_back is None:
+            self._listener.track(self.connection)
+        sent_at = time.monotonic()
+        self.connection.send_packed_command(packed)
+        return sent_at
+
+    def read(self, timeout: float) -> Reply:
+        """The next reply, within ``timeout`` seconds; an error that is one is returned."""
+        if not self.connection.can_read(timeout):
+            raise RedisTimeoutError(f"no answer within {timeout:.2f} s")
+        try:
+            return self.connection.read_response()
+        except ResponseError as error:
+            return error
+
+    def _is_silent(self, timeout: float) -> bool:
+        if real_time.monotonic() - self._idle_since <= TRUSTED_SECONDS:
+            return False
+        return not still_answers(self.connection, probe_seconds(timeout))
+
+    def _borrow(self) -> bool:
+        if (idle := self._server.checkout_unchecked()) is not None:
+            self._connection, self._idle_since = idle
+            self._give_back = self._server.checkin
+        return self._connection is not None
+
+    def _borrow_of_a_loop(self) -> bool:
+        if (spare := spare_of_a_loop(self._server)) is not None:
+            self._connection, self._give_back = spare, _leave
+        return self._connection is not None
+
+    def rest(self) -> bool:
+        """All has been answered: give a borrowed connection back. Returns True if the server has
+        begun to report changes, but has not noted what was just read: it must be read again."""
+        server, connection, self._idle_since = self._server, self.connection, real_time.monotonic()
+        if self.misdirected:
+            self.drop()
+            server.renew(connection)
+        elif self._give_back is not None:
+            self._give_back(connection)
+            self._connection = self._give_back = None
+        server.answered()
+        return listeners.get(server) is not self._listener
+
+    def drop(self) -> None:
+        """Close the connection."""
+        if self._give_back is not None:
+            self._server.close()  # The other idle ones may have broken for the same reason.
+        if self._connection is not None:
+            self._connection.disconnect()
+        self._connection = self._give_back = None
+        self.misdirected = False
+
+    def end(self) -> None:
+        """The thread ends: close idle connections to its server, too."""
+        self.drop()
+        self._server.close(but=1)
+
+
+def _leave(connection: RawConnection) -> None:
+    """The loop has it all the time."""
