@@ -76,6 +76,7 @@ class Hold:
         degraded: how it is held without Redis, None for a lock in Redis.
         on_end: called at its release, for the lock of this host.
         pending: the reply that confirms a grant, if it is to come.
+        renewed_by: the server that has confirmed the last renewal, and when that was sent.
     """
 
     ended = _lost = False
@@ -90,6 +91,7 @@ class Hold:
     degraded: str | None = None
     on_end: Callable[[], object] | None = None
     pending: PendingLifetime | None = None
+    renewed_by: tuple[Server | None, float] = None, -math.inf
     #: Shared by all holds: it is held for a few lines only.
     _mutex = free_after_fork(Mutex())
 
@@ -379,7 +381,8 @@ class Renewal(Job):
         """Redis does not have the lock any more, says ``value``."""
         if self.heartbeat is not None:
             self.heartbeat.suspect_others()
-        self._lose(causes.cause(value, causes.beats_so_far(self.server), early, self.hold))
+        beats = causes.beats_so_far(self.server)
+        self._lose(causes.cause(value, beats, early, self.hold, server=self.server))
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
@@ -401,6 +404,7 @@ class Renewal(Job):
             return
         self._note_described()
         hold.pending = None
+        hold.renewed_by = self.server.seen_at(hold.keys), sent_at
         hold.held_until(until, sent_at)
         self.schedule(sent_at)
 
