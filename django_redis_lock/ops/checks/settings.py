@@ -141,7 +141,7 @@ def check_backends() -> Iterator[CheckMessage]:
         for name in _options(alias):
             if name.lower() == "db":  # As django-environ makes it of "?db=3" in an address.
                 yield found(
-                    "W023",
+                    "W024",
                     f"The cache {alias!r} has the option {name!r}, which django-redis ignores: "
                     "its database is that of LOCATION, or 0.",
                     'Write it into LOCATION: "redis://host/3", or "unix:///path?db=3".',
