@@ -32,9 +32,12 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "menu": ("ops.admin.menu", "The admin's menu"),
     "metrics": ("contrib.metrics", "The setting METRICS"),
     "other_backends": ("contrib.other_backends", "A cache that cannot lock"),
+    "opentelemetry": ("contrib.exporters.opentelemetry", "The exporter for OpenTelemetry"),
     "pages": ("contrib.pages", "cached_page()"),
     "process_tree": ("contrib.process_tree", 'on_lost="terminate"'),
+    "prometheus": ("contrib.exporters.prometheus", "The exporter for Prometheus"),
     "redlock": ("contrib.redlock", "Redlock, using=[…]"),
+    "sentry": ("contrib.exporters.sentry", "The exporter for Sentry"),
     "several_names": ("contrib.several_names", "A lock with several names"),
     "topology": ("contrib.topology", "A cluster, or a service of sentinels"),
 }

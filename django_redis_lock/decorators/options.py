@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, Literal, TypedDict
+
+from django.utils.functional import cached_property
 
 from ..cache import check_using
 from ..conf import SETTING, Default

@@ -294,8 +294,9 @@ class SingleFlight(MultiFlight):
         refuse_recursion(self._server, [self._key])
         began, requests_before = time.monotonic(), -1
         while True:
-            shared = mine = InProcessFlight(self._runner, self._key, self)
+            shared = mine = InProcessFlight(self._runner, self._key)
             self._shared = mine
+            self._runner.begun.append(mine)
             try:
                 shared = join(mine)
                 if shared is mine:

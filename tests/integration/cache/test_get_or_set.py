@@ -20,8 +20,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import flight, in_process, runners
-from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
+from django_redis_lock.singleflight import flight, runners
 from tests.processes import PATIENCE, until, waiting_in
 from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.values import (
@@ -244,29 +243,6 @@ def test_a_computation_broken_off_ends_its_flight(
         cache.get_or_set("report", Producer(error()))
     assert not client.exists(KEY, flight_key(KEY))
     assert cache.get_or_set("report", 1) == 1
-
-
-@pytest.mark.parametrize("script", [TAKE_FLIGHT, STORE])
-def test_a_time_limit_while_redis_is_asked_ends_the_flight(
-    cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, script: Any
-) -> None:
-    """Celery's is an ordinary exception that comes from a signal handler."""
-
-    class TimeLimit(Exception):
-        pass
-
-    def run_all(client: Any, calls: Any) -> Any:
-        if calls[0].script is script:
-            raise TimeLimit
-        return run(client, calls)
-
-    run = runners.run_all
-    client.set(flight_key(KEY), "mine")
-    monkeypatch.setattr(in_process, "new_token", lambda: b"mine")
-    monkeypatch.setattr(runners, "run_all", run_all)
-    with pytest.raises(TimeLimit):
-        cache.get_or_set("report", 1)
-    assert not client.exists(flight_key(KEY))
 
 
 @pytest.mark.on_redis
