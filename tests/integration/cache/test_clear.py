@@ -338,6 +338,15 @@ def test_a_pattern_deletes_values_and_spares_locks(cache: RedisCache, name: str)
     assert cache.get(name) is None
 
 
+def test_the_error_names_a_command_that_is_disabled() -> None:
+    with RedisServer(config={"rename-command": 'FLUSHDB ""'}) as server:
+        cache = RedisCache(server.url, {})
+        cache.set("report", 1)
+        with pytest.raises(redis.ResponseError, match="unknown command FLUSHDB"):
+            cache.clear()
+        assert cache.get("report") == 1
+
+
 @EMPTYING
 def test_a_lock_on_its_way_to_a_frozen_waiter_arrives(
     cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any
