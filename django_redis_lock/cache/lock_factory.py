@@ -224,7 +224,8 @@ class LockCache(BaseCache):
 
     def _choose_policy(self, options: dict[str, object]) -> None:
         given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
-        check_policy(given, critical)
+        if given is not None or critical is not False:
+            check_policy(given, critical)
         policy = "raise" if critical else given or self.conf.ON_REDIS_DOWN
         if policy != "raise":
             options.update(on_redis_down=policy, local_folder=self.conf.LOCAL_LOCK_FOLDER)

@@ -33,7 +33,7 @@ from ..middleware import RequestActivity, doing, request_of
 from ..threads import is_async
 from ..transport import is_outage
 from ..transport.refusals import is_unusable, redis_errors
-from .key_template import Args, Kwargs, bound_method, made_for_task, names_of
+from .key_template import Args, Kwargs, Template, bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator
 from .options import EXIT_CODES, MISSING, Options
 from .refusals import with_status
@@ -102,6 +102,11 @@ class LockedFunction:
     @property
     def using(self) -> str:
         return self.options.using or Conf().USING
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether a name was given that is the same for each call."""
+        return isinstance(self.options.key, str) and not list(Template(self.options.key).fields())
 
     @property
     def may_raise_for_a_request(self) -> bool:

@@ -25,6 +25,7 @@ from ..steps import adrive
 from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
 from ..transport.refusals import genuine, redis_errors
+from ..transport.registry import check_for_tasks
 from . import questions, records
 from .hold import Hold
 from .local_state import (
@@ -92,6 +93,12 @@ class AsyncLock(LockOperations):
             "is for coroutines: async with. In a thread: with cache.lock(…), or Lock"
         )
         __await__ = refusing("is awaited as: async with, or await lock.acquire()")
+
+    def _check_kind(self, redis: object, on_lost: object, cancel_on_lost: object) -> None:
+        for client in redis if isinstance(redis, tuple) else (redis,):
+            check_for_tasks(client)
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost must be callable, not {on_lost!r}")
 
     @property
     def local(self) -> State:

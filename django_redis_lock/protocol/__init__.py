@@ -11,6 +11,7 @@ from .acquisition import Grant as Grant
 from .acquisition import PendingLifetime as PendingLifetime
 from .acquisition import Refused as Refused
 from .acquisition import Taken as Taken
+from .acquisition import UnreadReply as UnreadReply
 from .acquisition import Vanished as Vanished
 from .acquisition import parse_acquire as parse_acquire
 from .acquisition import parse_grant as parse_grant

@@ -17,7 +17,7 @@ from celery import Celery
 from django.core.checks import ERROR, registry, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
-from django.urls import path
+from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
@@ -511,6 +511,37 @@ def test_what_raises_for_a_request(settings: Any, place: str) -> None:
     assert numbers() == (["W022"] if wrong else [])
     settings.MIDDLEWARE = ["django_redis_lock.middleware.RefusalMiddleware"]
     assert numbers() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "url", "wrong"),
+    [
+        ("work", "pages/<int:pk>", True),
+        ("work-{pk}", "pages/<int:pk>", False),
+        ("work", "pages", False),
+        (None, "pages/<int:pk>", False),
+    ],
+)
+def test_a_literal_name_where_the_url_has_arguments(
+    settings: Any, name: Any, url: str, wrong: bool
+) -> None:
+    class Page(View):
+        @locked(name)
+        def get(self, request: object, pk: int = 1) -> HttpResponse:
+            return HttpResponse()
+
+    @locked(name)
+    def view(request: object, pk: int = 1) -> HttpResponse:
+        return HttpResponse()
+
+    settings.MIDDLEWARE = ["django_redis_lock.middleware.RefusalMiddleware"]
+    for each in (view, never_cache(view), Page.as_view()):
+        settings.ROOT_URLCONF = (path(url, each),)
+        assert numbers() == (["W023"] if wrong else [])
+        settings.ROOT_URLCONF = (path(url, include([path("more", each)])),)
+        assert numbers() == (["W023"] if wrong else [])
+        settings.ROOT_URLCONF = (re_path("^" + url.replace("<int:pk>", "(.*)"), each),)
+        assert numbers() == (["W023"] if wrong else [])
 
 
 def work_alone() -> None: ...
