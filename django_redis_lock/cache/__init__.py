@@ -25,6 +25,7 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
 from ..extension import PACKAGE, PartMissing, on_first_use, part
+from ..singleflight import encode_value
 from ..transport import guarded_connection
 from ..transport.refusals import genuine
 from .context import NamedKey as NamedKey
@@ -64,6 +65,19 @@ def _returning(value: object) -> Callable[[_Method], _Method]:
     """The same, where a method then returns ``value``."""
     ignoring: Callable[[_Method], _Method] = omit_exception(return_value=value)
     return ignoring
+
+
+def _name_unencodable(
+    encode: Callable[[object], object], error: Exception, data: Mapping[str, object]
+) -> None:
+    """If ``error`` is that of a value in ``data`` which ``encode`` cannot encode, name its key."""
+    for key, value in data.items():
+        try:
+            encode_value(encode, key, value)
+        except Exception as again:
+            if type(again) is type(error):
+                error.args = again.args
+            return
 
 
 def _encoded(encode: Callable[..., object], value: object, **options: object) -> object:
@@ -144,6 +158,9 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             # django-redis tries its other servers. The first, which stores the flights, is down, so
             # there are none to end.
             return self.client.set(*values, **how)
+        except Exception as error:
+            _name_unencodable(self.client.encode, error, {str(values[0]): values[1]})
+            raise
 
     @_ignoring_outages
     def add(
@@ -172,8 +189,12 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _set_many(
         self, data: Mapping[str, object], *args: object, client: object, **options: object
     ) -> bool:
-        if data:
-            self.client.set_many(data, *args, **self._by(client), **options)
+        try:
+            if data:
+                self.client.set_many(data, *args, **self._by(client), **options)
+        except Exception as error:
+            _name_unencodable(self.client.encode, error, data)
+            raise
         return True
 
     @_ignoring_outages

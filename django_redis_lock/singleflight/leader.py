@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
@@ -33,6 +33,8 @@ from .in_process import (
 from .runners import Computation, ProducerFailed, Runner
 from .scripts import END_FLIGHT, NOTHING, STORE, TAKE_FLIGHT, TAKE_OVER, Before, Leads, State, parse
 
+R = TypeVar("R")
+
 logger = get_logger("django_redis_lock.flights")
 outage_logger = get_logger("django_redis_lock.outage")
 
@@ -48,6 +50,16 @@ _NONE: Mapping[bytes, Any] = MappingProxyType({})
 class Undecodable(Exception):
     """A stored value cannot be decoded, so it counts as missing: it is from another version of the
     project, or from another serializer."""
+
+
+def encode_value(encode: Callable[[object], R], key: object, value: object) -> R:
+    """What ``encode`` makes of ``value``; an error of a serializer names its ``key``."""
+    try:
+        return encode(value)
+    except Exception as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (f"{error.args[0]} (the value of {key!r})", *error.args[1:])
+        raise
 
 
 class Producer(NamedTuple):
@@ -354,8 +366,12 @@ class Leader:
     def _encode(self, values: Mapping[bytes, object]) -> dict[bytes, Encoded]:
         """The values as Redis stores them; without one of these none can be stored."""
         encode, lifetime = self.producer.encode, self.producer.lifetime
+        names = self._names or dict.fromkeys(values, self.producer.name)
         try:
-            return {key: Encoded(encode(value), lifetime(value)) for key, value in values.items()}
+            return {
+                key: Encoded(encode_value(encode, names[key], value), lifetime(value))
+                for key, value in values.items()
+            }
         except BaseException as error:  # Of a function of the user's.
             raise ProducerFailed(error) from error
 

@@ -299,6 +299,24 @@ def test_a_value_that_cannot_be_kept_fails_as_set_fails(
     assert not client.exists(KEY, flight_key(KEY))
 
 
+def test_the_error_of_a_value_that_cannot_be_encoded_names_its_key(cache: RedisCache) -> None:
+    value, both = (lambda: None), {"fine": 1, "report": lambda: None}
+    for write in (
+        lambda: cache.set("report", value),
+        lambda: cache.add("report", value),
+        lambda: cache.set_many(both),
+        lambda: cache.get_or_set("report", lambda: value),
+        lambda: cache.get_or_set_many(["fine", "report"], lambda keys: both),
+        lambda: cache.compute("report", lambda: value, 60),
+        lambda: asyncio.run(cache.aset("report", value)),
+        lambda: asyncio.run(cache.aadd("report", value)),
+        lambda: asyncio.run(cache.aset_many(both)),
+        lambda: asyncio.run(cache.aget_or_set("report", lambda: value)),
+    ):
+        with pytest.raises(Exception, match=r"\(the value of 'report'\)$"):
+            write()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_a_computation_broken_off_ends_its_flight(
     cache: RedisCache, client: redis.Redis, error: type[BaseException]
