@@ -49,6 +49,7 @@ test: $(INSTALLED) ## Run the test suite without most cells of its large tables.
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
 
 test-all: $(INSTALLED) ## Run the whole test suite, as each night.
+	$(if $(TOOLS),$(PIP) $(TOOLS))
 	$(RUN) -m pytest -n auto --dist worksteal --all $(ARGS)
 
 test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
-from . import events
+from .cache import LockCache
 from .conf import Conf
 from .extension import PartMissing, part
 from .middleware import note_tasks
@@ -17,6 +20,13 @@ logger = logging.getLogger("django_redis_lock.metrics")
 #: Of the system checks: ``manage.py check --tag redis_lock``.
 CHECKS_TAG = "redis_lock"
 
+#: The OPTIONS of a cache that name what django-redis imports at its first use; those it has.
+NAMED = {
+    "CLIENT_CLASS": "django_redis.client.DefaultClient",
+    "COMPRESSOR": "django_redis.compressors.identity.IdentityCompressor",
+    "SERIALIZER": "django_redis.serializers.pickle.PickleSerializer",
+}
+
 
 class RedisLockConfig(AppConfig):
     name = "django_redis_lock"
@@ -24,9 +34,12 @@ class RedisLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        """What each site can reach is loaded here, before a server forks its workers: ``cache`` has
+        imported nearly all of it."""
         register(check, CHECKS_TAG)
         register(check_deployment, CHECKS_TAG, deploy=True)
-        events.subscribe_later(_start_metrics)
+        _load_caches()
+        _start_metrics()
         if _exports():
             part("exporters").start_configured()
         note_tasks()
@@ -43,17 +56,20 @@ def check_deployment(**kwargs: object) -> list[CheckMessage]:
     return messages
 
 
-def _start_metrics() -> events.Listener:
+def _load_caches() -> None:
+    """What cannot be imported raises at the cache's first use."""
+    for of_cache in settings.CACHES.values():
+        with suppress(Exception):
+            if issubclass(import_string(of_cache["BACKEND"]), LockCache):
+                for option, usual in NAMED.items():
+                    import_string((of_cache.get("OPTIONS") or {}).get(option, usual))
+
+
+def _start_metrics() -> None:
     try:
-        listener: events.Listener = part("metrics").start()
+        part("metrics").start()
     except PartMissing as error:
         logger.warning("Nothing is counted: %s", error)
-        return _ignore
-    return listener
-
-
-def _ignore(event: object) -> None:
-    """Counts nothing."""
 
 
 def _exports() -> bool:

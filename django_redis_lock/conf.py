@@ -20,15 +20,14 @@ from django.dispatch import receiver
 from django.utils.module_loading import import_string
 
 from .events import check_group
-from .extension import OnUse, hooks
+from .extension import hooks
+from .protocol.mistakes import unknown_option
 from .protocol.validation import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
 from .threads import check_plain
 
 __all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "SETTING", "Conf", "GetOrSetOptions", "Timeout"]
 
 T = TypeVar("T")
-
-mistakes = OnUse("protocol.mistakes")
 
 
 class Default:
@@ -332,7 +331,7 @@ class GetOrSetOptions:
         for name, value in given.items():
             if name not in _CHECKS:
                 known = sorted((*_CHECKS, "timeout", "version"))
-                raise mistakes.unknown_option("get_or_set", name, known)
+                raise unknown_option("get_or_set", name, known)
             _CHECKS[name](name, value)
         if given.get("soft_timeout") is not None and given.get("background"):
             raise ValueError("give soft_timeout or background: with background it does not wait")

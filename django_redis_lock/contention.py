@@ -35,7 +35,7 @@ from .middleware import request_of
 from .protocol import Owner, printable
 from .protocol.holders import DEFAULT_RETRY_SECONDS, HolderInfo, seconds_to_retry
 from .threads import get_logger
-from .transport.refusals import explained
+from .transport.hints import explained
 
 __all__ = [
     "Conflict",
@@ -274,7 +274,6 @@ def respond(template: str = TEMPLATE, *, status: int = 409) -> Callable[..., Htt
     def answer(conflict: Conflict, *args: object, **kwargs: object) -> HttpResponse:
         return conflict.response(_request(args, kwargs), status, template)
 
-    answer.status_of_response = status  # type: ignore[attr-defined]  # Hooks refuse it.
     return answer
 
 
@@ -303,7 +302,6 @@ def redirect_to(
         response["Cache-Control"] = "no-store"
         return response
 
-    answer.status_of_response = 303  # type: ignore[attr-defined]  # Hooks refuse it.
     return answer
 
 

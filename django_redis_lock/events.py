@@ -242,28 +242,6 @@ def subscribe(listener: Listener, *, reads: bool = False) -> None:
             read_listeners += (listener,)
 
 
-def subscribe_later(start: Callable[[], Listener]) -> None:
-    """Call ``start`` at the first event or read; it subscribes a listener and returns that."""
-    global count_read
-
-    def first(event: object) -> None:
-        unsubscribe(first)
-        before = listeners
-        if (listener := start()) not in before:  # A read has started it: it is told as others are.
-            listener(event)
-
-    def first_read(*read: Any) -> None:
-        global count_read
-        start()
-        if count_read is first_read:
-            count_read = None
-        elif count_read is not None:
-            count_read(*read)
-
-    subscribe(first)
-    count_read = first_read
-
-
 def unsubscribe(listener: Listener) -> None:
     """Stop calling ``listener``."""
     global listeners, read_listeners

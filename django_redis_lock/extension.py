@@ -1,9 +1,11 @@
 """The one interface between the core and everything that is optional.
 
-* **Parts**: packages that the core does not need. It imports none of them; it calls ``part``
-  when an option, a setting or a kind of server needs one, and only then is it loaded.
-* **Names on first use**: a package's ``__init__`` offers names without importing their modules.
+* **Parts**: whole subjects that not each site uses. The core imports none of them; it calls
+  ``part`` when an option, a setting or a kind of server needs one, and only then is it loaded.
+* **Names on first use**: a package's ``__init__`` offers names of parts without loading them.
 * **Hooks**: what the core calls, and what upper floors put in its place.
+
+Nothing else is imported after start-up. What is loaded here, no fork can break: see ``_imported``.
 """
 
 from __future__ import annotations
@@ -11,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
+
+from .threads import no_fork
 
 #: The optional parts: where each is, and what needs it.
 PARTS: Mapping[str, tuple[str, str]] = {
     "admin": ("ops.admin.pages", "The admin's pages"),
+    "asyncio": ("cache.tasks", "An asynchronous method of a cache"),
+    "celery_tasks": ("contrib.unique_tasks.celery", "unique_task() of a task of Celery"),
     "checks": ("ops.checks", "manage.py check"),
+    "django_tasks": ("contrib.unique_tasks.django", "unique_task() of a task of Django"),
     "exporters": ("contrib.exporters", "The setting EXPORTERS"),
     "fallback": ("contrib.fallback", 'ON_REDIS_DOWN "local" or "run"'),
     "instant_loss": ("contrib.instant_loss", "To learn of a loss at once"),
@@ -24,9 +31,13 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "limit": ("contrib.limit", "A lock with limit=N"),
     "menu": ("ops.admin.menu", "The admin's menu"),
     "metrics": ("contrib.metrics", "The setting METRICS"),
+    "other_backends": ("contrib.other_backends", "A cache that cannot lock"),
+    "opentelemetry": ("contrib.exporters.opentelemetry", "The exporter for OpenTelemetry"),
     "pages": ("contrib.pages", "cached_page()"),
     "process_tree": ("contrib.process_tree", 'on_lost="terminate"'),
+    "prometheus": ("contrib.exporters.prometheus", "The exporter for Prometheus"),
     "redlock": ("contrib.redlock", "Redlock, using=[…]"),
+    "sentry": ("contrib.exporters.sentry", "The exporter for Sentry"),
     "several_names": ("contrib.several_names", "A lock with several names"),
     "topology": ("contrib.topology", "A cluster, or a service of sentinels"),
 }
@@ -53,36 +64,16 @@ def part(name: str) -> Any:
 
 
 def _imported(path: str, needed_for: str) -> object:
+    """What one thread has begun to import, with all that is imported by it, the child of another
+    could never import: no other thread forks meanwhile."""
     wanted = f"{PACKAGE}.{path}"
     try:
-        return import_module(wanted)
+        with no_fork():
+            return import_module(wanted)
     except ModuleNotFoundError as error:
         if not f"{wanted}.".startswith(f"{error.name}."):
             raise
         raise PartMissing(f"{needed_for} needs {wanted}, which is not installed") from None
-
-
-class OnUse:
-    """A module of this package that is imported when one of its names is used.
-
-    Args:
-        module: its name within this package.
-        in_keeper: the keeper's thread uses it, too, so that loads it before its first job. A
-            process may fork at any time later, and an import that another thread has begun does
-            not end in the child.
-    """
-
-    in_keeper: ClassVar[list[str]] = []
-
-    def __init__(self, module: str, *, in_keeper: bool = False) -> None:
-        self._module = module
-        if in_keeper:
-            self.in_keeper.append(module)
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(import_module(f"{PACKAGE}.{self._module}"), name)
-        setattr(self, name, value)  # The next use costs nothing.
-        return value
 
 
 def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

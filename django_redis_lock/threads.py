@@ -95,8 +95,9 @@ def _in_child() -> None:
 
 #: Held while the process forks, and by ``no_fork``.
 _forking = free_after_fork(Mutex())
-#: How long a fork waits for an import in another thread, and the other way round.
-FORK_SECONDS = 2.0
+#: How long a fork waits for an import in another thread; and that for a fork, which takes a moment.
+#: They only end a deadlock: of a module that forks, or of what others do before a fork.
+IMPORT_SECONDS, FORK_SECONDS = 30.0, 2.0
 
 
 @contextmanager
@@ -112,7 +113,7 @@ def no_fork() -> Iterator[None]:
 
 
 def _before_fork() -> None:
-    _forking.acquire(timeout=FORK_SECONDS)
+    _forking.acquire(timeout=IMPORT_SECONDS)
 
 
 def _in_parent() -> None:

@@ -54,6 +54,7 @@ EACH_CORE, MOST = 4, 8
 INTEGRATION, UNIT = "tests/integration/", "tests/unit/"
 TOPOLOGIES = "tests/integration/topologies/"
 GROUPS = {"sentinel_servers", "cluster_servers"}
+NOT_ON_FAKEREDIS = ("test_flight_scripts", "test_index_of_another_type_is_replaced")
 _groups = ExitStack()
 AT_LAST = acquisition.LAST_TRY_SECONDS
 
@@ -203,11 +204,34 @@ def client(emptied: RedisServer | GivenServer) -> Iterator[redis.Redis]:
         yield client
 
 
-@pytest.fixture(params=["redis", lanes.IN_MEMORY])
+@pytest.fixture(scope="session")
+def fakeredis_client() -> Iterator[redis.Redis]:
+    """A client of fakeredis with its Lua: another implementation of each command than Redis's and
+    than that of the server in memory. Each night, where it is installed."""
+    for package in ("lupa", "fakeredis"):
+        pytest.importorskip(package, reason="the package fakeredis[lua] is not installed")
+    fakeredis = sys.modules["fakeredis"]
+    server = fakeredis.TcpFakeServer(("127.0.0.1", 0), server_version=(7,))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    with redis.Redis(port=server.server_address[1]) as client:
+        yield client
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(params=["redis", lanes.IN_MEMORY, lanes.ON_FAKEREDIS])
 def any_client(request: pytest.FixtureRequest) -> redis.Redis:
-    """``client``, or one of an empty server in memory, for what both must do alike."""
+    """``client``, or one of another empty server, for what all must do alike."""
     if request.param == "memory":
         return client_of(Database("memory"))
+    if request.param == "fakeredis":
+        if any(name in request.node.nodeid for name in NOT_ON_FAKEREDIS):
+            pytest.skip("fakeredis sends bytes that are no text as a simple string")
+        fake: redis.Redis = request.getfixturevalue("fakeredis_client")
+        fake.flushall()
+        return fake
     found: redis.Redis = request.getfixturevalue("client")
     return found
 

@@ -35,6 +35,8 @@ LONG = ((30, 5), (12, 4), (6, 3), (3, 2))
 
 #: The second of the servers that many tests are run on.
 IN_MEMORY = pytest.param("memory", marks=pytest.mark.sample(7, of="file"))
+#: The third, only each night.
+ON_FAKEREDIS = pytest.param("fakeredis", marks=pytest.mark.sample(0))
 
 
 #: How many cells of each test are not built; and tests of which no cell runs.

@@ -23,36 +23,35 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
-from ..extension import PACKAGE, OnUse, on_first_use, part
+from ..extension import PACKAGE, on_first_use, part
+from ..singleflight import encode_value
+from ..transport import guarded_connection
 from ..transport.refusals import genuine
+from .context import NamedKey as NamedKey
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
 from .lock_factory import LockCache as LockCache
-from .lock_factory import NamedKey as NamedKey
 from .lock_factory import NotAcquired as NotAcquired
 from .lock_factory import check_using as check_using
 from .lock_factory import lock_cache as lock_cache
 from .lock_factory import lock_caches as lock_caches
-from .lock_factory import other_backends
 from .methods import AsyncMethods, KeyGuard, WithoutLocks
+from .on_commit import FunctionOnCommit as FunctionOnCommit
+from .on_commit import OnCommit as OnCommit
 from .reading import MISSING as MISSING
 from .reading import failing_as_django_redis, originals
+from .redis_py import flight_ending
 
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
     from ..contrib.other_backends import BackendCannotLock as BackendCannotLock
     from ..ops.inventory import reset_all as reset_all
-    from ..transport import guarded_connection
-    from .on_commit import FunctionOnCommit as FunctionOnCommit
-    from .on_commit import OnCommit as OnCommit
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
     from .typed import GetOrSetArguments as GetOrSetArguments
     from .typed import LockArguments as LockArguments
-else:
-    guarded_connection = OnUse("transport.guarded_connection")
 
 NO_LOCATION = 'the cache has no LOCATION: give it the address of Redis, "LOCATION": "redis://127.0.0.1:6379/1"'
 _Method = TypeVar("_Method", bound=Callable[..., object])
@@ -65,6 +64,19 @@ def _returning(value: object) -> Callable[[_Method], _Method]:
     """The same, where a method then returns ``value``."""
     ignoring: Callable[[_Method], _Method] = omit_exception(return_value=value)
     return ignoring
+
+
+def _name_unencodable(
+    encode: Callable[[object], object], error: Exception, data: Mapping[str, object]
+) -> None:
+    """If ``error`` is that of a value in ``data`` which ``encode`` cannot encode, name its key."""
+    for key, value in data.items():
+        try:
+            encode_value(encode, key, value)
+        except Exception as again:
+            if type(again) is type(error):
+                error.args = again.args
+            return
 
 
 def _encoded(encode: Callable[..., object], value: object, **options: object) -> object:
@@ -142,6 +154,9 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             # django-redis tries its other servers. The first, which stores the flights, is down, so
             # there are none to end.
             return self.client.set(*values, **how)
+        except Exception as error:
+            _name_unencodable(self.client.encode, error, {str(values[0]): values[1]})
+            raise
 
     @_ignoring_outages
     def add(
@@ -170,8 +185,12 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _set_many(
         self, data: Mapping[str, object], *args: object, client: object, **options: object
     ) -> bool:
-        if data:
-            self.client.set_many(data, *args, **self._by(client), **options)
+        try:
+            if data:
+                self.client.set_many(data, *args, **self._by(client), **options)
+        except Exception as error:
+            _name_unencodable(self.client.encode, error, data)
+            raise
         return True
 
     @_ignoring_outages
@@ -351,8 +370,6 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             self._check_client(client)
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
-        from .redis_py import flight_ending  # noqa: PLC0415  # seldom used
-
         return {"client": flight_ending(client or self.client.get_client(write=True))}
 
 
@@ -377,7 +394,7 @@ def value_cache(alias: str) -> RedisCache:
     except InvalidCacheBackendError:
         cache = lock_cache(alias)  # Says what is wrong.
     if not (isinstance(cache, LockCache) and cache.computes_once):
-        cache = other_backends.PlainCache(alias, cache)
+        cache = part("other_backends").PlainCache(alias, cache)
     return cast(RedisCache, cache)
 
 
@@ -407,7 +424,6 @@ __getattr__ = on_first_use(
         "contrib.locmem": "LocMemCache",
         "contrib.other_backends": "BackendCannotLock",
         "ops.inventory": "reset_all",
-        "cache.on_commit": "OnCommit",
         "cache.typed": "AsyncLockArguments CurrentLock GetOrSetArguments LockArguments",
     },
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -20,13 +20,27 @@ from ..protocol import printable
 from ..singleflight import DeferredCall, Overtaken, Producer, Runner, ThreadRunner
 from ..steps import Steps
 from ..threads import Work, get_logger, may_log, was_logged
-from .lock_factory import NamedKey
 
 if TYPE_CHECKING:
     from ..locking import AsyncLock
     from .get_or_set import GetOrSet
 
 logger = get_logger("django_redis_lock.flights")
+
+
+class NamedKey(str):
+    """A key that a function of the user has made, which can make it again."""
+
+    #: The function, and a call of it.
+    maker: Callable[..., str]
+    make: Callable[[], str]
+
+    @classmethod
+    def of(cls, maker: Callable[..., str], *args: object) -> NamedKey:
+        make = partial(maker, *args)
+        key = cls(make())
+        key.maker, key.make = maker, make
+        return key
 
 
 # -- tasks -----------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
@@ -17,8 +18,9 @@ from django_redis.client import DefaultClient, HerdClient, ShardClient
 from .. import locking, transport
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
-from ..extension import OnUse, part
+from ..extension import part
 from ..protocol.validation import check_name_in_cache, check_policy, longest_hold
+from .context import named_later
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
 
     AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
-#: Few sites need these.
-context, other_backends = OnUse("cache.context"), OnUse("contrib.other_backends")
+_Method = TypeVar("_Method", bound=Callable[..., object])
 
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
@@ -40,21 +41,6 @@ URL_HINT = (
     "it begins with redis://, rediss:// or unix://, and special characters in a password are "
     "percent-encoded"
 )
-
-
-class NamedKey(str):
-    """A key that a function of the user has made, which can make it again."""
-
-    #: The function, and a call of it.
-    maker: Callable[..., str]
-    make: Callable[[], str]
-
-    @classmethod
-    def of(cls, maker: Callable[..., str], *args: object) -> NamedKey:
-        make = partial(maker, *args)
-        key = cls(make())
-        key.maker, key.make = maker, make
-        return key
 
 
 def has_plain_keys(cache: BaseCache) -> bool:
@@ -68,6 +54,22 @@ def has_plain_keys(cache: BaseCache) -> bool:
         and type(own.get("key_prefix")) is str
         and type(own.get("version")) in (int, str)
     )
+
+
+def _version_by_name(method: _Method) -> _Method:
+    """``lock("x", 10)`` has a version and no timeout, as with django-redis: few who write that mean
+    it."""
+
+    @wraps(method)
+    def called(self: LockCache, key: Any, *args: Any, **options: Any) -> object:
+        if len(args) == 1 and args[0] is not None and "timeout" not in options:
+            name = method.__name__
+            text = f"{name}({key!r}, {args[0]!r}): the second argument is the version of the key. "
+            text += f"Write timeout={args[0]!r} if seconds were meant, else version={args[0]!r}"
+            warnings.warn(text, stacklevel=2)
+        return method(self, key, *args, **options)
+
+    return cast(_Method, called)
 
 
 class LockCache(BaseCache):
@@ -112,6 +114,7 @@ class LockCache(BaseCache):
     def _check_client(self, client: object) -> None:
         """Raises ValueError if the caller has given a ``client``, which this cache cannot use."""
 
+    @_version_by_name
     def lock(
         self,
         key: str | Collection[str],
@@ -148,6 +151,7 @@ class LockCache(BaseCache):
         lock: Lock = self._make(key, timeout, client, chosen, name_of, asynchronous=False)
         return lock
 
+    @_version_by_name
     def alock(
         self,
         key: str | Collection[str],
@@ -176,7 +180,7 @@ class LockCache(BaseCache):
         if self._has_plain_keys:
             lock: AsyncLock = make(name_of)
             return lock
-        later: AsyncLock = context.named_later(make, name_of)
+        later: AsyncLock = named_later(make, name_of)
         return later
 
     def _make(
@@ -241,7 +245,8 @@ class LockCache(BaseCache):
 
     def _choose_policy(self, options: dict[str, object]) -> None:
         given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
-        check_policy(given, critical)
+        if given is not None or critical is not False:
+            check_policy(given, critical)
         policy = "raise" if critical else given or self.conf.ON_REDIS_DOWN
         if policy != "raise":
             options.update(on_redis_down=policy, local_folder=self.conf.LOCAL_LOCK_FOLDER)
@@ -360,7 +365,7 @@ def lock_cache(alias: str) -> LockCache:
     if isinstance(cache, LockCache):
         return cache
     if alias in settings.CACHES:
-        raise other_backends.BackendCannotLock(alias)
+        raise part("other_backends").BackendCannotLock(alias)
     known = ", ".join(map(repr, lock_caches())) or "none"
     raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -28,10 +27,10 @@ from ..steps import Steps
 from ..transport import server_of
 from ..transport.refusals import redis_errors
 from .get_or_set import GetOrSet, waiting_thread
+from .on_commit import OnCommit
 
 if TYPE_CHECKING:
     from . import RedisCache
-    from .on_commit import OnCommit
     from .typed import TypedValues
 else:
     TypedValues = GetOrSet
@@ -278,9 +277,7 @@ class Writes(TypedValues):
             using: the alias of the database, as of Django's ``transaction.on_commit``.
             robust: log an error of Redis instead of raising it after the commit.
         """
-        module = import_module(".on_commit", __package__)  # Few sites need it.
-        methods: OnCommit = module.OnCommit(self, using, robust)
-        return methods
+        return OnCommit(self, using, robust)
 
     def own_pattern(self) -> str:
         """What matches all keys of this cache's KEY_PREFIX and VERSION in Redis."""
@@ -316,9 +313,7 @@ class AsyncMethods(Writes):
         method, client = getattr(self, name), self._client_for(name)
         if client is None:
             return await sync_to_async(method)(*args, **kwargs)
-        from .tasks import call  # noqa: PLC0415  # only where there are tasks
-
-        return await call(self, client, name, *args, **kwargs)
+        return await part("asyncio").call(self, client, name, *args, **kwargs)
 
     def _client_for(self, method: str) -> object:
         """None if ``method`` is to run in Django's thread."""

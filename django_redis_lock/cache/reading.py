@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+from django.utils.functional import cached_property
 from django_redis.client import DefaultClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,7 +16,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import time
 from ..conf import GetOrSetOptions
 from ..events import Subject
-from ..extension import OnUse
 from ..singleflight import Runner, ThreadRunner, Undecodable, in_flight
 from ..steps import Steps
 from ..threads import after_fork
@@ -29,13 +28,12 @@ from ..transport import (
     pack_words,
     server_of,
 )
-from ..transport.refusals import OUTAGE, genuine, is_busy, is_pool_exhausted, redis_errors
+from ..transport.refusals import OUTAGE, genuine, is_busy, is_pool_exhausted, redis_errors, suppress
+from . import observed, undecodable
 from .commands import OwnConnections, encoding, own_connections, takes_client
 from .lock_factory import LockCache
 
 T = TypeVar("T")
-
-_observed, _undecodable = OnUse("cache.observed"), OnUse("cache.undecodable")
 
 #: Returned if there is no value.
 MISSING = object()
@@ -124,6 +122,26 @@ class ReadPath(NamedTuple):
     is_direct: bool
 
 
+class Replica:
+    """Stands for the redis-py client of a replica, which may lag behind, or be down: what it does
+    not return, the primary is asked for, before anybody computes it."""
+
+    def __init__(self, replica: Any, primary: Any) -> None:
+        self._replica = replica
+        self._primary = primary
+
+    def get(self, key: object) -> object:
+        return self.mget(key)[0]
+
+    def mget(self, *keys: object) -> list[object]:
+        found: dict[object, object] = {}
+        with suppress(*FAILED):
+            found = dict(zip(keys, self._replica.mget(keys), strict=True))
+        if missing := [key for key in keys if found.get(key) is None]:
+            found.update(zip(missing, self._primary.mget(missing), strict=True))
+        return [found[key] for key in keys]
+
+
 def originals(backend: object, *methods: str) -> dict[str, tuple[object, object]]:
     """The functions that are these ``methods``, and the code of each."""
     functions = {name: getattr(backend, name) for name in methods}
@@ -159,17 +177,16 @@ class CacheReader(LockCache):
         return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight
 
     def _get_by_tool(self, key: str, version: int | None) -> object:
-        own = self._direct()
-        redis = self.client.get_client(write=False) if own is None else own
+        redis: Any = self._direct() or self._replica() or self.client.get_client(write=False)
         with failing_as_django_redis(redis):
-            return _observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -1))[1]
+            return observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -1))[1]
 
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, object]:
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
-        redis = self.client.get_client(write=False)
+        redis = self._replica() or self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
         with failing_as_django_redis(redis):
-            values: dict[str, object] = _observed.observed(
+            values: dict[str, object] = observed.observed(  # type: ignore[assignment]  # of get_many
                 lambda client: get_many(names, version, client=client),
                 lambda *nkeys: (mget(*nkeys), -1),
             )[1]
@@ -224,7 +241,7 @@ class CacheReader(LockCache):
         try:
             if own is not None:
                 return get(key, MISSING, version, own)
-            return self._with_breaker(get, key, MISSING, version, None)
+            return self._with_breaker(get, key, MISSING, version, self._replica())
         except genuine(ConnectionInterrupted) as error:
             return _missing_unless_outage(error)
 
@@ -245,6 +262,14 @@ class CacheReader(LockCache):
         where the way in which django-redis's or redis-py's client sends them must be kept."""
         own = self._own
         return None if own is None or is_observed(own.client) else own
+
+    def _replica(self) -> Replica | None:
+        """What reads a value that is computed if it is missing; None where there are no replicas to
+        read from."""
+        if not self._has_primary or len(self.client._server) == 1:
+            return None
+        replica, primary = self.client.get_client(write=False), self._lock_client()
+        return None if replica is primary else Replica(replica, primary)
 
     @cached_property
     def _breaker(self) -> Breaker | None:
@@ -293,10 +318,10 @@ class CacheReader(LockCache):
             if isinstance(cause, (RedisError, ConnectionInterrupted)):
                 return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
             try:
-                values, failed = _undecodable.read_others(self, names, version)
+                values, failed = undecodable.read_others(self, names, version)
             except redis_errors() as outage:
                 return {}, self._without_redis(outage)
-            if not failed and not isinstance(cause, _undecodable.DECODING_ERRORS):
+            if not failed and not isinstance(cause, undecodable.DECODING_ERRORS):
                 raise cause from None
             return values, None
 
@@ -337,7 +362,7 @@ class CacheReader(LockCache):
         try:
             steps = self._read(runner, nkey, reads)
             if replaced:
-                stored, value = yield from _observed.get_in_steps(
+                stored, value = yield from observed.get_in_steps(
                     self, runner, steps, key, version, MISSING
                 )
             else:
@@ -385,14 +410,14 @@ class CacheReader(LockCache):
         try:
             return self._decode(stored)
         except Undecodable as error:
-            _undecodable.log(key, group, error)
+            undecodable.log(key, group, error)
             raise
 
     def _check_decoding(
         self, runner: Runner, error: Exception, key: str, version: int | None
     ) -> Steps[None]:
         """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
-        yield from _undecodable.check(self, runner, error, key, version)
+        yield from undecodable.check(self, runner, error, key, version)
 
     def subject_of(self, key: str, group: str) -> Subject:
         return Subject.of(key, group, "", server_of(self._lock_client()), self)

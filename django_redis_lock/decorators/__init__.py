@@ -13,7 +13,15 @@ from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
 from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
 from .transactions import after_commit, wait_for
-from .views import STORED, is_api_view, is_dispatch, is_locked_above_its_values, view_of
+from .views import (
+    LOCKED,
+    STORED,
+    is_api_view,
+    is_dispatch,
+    is_locked_above_its_values,
+    layers,
+    view_of,
+)
 from .wrapper import (
     LockedFunction,
     around_handlers,
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     View = TypeVar("View", bound=Callable[Concatenate[HttpRequest, ...], Response])
 
 __all__ = [
+    "LOCKED",
     "STORED",
     "CachedFunction",
     "Locked",
@@ -54,6 +63,7 @@ __all__ = [
     "is_dispatch",
     "is_django_task",
     "is_locked_above_its_values",
+    "layers",
     "locked",
     "namer",
     "outages_not_logged",

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import inspect
-import numbers
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import chain
+from collections.abc import Callable, Iterator
+from datetime import date, time
+from decimal import Decimal
+from enum import Enum
+from numbers import Integral
 from types import MethodType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
+from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model
-from django.utils.functional import Promise
-from django.utils.tree import Node
 
 from ..threads import get_logger
 
@@ -36,79 +37,99 @@ Namer = Callable[[Args, Kwargs], str]
 #: A name of a lock, or several.
 Names = str | tuple[str, ...]
 
-_TAGS: dict[str, Any] = {
-    "None": type(None),
-    "bool": bool,
-    "int": numbers.Integral,
-    "float": numbers.Real,
-    "bytes": bytes,
-    "list": list,
-    "tuple": tuple,
-    "dict": dict,
-}
 #: The characters of an escape sequence, which cannot separate two values.
 _ESCAPES = frozenset("%0123456789ABCDEF")
 _formatter = string.Formatter()
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
-#: Without a ``__str__``, but their text is complete and the same in each process.
-_PLAIN = (str, bytes, int, float, complex, range, type, type(None))
+#: The steps from an argument to one of its attributes or items.
+_STEPS = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
+#: A place for a value in the syntax of Python's ``%``.
+_PERCENT = re.compile(r"%(\(\w+\))?[sdr](?![a-zA-Z])")
+#: Types of which each value has one text, in each process.
+_BY_TEXT = (Decimal, date, time, UUID)  # A datetime is a date.
+#: What is before the text of a value in the keys of ``cached()``; nothing before that of a str.
+_TAGS: dict[type, str] = {
+    bool: "bool",
+    type(None): "None",
+    Integral: "int",
+    float: "float",
+    bytes: "bytes",
+    list: "list",
+    tuple: "tuple",
+}
 
 
-class Field(NamedTuple):
+class Field:
     """One field of a template."""
 
-    name: str
-    conversion: str | None
-    spec: str
+    def __init__(self, name: str, conversion: str | None, spec: str) -> None:
+        self.name, self.conversion, self.spec = name, conversion, spec
+        self._steps = _STEPS.findall(name)
+        self._argument = name.partition(".")[0].partition("[")[0]
 
-    def text(self, values: dict[str, object], typed: bool) -> tuple[str, object]:
-        """The text of the value, and the value; with a conversion or a format, the text twice.
-        ``typed``: what a dataclass compares and does not show counts, too."""
-        if self.name in values:
-            value = values[self.name]
-        else:  # A name with attributes and items.
-            value, _ = _formatter.get_field(self.name, (), values)
-        formats = self.conversion or self.spec
-        if not formats and type(value) in (str, int):
-            return str(value), value
-        value = self._reliable(value, typed)
+    def encode(self, values: dict[str, object]) -> tuple[str, str]:
+        """The type of the value, and its text; a str has no type, and with a conversion or a format
+        the text counts."""
+        value = values[self._argument]
+        for step in self._steps:
+            self._refuse_unsaved(value)
+            value, _ = _formatter.get_field(f"v{step}", (), {"v": value})
+        tag, text = self._encode(value)
+        if not (self.conversion or self.spec):
+            return tag, text
         shown = _formatter.convert_field(value, self.conversion)
-        text = str(_formatter.format_field(shown, _formatter.vformat(self.spec, (), values)))
-        if _ADDRESS.search(text):
-            raise ValueError(
-                f"{{{self.name}}} gives {text!r}, which differs between processes: use one of its "
-                "attributes, such as its pk"
-            )
-        return text, text if formats else value
+        return "", str(_formatter.format_field(shown, _formatter.vformat(self.spec, (), values)))
 
-    def _reliable(self, value: object, typed: bool) -> object:
-        """``value``, with the items of a dict in one order. Raises ValueError if its text may
-        differ between processes, as that of a set, or be cut short, as a queryset's."""
-        kind = value.__class__  # Of a lazy object, what it stands for.
-        if isinstance(value, _PLAIN):
-            return value
-        if isinstance(value, Promise):  # A translation: its text in the language of the call.
-            return str(value)
-        if isinstance(value, dict):
-            keys = [self._reliable(key, typed) for key in value]
-            parts = [self._reliable(part, typed) for part in value.values()]
-            items = zip(keys, parts, strict=True)
-            return dict(sorted(items, key=repr)) if kind is dict else value
+    def _encode(self, value: Any) -> tuple[str, str]:
+        """The type and the text of ``value``; a lazy object, as a request's user, is an instance of
+        what it stands for."""
+        if isinstance(value, Enum):
+            if not isinstance(value, (str, int)):
+                return "object", f"{type(value).__name__}.{value.name}"
+            value = value.value
+        if isinstance(value, str):
+            return "", str(value)
+        for kind, name in _TAGS.items():
+            if isinstance(value, kind):
+                return name, self._written(value)
+        if isinstance(value, Model):
+            self._refuse_unsaved(value)
+            label = value._meta.label_lower
+            # Where it is written: it may have been read from any replica.
+            database = router.db_for_write(value._meta.model, instance=value)
+            return label if database == DEFAULT_DB_ALIAS else f"{label}@{database}", str(value.pk)
+        if isinstance(value, _BY_TEXT) or getattr(value, "is_anonymous", False) is True:
+            return "object", str(value)
+        raise ValueError(
+            f"{{{self.name}}} is or contains a value of type {value.__class__.__name__}, whose "
+            "text may differ between processes or be that of another: name an attribute, such as "
+            "its pk, or give a function, key=lambda …"
+        )
+
+    def _written(self, value: Any) -> str:
+        """As Python writes it; within a list or tuple, what it has no sign for with its type."""
         if isinstance(value, (list, tuple)):
-            parts = [self._reliable(part, typed) for part in value]
-            return kind(parts) if kind in (list, tuple) else value
-        no_str = kind.__str__ is object.__str__
-        if no_str and dataclasses.is_dataclass(kind):
-            for field in dataclasses.fields(kind):
-                if field.repr or (typed and field.compare):
-                    self._reliable(getattr(value, field.name), typed)
-        elif no_str or (issubclass(kind, Sized) and issubclass(kind, Iterable)):
+            items = ", ".join(map(self._written, value))
+            if isinstance(value, list):
+                return f"[{items}]"
+            return f"({items},)" if len(value) == 1 else f"({items})"
+        if isinstance(value, Enum) and isinstance(value, (str, int)):
+            value = value.value
+        for kind in (str, bytes, float):
+            if isinstance(value, kind):
+                return kind.__repr__(value)
+        if isinstance(value, (bool, type(None))):
+            return str(value)
+        if isinstance(value, Integral):
+            return str(int(value))
+        tag, text = self._encode(value)
+        return f"{tag}({text!r})"
+
+    def _refuse_unsaved(self, value: object) -> None:
+        if isinstance(value, Model) and value.pk is None:
             raise ValueError(
-                f"{{{self.name}}} is or contains a value of type {kind.__name__}, whose text may "
-                "differ between processes or be cut short: use an attribute, such as its pk, or a "
-                "list"
+                f"{{{self.name}}} is of a {value._meta.label} that is not saved, or deleted: it "
+                "has no primary key, so that all such objects would have one name"
             )
-        return value
 
 
 class Template:
@@ -120,6 +141,11 @@ class Template:
     """
 
     def __init__(self, text: str, typed: bool = False) -> None:
+        if place := _PERCENT.search(text):
+            raise ValueError(
+                f"{text!r} is no template with {place[0]!r}: write the name of an argument between "
+                "braces, as in {pk}"
+            )
         self.text = text
         self._typed = typed
         #: Literal text and fields alternate; the last literal has no field.
@@ -159,13 +185,14 @@ class Template:
                     yield name
 
     def fill(self, values: dict[str, object]) -> str:
-        filled = [self._fill(*field.text(values, self._typed)) for field in self._fields]
+        filled = [self._fill(*field.encode(values)) for field in self._fields]
         return self._literals[0] + "".join(
             text + literal for text, literal in zip(filled, self._literals[1:], strict=True)
         )
 
-    def _fill(self, text: str, value: object) -> str:
-        tag = "" if not self._typed or isinstance(value, str) else _tag(value)
+    def _fill(self, tag: str, text: str) -> str:
+        if tag:  # Without types, only the label of a model counts.
+            tag = f"%({tag})" if self._typed else f"{tag}:" * ("." in tag)
         if len(self._fields) > 1:
             text = self._escape(text)
             tag = "%".join(map(self._escape, tag.split("%")))
@@ -181,41 +208,6 @@ class Template:
 
 #: The beginning of a text that looks like a tag, or like such a text that has been escaped.
 _LIKE_A_TAG = re.compile(r"\A%(?=(25)*\()")
-
-
-def _tag(value: object) -> str:
-    """The type of ``value``, the same for types that can stand for each other, such as ``int`` and
-    the members of ``IntegerChoices``; and what its text leaves out."""
-    unseen = "" if isinstance(value, _PLAIN) else "".join(_unseen(value))
-    if unseen and isinstance(value, Model):
-        return unseen
-    kind = next((name for name, kind in _TAGS.items() if isinstance(value, kind)), "object")
-    return f"%({kind}){unseen}"
-
-
-def _unseen(value: object) -> Iterator[str]:
-    """What tells ``value`` from others that have its text: the type and primary key of each object
-    of the database within it, and what a dataclass compares but does not show."""
-    parts: Iterable[object] = ()
-    if isinstance(value, Model):
-        if value.pk is not None:
-            key = re.sub("[%()]", lambda match: _percent(match[0]), str(value.pk))
-            yield f"%({value._meta.label_lower} {key})"
-    elif isinstance(value, dict):
-        parts = chain.from_iterable(value.items())
-    elif isinstance(value, (list, tuple)):
-        parts = value
-    elif isinstance(value, Node):  # A condition of a query, such as Q.
-        parts = value.children
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        compared = [field for field in dataclasses.fields(value) if field.compare]
-        parts = [getattr(value, field.name) for field in compared]
-        for field, part in zip(compared, parts, strict=True):
-            if not field.repr:
-                yield f"%({part!r})"
-    for part in parts:
-        if not isinstance(part, _PLAIN):
-            yield from _unseen(part)
 
 
 def _percent(character: str) -> str:

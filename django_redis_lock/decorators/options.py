@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, Literal, TypedDict
+
+from django.utils.functional import cached_property
 
 from ..cache import check_using
 from ..conf import SETTING, Default
 from ..contention import OnConflict, redirect_to, respond
 from ..events import check_group
-from ..extension import OnUse, part
+from ..extension import part
+from ..protocol.mistakes import unknown_option
 from ..protocol.validation import (
     OPTIONS,
     check_bool,
@@ -20,8 +22,6 @@ from ..protocol.validation import (
     check_time,
 )
 from ..threads import check_plain
-
-mistakes = OnUse("protocol.mistakes")
 
 OnLost = Callable[[], object] | None
 
@@ -108,7 +108,7 @@ class Options:
         known = [field.name for field in fields(cls) if field.init]
         for name in given:
             if name not in known:
-                raise mistakes.unknown_option("locked()", name, known)
+                raise unknown_option("locked()", name, known)
         return cls(**given)
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ from ..transport import is_outage
 from ..transport.refusals import redis_errors
 from . import transactions
 from .options import OnLost, Options
+from .refusals import note_outage
 
 if TYPE_CHECKING:
     from ..cache import CurrentLock
@@ -284,6 +285,7 @@ class Section:
                 acquired: bool = yield self._call("acquire", **options)
                 return acquired
             except redis_errors() as error:
+                note_outage(error, self.name, self.options.retry_after)
                 if not self.options.wait_for_redis:
                     raise
                 pause = retry.pause_after(error)

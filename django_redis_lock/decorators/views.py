@@ -12,44 +12,14 @@ from concurrent.futures import Future
 from contextlib import AsyncContextDecorator, ContextDecorator
 from threading import Thread
 from typing import Any
-from weakref import getweakrefcount
 
 from django.urls import get_urlconf
 from django.views import View
 
-from ..middleware import request_of
 from .key_template import Args, Kwargs, bound_method
-from .options import EXIT_CODES, MISSING, Options
 
-#: Methods that Django and Django REST framework call with a request, and whose result they take for
-#: true or false, for a user, or for nothing.
-HOOKS = frozenset(
-    (
-        *("has_permission", "has_object_permission", "allow_request"),
-        *("authenticate", "aauthenticate"),
-        *("has_add_permission", "has_change_permission", "has_delete_permission"),
-        *("has_view_permission", "has_module_permission"),
-        *("save_model", "delete_model", "delete_queryset"),
-        *("save_form", "save_formset", "save_related"),
-        *("log_addition", "log_change", "log_deletion", "log_deletions", "get_queryset"),
-        *("process_request", "process_response", "process_view", "process_exception"),
-        "process_template_response",
-    )
-)
-#: Methods whose response the class that has them sends on: of the admin, of Django REST framework.
-_OF_ADMIN = frozenset(
-    (
-        *("add_view", "change_view", "changeform_view", "changelist_view", "delete_view"),
-        *("history_view", "render_change_form", "render_delete_form"),
-        *("response_action", "response_add", "response_change", "response_delete"),
-    )
-)
-_OF_REST = {"list", "create", "retrieve", "update", "partial_update", "destroy"}
 #: What other decorators make a function return: a block for ``with``, work in the background.
 _RUN_LATER = (ContextDecorator, AsyncContextDecorator, Thread, Future)
-#: What task queues add to a function that they decorate.
-_OF_TASKS = ("delay", "apply_async", "enqueue", "send", "defer", "schedule")
-
 #: Attributes of what ``locked()``, and what ``cached()`` and ``cached_page()`` return. As all
 #: attributes, they are copied to what other decorators put around it.
 LOCKED, STORED = "_redis_lock_is_taken", "_redis_lock_value_is_stored"
@@ -70,27 +40,6 @@ def is_locked_above_its_values(function: Any) -> bool:
     return False
 
 
-def refuse_hook(options: Options, function: Callable[..., object], dotted: str) -> None:
-    """
-    Raises:
-        TypeError: ``function`` is a known hook, and the options do not say what it returns if the
-            lock is taken; or it takes a request, and they are for commands.
-    """
-    name = getattr(function, "__name__", "") or ""
-    if "request" in _first_arguments(function):
-        options.refuse("a view", *EXIT_CODES)
-    if name not in HOOKS or not _takes_request(function):
-        return
-    if options.default is not MISSING:
-        return
-    if options.on_conflict is None or hasattr(options.on_conflict, "status_of_response"):
-        raise TypeError(
-            f"Django does not send on what {dotted} returns, so a response would count as true, or "
-            "be lost: give default=, or an on_conflict= that returns what the method may return, "
-            "such as django_redis_lock.contention.raise_error"
-        )
-
-
 def refuse_object(target: object) -> None:
     """
     Raises:
@@ -99,19 +48,11 @@ def refuse_object(target: object) -> None:
     """
     if isinstance(target, functools.partial):
         return refuse_object(target.func)
-    kinds = (inspect.isroutine, lambda made: isinstance(made, type(functools.cache(_is_handler))))
-    by_queue = [name for name in _OF_TASKS if callable(getattr(target, name, None))]
-    if by_queue or hasattr(target, "_ninja_operation") or not any(is_(target) for is_ in kinds):
+    if not (inspect.isroutine(target) or isinstance(target, type(functools.cache(complete)))):
         raise TypeError(
             f"{target!r} is what another decorator made of a function, and the lock would not be "
             "held while that runs: put @locked directly above the function, below the other "
             "decorators. For an object that runs its code when called: locked(...)(it.__call__)"
-        )
-    # As Django's signals refer to their receivers, and its template libraries name their filters.
-    if inspect.isfunction(target) and (getweakrefcount(target) or hasattr(target, "_filter_name")):
-        raise TypeError(
-            f"another decorator has registered {target!r}, and would call it without the lock: put "
-            "@locked directly above the function, below @receiver(...) and the like"
         )
 
 
@@ -141,38 +82,43 @@ def _is_over(result: object) -> bool:
     return bool(hasattr(result, "done") and result.done())
 
 
-def is_view(function: object, args: Args, kwargs: Kwargs) -> bool:
-    """Whether the caller of ``function`` with these arguments, among them a request, sends on a
-    response: it is the handler of a class of views, an action of the admin, or what the request's
-    URL leads to. Without a URL, as in a test: a function that takes the request first."""
-    method = bound_method(function)
-    name = getattr(function if method is None else method, "__name__", "")
+def sends_on(locked: object, function: object, args: Args, kwargs: Kwargs, request: Any) -> bool:
+    """Whether Django sends on what this call returns: ``locked``, made from ``function``, is what
+    the URL of the request leads to, or a method to which that class of views dispatches. Where
+    Django's handler knows nothing of the request, as in a test, whatever takes it first is."""
+    match = getattr(request, "resolver_match", None)
+    if match is None and get_urlconf() is not None:
+        return False  # Django's handler has yet to resolve it, for a middleware.
     view = view_of(function, args)
     if view is not None:
-        return _is_handler(view, name)
-    first = next(iter(args), None) if method is None else method.__self__
-    request = request_of(args, kwargs)
-    admin = sys.modules.get("django.contrib.admin.options")
-    if (
-        admin is not None
-        and isinstance(first, admin.BaseModelAdmin)
-        and (name in _OF_ADMIN or _is_action(first, function, request))
-    ):
-        return True
-    match = getattr(request, "resolver_match", None)
+        kinds = [getattr(match and match.func, name, None) for name in ("view_class", "cls")]
+        return (match is None or type(view) in kinds) and _is_handler(view, function, request)
     if match is None:
-        return (
-            get_urlconf() is None  # Else Django's handler has yet to resolve it, for a middleware.
-            and method is None
-            and (first is request or (first is None and "sender" not in kwargs))
-            and name not in HOOKS
-        )
-    plain = getattr(function, "__func__", function)
-    if any(each is plain for each in _unwrapped(match.func)):
-        return True
-    view = (getattr(request, "parser_context", None) or {}).get("view")  # Of @api_view.
-    made = type(view)
-    return view is not None and (made.__module__, made.__name__) == (plain.__module__, name)
+        if bound_method(function) is not None:
+            return False
+        return args[0] is request if args else "sender" not in kwargs  # Of a signal.
+    return any(vars(layer).get(LOCKED) is locked for layer in layers(match.func))
+
+
+def layers(view: Any) -> Iterator[Any]:
+    """``view``, and what it calls as far as Python's own attributes say so."""
+    while view is not None:
+        view = getattr(view, "__func__", view)
+        if isinstance(view, functools.partial):
+            yield view
+            view = getattr(view, "__wrapped__", view.func)
+        elif inspect.isfunction(view):
+            yield view
+            view = getattr(view, "__wrapped__", None)
+        elif callable(view) and not inspect.isroutine(view):
+            view = type(view).__call__
+        else:
+            return
+
+
+def takes_request(function: Callable[..., object]) -> bool:
+    """Whether this is a function or method with a request among its first two arguments."""
+    return "request" in _first_arguments(function)
 
 
 def view_of(function: object, args: Args) -> View | None:
@@ -195,26 +141,12 @@ def is_dispatch(function: object) -> bool:
     return getattr(function, "__name__", "") == "dispatch" and inspect.isfunction(function)
 
 
-def _is_handler(view: View, name: str) -> bool:
-    handlers = {"dispatch", getattr(view, "action", None), *view.http_method_names}
-    if is_api_view(type(view)):
-        handlers |= _OF_REST
-    return name in handlers or name in (getattr(view, "action_map", None) or {}).values()
-
-
-def _is_action(model_admin: Any, function: object, request: Any) -> bool:
-    """Whether the user of the admin has chosen this action. It may be registered by another name,
-    and a page with two menus sends the choice of both."""
-    chosen = request.POST.getlist("action")
-    actions = model_admin.get_actions(request) if chosen else {}
-    called = (call for name, (call, *_) in actions.items() if name in chosen)
-    return any(each is function for call in called for each in _unwrapped(call))
-
-
-def _takes_request(function: Callable[..., object]) -> bool:
-    """Whether this is a method with a request as its first argument."""
-    names = _first_arguments(function)
-    return "request" in (names[:1] if bound_method(function) else names[1:])
+def _is_handler(view: View, function: object, request: Any) -> bool:
+    """Whether ``function`` is a method of ``view`` that gets requests, and answers."""
+    method = bound_method(function)
+    name = getattr(function if method is None else method, "__name__", "")
+    chosen = getattr(view, (request.method or "").lower(), None)  # Perhaps an action of a view set.
+    return name in {"dispatch", getattr(chosen, "__name__", ""), *view.http_method_names}
 
 
 def _first_arguments(function: Callable[..., object]) -> list[str]:
@@ -222,29 +154,3 @@ def _first_arguments(function: Callable[..., object]) -> list[str]:
         return [*inspect.signature(bound_method(function) or function).parameters][:2]
     except (TypeError, ValueError):  # Of a function in C they may be unknown.
         return []
-
-
-def _unwrapped(callback: object) -> Iterator[object]:
-    """``callback`` and what it calls, as far as decorators say so."""
-    seen: list[object] = []
-    left = [callback]
-    while left and len(seen) < 100:
-        each = left.pop()
-        if each is None or any(each is other for other in seen):
-            continue
-        seen.append(each)
-        yield each
-        left += [getattr(each, name, None) for name in ("__wrapped__", "__func__")]
-        if isinstance(each, functools.partial):
-            left.append(each.func)
-        if not inspect.isroutine(each) and not isinstance(each, type):
-            left.append(type(each).__call__)
-        if getattr(each, "__module__", "") == "ninja.operation":
-            left += _operations(each)
-
-
-def _operations(view: object) -> Iterator[object]:
-    """The functions of a path of Django Ninja, whose view refers to them in its closure."""
-    for cell in getattr(view, "__closure__", None) or ():
-        for operation in getattr(cell.cell_contents, "operations", ()):
-            yield operation.view_func

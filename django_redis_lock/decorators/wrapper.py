@@ -33,18 +33,19 @@ from ..middleware import RequestActivity, doing, request_of
 from ..threads import is_async
 from ..transport import is_outage
 from ..transport.refusals import is_unusable, redis_errors
-from .key_template import Args, Kwargs, bound_method, made_for_task, names_of
+from .key_template import Args, Kwargs, Template, bound_method, made_for_task, names_of
 from .on_lost import CommandTerminator
 from .options import EXIT_CODES, MISSING, Options
+from .refusals import with_status
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
 from .views import (
     LOCKED,
     complete,
     is_api_view,
     is_dispatch,
-    is_view,
-    refuse_hook,
     refuse_object,
+    sends_on,
+    takes_request,
     view_of,
 )
 
@@ -84,10 +85,11 @@ class LockedFunction:
                 raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
         if not _takes_arguments(function):
             options.refuse("a function without arguments", *EXIT_CODES, "status_code")
-        refuse_hook(options, function, dotted)
+        if takes_request(function):
+            options.refuse("a view", *EXIT_CODES)
         self.options = options
         self.function = function
-        self._is_handler = is_handler  # Of a view of Django REST framework.
+        self.is_handler = is_handler  # Of a view of Django REST framework.
         self.target = dotted
         names = names_of(options.key, function, dotted)
         self.name_of = names if callable(names) else lambda args, kwargs: names
@@ -101,10 +103,23 @@ class LockedFunction:
     def using(self) -> str:
         return self.options.using or Conf().USING
 
+    @property
+    def is_literal(self) -> bool:
+        """Whether a name was given that is the same for each call."""
+        return isinstance(self.options.key, str) and not list(Template(self.options.key).fields())
+
+    @property
+    def may_raise_for_a_request(self) -> bool:
+        """Whether this is called with a request, and what it answers is not chosen."""
+        options = self.options
+        chosen = options.on_conflict is not None or options.default is not MISSING
+        of_class = self.is_handler or bound_method(self.function) is not None
+        return not (chosen or of_class) and takes_request(self.function)
+
     def wrapper(self) -> Callable[..., Any]:
         function, wrapper = self.function, self._wrapper()
         functools.update_wrapper(wrapper, function)
-        setattr(wrapper, LOCKED, True)
+        setattr(wrapper, LOCKED, self)
         if not _is_djangos_dummy(function):
             _declared[self] = None
         return wrapper
@@ -194,9 +209,9 @@ class LockedFunction:
     def _request_of_view(self, args: Args, kwargs: Kwargs) -> object:
         """The request, if this is a call of a view."""
         request = request_of(args, kwargs)
-        if request is None or self._is_handler or is_view(self.function, args, kwargs):
+        if request is None or self.is_handler:
             return request
-        return None
+        return request if sends_on(self, self.function, args, kwargs, request) else None
 
     def _unavailable(self, request: object, name: str, error: Exception) -> object:
         return service_unavailable(request, name, error, self.options.retry_after, self.json)
@@ -217,7 +232,7 @@ class LockedFunction:
             return None
         request = self._request_of_view(args, kwargs)
         if request is None:
-            raise conflict.error()
+            raise with_status(conflict.error(), options.status_code)
         return conflict.response(request, options.status_code, json=self.json)
 
     # -- tasks -------------------------------------------------------------------------------
@@ -395,6 +410,9 @@ def celery_task(target: object) -> Any:
 
 # -- Django REST framework -------------------------------------------------------------------
 
+#: An attribute of its views: their handlers, by what is around them.
+_HANDLERS = "_redis_lock_handlers"
+
 
 def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
     """Wrap the handlers (``get``, ``post`` or an action) of a class of views: by then the user is
@@ -402,7 +420,7 @@ def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
     initial = target.initial
 
     def handle(self: Any, request: object, *args: object, **kwargs: object) -> object:
-        return self._unwrapped[handle](request, *args, **kwargs)
+        return vars(self)[_HANDLERS][handle](request, *args, **kwargs)
 
     wrapped = wrap(handle)
 
@@ -412,7 +430,7 @@ def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
         method = request.method.lower()
         if method in self.http_method_names and method != "options" and hasattr(self, method):
             # A base class, or another decorator, may wrap them, too.
-            vars(self).setdefault("_unwrapped", {})[handle] = getattr(self, method)
+            vars(self).setdefault(_HANDLERS, {})[handle] = getattr(self, method)
             setattr(self, method, functools.partial(wrapped, self))
 
     target.initial = then

@@ -19,13 +19,14 @@ from weakref import WeakKeyDictionary, ref
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
-from ..extension import OnUse
 from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused, Reply
 from ..protocol.validation import check_time
 from ..steps import adrive
 from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
 from ..transport.refusals import genuine, redis_errors
+from ..transport.registry import check_for_tasks
+from . import questions, records
 from .hold import Hold
 from .local_state import (
     State,
@@ -39,16 +40,13 @@ from .local_state import (
 from .lock import refusing
 from .operations import LockOperations
 from .replicas import REPLY_MARGIN_SECONDS, Confirmed, question_to_replicas
-from .waiting import TaskWaiter
+from .waiting.tasks import TaskWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..protocol.holders import HolderInfo
-    from . import questions, records
     from .questions import Query
-else:
-    questions, records = OnUse("locking.questions"), OnUse("locking.records")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,6 +93,12 @@ class AsyncLock(LockOperations):
             "is for coroutines: async with. In a thread: with cache.lock(…), or Lock"
         )
         __await__ = refusing("is awaited as: async with, or await lock.acquire()")
+
+    def _check_kind(self, redis: object, on_lost: object, cancel_on_lost: object) -> None:
+        for client in redis if isinstance(redis, tuple) else (redis,):
+            check_for_tasks(client)
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost must be callable, not {on_lost!r}")
 
     @property
     def local(self) -> State:

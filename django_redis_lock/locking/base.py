@@ -7,7 +7,6 @@ import math
 import os
 import secrets
 from collections.abc import Callable
-from functools import cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,8 +14,9 @@ from .. import events
 from ..clock import time
 from ..events import Subject, check_group
 from ..exceptions import LockError, LockLost
-from ..extension import OnUse, part
+from ..extension import part
 from ..protocol import AcquireRequest, lock_keys, named_token, printable, waiter_id
+from ..protocol.mistakes import unknown_option
 from ..protocol.validation import (
     check_bool,
     check_name,
@@ -24,11 +24,9 @@ from ..protocol.validation import (
     check_token,
     check_wait,
     checked_options,
-    longest_hold,
 )
 from ..threads import check_plain, get_logger
 from ..transport import Server, encoded, is_cluster, server_of
-from ..transport.registry import check_for_tasks
 from .hold import Hold
 from .local_state import (
     State,
@@ -41,7 +39,6 @@ from .local_state import (
 if TYPE_CHECKING:
     from typing_extensions import Never
 
-mistakes = OnUse("protocol.mistakes")
 logger = get_logger("django_redis_lock.lock")
 
 
@@ -92,9 +89,28 @@ class BaseLock:
     cache: Any = None
     cache_key: str | None = None
     stored_name = ""
+    _subject: Subject | None = None
     _hold_class = Hold
     #: Whether the caller is a task.
     asynchronous = False
+
+    # The checked options.
+    timeout: float | None
+    sleep: float
+    blocking: bool
+    blocking_timeout: float | None
+    thread_local: bool
+    raise_on_release_error: bool
+    renew: bool
+    max_hold: float | None
+    min_hold: float
+    cancel_on_lost: bool
+    warn_after: float | None
+    warns_after: float  #: The same with its default.
+    replicas: int
+    grant_timeout: float
+    reentrant: bool
+    limit: int
 
     def __init__(
         self,
@@ -126,36 +142,20 @@ class BaseLock:
     ) -> None:
         if unknown:
             known = [*signature(BaseLock).parameters][2:-1]
-            raise mistakes.unknown_option(f"{type(self).__name__}()", min(unknown), known)
+            raise unknown_option(f"{type(self).__name__}()", min(unknown), known)
+        self._check_kind(redis, on_lost, cancel_on_lost)
         self.redis = redis
-        if self.asynchronous:
-            for client in redis if isinstance(redis, tuple) else (redis,):
-                check_for_tasks(client)
         self.name = check_name(name)
-        values: tuple[object, ...]  # In the order of ``OPTIONS``.
-        values = timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error
-        values += renew, max_hold, min_hold, cancel_on_lost, warn_after
-        values += replicas, grant_timeout, reentrant, limit
-        checked = checked_options(*values)
-        self.timeout, self.sleep, self.blocking, self.blocking_timeout, *_ = checked
-        self.thread_local, self.raise_on_release_error, self.renew, self.max_hold = checked[4:8]
-        self.min_hold, self.cancel_on_lost, self.warn_after, self.replicas = checked[8:12]
-        self.grant_timeout, self.reentrant, self.limit = checked[12:]
-        if on_lost is not None and not callable(on_lost):
-            raise TypeError(f"on_lost must be callable, not {on_lost!r}")
-        if not self.asynchronous:
-            check_plain("on_lost", on_lost)
+        options: tuple[object, ...]  # In the order of ``OPTIONS``.
+        options = timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error
+        options += renew, max_hold, min_hold, cancel_on_lost, warn_after
+        options += replicas, grant_timeout, reentrant, limit
+        vars(self).update(checked_options(options))
         self.on_lost = on_lost
-        if cancel_on_lost and not self.asynchronous:
-            raise TypeError(
-                "cancel_on_lost must be False: only a task can be cancelled. It is for AsyncLock, "
-                "cache.alock(), and locked() on coroutine functions and in async with"
-            )
         if label is not None and not isinstance(label, str):
             raise TypeError(f"label must be a str or None, not {label!r}")
         self.label = label or ""
         self.group = check_group(group)
-        self.warns_after = warn_after or longest_hold(renew, self.timeout, self.max_hold) * 0.8
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
         self.id = None if id is None else self._encode(check_token(id))
         if self.reentrant and id is not None:
@@ -167,6 +167,18 @@ class BaseLock:
         if self.id is not None:
             self.local.token = self.id
 
+    def _check_kind(self, redis: object, on_lost: object, cancel_on_lost: object) -> None:
+        """Raises TypeError if one of these is not for a lock of this kind."""
+        if on_lost is not None:
+            if not callable(on_lost):
+                raise TypeError(f"on_lost must be callable, not {on_lost!r}")
+            check_plain("on_lost", on_lost)
+        if cancel_on_lost:
+            raise TypeError(
+                "cancel_on_lost must be False: only a task can be cancelled. It is for AsyncLock, "
+                "cache.alock(), and locked() on coroutine functions and in async with"
+            )
+
     def _new_state(self) -> State:
         return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
 
@@ -176,11 +188,14 @@ class BaseLock:
     def _server(self) -> Server | None:
         return server_of(self.redis)
 
-    @cached_property
+    @property
     def subject(self) -> Subject:
         """This lock, for events."""
-        name = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
-        return Subject.of(name, self.group, self.label, self._server(), self.cache)
+        if self._subject is None:
+            name = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
+            of_it = self.group, self.label, self._server(), self.cache
+            self._subject = Subject.of(name, *of_it)
+        return self._subject
 
     # -- without a round trip ----------------------------------------------------------------
 

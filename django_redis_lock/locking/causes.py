@@ -8,20 +8,24 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..clock import time
 from ..protocol import Call, Reply, encodable, fingerprint, hostname, renew_call
-from ..protocol.holders import parse_not_held
+from ..protocol.holders import NotHeld, parse_not_held
 from ..protocol.owner import MAX_FENCE, bounded
 from ..transport import Server
-from .hold import Hold
 from .records import heartbeats, read_events
 
 if TYPE_CHECKING:
+    from .hold import Hold
     from .operations import LockOperations
 
 EXPIRED = "it expired before it was released"
 NO_DATA = "Redis has lost its data: a restart, a failover, FLUSHDB or an eviction"
+TAKEN_OVER = "a failover has lost it: %s has taken over from %s, without all of its data"
 DELETED = "its key was deleted or replaced by another program, or evicted"
 DELETED_OR_NO_DATA = "its key was deleted by another program, or Redis has lost its data"
+#: By which the clocks of two servers, or of one and of this host, may differ.
+CLOCKS_DIFFER_SECONDS = 0.5
 UNKNOWN = "it expired, was released by force, or its key was deleted"
 
 
@@ -34,8 +38,9 @@ def question(
     beats = beats_so_far(lock._servers[0])
 
     def parse(reply: Reply) -> str:
-        refused = isinstance(reply, list)
-        return cause(reply, beats, early, hold, token) if refused else UNKNOWN
+        if not isinstance(reply, list):
+            return UNKNOWN
+        return cause(reply, beats, early, hold, token, lock._servers[0])
 
     return renew_call(keys, token, attempt), parse
 
@@ -52,6 +57,7 @@ def cause(
     early: bool | None,
     hold: Hold | None,
     token: bytes = b"",
+    server: Server | None = None,
 ) -> str:
     """Why a lock ended.
 
@@ -60,6 +66,7 @@ def cause(
         beats: ``beats_so_far``, of heartbeats that came before RENEW.
         early: whether its lifetime was not over by the holder's clock; None: not known.
         hold: None for a ``token`` from elsewhere.
+        server: where the lock was; it may have moved.
     """
     left = parse_not_held(reply)
     id = fingerprint(token if hold is None else hold.token)
@@ -69,6 +76,12 @@ def cause(
     for event in read_events(left.events):
         if event.what == "reset" and event.owner.id == id and event.at >= since:
             return f"released by force{event.note and f' by {event.note}'}"
+    if hold is not None and server is not None:
+        before, now = hold.renewed_by[0], server.seen_at(hold.keys)
+        if before is not None and now is not None and before is not now:
+            return TAKEN_OVER % (now.breaker.server, before.breaker.server)
+        if left.described_id == id and _is_older(left, hold):
+            return NO_DATA
     # A heartbeat that was sent since the acquisition is kept for a day.
     lost_at = beats[1] if left.heartbeat else beats[0]
     began = math.inf if hold is None else hold.began
@@ -76,8 +89,16 @@ def cause(
         return NO_DATA
     if early is not True:
         return EXPIRED if early is False else UNKNOWN
-    only_this = left.heartbeat or left.entry or left.described.decode(errors="replace") == id
+    only_this = left.heartbeat or left.entry or left.described_id == id
     return DELETED if only_this else DELETED_OR_NO_DATA
+
+
+def _is_older(left: NotHeld, hold: Hold) -> bool:
+    """Whether the description was written before the last renewal, which has written it."""
+    silent_for = left.silent_for
+    if silent_for is None or hold.renewed_by[0] is None:
+        return False
+    return silent_for > time.monotonic() - hold.renewed_by[1] + CLOCKS_DIFFER_SECONDS
 
 
 def code_here() -> str:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from .. import events, protocol
 from ..clock import time
 from ..events import Lost, Subject, group_of
-from ..extension import OnUse
 from ..keeper import DeferredRelease, Job, SentOnce, keeper
 from ..protocol import (
     Acquisition,
@@ -37,15 +36,14 @@ from ..protocol import (
     release_call,
     renew_call,
 )
+from ..protocol.activities import described
 from ..threads import Mutex, after_fork, free_after_fork, get_logger, may_log, this_process
 from ..transport import Server
+from . import causes, records
+from .records import Heartbeat
 
 if TYPE_CHECKING:
     from ..protocol import Owner
-    from .records import Heartbeat
-
-records, causes = OnUse("locking.records", in_keeper=True), OnUse("locking.causes", in_keeper=True)
-activities = OnUse("protocol.activities", in_keeper=True)
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -78,6 +76,7 @@ class Hold:
         degraded: how it is held without Redis, None for a lock in Redis.
         on_end: called at its release, for the lock of this host.
         pending: the reply that confirms a grant, if it is to come.
+        renewed_by: the server that has confirmed the last renewal, and when that was sent.
     """
 
     ended = _lost = False
@@ -92,6 +91,7 @@ class Hold:
     degraded: str | None = None
     on_end: Callable[[], object] | None = None
     pending: PendingLifetime | None = None
+    renewed_by: tuple[Server | None, float] = None, -math.inf
     #: Shared by all holds: it is held for a few lines only.
     _mutex = free_after_fork(Mutex())
 
@@ -125,9 +125,7 @@ class Hold:
 
     def owner(self) -> Owner:
         name, since, pid = fingerprint(self.token), self.fence / 1e6, self.process.pid
-        thread, label, doing = map(
-            encodable, (self.thread, self.label, activities.described(self.activity))
-        )
+        thread, label, doing = map(encodable, (self.thread, self.label, described(self.activity)))
         where = hostname(), pid, thread
         return protocol.Owner(name, *where, label, since, process_id(), doing=doing)
 
@@ -203,9 +201,7 @@ class Hold:
 
     def warn(self) -> None:
         self.warns_at = math.inf
-        who = ", ".join(
-            filter(None, (self.thread, self.label, activities.described(self.activity)))
-        )
+        who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
         held_logger.warning(
             "The lock %(lock)s has been held for %(held).1f s (fence %(fence)d, thread %(holder)s)",
             self.log_fields(holder=printable(who, 300)),
@@ -385,7 +381,8 @@ class Renewal(Job):
         """Redis does not have the lock any more, says ``value``."""
         if self.heartbeat is not None:
             self.heartbeat.suspect_others()
-        self._lose(causes.cause(value, causes.beats_so_far(self.server), early, self.hold))
+        beats = causes.beats_so_far(self.server)
+        self._lose(causes.cause(value, beats, early, self.hold, server=self.server))
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
@@ -407,6 +404,7 @@ class Renewal(Job):
             return
         self._note_described()
         hold.pending = None
+        hold.renewed_by = self.server.seen_at(hold.keys), sent_at
         hold.held_until(until, sent_at)
         self.schedule(sent_at)
 

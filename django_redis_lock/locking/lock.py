@@ -7,17 +7,18 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from ..extension import OnUse
 from ..protocol import AcquireRequest, Acquisition, Call, Refused, Reply
 from ..protocol.validation import check_time
 from ..steps import drive
 from ..threads import in_context
 from ..transport import Answer, run
 from ..transport.refusals import redis_errors
-from . import waiting
+from . import questions, records
+from . import replicas as replication
 from .hold import Hold
 from .local_state import enter_again, note_entry
 from .operations import LockOperations
+from .waiting import ThreadWaiter
 
 T = TypeVar("T")
 
@@ -26,12 +27,7 @@ if TYPE_CHECKING:
 
     from ..protocol import Owner
     from ..protocol.holders import HolderInfo
-    from . import questions, records
-    from . import replicas as replication
     from .questions import Query
-else:
-    questions, records = OnUse("locking.questions"), OnUse("locking.records")
-    replication = OnUse("locking.replicas")
 
 
 def refusing(instead: str) -> Callable[..., NoReturn]:
@@ -105,7 +101,7 @@ class Lock(LockOperations):
         return run(self.redis, call, patience=patience).value
 
     def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
-        return waiting.ThreadWaiter(self.redis, request).wait(refused)
+        return ThreadWaiter(self.redis, request).wait(refused)
 
     def _confirm(self, acquired: Acquisition, patience: float) -> replication.Confirmed:
         where = self.redis, self.keys.at_place(acquired.place)

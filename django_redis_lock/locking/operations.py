@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from ..clock import time
 from ..exceptions import LockError, LockNotOwnedError
-from ..extension import OnUse, part
+from ..extension import part
 from ..keeper import DeferredRelease, keeper
 from ..protocol import (
     EXTEND,
@@ -37,7 +37,8 @@ from ..protocol.validation import check_seconds
 from ..steps import Step, Steps
 from ..transport import Answer, NotReady, is_refusal, may_have_run, server_of
 from ..transport.refusals import suppress
-from . import waiting
+from . import causes, questions, records, waiting
+from . import replicas as replication
 from .base import BaseLock, logger
 from .hold import Hold, Renewal
 from .local_state import Entry
@@ -48,12 +49,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from ..protocol.holders import HolderInfo
-    from . import causes, questions, records
-    from . import replicas as replication
     from .questions import Query
-else:
-    causes, questions = OnUse("locking.causes"), OnUse("locking.questions")
-    records, replication = OnUse("locking.records"), OnUse("locking.replicas")
 
 #: Token, hold, renewal and entry of a caller (see ``State``), and how many times it was inside.
 Before = tuple[bytes | None, Hold | None, Renewals | None, Entry | None, int]

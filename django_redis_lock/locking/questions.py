@@ -10,18 +10,16 @@ from redis.exceptions import RedisError
 
 from .. import events
 from ..exceptions import LockNotAcquired
-from ..extension import OnUse, part
+from ..extension import part
 from ..protocol import AcquireRequest, Call, Owner, Reply
 from ..protocol.holder_scripts import HELD, reset_call
 from ..protocol.holders import HolderInfo, seconds_to_retry
 from ..transport.refusals import suppress
+from . import causes, records
 from .hold import Hold
 
 if TYPE_CHECKING:
-    from . import causes, records
     from .operations import LockOperations
-else:
-    causes, records = OnUse("locking.causes"), OnUse("locking.records")
 
 R = TypeVar("R")
 S = TypeVar("S")

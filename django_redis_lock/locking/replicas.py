@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..clock import time
 from ..exceptions import TooFewReplicas
 from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, milliseconds, script
 from ..steps import Steps
 from ..transport import Client, note_sent, pack, pack_words, server_of
-from .operations import LockOperations
+
+if TYPE_CHECKING:
+    from .operations import LockOperations
 
 #: Seconds that replicas have at least, and at most.
 MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0

@@ -24,11 +24,13 @@ from ..protocol import activity
 
 if TYPE_CHECKING:
     from ..contrib.pages import CachedPageMiddleware
+    from ..decorators.refusals import RefusalMiddleware
     from .conditions import Conditions
 
 __all__ = [
     "CachedPageMiddleware",
     "Conditions",
+    "RefusalMiddleware",
     "RequestActivity",
     "doing",
     "note_request",
@@ -178,5 +180,10 @@ def _end(id: str) -> None:
 
 
 __getattr__ = on_first_use(
-    __name__, {"contrib.pages": "CachedPageMiddleware", "middleware.conditions": "Conditions"}
+    __name__,
+    {
+        "contrib.pages": "CachedPageMiddleware",
+        "decorators.refusals": "RefusalMiddleware",
+        "middleware.conditions": "Conditions",
+    },
 )

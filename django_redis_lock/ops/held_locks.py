@@ -27,7 +27,8 @@ from ..locking import Event
 from ..protocol import Owner, printable
 from ..protocol.keys import is_lock, keys_at
 from ..transport import server_of
-from ..transport.refusals import explained, genuine, suppress
+from ..transport.hints import explained
+from ..transport.refusals import genuine, suppress
 from .inventory import (
     FLIGHT,
     LOCK,

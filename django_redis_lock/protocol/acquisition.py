@@ -135,6 +135,18 @@ class PendingLifetime(Protocol):
         reply is 0). ``wait`` for the reply if that needs no event loop."""
 
 
+class UnreadReply(Protocol):
+    """What an idle connection of a thread owes. It has one reader, who has claimed it."""
+
+    @property
+    def is_read(self) -> bool: ...
+    def claim(self) -> bool:
+        """Whether the caller is its reader now: then nobody else waits on that connection."""
+
+    def receive(self) -> None:
+        """Read it, or note that the connection has ended."""
+
+
 class Acquisition(NamedTuple):
     """An acquired lock, and its deadline.
 

@@ -38,7 +38,8 @@ class NotHeld(NamedTuple):
     Attributes:
         events: what RECORD_EVENT keeps.
         last_fence: that of the index.
-        described: the id in the description.
+        described: when the description was written last, and the time, both in microseconds of the
+            server's clock; and the id in it, each after a space.
         heartbeat: what HEARTBEAT keeps of the process.
         entry: that of the lock on the index, if it is free.
     """
@@ -48,6 +49,17 @@ class NotHeld(NamedTuple):
     described: bytes = b""
     heartbeat: bytes = b""
     entry: bytes = b""
+
+    @property
+    def described_id(self) -> str:
+        return self.described.split(b" ", 2)[-1].decode(errors="replace")
+
+    @property
+    def silent_for(self) -> float | None:
+        """Seconds since the description was written last; None if there is none."""
+        seen, _, rest = self.described.partition(b" ")
+        times = bounded(seen, MAX_FENCE), bounded(rest.partition(b" ")[0], MAX_FENCE)
+        return None if times[0] is None or times[1] is None else (times[1] - times[0]) / 1e6
 
 
 def parse_not_held(reply: Reply) -> NotHeld:

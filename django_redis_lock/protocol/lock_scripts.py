@@ -424,7 +424,8 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] or ARGV[3] ~= '' and not by_attempt(ARG
   end
   local entry = redis.call('EXISTS', KEYS[1]) == 0 and text('ZSCORE', KEYS[5], KEYS[1])
   local fence, id = text('ZSCORE', KEYS[5], 'django_redis_lock:fence'), text('HGET', KEYS[4], 'id')
-  return {text('GET', ARGV[4]), fence, id, text('GET', ARGV[5]), entry or ''}
+  local described = text('HGET', KEYS[4], 'seen') .. string.format(' %d ', now()) .. id
+  return {text('GET', ARGV[4]), fence, described, text('GET', ARGV[5]), entry or ''}
 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 if left >= 0 and wanted * 0.99 > left then

@@ -1,7 +1,6 @@
 """How a Lua script is put together, from its body and the functions that scripts share."""
 
 import hashlib
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 #: The text of some functions that scripts share, by what calls of them begin with.
@@ -37,24 +36,28 @@ class Script:
         self._parts = (*first.split("\n\n"), body)
         self._before = before
         self._library = library  # It is complete when the first script is sent.
+        self._source = self._sha = ""
 
-    @cached_property
+    @property
     def source(self) -> str:
         """The text that Redis runs."""
-        source = ""
-        for part in self._parts:
-            source += self._with_functions(part, known=source)
-        return self._before + source
+        if not self._source:
+            source = ""
+            for part in self._parts:
+                source += self._with_functions(part, known=source)
+            self._source = self._before + source
+        return self._source
 
     #: Those that were sent, by their sha: errors name no more.
     sent: ClassVar["dict[str, Script]"] = {}
 
-    @cached_property
+    @property
     def sha(self) -> str:
         """The name by which Redis knows the script."""
-        sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-        self.sent[sha] = self
-        return sha
+        if not self._sha:
+            sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+            self.sent[sha], self._sha = self, sha
+        return self._sha
 
     def _with_functions(self, source: str, known: str) -> str:
         for calls, functions in reversed(self._library):

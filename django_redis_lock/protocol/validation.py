@@ -161,9 +161,10 @@ OPTIONS: Mapping[str, Callable[[object], Any]] = {
 }
 
 
-def checked_options(*values: object) -> tuple[Any, ...]:
-    """The ``values`` of all OPTIONS, in that order, checked one by one and together. Locks repeat
-    theirs, which are checked once. Raises TypeError or ValueError."""
+def checked_options(values: tuple[object, ...]) -> dict[str, Any]:
+    """The ``values`` of all OPTIONS, in that order, checked one by one and together, by their
+    names; with ``warns_after``. Locks repeat theirs, so the same dict is returned again: it must
+    not be changed. Raises TypeError or ValueError."""
     try:
         return _checked(*values)
     except TypeError:  # Perhaps because one of them cannot be hashed.
@@ -172,7 +173,7 @@ def checked_options(*values: object) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=256, typed=True)
-def _checked(*values: object) -> tuple[Any, ...]:
+def _checked(*values: object) -> dict[str, Any]:
     options = {n: check(value) for (n, check), value in zip(OPTIONS.items(), values, strict=True)}
     timeout, renew, max_hold = options["timeout"], options["renew"], options["max_hold"]
     if timeout is None and (renew or max_hold is not None):
@@ -180,7 +181,8 @@ def _checked(*values: object) -> tuple[Any, ...]:
     if max_hold is not None and not renew:
         raise ValueError("max_hold needs renew=True: any other lock ends after its timeout")
     check_holds(options["min_hold"], max_hold)
-    return tuple(options.values())
+    longest = longest_hold(renew, timeout, max_hold)
+    return {**options, "warns_after": options["warn_after"] or longest * 0.8}
 
 
 def check_holds(min_hold: float, max_hold: float | None) -> None:

@@ -31,6 +31,8 @@ from .in_process import innermost_flight as innermost_flight
 from .in_process import own_flights as own_flights
 from .leader import Producer as Producer
 from .leader import Undecodable as Undecodable
+from .leader import encode_value as encode_value
+from .refreshing import Refreshing as Refreshing
 from .runners import Runner as Runner
 from .runners import ThreadRunner as ThreadRunner
 from .runners import use_background as use_background
@@ -43,9 +45,6 @@ from .scripts import MARK_STALE as MARK_STALE
 from .scripts import WRITE as WRITE
 
 if TYPE_CHECKING:
-    from .refreshing import Refreshing as Refreshing
     from .tasks import AsyncRunner as AsyncRunner
 
-__getattr__ = on_first_use(
-    __name__, {"singleflight.refreshing": "Refreshing", "singleflight.tasks": "AsyncRunner"}
-)
+__getattr__ = on_first_use(__name__, {"singleflight.tasks": "AsyncRunner"})

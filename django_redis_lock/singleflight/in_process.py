@@ -49,17 +49,17 @@ class SharedValue:
 
 
 class InProcessFlight(SharedValue):
-    """The callers of this process that want one value; the first queries Redis for all of them.
+    """The callers of this process that want one value; the first queries Redis for all of them."""
 
-    Args:
-        caller: exists as long as that first one.
-    """
-
-    def __init__(self, runner: Runner, key: bytes, caller: object = None) -> None:
+    def __init__(self, runner: Runner, key: bytes) -> None:
         self.flight_id: FlightKey = (runner.server, key, runner.group)
         self.ended = runner.new_event()
         self.thread = threading.get_ident()
-        self.caller_ref = weakref.ref(self if caller is None else caller)
+
+    def left(self) -> None:
+        """The call that has made this has ended, however."""
+        if in_flight.get(self.flight_id) is self:
+            leave(self)
 
 
 Function = Callable[..., object]
@@ -74,11 +74,7 @@ _leaving = free_after_fork(Mutex())
 
 def join(mine: InProcessFlight) -> InProcessFlight:
     """The flight of another caller for the same value, or ``mine``, which then begins."""
-    while True:
-        shared = in_flight.setdefault(mine.flight_id, mine)
-        if shared is mine or shared.caller_ref() is not None:
-            return shared
-        leave(shared)  # A signal handler's exception kept its caller from that.
+    return in_flight.setdefault(mine.flight_id, mine)
 
 
 def leave(shared: InProcessFlight) -> None:

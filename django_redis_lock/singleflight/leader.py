@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
@@ -19,7 +19,7 @@ from ..protocol.keys import flight_key, flight_keys
 from ..steps import Steps
 from ..threads import get_logger, may_log, this_process
 from ..transport import Server, is_outage, is_refusal, pack_words
-from ..transport.refusals import genuine, redis_errors, suppress
+from ..transport.refusals import redis_errors, suppress
 from .in_process import (
     FlightRenewal,
     InProcessFlight,
@@ -32,6 +32,8 @@ from .in_process import (
 )
 from .runners import Computation, ProducerFailed, Runner
 from .scripts import END_FLIGHT, NOTHING, STORE, TAKE_FLIGHT, TAKE_OVER, Before, Leads, State, parse
+
+R = TypeVar("R")
 
 logger = get_logger("django_redis_lock.flights")
 outage_logger = get_logger("django_redis_lock.outage")
@@ -50,6 +52,16 @@ class Undecodable(Exception):
     project, or from another serializer."""
 
 
+def encode_value(encode: Callable[[object], R], key: object, value: object) -> R:
+    """What ``encode`` makes of ``value``; an error of a serializer names its ``key``."""
+    try:
+        return encode(value)
+    except Exception as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (f"{error.args[0]} (the value of {key!r})", *error.args[1:])
+        raise
+
+
 class Producer(NamedTuple):
     """What to compute and how to store it.
 
@@ -59,6 +71,8 @@ class Producer(NamedTuple):
         decode: turns that into the value, or raises Undecodable.
         lifetime: returns the milliseconds to store a value; 0 without end, negative not at all.
         stale: at the end of its lifetime, the milliseconds for which it is stale.
+        keeps_objects: whether decoding what is stored gives an equal object, as with pickle. Else
+            the caller that computes a value gets it decoded, as all others do.
         error_ttl: milliseconds after a failure in which others do not try again; 0 for none.
         name, group, cache: see ``events.Subject``.
     """
@@ -69,6 +83,7 @@ class Producer(NamedTuple):
     lifetime: Callable[[object], int]
     stale: int = 0
     error_ttl: int = 0
+    keeps_objects: bool = True
     name: str = ""
     group: str = ""
     cache: object = None
@@ -106,6 +121,8 @@ class Leader:
     trace = ""
     #: When the last request to lead was sent: the lifetimes of the flights began no earlier.
     sent_at = 0.0
+    #: Whether there may be flights that it leads: see ``left``.
+    may_lead = False
 
     def __init__(
         self,
@@ -130,6 +147,7 @@ class Leader:
         self._process = this_process()
         self._runner = runner
         self._shared = shared
+        runner.begun.append(self)
 
     def __str__(self) -> str:
         first = printable(self.keys[0])
@@ -173,13 +191,15 @@ class Leader:
         until = time.monotonic() + (self.server.FAILOVER_SECONDS if followed else 0.0)
         while True:
             try:
-                replies = [parse(reply) for reply in (yield from self._run(*calls))]
+                replies = [parse(reply) for reply in (yield from self._ask_to_lead(*calls))]
                 if self._may_be_over() and any(type(reply) is Leads for reply in replies):
-                    replies = [parse(reply) for reply in (yield from self._run(*calls))]
+                    replies = [parse(reply) for reply in (yield from self._ask_to_lead(*calls))]
+                self.may_lead = any(type(reply) is Leads for reply in replies)
                 return replies
             except redis_errors() as error:
                 if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
                     yield from self.fail()
+                self.may_lead = False  # Or else the flight expires.
                 if not is_outage(error) or time.monotonic() >= until:
                     raise
             yield self._runner.pause(0.1)
@@ -198,8 +218,9 @@ class Leader:
         lifetime = b"%d" % milliseconds(self.timeout)
         command = pack_words(b"SET", flight_key(key), self.token, b"PX", lifetime, b"NX")
         command += pack_words(b"GET", key)
+        self.sent_at, self.may_lead = time.monotonic(), True
         try:
-            taken, value = yield from self._send(partial(self._runner.exchange, command, 2))
+            taken, value = yield self._runner.exchange(command, 2)
         except (ResponseError, BusyLoadingError) as error:
             taken, value = not is_refusal(error), b""  # There may be another type of value.
         if taken and value is not None:
@@ -214,7 +235,7 @@ class Leader:
         it), or of any; returns what is at the keys now, None where it does not lead any more."""
         args = (self.token, milliseconds(self.timeout))
         keys = list(leaders or self.keys)
-        replies = yield from self._run(
+        replies = yield from self._ask_to_lead(
             *(
                 Call(TAKE_OVER, (key, flight_key(key)), (*args, leaders[key]) if leaders else args)
                 for key in keys
@@ -225,25 +246,10 @@ class Leader:
             for key, reply in zip(keys, replies, strict=True)
         }
 
-    def _run(self, *calls: Call) -> Steps[list[Reply]]:
-        return self._send(partial(self._runner.run, *calls))
-
-    def _send(self, send: Callable[[], object]) -> Steps[list[Reply]]:
-        """The replies to what ``send`` sends. A caller that is interrupted (by cancellation, Ctrl-C
-        or a time limit) cannot know whether it leads, so it ends its flights."""
-        self.sent_at = time.monotonic()
-        try:
-            replies: list[Reply] = yield send()
-            return replies
-        except genuine(RedisError, OSError):
-            raise
-        except GeneratorExit:
-            self._closed()
-            raise
-        except BaseException:
-            with suppress(RedisError, OSError):  # Then they expire.
-                yield self._runner.run(*self._endings(), done=True)
-            raise
+    def _ask_to_lead(self, *calls: Call) -> Steps[list[Reply]]:
+        self.sent_at, self.may_lead = time.monotonic(), True
+        replies: list[Reply] = yield self._runner.run(*calls)
+        return replies
 
     # -- to compute --------------------------------------------------------------------------
 
@@ -269,21 +275,18 @@ class Leader:
             for renewal in self.renewals:
                 keeping.add(renewal)
             values = yield from self.compute()
-            self.encoded = self.encode(values)
-            return values
+            self.encoded = self._encode(values)
+            return self._as_stored(values)
         except ProducerFailed as failed:
             error = failed.error
             if isinstance(error, Overtaken):
                 yield from self.fail()
                 raise error from None
             if isinstance(error, Postponed):
-                error.leader = self
+                error.leader, self.may_lead = self, False
                 raise
             pause = self.producer.error_ttl if isinstance(error, Exception) else 0
             yield from self.fail(failed.describe(), pause)
-            raise
-        except GeneratorExit:
-            self._closed()
             raise
         finally:  # In every case: followers would wait forever for a flight that is renewed.
             computes_in.pop(self.token, None)
@@ -293,6 +296,8 @@ class Leader:
     def resume(self, runner: Runner, compute: Callable[[], object]) -> Steps[None]:
         """As ``lead`` and ``store``, after the computation was postponed."""
         self._runner, self.producer = runner, self.producer._replace(compute=compute)
+        self.may_lead = True
+        runner.begun.append(self)
         yield from self.lead()
         yield from self.store()
 
@@ -336,6 +341,19 @@ class Leader:
                     seconds = time.monotonic() - began
                     events.emit(Computed(subject, seconds, error, count, outage is not None))
 
+    def without_redis(
+        self, outage: BaseException, shared: bool = False
+    ) -> Steps[dict[bytes, object]]:
+        """Compute the values, which are not stored; callers get the same as if they were.
+
+        Args:
+            shared: whether ``encoded`` is needed, for the other callers of this process.
+        """
+        values = yield from self.compute(outage)
+        if shared or not self.producer.keeps_objects:
+            self.encoded = self._encode(values)
+        return self._as_stored(values)
+
     def _by_key(self, values: object, names: Mapping[bytes, str]) -> dict[bytes, object]:
         if not isinstance(values, Mapping):
             wrong = f"default_many must return a dict by key, not {values!r}"
@@ -345,13 +363,28 @@ class Leader:
         except BaseException as error:  # It may compute its values only now.
             raise ProducerFailed(error) from error
 
-    def encode(self, values: Mapping[bytes, object]) -> dict[bytes, Encoded]:
+    def _encode(self, values: Mapping[bytes, object]) -> dict[bytes, Encoded]:
         """The values as Redis stores them; without one of these none can be stored."""
         encode, lifetime = self.producer.encode, self.producer.lifetime
+        names = self._names or dict.fromkeys(values, self.producer.name)
         try:
-            return {key: Encoded(encode(value), lifetime(value)) for key, value in values.items()}
+            return {
+                key: Encoded(encode_value(encode, names[key], value), lifetime(value))
+                for key, value in values.items()
+            }
         except BaseException as error:  # Of a function of the user's.
             raise ProducerFailed(error) from error
+
+    def _as_stored(self, values: dict[bytes, object]) -> dict[bytes, object]:
+        """The ``values`` as everybody gets them. One that cannot be decoded stays as it is: it
+        counts as missing for others."""
+        if self.producer.keeps_objects:
+            return values
+        decoded = dict(values)
+        for key, encoded in self.encoded.items():
+            with suppress(Undecodable):
+                decoded[key] = self.producer.decode(encoded.value)
+        return decoded
 
     # -- to store, or to end without a value -------------------------------------------------
 
@@ -366,7 +399,8 @@ class Leader:
         ]
         began = time.monotonic()
         try:
-            stored = [bool(reply) for reply in (yield from self._run(*calls))]
+            stored = [bool(reply) for reply in (yield self._runner.run(*calls))]
+            self.may_lead = False
         except redis_errors() as error:
             logger.warning("Could not store %s: %s", self, error)
             if is_outage(error) and not is_refusal(error):
@@ -395,17 +429,12 @@ class Leader:
         an error with ``message``."""
         calls = self._endings(message, pause)
         try:
-            yield from self._run(*calls)
+            yield self._runner.run(*calls)
         except redis_errors() as error:
             logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
                 self._end_later(calls)
-
-    def _closed(self) -> None:
-        """The coroutine is closed, as its loop has ended. (What interrupts a thread is raised, and
-        its generator is closed afterwards.)"""
-        if self._runner.group is not None:
-            self.end_later()
+        self.may_lead = False
 
     def end_later(self) -> None:
         self._end_later(self._endings())
@@ -422,3 +451,10 @@ class Leader:
         forked child, because its parent leads."""
         for call in calls if this_process() is self._process else ():
             keeper().add(DeferredRelease(self.server, call))
+        self.may_lead = False
+
+    def left(self) -> None:
+        """The public method has ended, however. A caller may be interrupted (by a time limit,
+        Ctrl-C, cancellation) at any line, and then cannot know whether it leads."""
+        if self.may_lead:
+            self.end_later()

@@ -52,7 +52,7 @@ class Refreshing(SingleFlight):
             finally:
                 ended.set()
 
-        if not (yield self._runner.run_in_background(in_background(), leader.renewals[0])):
+        if not (yield self._runner.run_in_background(in_background(), leader)):
             logger.warning("Too many refreshes in the background: %s is not refreshed now", leader)
             yield from leader.fail()
         elif wait:

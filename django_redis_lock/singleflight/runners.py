@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from copy import copy
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
@@ -14,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from ..clock import time
-from ..keeper import Job, keeper
+from ..keeper import keeper
 from ..protocol import Call, Reply, as_bytes
 from ..steps import Steps
 from ..threads import InCaller, ThreadEvent, ThreadPool, Work, this_process
@@ -29,6 +30,11 @@ from ..transport import (
 )
 from ..transport.refusals import redis_errors
 from .scripts import READ
+
+if TYPE_CHECKING:
+    from .in_process import InProcessFlight
+    from .leader import Leader
+    from .tasks import AsyncRunner
 
 R = TypeVar("R")
 
@@ -111,6 +117,9 @@ class ThreadRunner:
         self._client = client
         self._process = this_process()
         self._afterwards = afterwards
+        #: What the call has begun that this executes: whatever leaves it, this ends. Between two
+        #: steps, or within a ``finally``, no generator can see to that.
+        self.begun: list[Leader | InProcessFlight] = []
         self.server = server_of(client)
 
     @property
@@ -141,6 +150,8 @@ class ThreadRunner:
         finally:
             under_computation.reset(before)
             steps.close()  # A traceback may keep what was interrupted between two steps.
+            for flight in self.begun:
+                flight.left()
         raise error
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
@@ -149,12 +160,8 @@ class ThreadRunner:
 
     # -- the steps ---------------------------------------------------------------------------
 
-    def run(self, *calls: Call, done: bool = False) -> list[Reply]:
-        """Run scripts, in one round trip; returns their replies.
-
-        Args:
-            done: also if the task is cancelled.
-        """
+    def run(self, *calls: Call) -> list[Reply]:
+        """Run scripts, in one round trip; returns their replies."""
         if this_process() is not self._process:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return run_all(self._client, calls)
@@ -184,16 +191,20 @@ class ThreadRunner:
     def pause(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def run_in_background(self, steps: Steps[object], renewal: Job) -> bool:
-        """Execute ``steps`` in the background; returns whether the queue had room. Until they
-        begin, the keeper does ``renewal``; they end it."""
-        keeper().add(renewal)
+    def run_in_background(self, steps: Steps[object], leader: Leader) -> bool:
+        """Execute ``steps`` of the ``leader`` of one flight in the background; returns whether the
+        queue had room. Until they begin, the keeper renews the flight."""
+        [renewal], runner = leader.renewals, copy(self)
+        runner.begun = [leader]
         accepted = False
         try:
-            accepted = background.submit(self.carried(partial(self.do, steps)), self._afterwards)
+            keeper().add(renewal)
+            accepted = background.submit(self.carried(partial(runner.do, steps)), self._afterwards)
         finally:
             if not accepted:
                 keeper().discard(renewal)
+        if accepted:
+            self.begun.remove(leader)
         return accepted
 
     def wait_for_leader(self, streams: Sequence[bytes], until: float) -> str:
@@ -222,9 +233,6 @@ class ThreadRunner:
             time.sleep(pause_before(until))
         return trace_in(reply)
 
-
-if TYPE_CHECKING:
-    from .tasks import AsyncRunner
 
 #: Tasks have theirs in a module that is imported when it is used.
 Runner: TypeAlias = "ThreadRunner | AsyncRunner"

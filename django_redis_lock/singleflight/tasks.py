@@ -6,12 +6,12 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from copy import copy
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio import Redis as AsyncRedis
 
 from ..clock import time
-from ..keeper import Job
 from ..protocol import Call, Reply
 from ..steps import Steps
 from ..transport import in_background, is_observed, server_of
@@ -32,6 +32,10 @@ from .runners import (
 )
 from .scripts import READ
 
+if TYPE_CHECKING:
+    from .in_process import InProcessFlight
+    from .leader import Leader
+
 R = TypeVar("R")
 
 
@@ -50,6 +54,7 @@ class AsyncRunner:
 
     def __init__(self, client: Any, thread: object = None) -> None:
         self._client = client
+        self.begun: list[Leader | InProcessFlight] = []
         self.server = server_of(client)
         self.in_thread = thread is not None
         self._loop = asyncio.get_running_loop()
@@ -85,6 +90,8 @@ class AsyncRunner:
         finally:
             with suppress(ValueError):  # The garbage collector closes it in another context.
                 under_computation.reset(before)
+            for flight in self.begun:
+                flight.left()
         raise error
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
@@ -93,9 +100,7 @@ class AsyncRunner:
 
     # -- the steps, as those of ``ThreadRunner`` ---------------------------------------------
 
-    async def run(self, *calls: Call, done: bool = False) -> list[Reply]:
-        if done:
-            return await asyncio.shield(in_background(arun_all(self._client, calls)))
+    async def run(self, *calls: Call) -> list[Reply]:
         return await arun_all(self._client, calls)
 
     async def exchange(self, command: bytes, replies: int) -> Reply:
@@ -117,8 +122,11 @@ class AsyncRunner:
     async def pause(self, seconds: float) -> None:
         await time.asleep(seconds)
 
-    async def run_in_background(self, steps: Steps[object], renewal: Job) -> bool:
-        refresh = in_background(self.do(steps))
+    async def run_in_background(self, steps: Steps[object], leader: Leader) -> bool:
+        runner = copy(self)
+        runner.begun = [leader]
+        refresh = in_background(runner.do(steps))
+        self.begun.remove(leader)
         if refreshes_in_caller():
             await refresh
         return True

@@ -12,7 +12,6 @@ from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
-from .execute import Answer as Answer
 from .execute import exchange as exchange
 from .execute import exchange_with as exchange_with
 from .execute import is_observed as is_observed
@@ -27,6 +26,7 @@ from .refusals import is_refusal as is_refusal
 from .registry import Client as Client
 from .registry import encoded as encoded
 from .registry import server_of as server_of
+from .retry import Answer as Answer
 from .server import Server as Server
 
 if TYPE_CHECKING:

@@ -7,9 +7,11 @@ release when the application's pool is exhausted. So none of them uses the pool.
 from __future__ import annotations
 
 import _socket
+import encodings.idna  # noqa: F401  # The first connection to a name needs it.
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
@@ -32,7 +34,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ..extension import PACKAGE
-from .refusals import NO_REDIS, genuine, interrupts, redis_errors, refusal, suppress
+from .refusals import NO_REDIS, genuine, interrupt_in, redis_errors, refusal, suppress
 
 if TYPE_CHECKING:
     from ..protocol import Reply
@@ -229,11 +231,19 @@ def reader_for(connection: Any) -> Any:
     )
 
 
-def introduce(connection: RawConnection) -> None:
+@contextmanager
+def connecting() -> Iterator[None]:
+    """In the block, connections are made: whatever ends that is an outage of their server, also
+    what the project's own code has raised (a credential provider, ``redis_connect_func``)."""
     try:
-        connection.connect()
+        yield
+    except (RedisConnectionError, RedisTimeoutError, ResponseError):
+        raise
     except InvalidResponse as error:
         raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
+    except genuine(Exception) as error:
+        why = f"Could not connect to Redis: {type(error).__name__}: {error}"
+        raise RedisConnectionError(why) from error
 
 
 def refuse_to_connect() -> NoReturn:
@@ -333,7 +343,7 @@ class DirectConnection:
         """Disconnect, and raise what redis-py would for an error of the system's."""
         how = "was closed" if self._sock.fileno() == -1 else "broke"
         self.disconnect()
-        if isinstance(error, OSError) and interrupts.interrupt_in(error) is not None:
+        if isinstance(error, OSError) and interrupt_in(error) is not None:
             return
         if isinstance(error, TimeoutError):
             raise RedisTimeoutError("Redis did not answer in time") from error

@@ -35,8 +35,6 @@ from .aio_tasks import cancellable, in_background, wait_awake
 from .circuit_breaker import CHECK_SECONDS
 from .execute import (
     ASKING,
-    REPORTED,
-    Answer,
     admitted,
     is_observed,
     pack,
@@ -47,7 +45,7 @@ from .execute import (
 from .guarded_connection import guarded
 from .refusals import LostLogin, is_misdirected, redis_errors
 from .registry import Client, Pool, server_of
-from .retry import run_again, run_all_steps
+from .retry import REPORTED, Answer, run_again, run_all_steps
 from .server import Server
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ have carried out the first. ``retry`` decides on it.
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FunctionType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
@@ -15,32 +15,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
 from ..events import MAX_CACHED, MAX_CACHED_LENGTH
-from ..extension import OnUse
 from ..protocol import Call, Reply, Script
 from ..steps import drive
 from .address import may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .registry import Client, server_of
+from .retry import REPORTED, Answer, run_again, run_all_steps
 from .server import Server
-
-if TYPE_CHECKING:
-    from . import retry
-else:
-    retry = OnUse("transport.retry")
-
-
-#: The errors about which ``retry`` decides.
-REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
-
-
-class Answer:
-    """What a script returned, and whether it may have run twice; see ``RetryPolicy.after``."""
-
-    __slots__ = ("sent_twice", "value")
-
-    def __init__(self, value: Reply, sent_twice: bool) -> None:
-        self.value, self.sent_twice = value, sent_twice
-
 
 # -- how a call is written -----------------------------------------------------------------------
 
@@ -148,14 +129,14 @@ def run(client: Client, call: Call, *, patience: float | None = None) -> Answer:
         node = server.locate(call.keys)
         return Answer(_run(node, call, patience), False)
     except REPORTED as error:
-        return drive(retry.run_again(_Blocking(server), call, patience, node, error))
+        return drive(run_again(_Blocking(server), call, patience, node, error))
 
 
 def run_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(retry.run_all_steps(_Blocking(server_of(client)), calls))
+    return drive(run_all_steps(_Blocking(server_of(client)), calls))
 
 
 class _Blocking(NamedTuple):

@@ -1,33 +1,14 @@
-"""What people can do about an error from Redis, by its kind. Loaded with the first such error."""
+"""What people can do about an error from Redis, by its kind."""
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 
-from redis.exceptions import MovedError, ResponseError
+from redis.exceptions import MovedError
 
 from ..protocol import Script
-from .refusals import PASSING, refusal
+from .refusals import FROM_PROXIES, PASSING, refusal
 
-#: What proxies and services in front of Redis say while they do not reach it, or let no more calls
-#: through. The call may have run.
-FROM_PROXIES = (
-    *("upstream failure", "no upstream host"),  # Envoy
-    *("no server avaliable", "no server connection", "server connection close"),  # Predixy
-    *("deliver request fail", "Cluster node disconnected", "Failed to read reply"),
-    *("backend conn", "max concurrent connections", "max requests limit", "request limit exceeded"),
-)
-#: Twemproxy says what the system says.
-_SYSTEM = {
-    os.strerror(getattr(errno, code))
-    for code in (
-        *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "ETIMEDOUT", "EPIPE"),
-        *("EHOSTDOWN", "EHOSTUNREACH", "ENETUNREACH"),
-    )
-    if hasattr(errno, code)
-}
 #: By what is in the text, the first that matches.
 HINTS = (
     (
@@ -92,11 +73,12 @@ HINTS = (
 
 _RUN = r"permissions to run the '([^']+)'"
 #: Before Redis 7 there is only the script, as f_HASH, and the line.
-_LINE = r"f_([0-9a-f]{40})\): @user_script:(\d+):"
+_LINE = r"([0-9a-f]{40})\b.*?@user_script:(\d+)"
 _COMMAND = r"redis\.p?call\('(\w+)'|(?:read|put|text)\((?:'[a-z]+', )?'([A-Z]+)'"
 
 
 def explained(error: BaseException) -> str:
+    """``error`` as people read it, with what to do about it, as far as that is known."""
     text = str(error)
     if isinstance(error, MovedError):  # redis-py's text is the slot and an address.
         return (
@@ -110,27 +92,35 @@ def explained(error: BaseException) -> str:
     return f"{text} ({hint})" if hint else text
 
 
-def is_from_proxy(error: BaseException) -> bool:
-    """Whether the reply is not of Redis, which the proxy in front of it does not reach."""
-    if not isinstance(error, ResponseError):
-        return False
-    text = str(error).removeprefix("ERR ")
-    return text in _SYSTEM or any(part in text for part in FROM_PROXIES)
-
-
 def hint_for(text: str) -> str:
     """What to do about an error with this text; empty if that is not known."""
     return next((hint for kind, hint in HINTS if re.search(kind, text, re.IGNORECASE)), "")
 
 
+def name_missing_right(error: BaseException) -> None:
+    """Let an error about rights, or a command that was disabled, say which; in a script, Redis says
+    its hash."""
+    if "permissions to" in (text := str(error)) or "user executing the script" in text:
+        error.args = (missing_right(text),)
+    elif "Unknown Redis command" in text and (commands := _commands_in(text)):
+        error.args = (f"unknown command {' or '.join(commands)}: the server may have it disabled",)
+
+
+def _commands_in(text: str) -> list[str]:
+    """Those that the line of a script calls which an error with this ``text`` is about."""
+    if not (line := re.search(_LINE, text)):
+        return []
+    script = Script.sent.get(line[1])
+    lines = script.source.splitlines() if script else []
+    calls = re.findall(_COMMAND, lines[int(line[2]) - 1]) if int(line[2]) <= len(lines) else []
+    return list(dict.fromkeys("".join(names) for names in calls))
+
+
 def missing_right(text: str) -> str:
     """``text``, an error about rights, with the command instead of the hash of a script."""
     commands = re.findall(_RUN, text)
-    if not commands and "command or" in text and (line := re.search(_LINE, text)):
-        script = Script.sent.get(line[1])
-        lines = script.source.splitlines() if script else []
-        calls = re.findall(_COMMAND, lines[int(line[2]) - 1]) if int(line[2]) <= len(lines) else []
-        commands = list(dict.fromkeys("".join(names) for names in calls))
+    if not commands and "command or" in text:
+        commands = _commands_in(text)
     what = "access one of the keys or channels that this needs"
     if "run" in text.partition("permissions to")[2] or "command or" in text:
         what = f"run {' or '.join(commands).upper() or 'a command that this needs'}"

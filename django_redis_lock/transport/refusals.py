@@ -6,8 +6,14 @@ it.
 from __future__ import annotations
 
 import contextlib
+import errno
+import inspect
+import os
+import signal
 import sys
-from types import TracebackType
+import threading
+from traceback import walk_tb
+from types import FrameType, TracebackType
 from typing import TypeVar
 
 from redis.exceptions import (
@@ -27,12 +33,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..extension import OnUse
-
 E = TypeVar("E", bound=BaseException)
-
-hints = OnUse("transport.hints", in_keeper=True)
-interrupts = OnUse("transport.interrupts", in_keeper=True)
 
 #: What an absent or restarting Redis, or one that moves slots, looks like.
 OUTAGE: tuple[type[Exception], ...] = (
@@ -62,6 +63,23 @@ PASSING = {
     "UNBLOCKED": "the server became a replica: let the address lead to the primary",
     "max number of clients": "raise maxclients, or look for who has so many connections",
 }
+#: What proxies and services in front of Redis say while they do not reach it, or let no more calls
+#: through. The call may have run.
+FROM_PROXIES = (
+    *("upstream failure", "no upstream host"),  # Envoy
+    *("no server avaliable", "no server connection", "server connection close"),  # Predixy
+    *("deliver request fail", "Cluster node disconnected", "Failed to read reply"),
+    *("backend conn", "max concurrent connections", "max requests limit", "request limit exceeded"),
+)
+#: Twemproxy says what the system says.
+_SYSTEM = {
+    os.strerror(getattr(errno, code))
+    for code in (
+        *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "ETIMEDOUT", "EPIPE"),
+        *("EHOSTDOWN", "EHOSTUNREACH", "ENETUNREACH"),
+    )
+    if hasattr(errno, code)
+}
 #: redis-py's classes, whose texts lack the code.
 _CLASSES = {
     ReadOnlyError: "READONLY",
@@ -75,11 +93,53 @@ _CLASSES = {
 _MISDIRECTED = ("READONLY", "MASTERDOWN", "LOADING")
 
 
+def interrupt_in(error: BaseException | None) -> BaseException | None:
+    """What a signal handler has raised, if that is ``error`` or was turned into it."""
+    if threading.current_thread() is not threading.main_thread():
+        return None  # No handler runs here.
+    while error is not None:
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        if any(map(_is_handler, frames)):
+            return error
+        cause, context = error.__cause__, error.__context__
+        if cause is None and context is not None and frames:
+            # Not what was being handled when the call began.
+            trace = context.__traceback__
+            cause = context if trace and trace.tb_frame is frames[-1] else None
+        error = cause
+    return None
+
+
+def _is_handler(frame: FrameType) -> bool:
+    """Whether it was called as handlers are, with the frame that it has interrupted, or is one that
+    is set, which may have deleted its arguments."""
+    if module_of(frame).startswith(("django_redis_lock.", "redis.")):
+        return False
+    names, rest, _, values = inspect.getargvalues(frame)
+    passed = [values.get(name) for name in (*names, rest or "")]
+    passed += [each for some in passed if type(some) is tuple for each in some]
+    if frame.f_back is not None and any(each is frame.f_back for each in passed):
+        return True
+    numbers = range(1, signal.NSIG)
+    return any(_code_of(signal.getsignal(number)) is frame.f_code for number in numbers)
+
+
+def module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _code_of(handler: object) -> object:
+    function = getattr(handler, "func", handler)  # Of a ``partial``.
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)
+
+
 def genuine(*kinds: type[E]) -> tuple[type[E], ...]:
     """For ``except``: ``kinds``; none if a signal handler has raised what is being handled. Raises
     what it has raised, if redis-py or django-redis has turned that into another error."""
     error = sys.exc_info()[1]
-    interrupt = interrupts.interrupt_in(error)
+    interrupt = interrupt_in(error)
     if interrupt is None:
         return kinds
     if interrupt is not error:
@@ -125,23 +185,19 @@ def is_misdirected(error: BaseException) -> bool:
     return refusal(error) in _MISDIRECTED
 
 
-def explained(error: BaseException) -> str:
-    """``error`` as people read it, with what to do about it, as far as that is known."""
-    text: str = hints.explained(error)
-    return text
-
-
-def name_missing_right(error: BaseException) -> None:
-    """Let an error about rights say which; in a script, Redis says its hash."""
-    if "permissions to" in (text := str(error)) or "user executing the script" in text:
-        error.args = (hints.missing_right(text),)
-
-
 def is_outage(error: BaseException) -> bool:
     """Whether ``error`` may pass by itself, so that a waiter should try again."""
     if isinstance(error, OUTAGE):
-        return interrupts.interrupt_in(error) is None
-    return bool(refusal(error)) or bool(hints.is_from_proxy(error))
+        return interrupt_in(error) is None
+    return bool(refusal(error)) or is_from_proxy(error)
+
+
+def is_from_proxy(error: BaseException) -> bool:
+    """Whether the reply is not of Redis, which the proxy in front of it does not reach."""
+    if not isinstance(error, ResponseError):
+        return False
+    text = str(error).removeprefix("ERR ")
+    return text in _SYSTEM or any(part in text for part in FROM_PROXIES)
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from redis.exceptions import AskError, MovedError
+from redis.exceptions import AskError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -13,9 +13,21 @@ from ..clock import real_time as time
 from ..protocol import Call, Reply
 from ..steps import Step, Steps
 from .address import may_have_run, note_sent
-from .execute import REPORTED, Answer
 from .refusals import NotReady, is_busy
 from .server import Server
+
+#: The errors about which ``RetryPolicy`` decides.
+REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
+
+
+class Answer:
+    """What a script returned, and whether it may have run twice; see ``RetryPolicy.after``."""
+
+    __slots__ = ("sent_twice", "value")
+
+    def __init__(self, value: Reply, sent_twice: bool) -> None:
+        self.value, self.sent_twice = value, sent_twice
+
 
 #: Seconds for which a call is retried whose keys have moved: a slot with few keys moves faster.
 REFUSED_FOR = 2.0

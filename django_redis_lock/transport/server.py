@@ -11,16 +11,16 @@ from redis.exceptions import AskError, BusyLoadingError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time as time
-from ..protocol import PendingLifetime, Reply
+from ..protocol import Reply, UnreadReply
 from ..threads import after_fork
 from .address import (
     TRUSTED_SECONDS,
     RawConnection,
     allow,
     closed_once,
+    connecting,
     direct,
     for_threads,
-    introduce,
     note_sent,
     own_settings,
     probe_seconds,
@@ -30,7 +30,9 @@ from .address import (
     who,
 )
 from .circuit_breaker import CHECK_SECONDS, Breaker, without_credentials
-from .refusals import LostLogin, interrupts, is_misdirected, name_missing_right, redis_errors
+from .hints import name_missing_right
+from .interrupts import interruptible
+from .refusals import LostLogin, is_misdirected, redis_errors
 
 if TYPE_CHECKING:
     from .aio_connection import AsyncRawConnection
@@ -79,7 +81,7 @@ class Server:
         #: Equal for servers that lead to one database, whatever their time-outs are.
         self.database: Database = (self,)
         self.breaker = Breaker(without_credentials(settings), shortest)
-        self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
+        self._idle: list[tuple[RawConnection, UnreadReply | None, float]] = []
         #: Weak references to all connections that lead here, also those in use.
         self._made: set[weakref.ref[Any]] = set()
         self.generation = 0  #: How often they were renewed.
@@ -188,7 +190,7 @@ class Server:
             connection.send_packed_command([command])
             if unread is not None:
                 _wait(connection, patience)
-                unread.read_reply(True)
+                unread.receive()
             _wait(connection, patience)
             answer = connection.read_response()
             if replies is not None:
@@ -208,6 +210,8 @@ class Server:
             raise
         except BaseException as error:  # With an unread reply it cannot be used again.
             connection.disconnect()
+            if unread is not None and not unread.is_read:
+                unread.receive()
             if idle is not None and isinstance(error, LostLogin):  # Perhaps the next idle one, too.
                 return self.exchange(command, replies, patience, retry_elsewhere, may_run_twice)
             if isinstance(error, RedisTimeoutError):
@@ -227,10 +231,12 @@ class Server:
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         kind, settings = self.address
         own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
-        connection: RawConnection = closed_once(interrupts.interruptible(kind))(**own | changes)
+        guarded: Any = interruptible(kind)
+        connection: RawConnection = closed_once(guarded)(**own | changes)
         began, generation = time.monotonic(), self.generation
         try:
-            introduce(connection)
+            with connecting():
+                connection.connect()
         except redis_errors() as error:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, time.monotonic() - began)
@@ -282,9 +288,10 @@ class Server:
 
     def checkout_unread(
         self, patience: float | None = None
-    ) -> tuple[RawConnection, PendingLifetime | None]:
-        """As ``checkout``, but a reply may still be on its way: read it after the next call is
-        sent, so that no call waits for it. An error says that nothing was sent."""
+    ) -> tuple[RawConnection, UnreadReply | None]:
+        """As ``checkout``, but a reply may still be on its way, which the caller has claimed: read
+        it after the next call is sent, so that no call waits for it. An error says that nothing was
+        sent."""
         return self._checkout_idle(time.monotonic(), patience) or (self._connect(patience), None)
 
     def _connect(self, patience: float | None) -> RawConnection:
@@ -324,14 +331,14 @@ class Server:
             connection, unread, since = self._idle.pop()
         except IndexError:
             return None
-        if unread is None or unread.read_reply(False) is not None:
+        if unread is None or unread.is_read:
             return connection, since
         self._idle.append((connection, unread, since))
         return None
 
     def _checkout_idle(
         self, now: float, patience: float | None, may_run_twice: bool = True
-    ) -> tuple[RawConnection, PendingLifetime | None] | None:
+    ) -> tuple[RawConnection, UnreadReply | None] | None:
         """The idle connection that was used last. ``patience``: seconds for its check and the call;
         0: only one that needs no check."""
         while self._idle:
@@ -339,22 +346,27 @@ class Server:
                 connection, unread, since = self._idle.pop()
             except IndexError:  # Another thread has taken it.
                 return None
-            if now - since < TRUSTED_SECONDS and (may_run_twice or not _is_readable(connection, 0)):
-                return connection, unread
-            if patience == 0:
+            trusted = now - since < TRUSTED_SECONDS
+            if unread is not None and unread.is_read:
+                unread = None
+            if (patience == 0 and not trusted) or (unread is not None and not unread.claim()):
                 self._idle.append((connection, unread, since))
-                return None
-            # A reply that has not come by now may never come.
-            complete = unread is None or unread.read_reply(False) is not None
+                return None  # Another thread waits for the reply.
+            if trusted and (may_run_twice or not _is_readable(connection, 0)):
+                return connection, unread
+            if unread is not None:
+                if not _is_readable(connection, 0):  # What has not come by now may never come.
+                    connection.disconnect()
+                unread.receive()
             limit = probe_seconds(self.timeout if patience is None else patience)
-            if complete and still_answers(connection, limit):
+            if still_answers(connection, limit):
                 return connection, None
             connection.disconnect()
             self.close()  # The others have been idle for longer.
         return None
 
     def checkin(
-        self, connection: RawConnection, unread: PendingLifetime | None = None, since: float = 0.0
+        self, connection: RawConnection, unread: UnreadReply | None = None, since: float = 0.0
     ) -> None:
         """Keep ``connection`` for the next caller, unless enough are kept. ``since``: when its last
         use began, in monotonic time; 0 for now."""
@@ -379,11 +391,9 @@ def _wait(connection: RawConnection, patience: float | None) -> None:
         raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
 
 
-def _with_nothing_to_read(
-    connection: RawConnection, unread: PendingLifetime | None
-) -> RawConnection:
+def _with_nothing_to_read(connection: RawConnection, unread: UnreadReply | None) -> RawConnection:
     if unread is not None:
-        unread.read_reply(True)
+        unread.receive()
     return connection
 
 

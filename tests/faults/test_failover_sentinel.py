@@ -14,7 +14,7 @@ from django_redis.pool import ConnectionFactory
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
-from django_redis_lock import AsyncLock, Lock, TooFewReplicas, events
+from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, TooFewReplicas, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.events import ServerDown, ServerUp
 from django_redis_lock.locking import Renewal
@@ -310,3 +310,22 @@ def taken(servers: SentinelServers) -> bool:
     """Whether the primary has the lock."""
     with servers.primary.client() as client:
         return bool(client.exists("failing"))
+
+
+def test_the_reason_of_a_loss_by_a_failover(
+    servers: SentinelServers, sentinel_client: redis.Redis
+) -> None:
+    """The new primary has older data: it knows the holder, and not that the lock was renewed."""
+    told = threading.Event()
+    lock = Lock(sentinel_client, "moved", 60, renew=True, on_lost=told.set, thread_local=False)
+    assert lock.acquire()
+    hurry_until(lambda: sentinel_client.exists(lock.keys.owner))
+    settle()
+    before = servers.primary.port
+    servers.fail_over()
+    servers.primary.client().delete("moved")
+    hurry_until(told.is_set)
+    assert lock.lost_reason.startswith("a failover has lost it: ")
+    assert f":{before}" in lock.lost_reason
+    with pytest.raises(LockNotOwnedError, match="a failover has lost it"):
+        lock.release()

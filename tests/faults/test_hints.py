@@ -23,8 +23,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import locked
-from django_redis_lock.transport.hints import hint_for
-from django_redis_lock.transport.refusals import explained
+from django_redis_lock.transport.hints import explained, hint_for
 from tests.redis_server import RedisServer
 
 BACKEND = "django_redis_lock.cache.RedisCache"

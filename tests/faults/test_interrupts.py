@@ -22,10 +22,12 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import caches
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import Lock, MultiLock, Redlock, cached, locked
+from django_redis_lock import Lock, MultiLock, Redlock, cached, cached_page, locked
 from django_redis_lock.contrib import fallback
 from django_redis_lock.contrib.fallback import Attempt
 from django_redis_lock.contrib.fallback.file_lock import held_locally
@@ -446,27 +448,12 @@ def test_a_thread_behind_another(client: redis.Redis) -> None:
     each_point(attempt, begin="queue.join")
 
 
-@pytest.mark.parametrize("terms", [{}, {"stale": 60, "background": True}], ids=["miss", "stale"])
-def test_a_computation(client: redis.Redis, terms: dict[str, Any]) -> None:
-    """Its flight may live on for a while, but is not kept alive, and nobody here waits for it."""
-    cache: Any = caches["default"]
-
-    def attempt(points: Points) -> None:
-        cache.delete("report")
-        if terms:
-            cache.set("report", "old", timeout=30)
-        try:
-            with points.watched():
-                assert cache.get_or_set("report", "new", timeout=60, **terms) in ("old", "new")
-        except Interrupt:
-            pass
-        until(lambda: not renewals())
-
-    each_point(attempt, modules=("django_redis_lock.singleflight", "django_redis_lock.c"))
-
-
 def empty() -> str:
     return ""
+
+
+def page(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
 
 
 def in_a_task(cache: Any) -> None:
@@ -484,10 +471,14 @@ def in_a_task(cache: Any) -> None:
 COMPUTING: dict[str, Callable[[Any], Any]] = {
     "get_or_set": lambda cache: cache.get_or_set("report", str, 60),
     "stale": lambda cache: cache.get_or_set("report", str, 60, stale=60),
+    "refreshed in the background": lambda cache: cache.get_or_set(
+        "report", str, 60, stale=60, background=True
+    ),
     "compute": lambda cache: cache.compute("report", str, 60),
     "get_or_set_many": lambda cache: cache.get_or_set_many(
         ["report", "other"], lambda keys: dict.fromkeys(keys, ""), 60
     ),
+    "cached_page": lambda cache: cached_page(60)(page)(RequestFactory().get("/page/")),
     "cached": lambda cache: cached("report", timeout=60)(empty)(),
     "aget_or_set": in_a_task,
 }
@@ -500,13 +491,36 @@ def test_nothing_counts_as_being_computed_after_the_call(client: redis.Redis, na
     cache: Any = caches["default"]
 
     def attempt(points: Points) -> None:
-        cache.delete_many(["report", "other"])
+        client.flushdb()
         try:
             with points.watched():
                 COMPUTING[name](cache)
         except Interrupt:
             assert not any(under_computation.get()), points.where
-        cache.delete_many(["report", "other"])  # Its flight may live on for a while.
         COMPUTING[name](cache)
 
     each_point(attempt, modules=("django_redis_lock.singleflight", "contextlib"))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
+@pytest.mark.parametrize("name", COMPUTING)
+def test_a_computation(
+    client: redis.Redis, settings: Any, name: str, error: type[BaseException]
+) -> None:
+    """Its flight ends at once, wherever it is interrupted: others would wait for nothing."""
+    settings.DJANGO_REDIS_LOCK = {"FLIGHT_TIMEOUT": 600}
+    cache: Any = caches["default"]
+
+    def attempt(points: Points) -> None:
+        client.flushdb()
+        if "stale" in name or "background" in name:
+            cache.set("report", "old", timeout=30)
+        try:
+            with points.watched():
+                COMPUTING[name](cache)
+        except error:
+            pass
+        until(lambda: not client.keys("*:flight") and not renewals())
+
+    each_point(attempt, modules=("django_redis_lock.", "contextlib"), error=error)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncLock, Lock, LockError, LockNotOwnedError, MultiLock
+from django_redis_lock import AsyncLock, Lock, LockError, LockLost, LockNotOwnedError, MultiLock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking import Renewal, questions
 from django_redis_lock.locking.waiting import queue, threads
@@ -491,6 +492,32 @@ class TestTasks:
         assert acquired
         assert not lost
         assert ttl > 20
+
+
+def test_a_connection_that_owes_a_reply_is_read_by_one_thread(
+    client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+) -> None:
+    """The way to Redis stalls just after a grant: the next call goes over the connection of that
+    wait, while the holder, and the keeper, ask whether the lock is theirs."""
+    holder = Lock(client, "shaky", timeout=30)
+    holder.acquire()
+    lock = Lock(shaky, "shaky", timeout=30, thread_local=False, grant_timeout=0.2)
+    frozen = proxy.freeze_after_reply(b"BLPOP", b"}:grants")
+    waiter = Background(lock.acquire)
+    until(lambda: client.info("clients")["blocked_clients"])
+    holder.release()
+    assert waiter.result()
+    assert frozen.applied.acquire(timeout=60)
+    others = [Lock(shaky, name, timeout=30, thread_local=False) for name in ("a", "b")]
+    callers = [Background(partial(each.acquire, blocking_timeout=60)) for each in others]
+    asking = [Background(lambda: until(lambda: lock.lost)) for _ in range(2)]
+    for each in asking:
+        each.result()
+    with pytest.raises(LockLost):
+        lock.ensure_held()
+    proxy._flows.set()
+    assert all(caller.result() for caller in callers)
+    assert all(each.owned() for each in others)
 
 
 def test_an_answer_that_is_held_up_costs_other_servers_nothing(

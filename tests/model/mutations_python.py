@@ -63,9 +63,8 @@ TESTS: dict[str, str] = {
     "transport.registry": "forks clients connections lock moved_address sentinel",
     "transport.retry": "lost_replies lost_replies_of_the_cache redis outage redis_down busy "
     "refusals",
-    "keeper": "lock notices redis refusals busy shutdown instant_loss imports_in_background",
-    "keeper.exchange": "lock redis busy refusals full_server forgotten_connections outage "
-    "imports_in_background",
+    "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
+    "keeper.exchange": "lock redis busy refusals full_server forgotten_connections outage loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
     "stampede computation_events nested_values background_context shutdown outage exporters",
     "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
@@ -525,28 +524,36 @@ class PythonWorkshop(Workshop):
 
     def __init__(self, folder: Path, timeout: float) -> None:
         super().__init__(folder, timeout)
-        #: The tests that are known to pass without a mutant.
+        #: The tests that are known to pass without a mutant, and to fail without one.
         self._pass: set[str] = set()
+        self._red: set[str] = set()
 
     def run(self, mutant: Mutant) -> Outcome:
-        outcome = super().run(mutant)
-        if "::" in outcome.caught_by and (test := _named(outcome.caught_by)) not in self._pass:
-            if self.run_unchanged([test]):
-                return outcome._replace(caught_by="")  # It fails without the mutant as well.
-            self._pass.add(test)
-        return outcome
+        while True:
+            outcome = super().run(mutant)
+            test = _named(outcome.caught_by) if "::" in outcome.caught_by else ""
+            if not test or test in self._pass:
+                return outcome
+            if not self.run_unchanged([test]):
+                self._pass.add(test)
+                return outcome
+            self._red.add(test)
 
     def _run(self, copy: Path, files: list[str], timeout: float) -> str:
         """The first test that fails, and then fails again: once may be the machine's load."""
+        left_out = set(self._red)
         for lane in ([], ["--all"])[: 1 if self.lane else 2]:
-            failed = super()._run(copy, [*files, *lane], timeout)
-            if failed == "time-out" and HANGS:
-                return (
-                    ""  # It was no test that hangs: they may take longer without the mutant, too.
-                )
-            again = [_named(failed)] if "::" in failed else []
-            if failed and (not again or super()._run(copy, again, timeout)):
-                return failed
+            while True:
+                options = [*lane, *(f"--deselect={test}" for test in sorted(left_out))]
+                failed = super()._run(copy, [*files, *options], timeout)
+                if failed == "time-out" and HANGS:
+                    return ""  # No test hangs: they may take longer without the mutant, too.
+                if not failed:
+                    break
+                again = _named(failed) if "::" in failed else ""
+                if not again or super()._run(copy, [again], timeout):
+                    return failed
+                left_out.add(again)
         return ""
 
     def files_for(self, some: Iterable[Block]) -> list[str]:

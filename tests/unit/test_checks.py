@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -16,10 +17,12 @@ from celery import Celery
 from django.core.checks import ERROR, registry, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
-from django.urls import path
+from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
+from rest_framework.decorators import api_view
+from rest_framework.viewsets import ViewSet
 
 from django_redis_lock import cached, cached_page, locked, unique_task
 from django_redis_lock.apps import CHECKS_TAG
@@ -178,6 +181,15 @@ def test_a_cache_without_a_location(cache: Any, settings: Any, location: Any) ->
     assert "redis://" in message.hint
     settings.CACHES["default"]["BACKEND"] = "django_redis_lock.cache.LocMemCache"
     assert messages() == []
+
+
+def test_a_database_in_the_options(cache: Any) -> None:
+    """What django-environ makes of ``unix:///run/redis.sock?db=3``."""
+    cache({"DB": 3}, LOCATION="unix:///run/redis.sock")
+    message = only()
+    assert message.id == "django_redis_lock.W024"
+    assert "'DB', which django-redis ignores" in message.msg
+    assert "?db=3" in message.hint
 
 
 @pytest.mark.parametrize(
@@ -470,6 +482,77 @@ STACKS: dict[str, tuple[Callable[[], Any], bool]] = {
 }
 
 
+def for_request(request: object) -> HttpResponse:
+    return HttpResponse()
+
+
+def for_request_of_view(self: object, request: object) -> HttpResponse:
+    return HttpResponse()
+
+
+def in_class(method: object) -> Any:
+    return type("Page", (View,), {"get": method}).as_view()  # type: ignore[attr-defined]
+
+
+def in_view_set(method: object) -> Any:
+    return type("Pages", (ViewSet,), {"report": method}).as_view({"get": "report"})  # type: ignore[attr-defined]
+
+
+#: What takes a request, what its URL leads to, and whether it would raise without the middleware.
+CALLED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], bool]] = {
+    "a view": (lambda: lock(for_request), lambda view: view, False),
+    "decorated": (lambda: lock(for_request), never_cache, False),
+    "partial": (lambda: lock(for_request), lambda view: functools.partial(view, pk=1), False),
+    "not a view": (lambda: lock(for_request), lambda view: page, True),
+    "of rest framework": (lambda: lock(for_request), api_view(["GET"]), True),
+    "with an answer": (lambda: locked(default=1)(for_request), lambda view: page, False),
+    "a handler": (lambda: lock(for_request_of_view), in_class, False),
+    "an action": (lambda: lock(for_request_of_view), in_view_set, False),
+    "a helper": (lambda: lock(for_request_of_view), lambda view: page, True),
+}
+
+
+@pytest.mark.parametrize("place", CALLED)
+def test_what_raises_for_a_request(settings: Any, place: str) -> None:
+    make, view_of, wrong = CALLED[place]
+    decorated = make()
+    settings.ROOT_URLCONF = (path("page", view_of(decorated)),)
+    assert numbers() == (["W022"] if wrong else [])
+    settings.MIDDLEWARE = ["django_redis_lock.middleware.RefusalMiddleware"]
+    assert numbers() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "url", "wrong"),
+    [
+        ("work", "pages/<int:pk>", True),
+        ("work-{pk}", "pages/<int:pk>", False),
+        ("work", "pages", False),
+        (None, "pages/<int:pk>", False),
+    ],
+)
+def test_a_literal_name_where_the_url_has_arguments(
+    settings: Any, name: Any, url: str, wrong: bool
+) -> None:
+    class Page(View):
+        @locked(name)
+        def get(self, request: object, pk: int = 1) -> HttpResponse:
+            return HttpResponse()
+
+    @locked(name)
+    def view(request: object, pk: int = 1) -> HttpResponse:
+        return HttpResponse()
+
+    settings.MIDDLEWARE = ["django_redis_lock.middleware.RefusalMiddleware"]
+    for each in (view, never_cache(view), Page.as_view()):
+        settings.ROOT_URLCONF = (path(url, each),)
+        assert numbers() == (["W023"] if wrong else [])
+        settings.ROOT_URLCONF = (path(url, include([path("more", each)])),)
+        assert numbers() == (["W023"] if wrong else [])
+        settings.ROOT_URLCONF = (re_path("^" + url.replace("<int:pk>", "(.*)"), each),)
+        assert numbers() == (["W023"] if wrong else [])
+
+
 def work_alone() -> None: ...
 
 
@@ -477,6 +560,7 @@ def work_alone() -> None: ...
 def test_a_lock_above_what_is_stored(settings: Any, place: str) -> None:
     make, wrong = STACKS[place]
     settings.ROOT_URLCONF = (path("page", make()),)
+    settings.MIDDLEWARE = ["django_redis_lock.middleware.RefusalMiddleware"]
     assert numbers() == (["W020"] if wrong else [])
 
 

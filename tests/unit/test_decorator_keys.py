@@ -91,10 +91,10 @@ def test_the_default_is_the_dotted_name(decorate: Callable[..., Any]) -> None:
 
 
 def test_arguments_that_are_not_in_the_signature() -> None:
-    @locked("{pk}-{kwargs}")
+    @locked("{pk}-{args}")
     def work(*args: Any, **kwargs: Any) -> None: ...
 
-    assert name(work, 1, pk=7) == "7-{'pk': 7}"
+    assert name(work, 1, pk=7) == "7-(1,)"
 
 
 def test_positional_arguments() -> None:

@@ -72,6 +72,19 @@ def test_only_a_mutex_is_entered_by_with() -> None:
     assert made == ["cache/reading.py", *optional, *others]
 
 
+def test_no_property_has_a_mutex_for_all_objects_of_its_class() -> None:
+    """Before Python 3.12 functools' ``cached_property`` has, and a thread may hold it at a fork."""
+    imports = [
+        (path.name, name.name)
+        for path in FOLDER.rglob("*.py")
+        for node in nodes(tree(path))
+        if isinstance(node, ast.ImportFrom) and node.module == "functools"
+        for name in node.names
+    ]
+    assert imports
+    assert not [path for path, name in imports if name == "cached_property"]
+
+
 def test_there_is_one_list_of_what_is_done_after_a_fork() -> None:
     asking = [
         path.name

@@ -250,8 +250,10 @@ def test_a_module_imports_other_packages_by_their_face() -> None:
 #: is.
 SECOND_FACES = {f"protocol.{name}" for name in ("keys", "validation", "owner", "holders")}
 SECOND_FACES |= {f"protocol.{name}" for name in ("lock_scripts", "holder_scripts", "script")}
+SECOND_FACES |= {f"protocol.{name}" for name in ("activities", "mistakes")}
 SECOND_FACES |= {
-    f"transport.{name}" for name in ("refusals", "aio_client", "aio_connection", "aio_tasks")
+    f"transport.{name}"
+    for name in ("refusals", "hints", "interrupts", "aio_client", "aio_connection", "aio_tasks")
 }
 SECOND_FACES |= {f"transport.{name}" for name in ("address", "execute", "registry")}
 SECOND_FACES |= {"transport.guarded_connection", "locking.questions"}

@@ -38,7 +38,7 @@ ADDED |= {"_without_lock"}
 THEIRS = {"connection", "_connection", "pool", "client", "request", "response", "user", "task"}
 THEIRS |= {"stdout", "asyncio", "settings"}
 #: Packages whose absence is no fault: this one only recognizes their objects.
-OPTIONAL = {"celery", "csp", "ninja", "rest_framework", "sentry_sdk"}
+OPTIONAL = {"celery", "csp", "rest_framework", "sentry_sdk"}
 
 
 def is_private(name: str) -> bool:

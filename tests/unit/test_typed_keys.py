@@ -3,8 +3,6 @@ value of another type; text is as it was, and the names of locks are."""
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import datetime
 import enum
 import itertools
@@ -15,10 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, Group, User
-from django.db.models import IntegerChoices, Q, TextChoices
-from django.utils.functional import SimpleLazyObject, lazystr
+from django.db.models import IntegerChoices, TextChoices
+from django.utils.functional import SimpleLazyObject
 from django.utils.safestring import mark_safe
-from django.utils.translation import gettext_lazy
 
 from django_redis_lock.decorators.key_template import Template, namer
 
@@ -28,9 +25,9 @@ ONE, ANOTHER = uuid.uuid4(), datetime.date(2024, 1, 1)
 DIFFERENT: list[Any] = [
     *(None, "None", "", b"None"),
     *(True, "True", False, "False"),
-    *(1, "1", 1.0, "1.0", "01", Decimal("1.0"), 1 + 0j, -1, "-1"),
+    *(1, "1", 1.0, "1.0", "01", Decimal("1.0"), -1, "-1"),
     *(float("nan"), "nan", float("inf"), "inf"),
-    *(b"1", "b'1'", (1,), [1], ["1"], [None], ["None"], "[1]", "(1,)", {"a": 1}, "{'a': 1}"),
+    *(b"1", "b'1'", (1,), [1], ["1"], [None], ["None"], "[1]", "(1,)", "{'a': 1}"),
     *(ONE, str(ONE), ANOTHER, str(ANOTHER)),
     *("%(int)1", "%25(int)1", "%2525(int)1", "%(None)None", "%(bool)True", "%", "%25", "%(", "("),
     *("%28int)1", "100%", "%(object)1.0", "a-b", "a", "é %(int)1"),
@@ -56,10 +53,10 @@ class Text(str):
 #: Values of which each stands for the first.
 SAME: list[list[Any]] = [
     [1, Level.ONE, Number.ONE],
-    ["red", Colour.RED, Text("red"), mark_safe("red"), gettext_lazy("red"), lazystr("red")],
-    [["red"], [gettext_lazy("red")]],
+    ["red", Colour.RED, Text("red"), mark_safe("red")],
+    [["red"], [mark_safe("red")]],
     [None, SimpleLazyObject(lambda: None)],
-    [User(username="eve"), SimpleLazyObject(lambda: User(username="eve"))],
+    [User(pk=5), SimpleLazyObject(lambda: User(pk=5)), User(pk=5, username="renamed")],
 ]
 
 
@@ -80,15 +77,14 @@ def test_two_values_in_one_key() -> None:
     assert len({made(pair, {}) for pair in pairs}) == len(pairs)
 
 
-@pytest.mark.parametrize("values", SAME, ids=["int", "text", "list", "None", "lazy"])
+@pytest.mark.parametrize("values", SAME, ids=["int", "text", "list", "None", "object"])
 def test_values_that_stand_for_each_other_share_a_key(values: list[Any]) -> None:
     assert len({name(value) for value in values}) == 1
 
 
 def test_objects_that_are_no_text() -> None:
-    assert name(User(username="eve")) != name("eve")
+    assert name(User(pk=5)) != name("auth.user:5") != name(5)
     assert name(AnonymousUser()) != name("AnonymousUser")
-    assert name(Group(name="eve")) == "search-%(object)eve"
 
 
 @pytest.mark.parametrize("text", ["", "red", "None", "1", "100%", "%", "%41", "50%(off)", "é", "-"])
@@ -117,22 +113,16 @@ def test_attributes_and_items() -> None:
 
 def test_objects_of_the_database_differ_though_their_texts_do_not() -> None:
     """Two people of one name, an account and a group; also behind a lazy object, as a request has
-    its user. The text stays in the key, so a renamed object has another value."""
+    its user."""
     objects = [User(pk=1, username="sam"), User(pk=2, username="sam"), Group(pk=1, name="sam")]
     lazy = [SimpleLazyObject(lambda each=each: each) for each in objects]
     for template in ("search-{q}", "search-{q}-{other}"):
         made = [name(each, template) for each in objects]
         assert len({*made, name("sam", template)}) == 4
         assert [name(each, template) for each in lazy] == made
-    assert name(objects[0]) == "search-%(auth.user 1)sam"
-    assert name(objects[0], "search-{q!s}") == name(objects[0], typed=False) == "search-sam"
-
-
-@dataclasses.dataclass
-class Filter:
-    user: Any
-    token: str = dataclasses.field(default="", repr=False)
-    note: str = dataclasses.field(default="", repr=False, compare=False)
+    assert name(objects[0]) == "search-%(auth.user)1"
+    assert name(objects[0], typed=False) == "search-auth.user:1"
+    assert name(objects[0], "search-{q!s}") == "search-sam"
 
 
 class Pair(NamedTuple):
@@ -145,14 +135,7 @@ WITHIN: dict[str, Any] = {
     "a list": lambda user: [user],
     "a tuple": lambda user: (user,),
     "a list of lists": lambda user: [1, [user]],
-    "a value": lambda user: {"of": user},
-    "a key": lambda user: {user: 1},
-    "a list of dicts": lambda user: [{"of": [user]}],
-    "an OrderedDict": lambda user: collections.OrderedDict(of=user),
     "a named tuple": Pair,
-    "a dataclass": Filter,
-    "a list of dataclasses": lambda user: [Filter(user)],
-    "a condition": lambda user: Q(user=user) | (Q(name="x") & ~Q(owner=user)),
     "a lazy object": lambda user: [SimpleLazyObject(lambda: user)],
 }
 
@@ -167,18 +150,12 @@ def test_within_other_values_objects_of_the_database_differ(make: Any) -> None:
         assert len({name(make(each), template) for each in (one, other, group)}) == 3
         assert name(make(one), template) == name(make(User(pk=1, username="sam")), template)
     assert name([one, other]) != name([other, one])
-    assert name({1: one, 2: other}) != name({1: other, 2: one})
-
-
-def test_what_a_dataclass_compares_but_does_not_show() -> None:
-    made = [Filter("sam", "a"), Filter("sam", "b"), [Filter("sam", "a")], [Filter("sam", "b")]]
-    assert len(set(map(name, made))) == 4
-    assert name(Filter("sam", "a", "x")) == name(Filter("sam", "a", "y"))
 
 
 def test_primary_keys_that_are_texts() -> None:
     """As those of a model that has its name as its key."""
-    pairs = [("1)x", "y"), ("1", "x)y"), ("1%29x", "y"), ("1-x", "y"), ("1", "x-y")]
+    keys = ["1)x", "1", "1%29x", "1-x", "%1", "1'", "1', '2", "(1", "auth.user"]
     for template in ("search-{q}", "search-{q}-{other}"):
-        made = [name(User(pk=pk, username=text), template) for pk, text in pairs]
-        assert len(set(made)) == len(pairs)
+        for within in (lambda user: user, lambda user: [user]):
+            made = [name(within(User(pk=pk)), template) for pk in keys]
+            assert len(set(made)) == len(keys)

@@ -3,7 +3,6 @@ by the setting ``EXPORTERS`` or by its ``start()``."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -15,6 +14,7 @@ from ... import events
 from ...clock import time
 from ...conf import Conf
 from ...events import Subject
+from ...extension import part
 from ...threads import Mutex, free_after_fork
 from ..metrics import OTHER
 
@@ -277,7 +277,8 @@ def load(name: str) -> ModuleType:
     """
     package, extra = _NEEDS[name]
     try:
-        return importlib.import_module(f"{__name__}.{name}")
+        module: ModuleType = part(name)
+        return module
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise

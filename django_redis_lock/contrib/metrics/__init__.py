@@ -52,14 +52,13 @@ _metrics = Metrics()
 forget = _metrics.forget
 
 
-def start() -> events.Listener:
+def start() -> None:
     """Count from now on."""
     events.subscribe(_metrics.count)
     events.count_read = _metrics.count_read
     events.usual_hold = _metrics.usual_hold
     if "celery" in sys.modules:  # As in ``note_tasks``.
         import_module("celery.signals").worker_process_shutdown.connect(_end)
-    return _metrics.count
 
 
 def _end(**kwargs: object) -> None:

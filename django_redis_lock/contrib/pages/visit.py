@@ -179,9 +179,11 @@ class Visit:
         """What is at ``key``, or MISSING. Unlike ``get_or_set`` it is not counted as a read."""
         cache = self.cache
         try:
-            if self.asynchronous:
-                return (yield cache.aget(key, MISSING))
-            return cache._read_or_join(key, None)
+            if not self.asynchronous:
+                return cache._read_or_join(key, None)
+            if cache._replica() is not None:  # ``aget`` would not ask the primary.
+                return (yield sync_to_async(cache._read_or_join)(key, None))
+            return (yield cache.aget(key, MISSING))
         except genuine(*_FAILED):
             return MISSING
         except Exception as error:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
@@ -25,18 +25,14 @@ from ...clock import time
 from ...conf import Conf
 from ...decorators import celery_task, is_django_task, namer
 from ...exceptions import LockError, LockNotOwnedError
-from ...extension import OnUse
+from ...extension import part
 from ...locking import Hold, Renewal, Renewals
 from ...protocol import Acquisition, renew_call
 from ...protocol.validation import check_policy, check_time
 from ...threads import check_plain, get_logger
 from ...transport import is_outage, run, server_of
-from ...transport.refusals import explained, genuine, suppress
-
-if TYPE_CHECKING:
-    from . import celery, django
-else:
-    celery, django = (OnUse(f"contrib.unique_tasks.{name}") for name in ("celery", "django"))
+from ...transport.hints import explained
+from ...transport.refusals import genuine, suppress
 
 __all__ = ["AlreadyQueued", "Duplicate", "TaskNotQueued", "unique_task"]
 
@@ -134,10 +130,10 @@ def unique_task(
 
     def decorate(target: object) -> Any:
         if is_django_task(target):
-            return django.unique(rules, target)
+            return part("django_tasks").unique(rules, target)
         # A proxy: of a shared task, or of one that is made when it is used.
         if type(target).__module__ == "celery.local" or celery_task(target):
-            return celery.unique(rules, target)
+            return part("celery_tasks").unique(rules, target)
         raise TypeError(
             f"@unique_task(...) decorates tasks, not {target!r}: put it above @shared_task, "
             "@app.task or @task"

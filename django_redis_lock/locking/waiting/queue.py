@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ...clock import time
-from ...extension import OnUse
 from ...keeper import Job, SentOnce, keeper
 from ...protocol import (
     MAX_GRANT_AGE_SECONDS,
@@ -34,8 +33,8 @@ from ...protocol.holders import parse_watch
 from ...steps import Step
 from ...threads import Mutex, after_fork, free_after_fork, get_logger
 from ...transport import Client, Server
-from ...transport.refusals import explained
-from . import queues
+from ...transport.hints import explained
+from .. import questions, records
 
 if TYPE_CHECKING:
     import asyncio
@@ -43,10 +42,9 @@ if TYPE_CHECKING:
     from ...protocol import Owner
     from .steps import Waiter
 
-if TYPE_CHECKING:
-    from .. import questions, records
-else:
-    questions, records = OnUse("locking.questions"), OnUse("locking.records")
+#: Waiters with different limits do not wait for the same places.
+QueueKey: TypeAlias = "tuple[Server, bytes, asyncio.AbstractEventLoop | None, int]"
+
 logger = get_logger("django_redis_lock.waiting")
 
 #: Seconds after which the log says that a caller still waits; then at each doubling.
@@ -79,6 +77,8 @@ class WakeEvent(Protocol):
     def wait(self, seconds: float) -> Step[bool]: ...
 
 
+#: The queues of this process.
+queues: dict[QueueKey, WaitQueue] = {}
 #: Reentrant: ``leave`` calls ``dissolve`` while it holds it.
 _mutex = free_after_fork(Mutex())
 

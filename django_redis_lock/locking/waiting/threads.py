@@ -13,7 +13,7 @@ from ...clock import time
 from ...keeper import SentOnce, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refused, Reply
 from ...steps import drive
-from ...threads import Mutex
+from ...threads import ThreadEvent
 from ...transport import Client, RawConnection, Server, pack, run, server_of
 from ...transport.address import has_socket, shut
 from ...transport.refusals import genuine, redis_errors
@@ -22,15 +22,17 @@ from .steps import POPPING, MayNotBlock, Waiter
 
 
 class PendingReply:
-    """A connection with the answer to TAKE_GRANT still to come; its caller does not wait."""
+    """The answer to TAKE_GRANT, for which its caller does not wait. It is read by whoever has
+    claimed it, and by nobody else: the thread that sends the next call on that connection, or one
+    that asks for the answer."""
 
     def __init__(self, connection: RawConnection, call: Call, server: Server, until: float) -> None:
         self._connection = connection
         self._server = server
         self._until = until
-        self._mutex = Mutex()
         self._pid = os.getpid()
-        self._open = True
+        self._claims = [object()]  # As a list, because to take out the only one is atomic.
+        self._read = ThreadEvent()
         self._answer: float | None = None
         # By its source until the server knows it: the next command may follow before the answer.
         self._script = call.script.sha
@@ -44,31 +46,43 @@ class PendingReply:
         """See ``PendingLifetime``."""
         if self._pid != os.getpid():
             return None  # The answer is the parent's; to read it would leave the parent without.
+        if not self.claim():
+            if wait:
+                self._read.wait(self._server.timeout)
+        elif wait or self._has_come():
+            self.receive()
+        else:
+            self._claims.append(object())
+        return self._answer
+
+    def claim(self) -> bool:
         try:
-            if not self._mutex.acquire(blocking=wait):
-                return self._answer  # Another thread is reading it, and may have to wait for that.
-            if self._open and (wait or self._has_come()):
-                self._open = False
-                try:
-                    taken = self._connection.read_response()
-                except NoScriptError:
-                    self._server.known_scripts.discard(self._script)
-                    keeper().hurry()  # A renewal makes up for it.
-                except genuine(RedisError, OSError):
-                    self._connection.disconnect()
-                    keeper().hurry()  # Unknown; a renewal tells.
-                except BaseException:  # A signal handler's: half of the answer may be left there.
-                    self._connection.disconnect()
-                    raise
-                else:
-                    self._server.answered()
-                    self._answer = self._until if taken else -math.inf
-            return self._answer
+            self._claims.pop()
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def is_read(self) -> bool:
+        return self._read.wait(0)
+
+    def receive(self) -> None:
+        try:
+            taken = self._connection.read_response()
+        except NoScriptError:
+            self._server.known_scripts.discard(self._script)
+            keeper().hurry()  # A renewal makes up for it.
+        except genuine(RedisError, OSError):
+            self._connection.disconnect()
+            keeper().hurry()  # Unknown; a renewal tells.
+        except BaseException:  # A signal handler's: half of the answer may be left there.
+            self._connection.disconnect()
+            raise
+        else:
+            self._server.answered()
+            self._answer = self._until if taken else -math.inf
         finally:
-            try:  # Also if a signal handler raised just when it was acquired.
-                self._mutex.release()
-            except RuntimeError:
-                pass  # Another thread has it.
+            self._read.set()
 
     def _has_come(self) -> bool:
         try:
@@ -84,15 +98,17 @@ class ThreadQueue(WaitQueue):
     pending: PendingReply | None = None
 
     def connect(self, client: Client) -> None:
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.read_reply(True)
+            if not pending.is_read:  # By another thread, which still waits for it.
+                self.disconnect()
         if self.connection is None:
             self.node = self.server.locate(self.request.keys)
             self.connection = self.node.checkout()
             if not has_socket(self.connection):
                 self.disconnect()
                 raise MayNotBlock
-        if self.pending is not None:
-            self.pending.read_reply(True)
-            self.pending = None
 
     def begin_pop(self, command: bytes) -> None:
         self._connected.send_packed_command([command])

@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import textwrap
-from argparse import ArgumentParser
-from collections.abc import Callable
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import Any
 
@@ -22,7 +22,8 @@ from ...cache import BACKEND, lock_cache, lock_caches
 from ...contrib.metrics import PERIODS
 from ...decorators import outages_not_logged
 from ...ops.doctor import Finding, Level, Target, examine, rules
-from ...transport.refusals import explained, genuine, redis_errors
+from ...transport.hints import explained
+from ...transport.refusals import genuine, redis_errors
 from .. import Exit, Options, count, one_line, seconds, seconds_or_none, usage_error, width_of
 from ..by_name import release_lock, reset_locks, show_lock
 from ..listing import KINDS, list_locks, show_figures
@@ -172,6 +173,22 @@ def _as_json(finding: Finding) -> dict[str, object]:
     }
 
 
+class OneName(Action):
+    """An argument that is often given more than once."""
+
+    def __call__(
+        self,
+        parser: ArgumentParser,
+        namespace: Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        name, *more = list(values or ())
+        if more:
+            parser.error(f"one name, not {1 + len(more)}; `locks reset` takes a pattern of names")
+        setattr(namespace, self.dest, name)
+
+
 #: What runs each, its help, and how its usage begins.
 ACTIONS: dict[str, tuple[Callable[[BaseCommand, Options], int], str, str]] = {
     "list": (list_locks, "Shows which locks are held.", ""),
@@ -215,6 +232,8 @@ class Command(BaseCommand):
             "show release",
             "name",
             metavar="NAME",
+            nargs="+",
+            action=OneName,
             help="the lock's name, as in cache.lock(NAME), or its key",
         )
         add("reset", "name", metavar="PATTERN", help="a pattern of names: 'report-*'")

@@ -20,7 +20,8 @@ from ...conf import Conf
 from ...contention import Conflict, unavailable
 from ...decorators import RetryUntil, outages_not_logged
 from ...locking import Lock, unwinding
-from ...transport.refusals import explained, redis_errors, suppress
+from ...transport.hints import explained
+from ...transport.refusals import redis_errors, suppress
 from .. import (
     Exit,
     Options,

@@ -21,7 +21,8 @@ from ...cache import lock_caches
 from ...events import group_of
 from ...models import HeldLock as Model
 from ...protocol import printable
-from ...transport.refusals import explained, genuine
+from ...transport.hints import explained
+from ...transport.refusals import genuine
 from ..held_locks import (
     UNAVAILABLE,
     Failure,

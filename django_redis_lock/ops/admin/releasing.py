@@ -18,7 +18,8 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...models import HeldLock as Model
 from ...protocol import printable
-from ...transport.refusals import explained, genuine
+from ...transport.hints import explained
+from ...transport.refusals import genuine
 from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
 from .rows import Choice, Ref, UrlOf, duration, moment, place, row, shown

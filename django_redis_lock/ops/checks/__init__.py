@@ -19,7 +19,14 @@ from django.urls import URLResolver, get_resolver
 
 from ...cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_caches
 from ...conf import SETTING, Conf, given
-from ...decorators import STORED, LockedFunction, declarations, is_locked_above_its_values
+from ...decorators import (
+    LOCKED,
+    STORED,
+    LockedFunction,
+    declarations,
+    is_locked_above_its_values,
+    layers,
+)
 from ...extension import PACKAGE
 from ...protocol.validation import implausible
 from .installed import log_not_installed as log_not_installed
@@ -37,6 +44,9 @@ SET_BACKEND = (
 TIMES = ("timeout", "blocking_timeout", "min_hold", "max_hold", "warn_after", "retry_after")
 
 
+REFUSALS = "django_redis_lock.middleware.RefusalMiddleware"
+
+
 def _declarations() -> list[LockedFunction]:
     """All uses of ``locked()``, those of views too: this imports the URLconf."""
     try:
@@ -46,20 +56,31 @@ def _declarations() -> list[LockedFunction]:
     return declarations()
 
 
-def _views() -> Iterator[Callable[..., object]]:
-    """What the URLs of this site lead to."""
+def _views() -> Iterator[tuple[Any, bool]]:
+    """What the URLs of this site lead to, and whether they have arguments."""
     try:
         yield from _callbacks(get_resolver().url_patterns)
     except Exception:  # Django's own checks report it.
         return
 
 
-def _callbacks(patterns: Iterable[Any]) -> Iterator[Callable[..., object]]:
-    for pattern in patterns:
-        if isinstance(pattern, URLResolver):
-            yield from _callbacks(pattern.url_patterns)
+def _callbacks(patterns: Iterable[Any], arguments: bool = False) -> Iterator[tuple[Any, bool]]:
+    for each in patterns:
+        has = arguments or bool(getattr(getattr(each.pattern, "regex", None), "groups", 0))
+        if isinstance(each, URLResolver):
+            yield from _callbacks(each.url_patterns, has)
         else:
-            yield pattern.callback
+            yield each.callback, has
+
+
+def _locks_of(view: Any) -> set[LockedFunction]:
+    """Of a view, or of the methods of its class."""
+    kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    names = ["dispatch", *getattr(kind, "http_method_names", ())]
+    names += (getattr(view, "actions", None) or {}).values()  # Of a view set.
+    methods = (getattr(kind, name, None) for name in names)
+    found = {vars(layer).get(LOCKED) for each in (view, *methods) for layer in layers(each)}
+    return found - {None}
 
 
 def _without_cache() -> Iterator[tuple[str, str, ImproperlyConfigured]]:
@@ -227,7 +248,7 @@ def _differences(one: LockedFunction, other: LockedFunction) -> Iterator[str]:
 @check()
 def check_values_under_locks() -> Iterator[CheckMessage]:
     where = {lock.target: None for lock in _declarations() if hasattr(lock.function, STORED)}
-    for view in _views():
+    for view, _ in _views():
         kind = getattr(view, "view_class", None)
         methods = (getattr(kind, name, None) for name in getattr(kind, "http_method_names", ()))
         if any(map(is_locked_above_its_values, (view, *methods))):
@@ -240,3 +261,33 @@ def check_values_under_locks() -> Iterator[CheckMessage]:
             "stored takes the lock, or is refused while another does.",
             "Put @locked below: then only who computes takes the lock.",
         )
+
+
+@check()
+def check_refusals() -> Iterator[CheckMessage]:
+    if REFUSALS in project_settings.MIDDLEWARE:
+        return
+    locks = [lock for lock in _declarations() if lock.may_raise_for_a_request]
+    views = set().union(*(_locks_of(view) for view, _ in _views())) if locks else ()
+    for lock in locks:
+        if lock not in views:
+            yield found(
+                "W022",
+                f"locked() of {lock.target} takes a request, and no URL leads there: if its lock "
+                "is taken, it raises LockNotAcquired, and a visitor gets the status 500.",
+                f"Add {REFUSALS!r} to MIDDLEWARE: then the visitor gets 409. Or give on_conflict= "
+                "or default=, to return something else.",
+            )
+
+
+@check()
+def check_literal_names() -> Iterator[CheckMessage]:
+    with_arguments = (_locks_of(view) for view, arguments in _views() if arguments)
+    for lock in sorted(set().union(*with_arguments), key=lambda lock: lock.target):
+        if lock.is_literal:
+            yield found(
+                "W023",
+                f"locked() of {lock.target}: the name {lock.template!r} has no fields, and the URL "
+                "has arguments: all calls exclude each other.",
+                "Name an argument, as in {pk}, if only calls with the same one are to.",
+            )

@@ -138,6 +138,14 @@ def check_backends() -> Iterator[CheckMessage]:
             yield found("W014", f"The cache {alias!r} has no LOCATION.", hint)
         elif not (in_memory or _is_url(alias)):
             yield found("E011", f"The LOCATION of the cache {alias!r} is no URL.", URL_HINT)
+        for name in _options(alias):
+            if name.lower() == "db":  # As django-environ makes it of "?db=3" in an address.
+                yield found(
+                    "W024",
+                    f"The cache {alias!r} has the option {name!r}, which django-redis ignores: "
+                    "its database is that of LOCATION, or 0.",
+                    'Write it into LOCATION: "redis://host/3", or "unix:///path?db=3".',
+                )
         kind = _imported(str(_options(alias).get("CLIENT_CLASS")))
         if not isinstance(kind, type):
             continue

@@ -24,7 +24,8 @@ from ...protocol.keys import FIGURES, INDEX, events_key, flight_stream, process_
 from ...protocol.owner import fields_of
 from ...transport import Server, run, server_of
 from ...transport.address import own_settings
-from ...transport.refusals import PASSING, explained, redis_errors, refusal, refusal_in, suppress
+from ...transport.hints import explained
+from ...transport.refusals import PASSING, redis_errors, refusal, refusal_in, suppress
 from .acl import rules as rules
 
 

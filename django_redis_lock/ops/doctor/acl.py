@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 #: What taking, waiting for, renewing and releasing locks needs.
@@ -19,6 +20,11 @@ MORE = {
     "the admin, manage.py locks": "+hlen +zcard +zrange +zrevrangebyscore +type",
     "the figures": "+hkeys +hdel +hincrby +expire",
     "cache.clear(), delete_pattern()": "+zrange +flushdb +dump +restore +scan +unlink",
+    "the other calls of the cache": (
+        "+ttl +keys +incrby +expireat +pexpireat +sadd +scard +sdiff +sdiffstore +sinter "
+        "+sinterstore +sismember +smembers +smismember +smove +spop +srandmember +srem +sscan "
+        "+sunion +sunionstore +hexists +zincrby +zpopmax +zpopmin +zrevrange +zrank"
+    ),
     "locks doctor": "+info",
 }
 CLUSTER, CLUSTER_CLEAR = "+cluster|slots +command +asking", "+cluster|nodes"
@@ -31,7 +37,7 @@ def rules(targets: Sequence[Any], user: str) -> Iterator[tuple[str, str]]:
     """What each rule is for, and the rule, for the caches of one server. ACL SETUSER adds, so a
     rule begins with the removal of all keys, channels and commands."""
     locks = {prefix for each in targets for prefix in (each.cache._prefix(),)}
-    values = {each.cache._encoded_key("", None) for each in targets}
+    values = {_of_all_versions(each.cache) for each in targets}
     hidden = not all(each.cache._has_plain_keys for each in targets)
     extra = [SENTINEL] if any(each.server.is_topology for each in targets) else []
     if cluster := any(each.is_cluster for each in targets):
@@ -44,6 +50,14 @@ def rules(targets: Sequence[Any], user: str) -> Iterator[tuple[str, str]]:
     yield "locks only", _rule(user, _keys(locks, hidden), [LOCKS, *extra])
     every = _keys(locks | values, hidden)
     yield "everything that the docs describe", _rule(user, every, [LOCKS, *more, *extra])
+
+
+def _of_all_versions(cache: Any) -> bytes:
+    """What all keys of ``cache`` begin with, as ``incr_version`` needs them; else those of its
+    version."""
+    one, other = (cache._encoded_key("", version) for version in (None, "of another"))
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return bytes(byte for byte, _ in both) or bytes(one)
 
 
 def _rule(user: str, keys: Iterable[str], rights: Iterable[str]) -> str:

@@ -336,3 +336,12 @@ def test_a_pattern_deletes_values_and_spares_locks(cache: RedisCache, name: str)
         assert cache.delete_pattern("lock:*") == 0
         assert lock.owned()
     assert cache.get(name) is None
+
+
+def test_the_error_names_a_command_that_is_disabled() -> None:
+    with RedisServer(config={"rename-command": 'FLUSHDB ""'}) as server:
+        cache = RedisCache(server.url, {})
+        cache.set("report", 1)
+        with pytest.raises(redis.ResponseError, match="unknown command FLUSHDB"):
+            cache.clear()
+        assert cache.get("report") == 1

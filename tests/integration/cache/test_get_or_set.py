@@ -14,23 +14,26 @@ from typing import Any
 
 import pytest
 import redis
+from django_redis.serializers.json import JSONSerializer
+from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import flight, in_process, runners
-from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
+from django_redis_lock.singleflight import flight, runners
 from tests.processes import PATIENCE, until
 from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.values import (
     KEY,
     RAISE,
+    TERMS,
     VALUES,
     Asking,
     Broken,
     Producer,
+    age,
     blocked,
     elsewhere,
     lands_elsewhere,
@@ -56,6 +59,67 @@ WAYS_TO_ASK: dict[str, Callable[[RedisCache, Callable[[], Any]], Any]] = {
 
 
 # -- values ------------------------------------------------------------------------------------
+
+
+class Texts(PickleSerializer):
+    """A serializer of the project's own."""
+
+    def loads(self, value: bytes) -> Any:
+        return f"stored {super().loads(value)}"
+
+
+WAYS_TO_COMPUTE = WAYS_TO_ASK | {
+    "compute": lambda c, f: c.compute("report", f),
+    "acompute": lambda c, f: asyncio.run(c.acompute("report", f)),
+    "not stored": lambda c, f: c.get_or_set("report", f, 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("serializer", "stored"),
+    [
+        (f"{JSONSerializer.__module__}.JSONSerializer", {"1": [1, 2]}),
+        (f"{__name__}.Texts", "stored {1: (1, 2)}"),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS_TO_COMPUTE)
+def test_the_caller_that_computes_gets_what_all_others_get(
+    redis_server: RedisServer, way: str, serializer: str, stored: Any
+) -> None:
+    """Of what is stored: JSON has no tuples, and its keys are texts."""
+    cache = make(redis_server, SERIALIZER=serializer)
+    ask = WAYS_TO_COMPUTE[way]
+    assert ask(cache, lambda: {1: (1, 2)}) == stored
+    if way not in ("not stored", "compute", "acompute"):
+        assert ask(cache, lambda: "computed twice") == stored
+
+
+def test_a_stale_value_and_its_refresh_have_the_same_types(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = make(redis_server, SERIALIZER=f"{JSONSerializer.__module__}.JSONSerializer")
+    assert cache.get_or_set("report", lambda: (1,), **TERMS) == [1]
+    age(client)
+    assert cache.get_or_set("report", lambda: (2,), **TERMS) == [2]
+    assert cache.get("report") == [2]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_COMPUTE)
+def test_without_redis_the_types_are_those_of_stored_values(stopped: RedisServer, way: str) -> None:
+    cache = make(stopped, SERIALIZER=f"{JSONSerializer.__module__}.JSONSerializer")
+    assert WAYS_TO_COMPUTE[way](cache, lambda: (1,)) == [1]
+
+
+class Unreadable(PickleSerializer):
+    def loads(self, value: bytes) -> Any:
+        raise ValueError("not ours")
+
+
+def test_a_value_that_can_be_stored_but_not_read_is_returned_as_computed(
+    redis_server: RedisServer,
+) -> None:
+    cache = make(redis_server, SERIALIZER=f"{__name__}.Unreadable")
+    assert cache.get_or_set("report", lambda: (1,)) == (1,)
 
 
 @pytest.mark.sample(3)
@@ -235,6 +299,24 @@ def test_a_value_that_cannot_be_kept_fails_as_set_fails(
     assert not client.exists(KEY, flight_key(KEY))
 
 
+def test_the_error_of_a_value_that_cannot_be_encoded_names_its_key(cache: RedisCache) -> None:
+    value, both = (lambda: None), {"fine": 1, "report": lambda: None}
+    for write in (
+        lambda: cache.set("report", value),
+        lambda: cache.add("report", value),
+        lambda: cache.set_many(both),
+        lambda: cache.get_or_set("report", lambda: value),
+        lambda: cache.get_or_set_many(["fine", "report"], lambda keys: both),
+        lambda: cache.compute("report", lambda: value, 60),
+        lambda: asyncio.run(cache.aset("report", value)),
+        lambda: asyncio.run(cache.aadd("report", value)),
+        lambda: asyncio.run(cache.aset_many(both)),
+        lambda: asyncio.run(cache.aget_or_set("report", lambda: value)),
+    ):
+        with pytest.raises(Exception, match=r"\(the value of 'report'\)$"):
+            write()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_a_computation_broken_off_ends_its_flight(
     cache: RedisCache, client: redis.Redis, error: type[BaseException]
@@ -243,29 +325,6 @@ def test_a_computation_broken_off_ends_its_flight(
         cache.get_or_set("report", Producer(error()))
     assert not client.exists(KEY, flight_key(KEY))
     assert cache.get_or_set("report", 1) == 1
-
-
-@pytest.mark.parametrize("script", [TAKE_FLIGHT, STORE])
-def test_a_time_limit_while_redis_is_asked_ends_the_flight(
-    cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, script: Any
-) -> None:
-    """Celery's is an ordinary exception that comes from a signal handler."""
-
-    class TimeLimit(Exception):
-        pass
-
-    def run_all(client: Any, calls: Any) -> Any:
-        if calls[0].script is script:
-            raise TimeLimit
-        return run(client, calls)
-
-    run = runners.run_all
-    client.set(flight_key(KEY), "mine")
-    monkeypatch.setattr(in_process, "new_token", lambda: b"mine")
-    monkeypatch.setattr(runners, "run_all", run_all)
-    with pytest.raises(TimeLimit):
-        cache.get_or_set("report", 1)
-    assert not client.exists(flight_key(KEY))
 
 
 @pytest.mark.on_redis
@@ -764,7 +823,7 @@ def test_redis_that_may_be_read_but_not_coordinate_costs_no_value(
 
 
 @pytest.mark.parametrize("name", WAYS_TO_ASK)
-def test_a_user_who_may_not_wait_for_others_computes(
+def test_a_user_who_may_not_read_streams_polls(
     own_server: RedisServer, client: redis.Redis, name: str
 ) -> None:
     with own_server.client() as admin:
@@ -772,8 +831,10 @@ def test_a_user_who_may_not_wait_for_others_computes(
             "hasty", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-xread"]
         )
         elsewhere(admin)
-    url = own_server.url.replace("://", "://hasty:@")
-    computing, raising = (RedisCache(url, {"OPTIONS": options}) for options in ({}, RAISE))
-    assert WAYS_TO_ASK[name](computing, Producer()) == "computed"
-    with pytest.raises(redis.ResponseError):
-        WAYS_TO_ASK[name](raising, Producer())
+        cache = RedisCache(own_server.url.replace("://", "://hasty:@"), {})
+        producer = Producer()
+        asking = Asking(WAYS_TO_ASK[name], cache, producer)
+        until(lambda: admin.keys("*:done:*"))
+        lands_elsewhere(admin, 5)
+        assert asking.found() == 5
+    assert not producer.calls

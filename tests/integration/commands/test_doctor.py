@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ def documented(heading: str) -> list[str]:
 
 
 #: The keys of values, which those who only lock do not need.
-VALUES = ("~:1:*", "~{:1:*", "~{*}|:1:*")
+VALUES = ("~:*", "~{:*", "~{*}|:*")
 
 
 def allow(server: RedisServer, *rights: str) -> str:
@@ -391,8 +392,137 @@ def test_the_page_has_the_printed_rules(own_server: RedisServer, at: Any, printe
     assert set(LOCKS.split()) < set(locks.split())
     for for_it, rights in MORE.items():
         assert documented(re.escape(for_it)) == rights.split()
-    values = {"~:1:*", "~{:1:*", "~{*}|:1:*"}
-    assert set(everything.split()) >= {*values, *(r for m in MORE.values() for r in m.split())}
+    assert set(everything.split()) >= {*VALUES, *(r for m in MORE.values() for r in m.split())}
+
+
+#: A call of each method of the cache, sync; what it is called with.
+CALLS: dict[str, Any] = {
+    "add": ("k", 1),
+    "clear": (),
+    "compute": ("k", lambda: 1, 60),
+    "decr": ("n",),
+    "decr_version": ("v", 2),
+    "delete": ("k",),
+    "delete_many": (["k", "l"],),
+    "delete_pattern": ("k*",),
+    "expire": ("k", 60),
+    "expire_at": ("k", 4_000_000_000),
+    "get": ("k",),
+    "get_many": (["k", "l"],),
+    "get_or_set": ("k", 1, 60),
+    "get_or_set_many": (["k", "l"], lambda keys: dict.fromkeys(keys, 1), 60),
+    "has_key": ("k",),
+    "hdel": ("h", "f"),
+    "hexists": ("h", "f"),
+    "hkeys": ("h",),
+    "hlen": ("h",),
+    "hset": ("h", "f", 1),
+    "incr": ("n",),
+    "incr_version": ("v",),
+    "iter_keys": ("*",),
+    "keys": ("*",),
+    "locked_get_or_set": ("k", lambda: 1),
+    "mark_stale": ("k",),
+    "mark_stale_many": (["k", "l"],),
+    "persist": ("k",),
+    "pexpire": ("k", 60_000),
+    "pexpire_at": ("k", 4_000_000_000_000),
+    "pttl": ("k",),
+    "reset_all": (),
+    "sadd": ("s", 1, 2),
+    "scard": ("s",),
+    "sdiff": ("s", "t"),
+    "sdiffstore": ("u", "s", "t"),
+    "set": ("k", 1),
+    "set_many": ({"k": 1, "l": 2},),
+    "sinter": ("s", "t"),
+    "sinterstore": ("u", "s", "t"),
+    "sismember": ("s", 1),
+    "smembers": ("s",),
+    "smismember": ("s", 1),
+    "smove": ("s", "t", 1),
+    "spop": ("t",),
+    "srandmember": ("s",),
+    "srem": ("s", 1),
+    "sscan": ("s",),
+    "sscan_iter": ("s",),
+    "sunion": ("s", "t"),
+    "sunionstore": ("u", "s", "t"),
+    "touch": ("k", 60),
+    "ttl": ("k",),
+    "zadd": ("z", {"a": 1, "b": 2}),
+    "zcard": ("z",),
+    "zcount": ("z", 0, 9),
+    "zincrby": ("z", 1, "a"),
+    "zpopmax": ("z",),
+    "zpopmin": ("z",),
+    "zrange": ("z", 0, 1),
+    "zrangebyscore": ("z", 0, 9),
+    "zrank": ("z", "a"),
+    "zrem": ("z", "a"),
+    "zremrangebyscore": ("z", 0, 9),
+    "zrevrange": ("z", 0, 1),
+    "zrevrangebyscore": ("z", 9, 0),
+    "zscore": ("z", "a"),
+}
+#: What sends nothing, or is in ``use_locks`` and ``use_everything``.
+NO_CALLS = {
+    "client",
+    "close",
+    "get_backend_timeout",
+    "lock",
+    "held_locks",
+    "in_memory",
+    "on_commit",
+}
+NO_CALLS |= {"make_and_validate_key", "make_key", "own_pattern", "subject_of", "validate_key"}
+NO_CALLS |= {"command_lock", "computes_once"}
+
+
+def keywords(name: str) -> dict[str, Any]:
+    return {"stale": 60} if name.startswith("mark_stale") else {}
+
+
+def test_the_printed_rule_for_everything_is_enough_for_each_call_of_the_cache(
+    own_server: RedisServer, at: Callable[..., None], printed: Rules
+) -> None:
+    """For threads and for tasks, on the package's connections and on redis-py's."""
+    at(own_server.url)
+    rule = printed()[1]
+    at(grant(own_server, rule))
+    cache = caches["default"]
+    public = {name for name in dir(type(cache)) if not name.startswith("_")}
+    plain = {*CALLS, *NO_CALLS}
+    assert public - plain - {f"a{name}" for name in plain} == set()
+
+    def prepare() -> None:
+        cache.set_many({"k": 1, "n": 1, "v": 1})
+        for version in (2, 3):
+            cache.set("v", 1, version=version)
+
+    async def everything() -> None:
+        for name, arguments in CALLS.items():
+            if hasattr(cache, f"a{name}"):
+                await cache.aset("n", 1)
+                await cache.aset("v", 1, version=2 if name == "decr_version" else 1)
+                await getattr(cache, f"a{name}")(*arguments, **keywords(name))
+        await cache.aset("x", 1, 60, nx=True)
+        await cache.aget_or_set("stale", lambda: 1, 60, stale=60)
+
+    for name, arguments in CALLS.items():
+        prepare()
+        result = getattr(cache, name)(*arguments, **keywords(name))
+        if isinstance(result, Iterator):
+            list(result)
+    for options in ({"nx": True}, {"xx": True}, {"timeout": None}, {"timeout": 0.5}):
+        cache.set("x", 1, **options)
+    asyncio.run(everything())
+    with cache.lock(["two", "names"], timeout=30), cache.lock("again", reentrant=True) as lock:
+        assert lock.ttl()
+        lock.reacquire()
+        assert lock.locked()
+    use_locks()
+    assert refused(own_server) == set()
 
 
 # -- errors about rights ------------------------------------------------------------------------

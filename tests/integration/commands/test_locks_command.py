@@ -458,6 +458,8 @@ def test_figures(run: Run, client: redis.Redis) -> None:
         (["show"], "arguments are required: NAME"),
         (["reset"], "arguments are required: PATTERN"),
         (["release", "", "--yes"], "a lock's name must not be empty"),
+        (["release", "a", "b"], "one name, not 2; `locks reset` takes a pattern"),
+        (["show", "a", "b"], "one name, not 2"),
         (["list", "--yes"], "unrecognized arguments: --yes"),
         (["release", "x", "--older-than", "3"], "unrecognized arguments: --older-than 3"),
         (["--using", "plain"], "the cache 'plain' cannot lock"),

@@ -3,18 +3,21 @@ exception; and what is refused because the lock would not protect it."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import redis
 from django.contrib.admin import AdminSite, ModelAdmin
 from django.contrib.admin import action as admin_action
 from django.contrib.auth.models import User
+from django.core.cache import caches
 from django.http import HttpRequest, HttpResponse
-from django.test import Client, RequestFactory, override_settings
+from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -27,7 +30,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_redis_lock import LockNotAcquired, locked
-from django_redis_lock.contention import raise_error, redirect_to, respond, skip
+from django_redis_lock.contention import skip
 from tests.holding import hold
 from tests.redis_server import RedisServer
 
@@ -98,7 +101,7 @@ class Actions(ViewSet):
 
 
 class Permission(BasePermission):
-    @locked(NAME, on_conflict=raise_error)
+    @locked(NAME)
     def has_permission(self, request: Any, view: Any) -> bool:
         return True
 
@@ -135,6 +138,48 @@ class Created(CreateAPIView):
 @locked(NAME)
 def publish(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
     return HttpResponse("ran")
+
+
+@locked(NAME)
+class RestClass(APIView):
+    permission_classes = authentication_classes = ()
+
+    def get(self, request: Any) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+class Mixin:
+    def dispatch(self, request: HttpRequest, *args: Any) -> Any:
+        return super().dispatch(request, *args)  # type: ignore[misc]  # of a view
+
+
+class Mixed(Mixin, Decorated):
+    pass
+
+
+class Called:
+    """As Django's feeds are: an object that is called."""
+
+    @locked(NAME)
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+@locked(NAME, status_code=423, retry_after=7)
+def busy(request: HttpRequest) -> bool:
+    return True
+
+
+def outer_busy(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("allowed" if busy(request) else "denied")
+
+
+def other_view(request: HttpRequest) -> Any:
+    return Handlers.as_view()(request)
+
+
+async def aouter(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("allowed" if await asynchronous(request) else "denied")
 
 
 class Users(ModelAdmin):
@@ -195,6 +240,12 @@ urlpatterns = [
     path("actions/", users.visit),
     path("check/", users.check_view),
     path("outer/", outer),
+    path("aouter/", aouter),
+    path("outer_busy/", outer_busy),
+    path("other_view/", other_view),
+    path("mixin/", Mixed.as_view()),
+    path("called/", Called()),
+    path("rest_class/", RestClass.as_view()),
     path("outer_skip/", outer_skipping),
     path("hook/", Hook.as_view()),
     path("permission/", Checked.as_view(permission_classes=[Permission])),
@@ -202,9 +253,12 @@ urlpatterns = [
     path("throttle/", Checked.as_view(throttle_classes=[Throttle], permission_classes=[])),
 ]
 VIEWS = [
-    *("plain", "async", "partial", "exempt", "handlers", "outside", "decorated", "rest"),
-    *("action", "look", "list", "create"),
+    *("plain", "async", "partial", "exempt", "handlers", "outside", "decorated", "action"),
+    *("look", "mixin", "called", "rest_class"),
 ]
+#: What other code calls with a request.
+CALLED = ["rest", "create", "list", "outer", "hook", "other_view"]
+REFUSALS = "django_redis_lock.middleware.RefusalMiddleware"
 
 
 @pytest.fixture(autouse=True)
@@ -215,12 +269,60 @@ def _site() -> Any:
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_answers(name: str) -> None:
-    ask = Client().post if name == "create" else Client().get
-    assert ask(f"/{name}/").status_code == 200
+    assert Client().get(f"/{name}/").status_code == 200
     with hold(NAME):
-        assert ask(f"/{name}/").status_code == 409
+        assert Client().get(f"/{name}/").status_code == 409
         if name == "handlers":
             assert Client().post(f"/{name}/").status_code == 409
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_what_is_called_raises_and_the_middleware_answers(name: str) -> None:
+    def ask(**headers: str) -> Any:
+        return (Client().post if name == "create" else Client().get)(f"/{name}/", headers=headers)
+
+    assert ask().status_code == 200
+    with hold(NAME):
+        with pytest.raises(LockNotAcquired, match="work is held by"):
+            ask()
+        with override_settings(MIDDLEWARE=[REFUSALS]):
+            answer, program, browser = (
+                ask(),
+                ask(accept="application/json"),
+                ask(accept="text/html"),
+            )
+    assert {each.status_code for each in (answer, program, browser)} == {409}
+    assert {each["Cache-Control"] for each in (answer, program, browser)} == {"no-store"}
+    assert program.json()["retry_after"] == int(program["Retry-After"]) >= 1
+    assert b"<html" in browser.content
+    assert answer["Content-Type"].startswith(
+        "application/json" if name in ("rest", "create") else "text/html"
+    )
+
+
+def test_an_asynchronous_site_has_the_same_middleware() -> None:
+    async def ask() -> tuple[int, int]:
+        free = await AsyncClient().get("/aouter/")
+        async with caches["default"].alock(NAME):
+            return free.status_code, (await AsyncClient().get("/aouter/")).status_code
+
+    with override_settings(MIDDLEWARE=[REFUSALS]):
+        assert asyncio.run(ask()) == (200, 409)
+
+
+def test_the_middleware_answers_with_the_status_of_the_lock() -> None:
+    with hold(NAME), override_settings(MIDDLEWARE=[REFUSALS]):
+        answer = Client().get("/outer_busy/")
+    assert (answer.status_code, answer["Retry-After"]) == (423, "7")
+
+
+@pytest.mark.parametrize("error", [ValueError, redis.ConnectionError])
+def test_the_middleware_leaves_other_errors_alone(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checked, "get", mock.Mock(side_effect=error("of the view")))
+    with override_settings(MIDDLEWARE=[REFUSALS]), pytest.raises(error, match="of the view"):
+        Client().get("/outside/")
 
 
 def asking(get_response: Any) -> Any:
@@ -258,18 +360,18 @@ def _as_superuser(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_as_superuser")
 @pytest.mark.parametrize("name", CHOICES)
-def test_an_action_of_the_admin_answers(name: str) -> None:
+def test_an_action_of_the_admin_answers_by_the_middleware(name: str) -> None:
     """Whoever may choose it, by each of its names."""
-    assert Client().post("/actions/", CHOICES[name]).content == b"ran"
-    with hold(NAME):
-        assert Client().post("/actions/", CHOICES[name]).status_code == 409
+    with override_settings(MIDDLEWARE=[REFUSALS]):
+        assert Client().post("/actions/", CHOICES[name]).content == b"ran"
+        with hold(NAME):
+            assert Client().post("/actions/", CHOICES[name]).status_code == 409
 
 
 @pytest.mark.usefixtures("_as_superuser")
 def test_other_methods_of_the_admin_get_no_response() -> None:
     """Also if the form names them, as anybody's can."""
     with hold(NAME):
-        assert Client().get("/list/").status_code == 409
         for data in ({}, {"action": "can_view"}, {"action": "retire"}):
             with pytest.raises(LockNotAcquired):
                 Client().post("/check/", data)
@@ -278,8 +380,6 @@ def test_other_methods_of_the_admin_get_no_response() -> None:
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("outer", LockNotAcquired),
-        ("hook", LockNotAcquired),
         ("permission", LockNotAcquired),
         ("outer_skip", b"denied"),
         ("skip", 204),
@@ -301,11 +401,14 @@ def test_nor_while_redis_is_down(own_server: RedisServer, settings: Any) -> None
     backend = "django_redis_lock.cache.RedisCache"
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": own_server.url}}
     own_server.kill()
-    for name in ("plain", "handlers", "rest"):
+    for name in ("plain", "handlers"):
         assert Client().get(f"/{name}/").status_code == 503
-    for name in ("outer", "hook"):
+    for name in ("outer", "hook", "rest"):
         with pytest.raises(redis.ConnectionError):
             Client().get(f"/{name}/")
+        with override_settings(MIDDLEWARE=[REFUSALS]):
+            answer = Client().get(f"/{name}/")
+        assert (answer.status_code, answer["Retry-After"]) == (503, "10")
 
 
 def ask(**options: Any) -> HttpRequest:
@@ -349,23 +452,6 @@ def test_without_a_url(name: str) -> None:
 
 # -- what is refused -----------------------------------------------------------------------------
 
-TWO = ["has_permission", "has_object_permission", "allow_request", "process_view", "authenticate"]
-HOOKS = [*TWO, "save_model", "delete_model", "save_related", "process_request", "get_queryset"]
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"on_conflict": respond()}, {"on_conflict": redirect_to("/")}]
-)
-@pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_must_say_what_it_answers(name: str, options: Any) -> None:
-    def hook(self: Any, request: Any, *args: Any) -> Any: ...
-
-    hook.__name__ = name
-    with pytest.raises(TypeError, match="give default="):
-        locked(NAME, **options)(hook)
-    for good in ({"on_conflict": raise_error}, {"on_conflict": skip}, {"default": False}):
-        assert locked(NAME, **good)(hook)
-
 
 class Queued:
     """As a task queue makes of a function: a call only sends it."""
@@ -373,19 +459,7 @@ class Queued:
     def __call__(self, pk: int) -> None: ...
 
 
-def delayed(pk: int) -> None: ...
-
-
-delayed.delay = delayed  # as Celery's
-
-
-def operation(request: Any) -> None: ...
-
-
-operation._ninja_operation = object()  # as Django Ninja's
-
-
-@pytest.mark.parametrize("target", [Queued(), delayed, operation, functools.partial(Queued(), 3)])
+@pytest.mark.parametrize("target", [Queued(), functools.partial(Queued(), 3)])
 def test_what_another_decorator_made_is_refused(target: Any) -> None:
     with pytest.raises(TypeError, match="directly above the function"):
         locked(NAME)(target)

@@ -25,7 +25,7 @@ from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
 from django_redis_lock.protocol.identity import process_id
 from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, process_key
 from tests.faults.proxy import Proxy
-from tests.holding import hurry, settle
+from tests.holding import Renewals, hurry, settle
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.redlocks import AMPLE, clients, five
@@ -233,6 +233,23 @@ def test_one_that_expired(client: redis.Redis, losses: Losses) -> None:
         lock.ensure_held()
     until(lambda: not client.exists(NAME))  # Redis counts from a moment later.
     with pytest.raises(LockNotOwnedError, match="it expired before it was released"):
+        lock.release()
+
+
+def test_a_restart_from_an_older_snapshot(own_server: RedisServer, losses: Losses) -> None:
+    """It knows the holder and its process, but not that the lock was renewed since."""
+    told, client = threading.Event(), own_server.client()
+    lock = Lock(client, NAME, 2, renew=True, on_lost=told.set, thread_local=False)
+    assert lock.acquire()
+    described(client)
+    client.save()
+    renewals = Renewals(client, NAME)
+    until(lambda: renewals.count() > 3)  # More than its lifetime is over.
+    own_server.kill()
+    own_server.start()
+    until(told.is_set)
+    losses.expect(NO_DATA)
+    with pytest.raises(LockNotOwnedError, match="Redis has lost its data"):
         lock.release()
 
 

@@ -31,6 +31,7 @@ from django_redis_lock.conf import EXPORTERS
 from django_redis_lock.contrib import exporters
 from django_redis_lock.contrib.exporters import opentelemetry, prometheus
 from django_redis_lock.events import Computed, Crashed, FellBack, ServerDown, ServerUp, Subject
+from django_redis_lock.extension import part
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.values import (
@@ -405,6 +406,7 @@ def test_what_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     package, extra = exporters._NEEDS[name]
+    part.cache_clear()
     monkeypatch.delitem(sys.modules, f"django_redis_lock.contrib.exporters.{name}", raising=False)
     for module in {package, *(m for m in sys.modules if m.partition(".")[0] == package)}:
         monkeypatch.setitem(sys.modules, module, None)
