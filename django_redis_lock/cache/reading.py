@@ -28,7 +28,7 @@ from ..transport import (
     pack_words,
     server_of,
 )
-from ..transport.refusals import OUTAGE, genuine, is_busy, is_pool_exhausted, redis_errors
+from ..transport.refusals import OUTAGE, genuine, is_busy, is_pool_exhausted, redis_errors, suppress
 from . import observed, undecodable
 from .commands import OwnConnections, encoding, own_connections, takes_client
 from .lock_factory import LockCache
@@ -122,6 +122,26 @@ class ReadPath(NamedTuple):
     is_direct: bool
 
 
+class Replica:
+    """Stands for the redis-py client of a replica, which may lag behind, or be down: what it does
+    not return, the primary is asked for, before anybody computes it."""
+
+    def __init__(self, replica: Any, primary: Any) -> None:
+        self._replica = replica
+        self._primary = primary
+
+    def get(self, key: object) -> object:
+        return self.mget(key)[0]
+
+    def mget(self, *keys: object) -> list[object]:
+        found: dict[object, object] = {}
+        with suppress(*FAILED):
+            found = dict(zip(keys, self._replica.mget(keys), strict=True))
+        if missing := [key for key in keys if found.get(key) is None]:
+            found.update(zip(missing, self._primary.mget(missing), strict=True))
+        return [found[key] for key in keys]
+
+
 def originals(backend: object, *methods: str) -> dict[str, tuple[object, object]]:
     """The functions that are these ``methods``, and the code of each."""
     functions = {name: getattr(backend, name) for name in methods}
@@ -157,14 +177,13 @@ class CacheReader(LockCache):
         return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight
 
     def _get_by_tool(self, key: str, version: int | None) -> object:
-        own = self._direct()
-        redis = self.client.get_client(write=False) if own is None else own
+        redis: Any = self._direct() or self._replica() or self.client.get_client(write=False)
         with failing_as_django_redis(redis):
             return observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -1))[1]
 
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, object]:
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
-        redis = self.client.get_client(write=False)
+        redis = self._replica() or self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
         with failing_as_django_redis(redis):
             values: dict[str, object] = observed.observed(  # type: ignore[assignment]  # of get_many
@@ -222,7 +241,7 @@ class CacheReader(LockCache):
         try:
             if own is not None:
                 return get(key, MISSING, version, own)
-            return self._with_breaker(get, key, MISSING, version, None)
+            return self._with_breaker(get, key, MISSING, version, self._replica())
         except genuine(ConnectionInterrupted) as error:
             return _missing_unless_outage(error)
 
@@ -243,6 +262,14 @@ class CacheReader(LockCache):
         where the way in which django-redis's or redis-py's client sends them must be kept."""
         own = self._own
         return None if own is None or is_observed(own.client) else own
+
+    def _replica(self) -> Replica | None:
+        """What reads a value that is computed if it is missing; None where there are no replicas to
+        read from."""
+        if not self._has_primary or len(self.client._server) == 1:
+            return None
+        replica, primary = self.client.get_client(write=False), self._lock_client()
+        return None if replica is primary else Replica(replica, primary)
 
     @cached_property
     def _breaker(self) -> Breaker | None:
