@@ -29,6 +29,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "exporters": ("contrib.exporters", "The setting EXPORTERS"),
     "fallback": ("contrib.fallback", 'ON_REDIS_DOWN "local" or "run"'),
     "instant_loss": ("contrib.instant_loss", "To learn of a loss at once"),
+    "held_locks": ("ops.held_locks", "The gauges of held locks"),
     "inventory": ("ops.inventory", "A list of held locks"),
     "limit": ("contrib.limit", "A lock with limit=N"),
     "listing": ("management.listing", "manage.py locks"),
