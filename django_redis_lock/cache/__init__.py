@@ -7,6 +7,7 @@ the same on a server in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -23,7 +24,8 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
-from ..extension import PACKAGE, on_first_use, part
+from ..extension import PACKAGE, PartMissing, on_first_use, part
+from ..singleflight import encode_value
 from ..transport import guarded_connection
 from ..transport.refusals import genuine
 from .context import NamedKey as NamedKey
@@ -31,6 +33,7 @@ from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
+from .lock_factory import BackendCannotLock as BackendCannotLock
 from .lock_factory import LockCache as LockCache
 from .lock_factory import NotAcquired as NotAcquired
 from .lock_factory import check_using as check_using
@@ -45,7 +48,6 @@ from .redis_py import flight_ending
 
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
-    from ..contrib.other_backends import BackendCannotLock as BackendCannotLock
     from ..ops.inventory import reset_all as reset_all
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
@@ -65,6 +67,19 @@ def _returning(value: object) -> Callable[[_Method], _Method]:
     return ignoring
 
 
+def _name_unencodable(
+    encode: Callable[[object], object], error: Exception, data: Mapping[str, object]
+) -> None:
+    """If ``error`` is that of a value in ``data`` which ``encode`` cannot encode, name its key."""
+    for key, value in data.items():
+        try:
+            encode_value(encode, key, value)
+        except Exception as again:
+            if type(again) is type(error):
+                error.args = again.args
+            return
+
+
 def _encoded(encode: Callable[..., object], value: object, **options: object) -> object:
     """What ``encode`` makes of ``value``. A subclass of int may have another ``str()``."""
     encoded = encode(value, **options)
@@ -74,7 +89,9 @@ def _encoded(encode: Callable[..., object], value: object, **options: object) ->
 @register("redis_lock")
 def check_installed(**kwargs: object) -> list[CheckMessage]:
     """All other checks are registered by the app, which may be missing."""
-    return [] if apps.is_installed(PACKAGE) else [part("checks").not_installed()]
+    with suppress(PartMissing):
+        return [] if apps.is_installed(PACKAGE) else [part("checks").not_installed()]
+    return []
 
 
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
@@ -96,7 +113,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         reply to another call, nor stays with a server that has become a replica."""
         if self._client is None:
             if apps.ready and not apps.is_installed(PACKAGE):
-                part("checks").log_not_installed()
+                with suppress(PartMissing):
+                    part("checks").log_not_installed()
             needs_one = issubclass(self._client_cls, DefaultClient) and not self.in_memory
             if needs_one and not self._server:
                 raise ImproperlyConfigured(NO_LOCATION)
@@ -140,6 +158,9 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             # django-redis tries its other servers. The first, which stores the flights, is down, so
             # there are none to end.
             return self.client.set(*values, **how)
+        except Exception as error:
+            _name_unencodable(self.client.encode, error, {str(values[0]): values[1]})
+            raise
 
     @_ignoring_outages
     def add(
@@ -168,8 +189,12 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _set_many(
         self, data: Mapping[str, object], *args: object, client: object, **options: object
     ) -> bool:
-        if data:
-            self.client.set_many(data, *args, **self._by(client), **options)
+        try:
+            if data:
+                self.client.set_many(data, *args, **self._by(client), **options)
+        except Exception as error:
+            _name_unencodable(self.client.encode, error, data)
+            raise
         return True
 
     @_ignoring_outages
@@ -401,7 +426,6 @@ __getattr__ = on_first_use(
     __name__,
     {
         "contrib.locmem": "LocMemCache",
-        "contrib.other_backends": "BackendCannotLock",
         "ops.inventory": "reset_all",
         "cache.typed": "AsyncLockArguments CurrentLock GetOrSetArguments LockArguments",
     },

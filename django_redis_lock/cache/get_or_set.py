@@ -10,7 +10,9 @@ from asgiref.sync import AsyncToSync, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django_redis.client import HerdClient
+from django.utils.functional import cached_property
+from django_redis.client import DefaultClient, HerdClient
+from django_redis.serializers.pickle import PickleSerializer
 
 from .. import events, singleflight, transport
 from ..clock import time
@@ -316,7 +318,7 @@ class GetOrSet(CacheReader):
                 outage = self._without_redis(error.__cause__ or error)
                 late = [key for key in late if key not in values]
         if outage is not None:
-            values.update((yield from flight.leader(late).compute(outage)))
+            values.update((yield from flight.leader(late).without_redis(outage)))
         elif late and chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
 
@@ -356,9 +358,18 @@ class GetOrSet(CacheReader):
             chosen.lifetime(self._timeout(timeout)),
             int(chosen.stale * 1000),
             int(chosen.error_ttl * 1000),
+            self._keeps_objects,
             str(key),
             chosen.group or "",
             self,
+        )
+
+    @cached_property
+    def _keeps_objects(self) -> bool:
+        """Whether what is stored is decoded to an equal object."""
+        client = self.client
+        return type(getattr(client, "_serializer", None)) is PickleSerializer and (
+            type(client).decode is DefaultClient.decode
         )
 
     def _encoded(self, value: object) -> bytes | int:

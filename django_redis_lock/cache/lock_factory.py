@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
+_Method = TypeVar("_Method", bound=Callable[..., object])
+
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
 #: The same without Redis: its locks exclude the threads and tasks of one process.
@@ -51,6 +54,22 @@ def has_plain_keys(cache: BaseCache) -> bool:
         and type(own.get("key_prefix")) is str
         and type(own.get("version")) in (int, str)
     )
+
+
+def _version_by_name(method: _Method) -> _Method:
+    """``lock("x", 10)`` has a version and no timeout, as with django-redis: few who write that mean
+    it."""
+
+    @wraps(method)
+    def called(self: LockCache, key: Any, *args: Any, **options: Any) -> object:
+        if len(args) == 1 and args[0] is not None and "timeout" not in options:
+            name = method.__name__
+            text = f"{name}({key!r}, {args[0]!r}): the second argument is the version of the key. "
+            text += f"Write timeout={args[0]!r} if seconds were meant, else version={args[0]!r}"
+            warnings.warn(text, stacklevel=2)
+        return method(self, key, *args, **options)
+
+    return cast(_Method, called)
 
 
 class LockCache(BaseCache):
@@ -95,6 +114,7 @@ class LockCache(BaseCache):
     def _check_client(self, client: object) -> None:
         """Raises ValueError if the caller has given a ``client``, which this cache cannot use."""
 
+    @_version_by_name
     def lock(
         self,
         key: str | Collection[str],
@@ -131,6 +151,7 @@ class LockCache(BaseCache):
         lock: Lock = self._make(key, timeout, client, chosen, name_of, asynchronous=False)
         return lock
 
+    @_version_by_name
     def alock(
         self,
         key: str | Collection[str],
@@ -334,6 +355,21 @@ def can_lock(alias: str) -> bool:
     return isinstance(backend, type) and issubclass(backend, LockCache)
 
 
+class BackendCannotLock(ImproperlyConfigured):
+    """A cache has another BACKEND, which cannot lock."""
+
+    def __init__(self, alias: str) -> None:
+        write = (
+            f'In CACHES[{alias!r}] write "BACKEND": "{BACKEND}", or, for development and tests '
+            f'without Redis, "BACKEND": "{LOCAL_BACKEND}"'
+        )
+        if able := next(lock_caches(), None):
+            write += f'; or name the cache that can: using="{able}", or, for all uses of locked(), '
+            write += f'DJANGO_REDIS_LOCK = {{"USING": "{able}"}}'
+        backend = settings.CACHES[alias].get("BACKEND")
+        super().__init__(f"the cache {alias!r} cannot lock: its BACKEND is {backend!r}. {write}")
+
+
 def lock_cache(alias: str) -> LockCache:
     """The cache ``alias``, for locks. Raises ImproperlyConfigured if there is none of that name, or
     ``BackendCannotLock``."""
@@ -344,7 +380,7 @@ def lock_cache(alias: str) -> LockCache:
     if isinstance(cache, LockCache):
         return cache
     if alias in settings.CACHES:
-        raise part("other_backends").BackendCannotLock(alias)
+        raise BackendCannotLock(alias)
     known = ", ".join(map(repr, lock_caches())) or "none"
     raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")
 

@@ -11,7 +11,7 @@ from django_redis.util import CacheKey
 from redis.exceptions import NoScriptError, ResponseError
 
 from ..protocol import Call, Reply
-from ..singleflight import own_flights
+from ..singleflight import encode_value, own_flights
 from ..steps import Step
 from ..transport import is_observed, pack, pack_words
 from ..transport.aio_client import aexchange, arun, arun_all
@@ -134,7 +134,10 @@ async def set(
     nx: bool = False,
     xx: bool = False,
 ) -> bool:
-    nkey, encoded = cache.client.make_key(key, version=version), cache.client.encode(value)
+    nkey, encoded = (
+        cache.client.make_key(key, version=version),
+        encode_value(cache.client.encode, key, value),
+    )
     px = _milliseconds(cache, timeout)
     if px is None or px > 0:
         return bool(await commands.set(nkey, encoded, nx=nx, px=px, xx=xx))
@@ -163,7 +166,10 @@ async def set_many(
 ) -> list[str]:
     batch, px = commands.batch(), _milliseconds(cache, timeout)
     for key, value in data.items():
-        nkey, encoded = cache.client.make_key(key, version=version), cache.client.encode(value)
+        nkey, encoded = (
+            cache.client.make_key(key, version=version),
+            encode_value(cache.client.encode, key, value),
+        )
         if px is None or px > 0:
             batch.set(nkey, encoded, px=px)
         else:

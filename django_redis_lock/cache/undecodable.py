@@ -57,10 +57,10 @@ def read_others(
     cache: CacheReader, names: list[str], version: int | None
 ) -> tuple[dict[str, object], bool]:
     """The values of ``names`` that can be decoded, and whether there are others."""
-    redis = cache.client.get_client(write=False)
+    redis = cache._replica() or cache.client.get_client(write=False)
     values, failed = dict[str, object](), False
     mget = getattr(redis, "mget_nonatomic", redis.mget)
-    stored_values = mget([cache.client.make_key(name, version=version) for name in names])
+    stored_values = mget(*(cache.client.make_key(name, version=version) for name in names))
     for name, stored in zip(names, stored_values, strict=True):
         try:
             if stored is not None:

@@ -31,6 +31,7 @@ from .in_process import innermost_flight as innermost_flight
 from .in_process import own_flights as own_flights
 from .leader import Producer as Producer
 from .leader import Undecodable as Undecodable
+from .leader import encode_value as encode_value
 from .refreshing import Refreshing as Refreshing
 from .runners import Runner as Runner
 from .runners import ThreadRunner as ThreadRunner

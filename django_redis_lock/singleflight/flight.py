@@ -256,7 +256,7 @@ class MultiFlight:
         try:
             before = yield from leader.take_over(None if replace else dict.fromkeys(keys, b""))
         except redis_errors() as error:
-            return (yield from leader.compute(error))
+            return (yield from leader.without_redis(error))
         leader.begin({key: seen or NOTHING for key, seen in before.items()})
         try:
             return (yield from self._compute(leader))
@@ -328,13 +328,13 @@ class SingleFlight(MultiFlight):
     def compute_value(self, outage: BaseException | None = None) -> Steps[object]:
         """As ``compute_anyway``. ``outage``: as for ``get_value``."""
         if outage:
-            return (yield from self.leader([self._key]).compute(outage))[self._key]
+            return (yield from self.leader([self._key]).without_redis(outage))[self._key]
         return (yield from self.compute_anyway([self._key]))[self._key]
 
     def _compute_without_redis(self, shared: InProcessFlight, outage: BaseException) -> Steps[Any]:
         leader = self.leader([self._key])
-        values = yield from leader.compute(outage)
-        shared.encoded, shared.computed = leader.encode(values)[self._key].value, True
+        values = yield from leader.without_redis(outage, shared=True)
+        shared.encoded, shared.computed = leader.encoded[self._key].value, True
         shared.requests += 1
         return values[self._key]
 

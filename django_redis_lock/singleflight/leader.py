@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
@@ -33,6 +33,8 @@ from .in_process import (
 from .runners import Computation, ProducerFailed, Runner
 from .scripts import END_FLIGHT, NOTHING, STORE, TAKE_FLIGHT, TAKE_OVER, Before, Leads, State, parse
 
+R = TypeVar("R")
+
 logger = get_logger("django_redis_lock.flights")
 outage_logger = get_logger("django_redis_lock.outage")
 
@@ -50,6 +52,16 @@ class Undecodable(Exception):
     project, or from another serializer."""
 
 
+def encode_value(encode: Callable[[object], R], key: object, value: object) -> R:
+    """What ``encode`` makes of ``value``; an error of a serializer names its ``key``."""
+    try:
+        return encode(value)
+    except Exception as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (f"{error.args[0]} (the value of {key!r})", *error.args[1:])
+        raise
+
+
 class Producer(NamedTuple):
     """What to compute and how to store it.
 
@@ -59,6 +71,8 @@ class Producer(NamedTuple):
         decode: turns that into the value, or raises Undecodable.
         lifetime: returns the milliseconds to store a value; 0 without end, negative not at all.
         stale: at the end of its lifetime, the milliseconds for which it is stale.
+        keeps_objects: whether decoding what is stored gives an equal object, as with pickle. Else
+            the caller that computes a value gets it decoded, as all others do.
         error_ttl: milliseconds after a failure in which others do not try again; 0 for none.
         name, group, cache: see ``events.Subject``.
     """
@@ -69,6 +83,7 @@ class Producer(NamedTuple):
     lifetime: Callable[[object], int]
     stale: int = 0
     error_ttl: int = 0
+    keeps_objects: bool = True
     name: str = ""
     group: str = ""
     cache: object = None
@@ -260,8 +275,8 @@ class Leader:
             for renewal in self.renewals:
                 keeping.add(renewal)
             values = yield from self.compute()
-            self.encoded = self.encode(values)
-            return values
+            self.encoded = self._encode(values)
+            return self._as_stored(values)
         except ProducerFailed as failed:
             error = failed.error
             if isinstance(error, Overtaken):
@@ -326,6 +341,19 @@ class Leader:
                     seconds = time.monotonic() - began
                     events.emit(Computed(subject, seconds, error, count, outage is not None))
 
+    def without_redis(
+        self, outage: BaseException, shared: bool = False
+    ) -> Steps[dict[bytes, object]]:
+        """Compute the values, which are not stored; callers get the same as if they were.
+
+        Args:
+            shared: whether ``encoded`` is needed, for the other callers of this process.
+        """
+        values = yield from self.compute(outage)
+        if shared or not self.producer.keeps_objects:
+            self.encoded = self._encode(values)
+        return self._as_stored(values)
+
     def _by_key(self, values: object, names: Mapping[bytes, str]) -> dict[bytes, object]:
         if not isinstance(values, Mapping):
             wrong = f"default_many must return a dict by key, not {values!r}"
@@ -335,13 +363,28 @@ class Leader:
         except BaseException as error:  # It may compute its values only now.
             raise ProducerFailed(error) from error
 
-    def encode(self, values: Mapping[bytes, object]) -> dict[bytes, Encoded]:
+    def _encode(self, values: Mapping[bytes, object]) -> dict[bytes, Encoded]:
         """The values as Redis stores them; without one of these none can be stored."""
         encode, lifetime = self.producer.encode, self.producer.lifetime
+        names = self._names or dict.fromkeys(values, self.producer.name)
         try:
-            return {key: Encoded(encode(value), lifetime(value)) for key, value in values.items()}
+            return {
+                key: Encoded(encode_value(encode, names[key], value), lifetime(value))
+                for key, value in values.items()
+            }
         except BaseException as error:  # Of a function of the user's.
             raise ProducerFailed(error) from error
+
+    def _as_stored(self, values: dict[bytes, object]) -> dict[bytes, object]:
+        """The ``values`` as everybody gets them. One that cannot be decoded stays as it is: it
+        counts as missing for others."""
+        if self.producer.keeps_objects:
+            return values
+        decoded = dict(values)
+        for key, encoded in self.encoded.items():
+            with suppress(Undecodable):
+                decoded[key] = self.producer.decode(encoded.value)
+        return decoded
 
     # -- to store, or to end without a value -------------------------------------------------
 

@@ -10,7 +10,8 @@ import _socket
 import encodings.idna  # noqa: F401  # The first connection to a name needs it.
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
@@ -230,11 +231,19 @@ def reader_for(connection: Any) -> Any:
     )
 
 
-def introduce(connection: RawConnection) -> None:
+@contextmanager
+def connecting() -> Iterator[None]:
+    """In the block, connections are made: whatever ends that is an outage of their server, also
+    what the project's own code has raised (a credential provider, ``redis_connect_func``)."""
     try:
-        connection.connect()
+        yield
+    except (RedisConnectionError, RedisTimeoutError, ResponseError):
+        raise
     except InvalidResponse as error:
         raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
+    except genuine(Exception) as error:
+        why = f"Could not connect to Redis: {type(error).__name__}: {error}"
+        raise RedisConnectionError(why) from error
 
 
 def refuse_to_connect() -> NoReturn:

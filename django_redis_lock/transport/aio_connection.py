@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, InvalidResponse, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -31,13 +31,14 @@ from .address import (
     INCOMPLETE,
     PROBE_SECONDS,
     TRUSTED_SECONDS,
+    connecting,
     own_settings,
     reader_for,
     unguarded,
 )
 from .aio_tasks import wait_awake
 from .interrupts import PART_BYTES, in_parts, show_progress
-from .refusals import NO_REDIS, LostLogin, redis_errors, suppress
+from .refusals import LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:
     from .registry import Pool
@@ -63,14 +64,13 @@ async def connect_to(
     settings = own_settings(connection_class, pool.connection_kwargs, timeout)
     connection = connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
     loop = asyncio.get_running_loop()
-    try:
-        await connection.connect()
-    except InvalidResponse as error:
-        raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
-    except RuntimeError:
-        if asyncio._get_running_loop() is loop:
-            raise
-        raise GeneratorExit from None  # The loop was thrown away, and redis-py cannot close in it.
+    with connecting():
+        try:
+            await connection.connect()
+        except RuntimeError:
+            if asyncio._get_running_loop() is loop:
+                raise
+            raise GeneratorExit from None  # The loop was thrown away; redis-py cannot close in it.
     plain = type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection)
     if plain:
         show_progress(connection._writer.get_extra_info("socket"))

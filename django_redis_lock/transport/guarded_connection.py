@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
-from .address import PROBE_SECONDS, TRUSTED_SECONDS, name_driver, still_answers
+from .address import PROBE_SECONDS, TRUSTED_SECONDS, connecting, name_driver, still_answers
 from .interrupts import Interruptible, interruptible
 from .refusals import genuine, is_misdirected, redis_errors
 from .registry import Client, Pool, renew_pool
@@ -95,7 +95,8 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         if self._sock is not None and not self._may_be_used():
             self.disconnect()
         try:
-            super().connect()
+            with connecting():
+                super().connect()
         except redis_errors():  # This raises what a signal handler has raised, as it was.
             raise
         self._is_ready = True
@@ -107,7 +108,8 @@ class GuardedConnection(_ReplyCounter, Interruptible):
 
     # redis-py 8 calls it where a connection has ended.
     def connect_check_health(self, *args: object, **kwargs: object) -> None:
-        super().connect_check_health(*args, **kwargs)
+        with connecting():
+            super().connect_check_health(*args, **kwargs)
         self._is_ready = True
 
     def _connect(self) -> socket.socket:
@@ -158,7 +160,8 @@ class AsyncGuardedConnection(_ReplyCounter):
         self._packed = 0
         if self.is_connected and not await self._may_be_used():
             await self.disconnect(nowait=True)
-        await super().connect()
+        with connecting():
+            await super().connect()
         self._is_ready = True
 
     async def _may_be_used(self) -> bool:
@@ -174,7 +177,8 @@ class AsyncGuardedConnection(_ReplyCounter):
         return True
 
     async def connect_check_health(self, *args: object, **kwargs: object) -> None:
-        await super().connect_check_health(*args, **kwargs)
+        with connecting():
+            await super().connect_check_health(*args, **kwargs)
         self._is_ready = True
 
     async def _connect(self) -> object:

@@ -73,7 +73,7 @@ HINTS = (
 
 _RUN = r"permissions to run the '([^']+)'"
 #: Before Redis 7 there is only the script, as f_HASH, and the line.
-_LINE = r"f_([0-9a-f]{40})\): @user_script:(\d+):"
+_LINE = r"([0-9a-f]{40})\b.*?@user_script:(\d+)"
 _COMMAND = r"redis\.p?call\('(\w+)'|(?:read|put|text)\((?:'[a-z]+', )?'([A-Z]+)'"
 
 
@@ -98,19 +98,29 @@ def hint_for(text: str) -> str:
 
 
 def name_missing_right(error: BaseException) -> None:
-    """Let an error about rights say which; in a script, Redis says its hash."""
+    """Let an error about rights, or a command that was disabled, say which; in a script, Redis says
+    its hash."""
     if "permissions to" in (text := str(error)) or "user executing the script" in text:
         error.args = (missing_right(text),)
+    elif "Unknown Redis command" in text and (commands := _commands_in(text)):
+        error.args = (f"unknown command {' or '.join(commands)}: the server may have it disabled",)
+
+
+def _commands_in(text: str) -> list[str]:
+    """Those that the line of a script calls which an error with this ``text`` is about."""
+    if not (line := re.search(_LINE, text)):
+        return []
+    script = Script.sent.get(line[1])
+    lines = script.source.splitlines() if script else []
+    calls = re.findall(_COMMAND, lines[int(line[2]) - 1]) if int(line[2]) <= len(lines) else []
+    return list(dict.fromkeys("".join(names) for names in calls))
 
 
 def missing_right(text: str) -> str:
     """``text``, an error about rights, with the command instead of the hash of a script."""
     commands = re.findall(_RUN, text)
-    if not commands and "command or" in text and (line := re.search(_LINE, text)):
-        script = Script.sent.get(line[1])
-        lines = script.source.splitlines() if script else []
-        calls = re.findall(_COMMAND, lines[int(line[2]) - 1]) if int(line[2]) <= len(lines) else []
-        commands = list(dict.fromkeys("".join(names) for names in calls))
+    if not commands and "command or" in text:
+        commands = _commands_in(text)
     what = "access one of the keys or channels that this needs"
     if "run" in text.partition("permissions to")[2] or "command or" in text:
         what = f"run {' or '.join(commands).upper() or 'a command that this needs'}"

@@ -67,10 +67,12 @@ def server_of(client: Client) -> Server:
             return known  # Another thread came first.
         kind = _kind_of(pool)
         database = (kind, *kind.identity(pool))
-        # Who waits for less, checks no certificate, or speaks RESP3 decides that for no other.
+        # Who waits for less, checks no certificate, speaks RESP3, or meets servers in a way of its
+        # own decides that for no other. (Each client of a cluster has its own way.)
         settings = getattr(pool, "nodes_manager", pool).connection_kwargs
         tls = sorted((name, repr(settings[name])) for name in settings if name[:4] == "ssl_")
-        key = (*database, kind.timeouts(settings), str(settings.get("protocol")), *tls)
+        how = None if pool is client else id(settings.get("redis_connect_func"))
+        key = (*database, kind.timeouts(settings), str(settings.get("protocol")), how, *tls)
         server = _servers.get(key)
         if server is None:
             stand_in = None if _make_stand_in is None else _make_stand_in(database)

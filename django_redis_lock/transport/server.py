@@ -18,9 +18,9 @@ from .address import (
     RawConnection,
     allow,
     closed_once,
+    connecting,
     direct,
     for_threads,
-    introduce,
     note_sent,
     own_settings,
     probe_seconds,
@@ -235,7 +235,8 @@ class Server:
         connection: RawConnection = closed_once(guarded)(**own | changes)
         began, generation = time.monotonic(), self.generation
         try:
-            introduce(connection)
+            with connecting():
+                connection.connect()
         except redis_errors() as error:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, time.monotonic() - began)

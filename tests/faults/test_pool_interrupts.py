@@ -99,11 +99,6 @@ def listened(cache: Any) -> None:
         messages.get_message(timeout=1)
 
 
-def locked(cache: Any) -> None:
-    with cache.lock("import", timeout=60):
-        pass
-
-
 def written(cache: Any) -> None:
     cache.set_many({"more": 1, "and more": 2}, 60)
     cache.delete_many(["more", "and more"])
@@ -155,14 +150,14 @@ def test_at_each_point_of_a_call(cache: Any, name: str) -> None:
     each_point(attempt, modules=modules)
 
 
-@pytest.mark.parametrize("name", [*IN_MEMORY, "written many", "a lock"])
+@pytest.mark.parametrize("name", [*IN_MEMORY, "written many"])
 def test_at_each_point_of_a_call_in_memory(name: str) -> None:
     """In the caller's thread there is the server, too: it may have answered half of a request."""
     cache: Any = LocMemCache("interrupts", {})
     # An interrupt may leave a connection out of the pool.
     cache.client.get_client().connection_pool.max_connections = 10_000
     cache.set_many(VALUES, 60)
-    calls = {**CALLS, "written many": written, "a lock": locked}
+    calls = {**CALLS, "written many": written}
 
     def attempt(points: Points) -> None:
         try:

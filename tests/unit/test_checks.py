@@ -183,6 +183,15 @@ def test_a_cache_without_a_location(cache: Any, settings: Any, location: Any) ->
     assert messages() == []
 
 
+def test_a_database_in_the_options(cache: Any) -> None:
+    """What django-environ makes of ``unix:///run/redis.sock?db=3``."""
+    cache({"DB": 3}, LOCATION="unix:///run/redis.sock")
+    message = only()
+    assert message.id == "django_redis_lock.W024"
+    assert "'DB', which django-redis ignores" in message.msg
+    assert "?db=3" in message.hint
+
+
 @pytest.mark.parametrize(
     ("location", "options", "numbers_found"),
     [

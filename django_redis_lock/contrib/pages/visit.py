@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from asgiref.sync import sync_to_async
-from django.http import Http404, HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.utils import cache as django_cache
 from django.utils.cache import get_max_age
 from django.utils.http import parse_http_date_safe
@@ -44,8 +44,6 @@ from .responses import (
     conditional,
     copied,
     finalized,
-    is_answer,
-    is_refusal,
     is_unrendered,
     raise_unless_about_the_page,
     why_not_stored,
@@ -181,9 +179,11 @@ class Visit:
         """What is at ``key``, or MISSING. Unlike ``get_or_set`` it is not counted as a read."""
         cache = self.cache
         try:
-            if self.asynchronous:
-                return (yield cache.aget(key, MISSING))
-            return cache._read_or_join(key, None)
+            if not self.asynchronous:
+                return cache._read_or_join(key, None)
+            if cache._replica() is not None:  # ``aget`` would not ask the primary.
+                return (yield sync_to_async(cache._read_or_join)(key, None))
+            return (yield cache.aget(key, MISSING))
         except genuine(*_FAILED):
             return MISSING
         except Exception as error:
@@ -253,8 +253,6 @@ class Visit:
             if not mine:
                 response = yield from self._complete_as_before(key, request, response)
         except REFUSALS as refusal:
-            if key and not isinstance(refusal, Http404) and (yield from self._is_first(key)):
-                raise (NotThePage(refusal) if mine else refusal) from None
             self.computed = refusal if mine else self.computed
             return None
         finally:
@@ -262,8 +260,7 @@ class Visit:
         unrendered = is_unrendered(response)
         page = None if unrendered else self._storable(request, response, conditions)
         if key:
-            first = not (page or unrendered) and (yield from self._is_first(key, response))
-            raise_unless_about_the_page(response, mine, first)
+            raise_unless_about_the_page(response, mine)
         if unrendered:
             self.computed = response
             rendering = Rendering(
@@ -283,16 +280,6 @@ class Visit:
         if mine:
             self.computed = conditional(request, response) if key else response
         return value
-
-    def _is_first(self, key: str, response: object = None) -> Steps[bool]:
-        """Whether it is the first of late that gives one client no page, or none for an old one."""
-        refused = response is None or is_refusal(response)
-        if not refused and is_answer(response):
-            refused = isinstance((yield from self._read(key)), HttpResponseBase)
-        with suppress(*_FAILED):
-            expires = NOT_CACHEABLE_SECONDS
-            return refused and bool((yield self._do("add", f"{key}.refused", True, expires)))
-        return False
 
     def _respond(self, request: HttpRequest) -> Steps[Any]:
         response = call_view(self.view, request)
@@ -325,8 +312,7 @@ class Visit:
             return conditional(request, response)
         try:
             if key:
-                first = page is None and drive(self._is_first(key, response))
-                raise_unless_about_the_page(response, first=first)
+                raise_unless_about_the_page(response)
             value = drive(self._store(key, page, response, generation))
         except (PageFailed, NotThePage) as failed:
             self._resume(postponed, failed)

@@ -22,8 +22,7 @@ from redis.connection import parse_url
 
 from ...cache import URL_HINT, lock_cache, lock_caches
 from ...conf import FOR_THE_PROCESS, Conf, given
-from ...contrib import exporters
-from ...middleware import CachedPageMiddleware
+from ...extension import PartMissing, part
 from ...transport.refusals import redis_errors
 from ..doctor import examine
 from ..inventory import OwnLocks
@@ -138,6 +137,14 @@ def check_backends() -> Iterator[CheckMessage]:
             yield found("W014", f"The cache {alias!r} has no LOCATION.", hint)
         elif not (in_memory or _is_url(alias)):
             yield found("E011", f"The LOCATION of the cache {alias!r} is no URL.", URL_HINT)
+        for name in _options(alias):
+            if name.lower() == "db":  # As django-environ makes it of "?db=3" in an address.
+                yield found(
+                    "W024",
+                    f"The cache {alias!r} has the option {name!r}, which django-redis ignores: "
+                    "its database is that of LOCATION, or 0.",
+                    'Write it into LOCATION: "redis://host/3", or "unix:///path?db=3".',
+                )
         kind = _imported(str(_options(alias).get("CLIENT_CLASS")))
         if not isinstance(kind, type):
             continue
@@ -240,15 +247,19 @@ def check_exporters() -> Iterator[CheckMessage]:
         return  # E002 says so.
     for name in names:
         try:
-            exporters.load(name)
-        except ImproperlyConfigured as error:
+            part("exporters").load(name)
+        except (ImproperlyConfigured, PartMissing) as error:
             yield found("E008", f"{error}.", "Install it, or remove the exporter from the setting.")
 
 
 @check()
 def check_middleware() -> Iterator[CheckMessage]:
     kinds = [kind for kind in map(_imported, settings.MIDDLEWARE) if isinstance(kind, type)]
-    places = [n for n, kind in enumerate(kinds) if issubclass(kind, CachedPageMiddleware)]
+    try:
+        pages = part("pages").CachedPageMiddleware
+    except PartMissing:
+        return  # Django says so where it is named.
+    places = [n for n, kind in enumerate(kinds) if issubclass(kind, pages)]
     if not places:
         return
     setters = (SessionMiddleware, CsrfViewMiddleware, MessageMiddleware)
@@ -394,7 +405,7 @@ def _databases(location: Any, number: int = 0) -> set[Database]:
     """By host and port or path, and number: ``number`` where a URL has none."""
     urls = [location] if isinstance(location, str) else location or ()
     databases = set()
-    for url in (part.strip() for each in urls for part in re.split("[,;]", str(each))):
+    for url in (one.strip() for each in urls for one in re.split("[,;]", str(each))):
         try:
             where = dict(parse_url(url))  # type: ignore[no-untyped-call]  # redis-py
         except ValueError:

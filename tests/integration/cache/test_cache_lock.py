@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -65,8 +67,23 @@ def test_versions_and_sites_do_not_exclude_each_other(
     redis_server: RedisServer, cache: RedisCache
 ) -> None:
     other = make(redis_server, "other")
-    with cache.lock("report"), cache.lock("report", 2), cache.lock("b"), other.lock("report"):
-        assert not cache.lock("report", 2).acquire(blocking=False)
+    second = cache.lock("report", version=2)
+    with cache.lock("report"), second, cache.lock("b"), other.lock("report"):
+        assert not cache.lock("report", version=2).acquire(blocking=False)
+
+
+def test_a_version_that_may_be_meant_as_a_timeout_is_warned_of(cache: RedisCache) -> None:
+    async def in_task() -> None:
+        cache.alock("report", 10)
+
+    for make_lock in (lambda: cache.lock("report", 10), lambda: asyncio.run(in_task())):
+        with pytest.warns(UserWarning, match="timeout=10 if seconds were meant, else version=10"):
+            make_lock()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.lock("report", None, 10)
+        cache.lock("report", 2, 10)
+        cache.lock("report", version=2)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import redis
+from django_redis.serializers.json import JSONSerializer
+from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
@@ -21,19 +23,22 @@ from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight, runners
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, until, waiting_in
 from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.values import (
     KEY,
     RAISE,
+    TERMS,
     VALUES,
     Asking,
     Broken,
     Producer,
+    age,
     blocked,
     elsewhere,
     lands_elsewhere,
     make,
+    renewals,
     slow,
     waiting_in_memory,
 )
@@ -55,6 +60,67 @@ WAYS_TO_ASK: dict[str, Callable[[RedisCache, Callable[[], Any]], Any]] = {
 
 
 # -- values ------------------------------------------------------------------------------------
+
+
+class Texts(PickleSerializer):
+    """A serializer of the project's own."""
+
+    def loads(self, value: bytes) -> Any:
+        return f"stored {super().loads(value)}"
+
+
+WAYS_TO_COMPUTE = WAYS_TO_ASK | {
+    "compute": lambda c, f: c.compute("report", f),
+    "acompute": lambda c, f: asyncio.run(c.acompute("report", f)),
+    "not stored": lambda c, f: c.get_or_set("report", f, 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("serializer", "stored"),
+    [
+        (f"{JSONSerializer.__module__}.JSONSerializer", {"1": [1, 2]}),
+        (f"{__name__}.Texts", "stored {1: (1, 2)}"),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS_TO_COMPUTE)
+def test_the_caller_that_computes_gets_what_all_others_get(
+    redis_server: RedisServer, way: str, serializer: str, stored: Any
+) -> None:
+    """Of what is stored: JSON has no tuples, and its keys are texts."""
+    cache = make(redis_server, SERIALIZER=serializer)
+    ask = WAYS_TO_COMPUTE[way]
+    assert ask(cache, lambda: {1: (1, 2)}) == stored
+    if way not in ("not stored", "compute", "acompute"):
+        assert ask(cache, lambda: "computed twice") == stored
+
+
+def test_a_stale_value_and_its_refresh_have_the_same_types(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = make(redis_server, SERIALIZER=f"{JSONSerializer.__module__}.JSONSerializer")
+    assert cache.get_or_set("report", lambda: (1,), **TERMS) == [1]
+    age(client)
+    assert cache.get_or_set("report", lambda: (2,), **TERMS) == [2]
+    assert cache.get("report") == [2]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_COMPUTE)
+def test_without_redis_the_types_are_those_of_stored_values(stopped: RedisServer, way: str) -> None:
+    cache = make(stopped, SERIALIZER=f"{JSONSerializer.__module__}.JSONSerializer")
+    assert WAYS_TO_COMPUTE[way](cache, lambda: (1,)) == [1]
+
+
+class Unreadable(PickleSerializer):
+    def loads(self, value: bytes) -> Any:
+        raise ValueError("not ours")
+
+
+def test_a_value_that_can_be_stored_but_not_read_is_returned_as_computed(
+    redis_server: RedisServer,
+) -> None:
+    cache = make(redis_server, SERIALIZER=f"{__name__}.Unreadable")
+    assert cache.get_or_set("report", lambda: (1,)) == (1,)
 
 
 @pytest.mark.sample(3)
@@ -232,6 +298,24 @@ def test_a_value_that_cannot_be_kept_fails_as_set_fails(
     with pytest.raises(type(of_set.value)):
         cache.get_or_set("report", unpicklable)
     assert not client.exists(KEY, flight_key(KEY))
+
+
+def test_the_error_of_a_value_that_cannot_be_encoded_names_its_key(cache: RedisCache) -> None:
+    value, both = (lambda: None), {"fine": 1, "report": lambda: None}
+    for write in (
+        lambda: cache.set("report", value),
+        lambda: cache.add("report", value),
+        lambda: cache.set_many(both),
+        lambda: cache.get_or_set("report", lambda: value),
+        lambda: cache.get_or_set_many(["fine", "report"], lambda keys: both),
+        lambda: cache.compute("report", lambda: value, 60),
+        lambda: asyncio.run(cache.aset("report", value)),
+        lambda: asyncio.run(cache.aadd("report", value)),
+        lambda: asyncio.run(cache.aset_many(both)),
+        lambda: asyncio.run(cache.aget_or_set("report", lambda: value)),
+    ):
+        with pytest.raises(Exception, match=r"\(the value of 'report'\)$"):
+            write()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -740,7 +824,7 @@ def test_redis_that_may_be_read_but_not_coordinate_costs_no_value(
 
 
 @pytest.mark.parametrize("name", WAYS_TO_ASK)
-def test_a_user_who_may_not_wait_for_others_computes(
+def test_a_user_who_may_not_read_streams_polls(
     own_server: RedisServer, client: redis.Redis, name: str
 ) -> None:
     with own_server.client() as admin:
@@ -748,8 +832,75 @@ def test_a_user_who_may_not_wait_for_others_computes(
             "hasty", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-xread"]
         )
         elsewhere(admin)
-    url = own_server.url.replace("://", "://hasty:@")
-    computing, raising = (RedisCache(url, {"OPTIONS": options}) for options in ({}, RAISE))
-    assert WAYS_TO_ASK[name](computing, Producer()) == "computed"
-    with pytest.raises(redis.ResponseError):
-        WAYS_TO_ASK[name](raising, Producer())
+        cache = RedisCache(own_server.url.replace("://", "://hasty:@"), {})
+        producer = Producer()
+        asking = Asking(WAYS_TO_ASK[name], cache, producer)
+        until(lambda: admin.keys("*:done:*"))
+        lands_elsewhere(admin, 5)
+        assert asking.found() == 5
+    assert not producer.calls
+
+
+def test_who_asks_after_a_delete_gets_nothing_that_was_read_before_it(
+    cache: RedisCache, client: redis.Redis, late_landing: threading.Event
+) -> None:
+    elsewhere(client)
+    first = Asking(cache.get_or_set, "report", 1)
+    until(lambda: blocked(client) == 1)
+    lands_elsewhere(client, 5)
+    until(lambda: blocked(client) == 0)
+    until(lambda: waiting_in(__name__) == 1)
+    cache.delete("report")
+    second = Asking(cache.get_or_set, "report", "newer")
+    until(lambda: waiting_in_memory() == 1)
+    late_landing.set()
+    assert (first.found(), second.found()) == (5, "newer")
+
+
+@pytest.mark.parametrize("leader", ["another process", "another thread"])
+def test_a_delete_wins_over_a_late_computation_too(
+    cache: RedisCache, client: redis.Redis, slow: Producer, leader: str
+) -> None:
+    """C2, for a follower that has waited long enough and computes on its own."""
+    first = Producer("first")
+    first.finish.clear()
+    if leader == "another thread":
+        leading = Asking(cache.get_or_set, "report", first)
+        assert first.begun.wait(PATIENCE)
+    else:
+        elsewhere(client)
+    late = Asking(cache.get_or_set, "report", slow, wait=0)
+    assert slow.begun.wait(PATIENCE)
+    cache.delete("report")
+    slow.finish.set()
+    assert late.found() == "computed"
+    first.finish.set()
+    if leader == "another thread":
+        assert leading.found() == "first"
+    assert cache.get("report") is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_encoding_that_is_broken_off_ends_the_flight(
+    cache: RedisCache, client: redis.Redis, error: type[BaseException]
+) -> None:
+    class Unfinished:
+        def __reduce__(self) -> Any:
+            raise error
+
+    with pytest.raises(error):
+        cache.get_or_set("report", Unfinished)
+    assert not client.exists(KEY, flight_key(KEY))
+    assert not renewals()
+
+
+def test_redis_dies_and_comes_back_while_the_leader_computes(
+    own_server: RedisServer, slow: Producer
+) -> None:
+    cache = make(own_server)
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    own_server.restart()
+    slow.finish.set()
+    assert leader.found() == "computed"
+    assert cache.get_or_set("report", 5) == 5

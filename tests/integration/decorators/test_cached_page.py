@@ -586,6 +586,7 @@ def test_a_stale_page_is_refreshed_in_the_background(expired: Callable[[], None]
     assert body(page(request)) == "de 1"
     going.set()
     until(lambda: body(page(ask())) == "de 2")
+    assert "Vary" not in page(ask())
     assert "seen" not in request.META
 
 

@@ -1,0 +1,199 @@
+"""The project's own code on the way to a connection: a credential provider, or a function that
+meets the server. What it raises is an outage of that server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from django.http import HttpResponse
+from django.test import RequestFactory
+from redis.auth.err import RequestTokenErr
+from redis.credentials import CredentialProvider
+
+from django_redis_lock import AsyncLock, Lock, Redlock, locked
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.contrib.instant_loss import Subscription
+from django_redis_lock.transport import is_outage, server_of
+from tests.holding import renew
+from tests.processes import until
+from tests.redis_server import RedisServer
+from tests.support.background import Background
+
+NAME = "on the way"
+
+
+class VaultSealed(Exception):
+    """Of the project's own."""
+
+
+ERRORS = [RequestTokenErr("no token"), VaultSealed("sealed"), PermissionError(13, "token file")]
+
+
+class Way(CredentialProvider):
+    """Raises ``error`` while there is one."""
+
+    error: Exception | None = None
+
+    def get_credentials(self) -> tuple[str, str]:
+        if self.error is not None:
+            raise self.error
+        return "default", "any"
+
+
+@pytest.fixture
+def way() -> Way:
+    return Way()
+
+
+@pytest.fixture(params=ERRORS, ids=lambda error: type(error).__name__)
+def error(request: pytest.FixtureRequest) -> Exception:
+    return request.param  # type: ignore[no-any-return]  # pytest's is Any
+
+
+def by_a_provider(way: Way) -> dict[str, Any]:
+    return {"credential_provider": way}
+
+
+def by_a_function(way: Way) -> dict[str, Any]:
+    def meet(connection: Any) -> None:
+        way.get_credentials()
+        connection.on_connect()
+
+    return {"redis_connect_func": meet}
+
+
+@pytest.fixture(params=[by_a_provider, by_a_function])
+def there(
+    request: pytest.FixtureRequest, client: redis.Redis, redis_server: RedisServer, way: Way
+) -> Iterator[redis.Redis]:
+    options: Callable[[Way], dict[str, Any]] = request.param
+    with redis.Redis.from_url(redis_server.url, **options(way)) as there:
+        yield there
+
+
+def cut_off(client: redis.Redis) -> None:
+    for kind in ("normal", "pubsub"):
+        client.client_kill_filter(_type=kind, skipme=True)
+
+
+def cache_of(server: RedisServer, way: Way, **options: Any) -> Any:
+    pool = {"CONNECTION_POOL_KWARGS": {"credential_provider": way}}
+    return RedisCache(server.url, {"OPTIONS": pool | options})
+
+
+def test_a_call_finds_the_server_down(there: redis.Redis, way: Way, error: Exception) -> None:
+    way.error = error
+    with pytest.raises(redis.ConnectionError, match=type(error).__name__) as raised:
+        Lock(there, NAME, timeout=30).acquire(blocking=False)
+    assert is_outage(raised.value)
+    assert raised.value.__cause__ is error
+    way.error = None
+    assert Lock(there, NAME, timeout=30).acquire(blocking=False)
+
+
+def test_a_task_finds_the_server_down(redis_server: RedisServer, way: Way) -> None:
+    async def main() -> None:
+        there = redis.asyncio.Redis.from_url(redis_server.url, credential_provider=way)
+        way.error = VaultSealed("sealed")
+        with pytest.raises(redis.ConnectionError, match="VaultSealed"):
+            await AsyncLock(there, NAME, timeout=30).acquire(blocking=False)
+        way.error = None
+        assert await AsyncLock(there, NAME, timeout=30).acquire(blocking=False)
+        await there.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_waiter_goes_on(
+    client: redis.Redis, there: redis.Redis, way: Way, error: Exception
+) -> None:
+    holder = Lock(client, NAME, timeout=30)
+    holder.acquire()
+    waiter = Background(Lock(there, NAME, timeout=30).acquire)
+    until(lambda: client.info("clients")["blocked_clients"])
+    way.error = error
+    cut_off(client)
+    until(lambda: server_of(there).breaker.failing)
+    assert not waiter.done
+    way.error = None
+    holder.release()
+    assert waiter.result()
+
+
+def test_a_lock_is_renewed_when_the_way_is_free_again(
+    client: redis.Redis, there: redis.Redis, way: Way
+) -> None:
+    lock = Lock(there, NAME, timeout=60, renew=True)
+    assert lock.acquire(blocking=False)
+    way.error = VaultSealed("sealed")
+    cut_off(client)
+    with pytest.raises(redis.ConnectionError):
+        Lock(there, "another", timeout=30).acquire(blocking=False)
+    way.error = None
+    renew(client, NAME)
+    assert lock.owned()
+    lock.release()
+
+
+def test_a_redlock_counts_it_as_one_vote_less(
+    client: redis.Redis, own_server: RedisServer, there: redis.Redis, way: Way
+) -> None:
+    way.error = VaultSealed("sealed")
+    with own_server.client() as other, RedisServer() as third, third.client() as another:
+        lock = Redlock([there, other, another], NAME, timeout=30)
+        assert lock.acquire(blocking=False)
+        lock.release()
+
+
+def test_a_value_is_computed(redis_server: RedisServer, way: Way, error: Exception) -> None:
+    cache = cache_of(redis_server, way)
+    way.error = error
+    assert cache.get_or_set("value", lambda: 7, 60) == 7
+    assert asyncio.run(cache.aget_or_set("value", lambda: 7, 60)) == 7
+
+
+def test_a_lock_goes_ahead_if_the_project_chose_so(redis_server: RedisServer, way: Way) -> None:
+    cache = cache_of(redis_server, way, LOCK_ON_REDIS_DOWN="run")
+    way.error = VaultSealed("sealed")
+    with cache.lock(NAME, timeout=30) as lock:
+        assert lock.degraded
+
+
+def test_a_view_answers_503(redis_server: RedisServer, way: Way, settings: Any) -> None:
+    settings.CACHES = {
+        "default": {
+            "BACKEND": "django_redis_lock.cache.RedisCache",
+            "LOCATION": redis_server.url,
+            "OPTIONS": {"CONNECTION_POOL_KWARGS": {"credential_provider": way}},
+        }
+    }
+    way.error = VaultSealed("sealed")
+
+    @locked("import", timeout=30)
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse("done")
+
+    request = RequestFactory().get("/")
+    request.resolver_match = type("Match", (), {"func": view})()  # type: ignore[assignment]
+    assert view(request).status_code == 503
+
+
+def test_messages_come_back(client: redis.Redis, there: redis.Redis, way: Way) -> None:
+    changes: list[object] = []
+    messages = Subscription(server_of(there), b"channel", changes.append)
+    messages.start()
+    try:
+        until(lambda: messages.subscribed)
+        way.error = VaultSealed("sealed")
+        cut_off(client)
+        until(lambda: not messages.subscribed)
+        until(lambda: server_of(there).breaker.failing)
+        way.error = None
+        until(lambda: messages.subscribed)
+    finally:
+        messages.close()
