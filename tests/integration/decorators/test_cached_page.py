@@ -40,7 +40,7 @@ from django.views.decorators.http import conditional_page
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_redis_lock import cached_page
+from django_redis_lock import cached_page, events
 from django_redis_lock.exceptions import ComputationFailed
 from tests.lanes import IN_MEMORY
 from tests.processes import PATIENCE, in_threads, until
@@ -706,6 +706,31 @@ def test_a_page_that_is_not_stored_says_why(
     lines = logged(caplog, "pages", group)
     assert len(lines) == 1
     assert why in lines[0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_each_request_is_counted_once(asynchronous: bool) -> None:
+    """And nothing else that no code of the site has asked for."""
+    found: list[tuple[str, str]] = []
+
+    def note(event: Any) -> None:
+        if isinstance(event, events.Read):
+            found.append((event.subject.group, event.result))
+
+    async def arespond(request: HttpRequest) -> HttpResponse:
+        return vary("X-Kind")(request)
+
+    view = arespond if asynchronous else vary("X-Kind")
+    page: Any = cached_page(60, group="pages")(view)
+    events.subscribe(note, reads=True)
+    try:
+        for kind in "aabb":
+            response = page(ask(x_kind=kind))
+            if asynchronous:
+                asyncio.run(response)
+    finally:
+        events.unsubscribe(note)
+    assert found == [("pages", "miss"), ("pages", "hit")] * 2
 
 
 # -- what is refused -----------------------------------------------------------------------------
