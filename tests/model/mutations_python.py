@@ -44,7 +44,7 @@ TESTS: dict[str, str] = {
     "locking.replicas": "cache_lock lock async_lock failover_sentinel",
     "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
     "locking.waiting": "lock_waiting lock async_lock unconfirmed_grants closed_waits "
-    "cancelled dead_pop lost_replies outage redis interrupts",
+    "cancelled dead_pop forgotten_connections lost_replies outage redis interrupts",
     "transport": "packing breaker connections lock get_or_set redis lost_replies "
     "lost_replies_of_the_cache forgotten_connections outage refusals",
     "transport.aio_tasks": "async_lock cancelled",

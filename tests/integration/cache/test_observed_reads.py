@@ -14,6 +14,9 @@ import redis
 import redis.asyncio
 
 from django_redis_lock.cache import RedisCache
+from tests.holding import outages
+from tests.processes import until
+from tests.redis_server import RedisServer
 from tests.support.values import TERMS, age
 
 #: As each observer sees a read: the key, and whether it found a value.
@@ -134,6 +137,20 @@ def test_an_outage_stays_one(
     assert cache.get_or_set_many(["a"], lambda keys: dict.fromkeys(keys, 1)) == {"a": 1}
     assert cache._breaker is not None
     assert cache._breaker.failing
+
+
+@pytest.mark.on_redis
+def test_a_hit_ends_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisServer(persistent=True) as server:
+        cache = RedisCache(server.url, {"OPTIONS": {"LOCK_VALUES_ON_REDIS_DOWN": "compute"}})
+        monkeypatch.setattr(cache, "get", observing(cache.get, []))
+        cache.set("report", "kept")
+        server.stop()
+        assert cache.get_or_set("report", "computed") == "computed"
+        assert outages()
+        server.start()
+        until(lambda: cache.get_or_set("report", "computed") == "kept")
+        assert not outages()
 
 
 @pytest.mark.on_redis
