@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from django_redis_lock.transport.aio_client import asyncio_client
 from tests.holding import outages
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, Link, processes, until
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, closed_port
 from tests.support.backends import Backend, OnRedis
 from tests.support.background import Background
 
@@ -237,6 +239,20 @@ def test_a_waiter_goes_on_here(
     with pytest.raises(redis.ConnectionError):
         holder.release()
     assert waiter.result() == "local"
+
+
+def test_what_the_log_keeps_of_an_outage_keeps_no_lock(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handle that nobody has any more gives its lock up, whatever records are kept."""
+    with closed_port() as port:
+        client = redis.Redis(port=port)
+        lock = Lock(client, "report", timeout=30, on_redis_down="local", local_folder=folder)
+        assert lock.acquire()
+        assert "is held on this host only" in caplog.text
+        kept = weakref.ref(lock)
+        del lock
+        until(lambda: gc.collect() is None or kept() is None)
 
 
 def test_it_goes_ahead(own_server: RedisServer) -> None:

@@ -44,7 +44,7 @@ TESTS: dict[str, str] = {
     "locking.replicas": "cache_lock lock async_lock failover_sentinel",
     "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
     "locking.waiting": "lock_waiting lock async_lock unconfirmed_grants closed_waits "
-    "cancelled dead_pop lost_replies outage redis interrupts",
+    "cancelled dead_pop forgotten_connections lost_replies outage redis interrupts",
     "transport": "packing breaker connections lock get_or_set redis lost_replies "
     "lost_replies_of_the_cache forgotten_connections outage refusals",
     "transport.aio_tasks": "async_lock cancelled",
@@ -83,7 +83,6 @@ TESTS: dict[str, str] = {
     "locmem sentinel redis_down",
     "cache.methods": "cache async_methods clear clear_prefix hidden_names lock_keys mark_stale "
     "on_commit",
-    "cache.observed": "observed_reads other_tools",
     "cache.on_commit": "on_commit",
     "contrib.other_backends": "other_backends without_redis",
     "cache.reading": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
@@ -210,14 +209,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.several_names.members",
         "lost = next((hold for hold in self._holds if hold.reason), self._holds[1])",
     ): "of those that are over at once, it names another",
-    (
-        "cache.reading",
-        "return _observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -2))[1]",
-    ): "how long it is kept is not looked at",
-    (
-        "cache.reading",
-        "lambda *nkeys: (mget(*nkeys), -2),",
-    ): "how long they are kept is not looked at",
     (
         "cache.redis_py",
         "return sum(map(int, run_all(self.client, calls))) if calls else 1",

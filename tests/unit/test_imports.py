@@ -347,6 +347,7 @@ django.setup()
 for name in sys.argv[1:]:
     importlib.import_module(name)
 
+__name__ = "shop"  # Not a script, whose functions have no name of their own.
 from celery import Celery
 from django.core.management.base import BaseCommand
 from django.http import HttpResponse

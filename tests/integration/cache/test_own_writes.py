@@ -51,7 +51,7 @@ def computed_by(cache: Any, way: str, do: Callable[[], Any]) -> Callable[[], Any
         await sync_to_async(do)()
         return "computed"
 
-    @cached("report", timeout=60, using="default")
+    @cached(key=lambda: "report", timeout=60, using="default")
     def decorated() -> str:
         return report()
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-RULES = Path(__file__).parents[3] / "docs" / "dashboards" / "alerts.yml"
+DASHBOARDS = Path(__file__).parents[3] / "docs" / "dashboards"
+RULES = DASHBOARDS / "alerts.yml"
 
 pytestmark = pytest.mark.skipif(
     shutil.which("promtool") is None,
@@ -28,9 +29,9 @@ COUNTED = [
 ]
 
 
-def firing(tmp_path: Path, minute: int, series: dict[str, str]) -> set[str]:
+def firing(tmp_path: Path, minute: int, series: dict[str, str], rules: Path = RULES) -> set[str]:
     """The alerts that fire at ``minute``, with one sample of the ``series`` a minute."""
-    names = re.findall(r"alert: (\w+)", RULES.read_text())
+    names = re.findall(r"alert\W+(\w+)", rules.read_text())
     found: set[str] = set()
     for name in names:
         # Without expected alerts, promtool fails exactly if there are some.
@@ -40,7 +41,7 @@ def firing(tmp_path: Path, minute: int, series: dict[str, str]) -> set[str]:
             "alert_rule_test": [{"eval_time": f"{minute}m", "alertname": name, "exp_alerts": []}],
         }
         file = tmp_path / "test.yml"
-        file.write_text(json.dumps({"rule_files": [str(RULES)], "tests": [test]}))
+        file.write_text(json.dumps({"rule_files": [str(rules)], "tests": [test]}))
         ended = subprocess.run(
             ["promtool", "test", "rules", str(file)], check=False, capture_output=True, text=True
         )
@@ -105,3 +106,20 @@ def test_nothing_fires_while_nothing_happens(tmp_path: Path) -> None:
     series['django_redis_lock_fallbacks_total{group="export",how="run"}'] = "0x60"
     series['django_redis_lock_outages_total{server="redis:6379/0"}'] = "0x60"
     assert firing(tmp_path, 30, series) == set()
+
+
+def test_the_dashboard_too_shows_the_first_event(tmp_path: Path) -> None:
+    """Each query for how many there were, as an alert for more than none."""
+    panels = json.loads((DASHBOARDS / "grafana.json").read_text())["panels"]
+    queries = [t["expr"] for panel in panels for t in panel["targets"] if "increase" in t["expr"]]
+    rules = tmp_path / "panels.yml"
+    for expression in queries:
+        query = expression.replace("$__rate_interval", "10m").replace("$group", ".*")
+        alert = {"alert": "Shown", "expr": f"({query}) > 0"}
+        rules.write_text(json.dumps({"groups": [{"name": "panels", "rules": [alert]}]}))
+        [metric] = set(re.findall(r"django_redis_lock_\w+", query))
+        series = f'{metric}{{group="export",server="redis:6379/0",how="local"}}'
+        for first in ("_x5 1x60", "0x5 1x60"):
+            assert firing(tmp_path, 7, {series: first}, rules) == {"Shown"}, query
+            assert firing(tmp_path, 30, {series: first}, rules) == set(), query
+    assert len(queries) == 7
