@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.views import View
@@ -26,15 +26,14 @@ if TYPE_CHECKING:
     from ..cache import FunctionOnCommit, GetOrSetArguments
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 V = TypeVar("V", bound=Callable[..., object])
 R_co = TypeVar("R_co", covariant=True)
 
 
-class CachedFunction(Protocol[P, R_co]):
-    """A function that ``cached()`` decorates. For a coroutine function all methods are awaited."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+class _Cached(Protocol[P, R_co]):
+    """What ``cached()`` adds to a function; for a coroutine function all of it is awaited."""
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Delete the result for these arguments; returns whether there was one. If a computation of
@@ -51,6 +50,25 @@ class CachedFunction(Protocol[P, R_co]):
     def on_commit(self, using: str | None = None, *, robust: bool = False) -> FunctionOnCommit[P]:
         """``invalidate``, ``mark_stale`` and ``refresh`` after the commit. Of the open transaction
         of the database ``using``, as by ``cache.on_commit``."""
+
+
+class CachedFunction(_Cached[P, R_co], Protocol[P, R_co]):
+    """A function that ``cached()`` decorates."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> CachedFunction[P, R_co]: ...
+    @overload
+    def __get__(
+        self: CachedFunction[Concatenate[Any, Q], R], instance: object, owner: type | None = None, /
+    ) -> CachedMethod[Q, P, R]: ...
+
+
+class CachedMethod(_Cached[P, R_co], Protocol[Q, P, R_co]):
+    """The same of an object: its methods take that as their first argument."""
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
 
 
 @overload

@@ -4,7 +4,6 @@ after its view has returned."""
 from __future__ import annotations
 
 import atexit
-import copy
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -128,17 +127,6 @@ def conditional(request: HttpRequest, response: object) -> object:
     if not etag and date is None:
         return response
     return get_conditional_response(request, etag, date, cast(HttpResponse, response))
-
-
-def finalized(request: HttpRequest, response: HttpResponseBase) -> object:
-    """``response``, with the renderer that Django REST framework gives it after its handler has
-    returned."""
-    view = (getattr(request, "parser_context", None) or {}).get("view")
-    if view is None or hasattr(response, "accepted_renderer"):
-        return response
-    view = copy.copy(view)  # The request's own view changes its headers at the same time.
-    view.headers = view.default_response_headers
-    return view.finalize_response(request, response)
 
 
 def complete_like(old: object, request: object, response: object, by_headers: bool) -> None:

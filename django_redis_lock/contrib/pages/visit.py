@@ -43,7 +43,6 @@ from .responses import (
     complete_like,
     conditional,
     copied,
-    finalized,
     is_unrendered,
     raise_unless_about_the_page,
     why_not_stored,
@@ -288,7 +287,6 @@ class Visit:
     def _complete_as_before(self, key: str, request: HttpRequest, response: Any) -> Steps[object]:
         """In the background: rendered, with headers of the old page."""
         unrendered = is_unrendered(response)
-        response = finalized(request, response) if unrendered else response
         old = yield from self._read(key)
         complete_like(old, request, response, self.middleware.page_timeout is None)
         if not unrendered:
@@ -399,7 +397,11 @@ class Visit:
         found = yield from self._read(key)
         if found is not MISSING:
             return found
-        return (yield self._do("get_or_set", key, uuid4().hex, None, group="page generation"))
+        made = uuid4().hex
+        with suppress(*_FAILED):
+            if not (yield self._do("add", key, made, None)):
+                found = yield from self._read(key)
+        return made if found is MISSING else found
 
     def _is_of(self, generation: str) -> Steps[bool]:
         """Whether the cache has not been emptied since, except by the view itself while its flight
