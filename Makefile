@@ -99,7 +99,7 @@ model: | $(RUN) ## Check the model of the lock protocol; needs spin and gcc, tak
 mutations: $(INSTALLED) ## Test the tests: each small change of a Lua script must make one fail; takes long.
 	$(RUN) -m tests.model.mutations $(ARGS)
 
-mutations-python: $(INSTALLED) ## The same of lines of Python, 120 drawn by a seed; takes half an hour.
+mutations-python: $(INSTALLED) ## The same of lines of Python, 120 drawn by a seed; takes an hour or two.
 	$(RUN) -m tests.model.mutations_python $(ARGS)
 
 soak: $(INSTALLED) ## Real processes under faults, MINUTES (10) for each of the workloads in ARGS (all).

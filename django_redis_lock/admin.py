@@ -4,6 +4,7 @@ of Django's change list."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -15,7 +16,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from django.views.generic import RedirectView
 
 from . import models
-from .extension import part
+from .extension import PartMissing, part
 
 if TYPE_CHECKING:
     from .ops.admin.pages import Pages
@@ -41,7 +42,10 @@ class HeldLockAdmin(ModelAdmin):
     def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
         """Django asks before it names the model in a menu."""
         perms = super().get_model_perms(request)
-        models.silent.set(part("menu").silent_now() if perms["view"] else 0)
+        models.silent.set(0)
+        if perms["view"]:
+            with suppress(PartMissing):
+                models.silent.set(part("menu").silent_now())
         return perms
 
     def has_release_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -53,7 +57,10 @@ class HeldLockAdmin(ModelAdmin):
         def protected(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
             if not self.has_view_permission(request):
                 raise PermissionDenied
-            return view(request, *args, **kwargs)
+            try:
+                return view(request, *args, **kwargs)
+            except PartMissing as missing:
+                return HttpResponse(f"{missing}.", "text/plain", 501)
 
         wrapped: Callable[..., HttpResponseBase] = self.admin_site.admin_view(protected)
         return wrapped

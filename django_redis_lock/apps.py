@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from django.apps import AppConfig
 from django.conf import settings
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage, Info, register
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
@@ -47,12 +47,18 @@ class RedisLockConfig(AppConfig):
 
 def check(**kwargs: object) -> list[CheckMessage]:
     """The system checks, which are loaded by the commands that run them."""
-    messages: list[CheckMessage] = part("checks").run(deploy=False)
-    return messages
+    return _checked(deploy=False)
 
 
 def check_deployment(**kwargs: object) -> list[CheckMessage]:
-    messages: list[CheckMessage] = part("checks").run(deploy=True)
+    return _checked(deploy=True)
+
+
+def _checked(deploy: bool) -> list[CheckMessage]:
+    try:
+        messages: list[CheckMessage] = part("checks").run(deploy=deploy)
+    except PartMissing as missing:
+        return [Info(f"{missing}.")]
     return messages
 
 

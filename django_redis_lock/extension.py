@@ -19,22 +19,26 @@ from .threads import no_fork
 
 #: The optional parts: where each is, and what needs it.
 PARTS: Mapping[str, tuple[str, str]] = {
-    "admin": ("ops.admin.pages", "The admin's pages"),
+    "admin": ("ops.admin.pages", "The admin"),
     "asyncio": ("cache.tasks", "An asynchronous method of a cache"),
+    "by_name": ("management.by_name", "manage.py locks"),
     "celery_tasks": ("contrib.unique_tasks.celery", "unique_task() of a task of Celery"),
     "checks": ("ops.checks", "manage.py check"),
+    "diagnosis": ("management.diagnosis", "manage.py locks doctor"),
     "django_tasks": ("contrib.unique_tasks.django", "unique_task() of a task of Django"),
     "exporters": ("contrib.exporters", "The setting EXPORTERS"),
     "fallback": ("contrib.fallback", 'ON_REDIS_DOWN "local" or "run"'),
     "instant_loss": ("contrib.instant_loss", "To learn of a loss at once"),
+    "held_locks": ("ops.held_locks", "The gauges of held locks"),
     "inventory": ("ops.inventory", "A list of held locks"),
     "limit": ("contrib.limit", "A lock with limit=N"),
+    "listing": ("management.listing", "manage.py locks"),
     "menu": ("ops.admin.menu", "The admin's menu"),
     "metrics": ("contrib.metrics", "The setting METRICS"),
     "other_backends": ("contrib.other_backends", "A cache that cannot lock"),
     "opentelemetry": ("contrib.exporters.opentelemetry", "The exporter for OpenTelemetry"),
     "pages": ("contrib.pages", "cached_page()"),
-    "process_tree": ("contrib.process_tree", 'on_lost="terminate"'),
+    "process_tree": ("contrib.process_tree", 'on_lost="terminate", run_locked --shell'),
     "prometheus": ("contrib.exporters.prometheus", "The exporter for Prometheus"),
     "redlock": ("contrib.redlock", "Redlock, using=[…]"),
     "sentry": ("contrib.exporters.sentry", "The exporter for Sentry"),
@@ -59,6 +63,8 @@ def part(name: str) -> Any:
     Raises:
         PartMissing: the part was removed from the installation.
     """
+    if name not in PARTS:
+        raise PartMissing(f"The part {name!r} of {PACKAGE} is not installed")
     path, needed_for = PARTS[name]
     return _imported(path, needed_for)
 
@@ -71,9 +77,9 @@ def _imported(path: str, needed_for: str) -> object:
         with no_fork():
             return import_module(wanted)
     except ModuleNotFoundError as error:
-        if not f"{wanted}.".startswith(f"{error.name}."):
-            raise
-        raise PartMissing(f"{needed_for} needs {wanted}, which is not installed") from None
+        if f"{error.name}.".startswith(f"{PACKAGE}."):
+            raise PartMissing(f"{needed_for} needs {error.name}, which is not installed") from None
+        raise
 
 
 def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

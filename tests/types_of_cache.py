@@ -49,6 +49,28 @@ async def areport(year: int) -> Report:
     return Report()
 
 
+class Shop:
+    pk = 7
+
+    @cached("prices-{self.pk}-{year}", timeout=60)
+    def prices(self, year: int) -> Report:
+        return Report()
+
+    @cached("prices-{self.pk}", timeout=60)
+    async def aprices(self) -> Report:
+        return Report()
+
+
+async def check_methods(shop: Shop) -> None:
+    assert_type(shop.prices(2024), Report)
+    assert_type(Shop.prices(shop, 2024), Report)
+    assert_type(shop.prices.refresh(shop, 2024), Report)
+    assert_type(await shop.aprices(), Report)
+    shop.prices.invalidate(shop, 2024)
+    shop.prices("2024")  # type: ignore[arg-type]
+    shop.prices.invalidate(2024)  # type: ignore[call-arg, arg-type]
+
+
 async def check() -> None:
     assert_type(caches["locks"], RedisCache)
     assert_type(cache, RedisCache)

@@ -7,6 +7,7 @@ the same on a server in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -23,7 +24,7 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
-from ..extension import PACKAGE, on_first_use, part
+from ..extension import PACKAGE, PartMissing, on_first_use, part
 from ..singleflight import encode_value
 from ..transport import guarded_connection
 from ..transport.refusals import genuine
@@ -32,6 +33,7 @@ from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
+from .lock_factory import BackendCannotLock as BackendCannotLock
 from .lock_factory import LockCache as LockCache
 from .lock_factory import NotAcquired as NotAcquired
 from .lock_factory import check_using as check_using
@@ -46,7 +48,6 @@ from .redis_py import flight_ending
 
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
-    from ..contrib.other_backends import BackendCannotLock as BackendCannotLock
     from ..ops.inventory import reset_all as reset_all
     from .typed import AsyncLockArguments as AsyncLockArguments
     from .typed import CurrentLock as CurrentLock
@@ -88,7 +89,9 @@ def _encoded(encode: Callable[..., object], value: object, **options: object) ->
 @register("redis_lock")
 def check_installed(**kwargs: object) -> list[CheckMessage]:
     """All other checks are registered by the app, which may be missing."""
-    return [] if apps.is_installed(PACKAGE) else [part("checks").not_installed()]
+    with suppress(PartMissing):
+        return [] if apps.is_installed(PACKAGE) else [part("checks").not_installed()]
+    return []
 
 
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
@@ -110,7 +113,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         reply to another call, nor stays with a server that has become a replica."""
         if self._client is None:
             if apps.ready and not apps.is_installed(PACKAGE):
-                part("checks").log_not_installed()
+                with suppress(PartMissing):
+                    part("checks").log_not_installed()
             needs_one = issubclass(self._client_cls, DefaultClient) and not self.in_memory
             if needs_one and not self._server:
                 raise ImproperlyConfigured(NO_LOCATION)
@@ -422,7 +426,6 @@ __getattr__ = on_first_use(
     __name__,
     {
         "contrib.locmem": "LocMemCache",
-        "contrib.other_backends": "BackendCannotLock",
         "ops.inventory": "reset_all",
         "cache.typed": "AsyncLockArguments CurrentLock GetOrSetArguments LockArguments",
     },

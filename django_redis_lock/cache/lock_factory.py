@@ -355,6 +355,21 @@ def can_lock(alias: str) -> bool:
     return isinstance(backend, type) and issubclass(backend, LockCache)
 
 
+class BackendCannotLock(ImproperlyConfigured):
+    """A cache has another BACKEND, which cannot lock."""
+
+    def __init__(self, alias: str) -> None:
+        write = (
+            f'In CACHES[{alias!r}] write "BACKEND": "{BACKEND}", or, for development and tests '
+            f'without Redis, "BACKEND": "{LOCAL_BACKEND}"'
+        )
+        if able := next(lock_caches(), None):
+            write += f'; or name the cache that can: using="{able}", or, for all uses of locked(), '
+            write += f'DJANGO_REDIS_LOCK = {{"USING": "{able}"}}'
+        backend = settings.CACHES[alias].get("BACKEND")
+        super().__init__(f"the cache {alias!r} cannot lock: its BACKEND is {backend!r}. {write}")
+
+
 def lock_cache(alias: str) -> LockCache:
     """The cache ``alias``, for locks. Raises ImproperlyConfigured if there is none of that name, or
     ``BackendCannotLock``."""
@@ -365,7 +380,7 @@ def lock_cache(alias: str) -> LockCache:
     if isinstance(cache, LockCache):
         return cache
     if alias in settings.CACHES:
-        raise part("other_backends").BackendCannotLock(alias)
+        raise BackendCannotLock(alias)
     known = ", ".join(map(repr, lock_caches())) or "none"
     raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")
 

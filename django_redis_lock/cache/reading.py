@@ -1,7 +1,7 @@
 """How ``get_or_set`` reads: by one request, seen by the tools that observe the cache."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -29,8 +29,8 @@ from ..transport import (
     server_of,
 )
 from ..transport.refusals import OUTAGE, genuine, is_busy, is_pool_exhausted, redis_errors, suppress
-from . import observed, undecodable
-from .commands import OwnConnections, encoding, own_connections, takes_client
+from . import undecodable
+from .commands import OwnConnections, encoding, own_connections
 from .lock_factory import LockCache
 
 T = TypeVar("T")
@@ -154,19 +154,10 @@ class CacheReader(LockCache):
     #: The methods that tools replace to observe reads; see ``originals``.
     _methods: ClassVar[dict[str, tuple[Any, object]]]
     get: Callable[..., object]
+    aget: Callable[..., Any]
     _path: ReadPath | None = None
     #: How many reads before this one have returned no value.
     _misses_in_a_row = 0
-
-    @cached_property
-    def _usable(self) -> Collection[str]:
-        """The methods that take django-redis's arguments; others are not called."""
-        return [name for name in self._methods if takes_client(getattr(self, name))]
-
-    def _is_replaced(self, method: str) -> bool:
-        """Whether a tool observes ``method``: has replaced it on the class (django-prometheus), on
-        this instance (Sentry), or its code (Datadog). Then reads go through it."""
-        return not self._is_original(method) and method in self._usable
 
     def _is_original(self, method: str) -> bool:
         function, code = self._methods[method]
@@ -176,21 +167,11 @@ class CacheReader(LockCache):
     def _is_in_flight(self, key: str, version: int | None) -> bool:
         return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight
 
-    def _get_by_tool(self, key: str, version: int | None) -> object:
-        redis: Any = self._direct() or self._replica() or self.client.get_client(write=False)
-        with failing_as_django_redis(redis):
-            return observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -1))[1]
-
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, object]:
-        get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
-        redis = self._replica() or self.client.get_client(write=False)
-        mget = getattr(redis, "mget_nonatomic", redis.mget)
-        with failing_as_django_redis(redis):
-            values: dict[str, object] = observed.observed(  # type: ignore[assignment]  # of get_many
-                lambda client: get_many(names, version, client=client),
-                lambda *nkeys: (mget(*nkeys), -1),
-            )[1]
-            return values
+        replica = self._replica()
+        by = () if replica is None else (replica,)
+        values: dict[str, object] = self.client.get_many(names, version, *by)
+        return values
 
     def _read_or_join(self, key: str, version: int | None) -> object:
         """The value; MISSING also if the query for the leader reads it, too: that is repeated.
@@ -215,7 +196,8 @@ class CacheReader(LockCache):
 
     def _chosen_path(self, chosen_for: tuple[object, ...]) -> ReadPath:
         own = self._direct()
-        if self._is_replaced("get"):
+        read: Callable[[str, int | None, Any], object]
+        if not self._is_original("get"):
             read = self._read_by_tool
         elif own is not None and type(self.client).get is DefaultClient.get:
             read = self._read_directly
@@ -246,12 +228,20 @@ class CacheReader(LockCache):
             return _missing_unless_outage(error)
 
     def _read_by_tool(self, key: str, version: int | None, server: object) -> object:
+        """By the public ``get``, which a tool has replaced. It may hide an outage: then the query
+        for the leader tells of that."""
+        if self._breaker is not None and self._breaker.failing:
+            return MISSING
+        has_replicas, value = self._replica() is not None, MISSING
         try:
-            if self._direct() is not None:
-                return self._get_by_tool(key, version)
-            return self._with_breaker(self._get_by_tool, key, version)
+            with failing_as_django_redis(self._own):
+                value = self.get(key, MISSING, version)
         except genuine(ConnectionInterrupted) as error:
-            return _missing_unless_outage(error)
+            if not has_replicas:
+                return _missing_unless_outage(error)
+        if value is MISSING and has_replicas:
+            return self._read_by_client(key, version, server)
+        return value
 
     @cached_property
     def _own(self) -> OwnConnections | None:
@@ -308,15 +298,22 @@ class CacheReader(LockCache):
         self, names: list[str], version: int | None
     ) -> tuple[dict[str, object], BaseException | None]:
         """The stored values, and the error if Redis is down."""
-        # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
+        # If all connections of the pool are in use, or there are replicas, TAKE_FLIGHT reads them.
+        observed = not self._is_original("get_many")
+        if observed and self._breaker is not None and self._breaker.failing:
+            return {}, None
         try:
+            if observed:
+                get_many: Any = self.get_many
+                return get_many(names, version), None
             return self._with_breaker(self._client_get_many, names, version), None
         except Exception as error:
             cause = error
             if isinstance(error, ConnectionInterrupted):
                 cause = error.__cause__ or error
             if isinstance(cause, (RedisError, ConnectionInterrupted)):
-                return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
+                others = is_pool_exhausted(cause) or self._replica() is not None
+                return {}, None if others else self._without_redis(cause)
             try:
                 values, failed = undecodable.read_others(self, names, version)
             except redis_errors() as outage:
@@ -356,17 +353,18 @@ class CacheReader(LockCache):
         stored: Any = None
         value: object = MISSING
         outage: BaseException | None = None
-        replaced = self._is_replaced("get")
+        observed = not self._is_original("get")
         probably_there = self._misses_in_a_row < EXPECTED_AFTER_MISSES
-        reads = bool(stale or replaced or probably_there or runner.is_observed)
+        reads = bool(stale or probably_there or runner.is_observed)
         try:
-            steps = self._read(runner, nkey, reads)
-            if replaced:
-                stored, value = yield from observed.get_in_steps(
-                    self, runner, steps, key, version, MISSING
-                )
-            else:
-                stored = yield from steps
+            if stale or not observed:
+                stored = yield from self._read(runner, nkey, reads)
+            if observed and isinstance(runner, ThreadRunner):
+                value = self._read_by_tool(key, version, None)
+            elif observed:
+                value = yield self.aget(key, MISSING, version)
+        except genuine(ConnectionInterrupted) as error:
+            outage = self._without_redis(error.__cause__ or error)
         except redis_errors() as error:
             outage = self._without_redis(error)
         except Exception as error:

@@ -8,18 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
-from django.core.exceptions import ImproperlyConfigured
 
 from ..cache import (
     BACKEND,
-    LOCAL_BACKEND,
     MISSING,
     LockCache,
     OnCommit,
     lock_cache,
-    lock_caches,
 )
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..steps import Steps, adrive, drive
@@ -30,22 +26,7 @@ R = TypeVar("R")
 logger = get_logger("django_redis_lock.flights")
 
 
-class BackendCannotLock(ImproperlyConfigured):
-    """A cache has another BACKEND, which cannot lock."""
-
-    def __init__(self, alias: str) -> None:
-        write = (
-            f'In CACHES[{alias!r}] write "BACKEND": "{BACKEND}", or, for development and tests '
-            f'without Redis, "BACKEND": "{LOCAL_BACKEND}"'
-        )
-        if able := next(lock_caches(), None):
-            write += f'; or name the cache that can: using="{able}", or, for all uses of locked(), '
-            write += f'DJANGO_REDIS_LOCK = {{"USING": "{able}"}}'
-        backend = settings.CACHES[alias].get("BACKEND")
-        super().__init__(f"the cache {alias!r} cannot lock: its BACKEND is {backend!r}. {write}")
-
-
-#: What raises it.
+#: What raises BackendCannotLock.
 _OF_LOCKS = frozenset(
     ("lock", "alock", "command_lock", "held_locks", "locked_get_or_set", "reset_all")
 )

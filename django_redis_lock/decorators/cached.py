@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
-from django.db.models import Model
 from django.views import View
 
 from ..cache import NamedKey, value_cache
@@ -17,7 +17,7 @@ from ..events import as_group
 from ..extension import part
 from ..protocol.validation import check_seconds
 from ..threads import check_plain, is_async
-from .key_template import Args, Kwargs, bound_method, made_for_task, namer
+from .key_template import Args, Kwargs, Template, bound_method, made_for_task, namer, short
 from .views import STORED
 
 if TYPE_CHECKING:
@@ -26,15 +26,14 @@ if TYPE_CHECKING:
     from ..cache import FunctionOnCommit, GetOrSetArguments
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 V = TypeVar("V", bound=Callable[..., object])
 R_co = TypeVar("R_co", covariant=True)
 
 
-class CachedFunction(Protocol[P, R_co]):
-    """A function that ``cached()`` decorates. For a coroutine function all methods are awaited."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+class _Cached(Protocol[P, R_co]):
+    """What ``cached()`` adds to a function; for a coroutine function all of it is awaited."""
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Delete the result for these arguments; returns whether there was one. If a computation of
@@ -51,6 +50,25 @@ class CachedFunction(Protocol[P, R_co]):
     def on_commit(self, using: str | None = None, *, robust: bool = False) -> FunctionOnCommit[P]:
         """``invalidate``, ``mark_stale`` and ``refresh`` after the commit. Of the open transaction
         of the database ``using``, as by ``cache.on_commit``."""
+
+
+class CachedFunction(_Cached[P, R_co], Protocol[P, R_co]):
+    """A function that ``cached()`` decorates."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> CachedFunction[P, R_co]: ...
+    @overload
+    def __get__(
+        self: CachedFunction[Concatenate[Any, Q], R], instance: object, owner: type | None = None, /
+    ) -> CachedMethod[Q, P, R]: ...
+
+
+class CachedMethod(_Cached[P, R_co], Protocol[Q, P, R_co]):
+    """The same of an object: its methods take that as their first argument."""
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
 
 
 @overload
@@ -97,11 +115,14 @@ def cached(
 
     Raises:
         TypeError, ValueError: an option is invalid, the template names an argument that the
-            function does not have, or a function with arguments has no key, or one that names none.
+            function does not have, or a function with arguments has no key, or one that names none;
+            or the key does not say whose value it is: that of a method must name ``self`` or
+            ``cls``, and a function that reads variables around it needs a callable.
     """
     if others:
         raise TypeError('cached() takes its options by name: @cached("report-{year}", timeout=300)')
-    if target is not None and not callable(target):
+    decorates = callable(target) or isinstance(target, classmethod)
+    if target is not None and not decorates:
         if key is not None:
             raise TypeError("cached() takes the key once")
         key = target
@@ -118,7 +139,7 @@ def cached(
     def decorate(function: object) -> object:
         return _cached_function(function, key, using, given)
 
-    return decorate(target) if callable(target) else decorate
+    return decorate(target) if decorates else decorate
 
 
 def _cached_function(
@@ -136,10 +157,15 @@ def _cached_function(
     if key is None and dotted.endswith("<lambda>"):
         raise TypeError(f"{function!r} has no dotted name that could be its key: give a key")
     arguments = inspect.signature(function).parameters
-    if key is None and arguments:
+    name: Any
+    if key is None and list(arguments) == ["cls"]:
+        name = functools.partial(_name_in_class, function.__name__)
+    elif key is None and arguments:
         raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
-    name = namer(key, function, dotted, typed=True)
-    if isinstance(name, str) and arguments.keys() - {"self", "cls"}:
+    else:
+        name = namer(key, function, dotted, typed=True)
+        _check_whose(function, key, dotted)
+    if isinstance(name, str) and arguments:
         raise ValueError(
             f"{key!r} names no argument of {dotted}, so all calls would get the same value: name "
             "one, as in {pk}, or give the key as a function, key=lambda ..."
@@ -148,18 +174,10 @@ def _cached_function(
     options, version = {**options, "group": group}, options["version"]
     stale = options.get("stale", SETTING)
 
-    # Of a method, and not of its object.
-    of_all = isinstance(key, str) and "{self" not in key and next(iter(arguments), "") == "self"
-
     def key_of(args: Args, kwargs: Kwargs) -> str:
-        if of_all and args and isinstance(args[0], Model):
-            raise ValueError(
-                f"{key!r} does not name the object whose {dotted} it is, so that one would get the "
-                "value of another: name it, as in {self.pk}, or decorate a @staticmethod"
-            )
         if not callable(name):
-            return name
-        return NamedKey.of(name, args, kwargs) if callable(key) else name(args, kwargs)
+            return str(name)
+        return NamedKey.of(name, args, kwargs) if callable(key) else str(name(args, kwargs))
 
     def method(name: str, computes: bool, **options: object) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:
@@ -188,6 +206,45 @@ def _cached_function(
     wrapped.__doc__ = _describe(wrapped, function)
     setattr(wrapped, STORED, True)
     return wrapped
+
+
+def _check_whose(function: Callable[..., object], key: object, dotted: str) -> None:
+    """
+    Raises:
+        ValueError: the key does not say whose value it is, so that one would get that of another.
+    """
+    if callable(key):
+        return
+    within = inspect.unwrap(function)
+    code: Any = getattr(within, "__code__", None)
+    # A function that calls itself, and super() in a method.
+    free = set(getattr(code, "co_freevars", ())) - {"__class__", within.__name__}
+    if free:
+        raise ValueError(
+            f"{dotted} reads {', '.join(sorted(free))} of the code around it, which no key names, "
+            "so that one would get the value of another: make it an argument that the key names, "
+            "or give the key as a function, key=lambda ..."
+        )
+    first = next(iter(inspect.signature(function).parameters), "")
+    fields = list(Template(str(key)).fields()) if key is not None else []
+    if first in ("self", "cls") and not any(re.match(rf"{first}\b", field) for field in fields):
+        example = "{self.pk}" if first == "self" else "{cls.__name__}"
+        raise ValueError(
+            f"{key!r} does not name {first}, whose {dotted} it is, so that one would get the value "
+            f"of another: name it, as in {example}, or decorate a @staticmethod, or give the key "
+            "as a function, key=lambda ..."
+        )
+    if key is None and function.__module__ == "__main__":
+        raise ValueError(
+            f"{dotted} may be another function in another script: give a key, as in "
+            f'@cached("{function.__name__}")'
+        )
+
+
+def _name_in_class(name: str, args: Args, kwargs: Kwargs) -> str:
+    """The default key of a class method: two classes may inherit it."""
+    of: Any = args[0] if args else kwargs["cls"]
+    return short(f"{of.__module__}.{of.__qualname__}.{name}")
 
 
 def _describe(wrapped: object, function: Callable[..., object]) -> str:

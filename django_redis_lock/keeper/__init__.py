@@ -446,8 +446,9 @@ class Keeper:
         self._workers.pop(worker.server, None)
 
     def discard(self, job: Job) -> None:
-        if job.worker is not None:
-            job.worker.keeper._jobs.discard(job)  # Perhaps not this one: see ``use_keeper``.
+        # Perhaps another's: see ``use_keeper``. Without a worker, ``add`` was interrupted.
+        keeper = self if job.worker is None else job.worker.keeper
+        keeper._jobs.discard(job)
 
     def jobs(self) -> list[Job]:
         # Atomic, also in a Python without GIL: ``discard`` does not take the mutex.

@@ -7,7 +7,7 @@ import copy
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from .hold import Hold, Renewal, latest
@@ -44,6 +44,16 @@ def is_in_event_loop() -> bool:
     return True
 
 
+class Known(NamedTuple):
+    """What a caller knows through a lock object at one moment, and how often it has gone in."""
+
+    token: bytes | None
+    hold: Hold | None
+    renewal: Renewals | None
+    entry: Entry | None
+    times: int
+
+
 class State:
     """What is known through a lock object; the token is where redis-py keeps it."""
 
@@ -57,6 +67,14 @@ class State:
     def mine(self) -> State:
         """What the caller knows."""
         return self
+
+    def known(self) -> Known:
+        entry = self.entry
+        times = entry.times(self) if entry else 0
+        return Known(self.token, self.hold, self.renewal, entry, times)
+
+    def restore(self, known: Known) -> None:
+        self.token, self.hold, self.renewal, self.entry, _ = known
 
 
 class ThreadState(State, threading.local):

@@ -225,8 +225,7 @@ class Lock(LockOperations):
             self._leave_to_keeper()
             raise
         try:
-            _, hold, _, _, _ = before
-            if hold is not None and hold.from_parent_process:
+            if before.hold is not None and before.hold.from_parent_process:
                 return  # A forked child leaves its parent's block; the lock is the parent's.
             self.release()
         except BaseException as error:

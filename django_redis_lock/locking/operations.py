@@ -41,7 +41,7 @@ from . import causes, questions, records, waiting
 from . import replicas as replication
 from .base import BaseLock, logger
 from .hold import Hold, Renewal
-from .local_state import Entry
+from .local_state import Known
 from .renewals import Renewals
 from .waiting import QueueKey, queues
 
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 
     from ..protocol.holders import HolderInfo
     from .questions import Query
-
-#: Token, hold, renewal and entry of a caller (see ``State``), and how many times it was inside.
-Before = tuple[bytes | None, Hold | None, Renewals | None, Entry | None, int]
 
 
 class LockOperations(BaseLock):
@@ -222,11 +219,9 @@ class LockOperations(BaseLock):
     # A signal handler may raise at any point, also between two steps: ``acquire`` and ``release``
     # of ``Lock`` catch that. The keeper releases what is left.
 
-    def _state(self) -> Before:
+    def _state(self) -> Known:
         """What this thread or task knows through this handle."""
-        local = self.local
-        entry = local.entry
-        return local.token, local.hold, local.renewal, entry, entry.times(local) if entry else 0
+        return self.local.known()
 
     def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
         """``acquire`` ends with ``error``: release all that ``may_hold`` the lock."""
@@ -238,37 +233,34 @@ class LockOperations(BaseLock):
             if claim != unsent:
                 self._hand_over(request.release_call(*claim))
 
-    def _undo(self, before: Before) -> None:
+    def _undo(self, before: Known) -> None:
         """``acquire`` was interrupted: restore the state ``before``."""
-        _, hold_before, renewal_before, entry_before, times_before = before
-        local, hold = self.local, self.local.hold
-        entry = local.entry
+        local, now = self.local, self._state()
         if self._is_anothers:
             return
-        if entry is not None and entry.times(local) > times_before and entry.leave(local):
+        if now.entry is not None and now.times > before.times and now.entry.leave(local):
             return
-        if hold is None or hold is hold_before or not hold.by_this_thread:
-            local.entry = entry_before
+        hold = now.hold
+        if hold is None or hold is before.hold or not hold.by_this_thread:
+            local.entry = before.entry
             return  # It was not noted, or the lock is another thread's, which shares this handle.
         hold.end()
-        if local.renewal is not None and local.renewal is not renewal_before:
-            local.renewal.discard()
-        local.token, local.hold, local.renewal, local.entry, _ = before
+        if now.renewal is not None and now.renewal is not before.renewal:
+            now.renewal.discard()
+        local.restore(before)
 
-    def _leave_to_keeper(self, before: Before | None = None) -> None:
+    def _leave_to_keeper(self, before: Known | None = None) -> None:
         """The caller was interrupted while it released the lock, or could not reach Redis, and will
         not try again. ``before``: the state when the release began."""
-        entry = self.local.entry
+        now = self._state()
         if before is not None:
-            _, hold_before, _, _, times_before = before
-            times = 0 if entry is None else entry.times(self.local)
-            if times < times_before:  # This exit was counted.
-                if entry is not None and not times:
-                    entry.leave(self.local)  # The interrupt came in there: this completes it.
+            if now.times < before.times:  # This exit was counted.
+                if now.entry is not None and not now.times:
+                    now.entry.leave(self.local)  # The interrupt came there: this completes it.
                 return
-            if self.local.hold is not hold_before:
+            if now.hold is not before.hold:
                 return  # Another user of this handle has the lock by now.
-        if entry is None or not entry.leave(self.local):
+        if now.entry is None or not now.entry.leave(self.local):
             self._hand_to_keeper()
 
     def _hand_to_keeper(self) -> None:
@@ -291,7 +283,7 @@ class LockOperations(BaseLock):
     def _hand_over(self, release: Call) -> None:
         keeper().add(DeferredRelease(server_of(self.redis), release, self.timeout))
 
-    def _release_failed(self, before: Before, error: BaseException, body_failed: bool) -> bool:
+    def _release_failed(self, before: Known, error: BaseException, body_failed: bool) -> bool:
         """The release at the end of a block failed. Returns whether the block swallows ``error``;
         the body's own comes first."""
         self._leave_to_keeper(before)

@@ -11,15 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.core.management.base import CommandError
 
-from ..ops.formatting import DurationFormat
-from ..ops.held_locks import HeldLock
-from ..ops.inventory import FLIGHT, LockInfo
+from ..formatting import DurationFormat
 from ..protocol import printable
 from ..protocol.validation import check_seconds
+
+if TYPE_CHECKING:
+    from ..ops.held_locks import HeldLock
+    from ..ops.inventory import LockInfo
 
 #: What the command line says, by the name of the option.
 Options: TypeAlias = dict[str, Any]
@@ -152,7 +154,7 @@ def note(lock: LockInfo) -> str:
         return "never expires"
     if lock.unannounced:
         return "no heartbeat yet"
-    if lock.kind == FLIGHT:
+    if lock.kind == "computation":
         return "computation"
     if lock.queued:
         return "queued"

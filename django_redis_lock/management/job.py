@@ -23,17 +23,14 @@ from typing import Any
 from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
-from ..contrib import process_tree
-from ..contrib.process_tree import PASSED_ON, START, signal_descendants
 from ..decorators import interrupt_main_thread
+from ..extension import PartMissing, part
 from ..transport.refusals import genuine, suppress
 from . import Exit, usage_error
 
 #: Ctrl-Z must stop neither this process, which renews the lock, nor the program, for which others
 #: wait; SIGTTOU would stop this process when it takes the terminal back.
 IGNORED = (signal.SIGTSTP, signal.SIGTTOU)
-#: Signals that the guard blocks until it is ready: those, and what stops a group.
-NOT_GUARDS = (*PASSED_ON, *IGNORED, signal.SIGTTIN)
 
 
 class ManagementCommand:
@@ -94,7 +91,8 @@ class ManagementCommand:
     def kill(self) -> None:
         """End it. Called from another thread."""
         if self._from_command_line:
-            signal_descendants(os.getpid(), signal.SIGKILL)
+            with suppress(PartMissing):
+                part("process_tree").signal_descendants(os.getpid(), signal.SIGKILL)
             os._exit(Exit.LOST)
 
 
@@ -130,6 +128,7 @@ class Program:
     those of ``ManagementCommand``. ``grace``: seconds from SIGTERM to SIGKILL when it must end."""
 
     def __init__(self, argv: Sequence[str], grace: float) -> None:
+        part("process_tree")
         self._argv = ["/bin/sh", "-c", argv[0]] if len(argv) == 1 else list(argv)
         path = shutil.which(self._argv[0])
         if path is None:
@@ -151,10 +150,10 @@ class Program:
             self._link = ours
             with ours, self._signals(), start as guard, ours, _in_foreground(guard.pid):
                 self._guard = guard
-                self._order(START + self._early)
+                self._order(part("process_tree").START + self._early)
                 with suppress(ConnectionResetError):  # It ended without reading the last order.
-                    while part := ours.recv(1000):
-                        answer += part
+                    while received := ours.recv(1000):
+                        answer += received
                 if not answer:
                     return self._without_guard(guard)
             return int(answer)
@@ -201,7 +200,7 @@ class Program:
             self._order(bytes([number]))
 
         try:
-            for number in PASSED_ON:
+            for number in part("process_tree").PASSED_ON:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     before[number] = signal.signal(number, pass_on)
             for number in IGNORED:
@@ -243,6 +242,7 @@ def _guard_process(
 
 def _program() -> Sequence[str]:
     """The arguments with which Python runs the guard."""
+    process_tree = part("process_tree")
     path = process_tree.__file__
     # An application in one file, a zip, has no such path.
     return [path] if os.path.exists(path) else ["-c", inspect.getsource(process_tree)]
@@ -259,7 +259,9 @@ def _in_new_group() -> dict[str, Any]:
 def _blocked() -> Iterator[set[int]]:
     """Block the signals in processes started here; this thread gets them afterwards. Gives those
     that were blocked before."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_GUARDS)
+    # What the guard passes on when it is ready, and what stops a group.
+    numbers = (*part("process_tree").PASSED_ON, *IGNORED, signal.SIGTTIN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield {int(number) for number in before}
     finally:

@@ -9,10 +9,11 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from django.core.management.base import BaseCommand
 
-from ..contrib.metrics import BOUNDS, Distribution, Summary, site_of, summaries
+from ..extension import part
 from ..ops.held_locks import UNAVAILABLE, HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..ops.inventory import FLIGHT, LOCK
 from ..transport.refusals import genuine
@@ -35,6 +36,10 @@ from . import (
     table,
     width_of,
 )
+
+if TYPE_CHECKING:
+    from ..contrib.metrics import Distribution, Summary
+
 
 #: The terminal's upper left corner.
 HOME = "\x1b[H"
@@ -272,15 +277,16 @@ def show_figures(command: BaseCommand, options: Options) -> int:
 
 def _read(aliases: Sequence[str], period: str) -> tuple[dict[str, list[Summary]], dict[str, str]]:
     """The figures of each site, under its first cache, and the errors of caches that failed."""
+    figures = part("metrics")
     found: dict[str, list[Summary]] = {}
     failures: dict[str, str] = {}
     sites = set()
     for alias in aliases:
         try:
-            site = site_of(alias)
+            site = figures.site_of(alias)
             if site not in sites:
                 sites.add(site)
-                found[alias] = summaries(alias, period)
+                found[alias] = figures.summaries(alias, period)
         except genuine(*UNAVAILABLE) as error:
             failures[alias] = one_line(str(error))
     return found, failures
@@ -387,6 +393,6 @@ def _distribution(of: Distribution) -> dict[str, object]:
     return {
         **fields(of, "count seconds average"),
         **{f"p{percent}": of.quantile(percent / 100) for percent in (50, 95, 99)},
-        "bounds": BOUNDS,
+        "bounds": part("metrics").BOUNDS,
         "counts": of.counts,
     }

@@ -20,9 +20,9 @@ from django.utils.crypto import salted_hmac
 from redis.exceptions import RedisError
 
 from ..cache import lock_cache, lock_caches
-from ..contrib.fallback import held_locally
 from ..events import Outage, group_of
 from ..exceptions import LocalLockUnavailable
+from ..extension import PartMissing, part
 from ..locking import Event
 from ..protocol import Owner, printable
 from ..protocol.keys import is_lock, keys_at
@@ -377,6 +377,6 @@ def _held_here(aliases: Iterable[str], search: str) -> list[tuple[str, Owner]]:
             folders.add(lock_cache(alias).conf.LOCAL_LOCK_FOLDER)
     held: list[tuple[str, Owner]] = []
     for folder in folders:
-        with suppress(LocalLockUnavailable):  # The check W015 reports it.
-            held += held_locally(folder)
+        with suppress(LocalLockUnavailable, PartMissing):  # The check W015 reports it.
+            held += part("fallback").held_locally(folder)
     return [(name, owner) for name, owner in held if search.lower() in name.lower()]

@@ -25,7 +25,7 @@ from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
-from tests.faults.test_processes import NAME, hold, until_blocked, wait
+from tests.faults.test_processes import NAME, blocked, hold, until_blocked, wait
 from tests.holding import hurry_until, renew, watch_often
 from tests.processes import PATIENCE, processes, until
 from tests.redis_server import RedisServer
@@ -299,3 +299,38 @@ def test_waiters_acquire_and_holders_learn_that_the_data_is_lost(
     assert last.fence > max(lock.fence for lock in taken)
     assert last.owned()
     assert taken[1].owned()
+
+
+def test_a_killed_waiter_is_passed_over(client: redis.Redis, redis_server: RedisServer) -> None:
+    holders = [held(client, grant_timeout=GRANT) for _ in range(2)]
+    options = {"timeout": 60, "grant_timeout": GRANT, "limit": 2}
+    with processes(wait, redis_server.url, options, count=2) as crew:
+        for count, worker in enumerate(crew, start=1):
+            worker.go()
+            until_blocked(client, count)
+        crew[0].kill()
+        until(lambda: blocked(client) == 1)
+        holders[1].release()
+        assert crew[1].hear() == "holds"
+        assert crew[1].result() > holders[1].fence
+    # Redis does not know for a while that the killed one is gone.
+    holders[0].release()
+    assert all(held(client).fence > holders[1].fence for _ in range(2))
+
+
+def test_a_frozen_holder_learns_that_its_place_is_anothers(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    other = held(client)
+    options = {"timeout": 1, "renew": True, "limit": 2}
+    with processes(hold, redis_server.url, options) as (frozen,):
+        frozen.go()
+        fence = frozen.hear()
+        frozen.pause()
+        taken = waiter(client).result()
+        assert taken.place == 2
+        assert taken.fence > fence
+        frozen.resume()
+        assert frozen.hear() == "lost"
+    assert taken.owned()
+    assert other.owned()

@@ -17,6 +17,7 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock, LockError, LockLost, LockNotOwnedError, MultiLock
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.keeper import DeferredRelease
 from django_redis_lock.locking import Renewal, questions
 from django_redis_lock.locking.waiting import queue, threads
 from django_redis_lock.locking.waiting.threads import PendingReply
@@ -33,10 +34,11 @@ from django_redis_lock.protocol.lock_scripts import (
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport import execute
 from tests.faults.proxy import Proxy
-from tests.holding import deferred_releases, hurry_until, renew, until_released
+from tests.holding import deferred_releases, hurry, hurry_until, renew, until_released
 from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.backends import blocked
 from tests.support.background import Background
 
 pytestmark = pytest.mark.invariant("S3")
@@ -343,6 +345,18 @@ class TestRelease:
         with pytest.raises(LockNotOwnedError):
             lock.release()
 
+    def test_the_keeper_bears_a_lasting_refusal_as_long_as_the_lock_lives(
+        self, own_server: RedisServer
+    ) -> None:
+        with own_server.client() as client, moved_clock() as pass_time:
+            with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=300):
+                own_server.asking.execute_command("ACL", "SETUSER", "default", "-eval", "-evalsha")
+            for _ in range(4):
+                hurry(DeferredRelease)
+            assert deferred_releases()
+            pass_time(301)
+            until(lambda: (hurry(DeferredRelease), not deferred_releases())[1])
+
 
 class TestReset:
     @pytest.mark.parametrize("token", [None, "chosen"])
@@ -492,6 +506,31 @@ class TestTasks:
         assert acquired
         assert not lost
         assert ttl > 20
+
+    def test_one_that_ends_with_an_error_keeps_no_grant_from_the_next(
+        self, client: redis.Redis, redis_server: RedisServer, pace: int
+    ) -> None:
+        holder = Lock(client, "shaky", id="holder", grant_timeout=GRANT)
+
+        async def main() -> None:
+            async with redis.asyncio.Redis(port=redis_server.port) as aclient:
+                first, second = AsyncLock(aclient, "shaky"), AsyncLock(aclient, "shaky")
+                client.set("shaky", "holder", px=60_000)
+                fails = asyncio.create_task(first.acquire(blocking_timeout=0.3 * pace))
+                await asyncio.to_thread(until, lambda: blocked(client))
+                waits = asyncio.create_task(second.acquire(blocking_timeout=PATIENCE))
+                client.delete("shaky")
+                client.lpush("shaky", "other data")
+                with pytest.raises(redis.ResponseError):
+                    await fails
+                client.delete("shaky")
+                client.set("shaky", "holder", px=60_000)
+                await asyncio.to_thread(until, lambda: blocked(client))
+                await asyncio.to_thread(holder.release)
+                assert await waits
+                await second.release()
+
+        asyncio.run(main())
 
 
 def test_a_connection_that_owes_a_reply_is_read_by_one_thread(

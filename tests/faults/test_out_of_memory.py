@@ -230,3 +230,26 @@ class TestComputations:
     def test_values_are_computed_all_the_same(self, memory: Memory, cache: Any) -> None:
         memory.is_used_up()
         assert cache.get_or_set("key", lambda: "computed") == "computed"
+
+
+@kinds
+def test_it_can_be_reset(memory: Memory, make: Callable[..., Any]) -> None:
+    assert make(memory, timeout=50).acquire()
+    waiter = make(memory, timeout=50, grant_timeout=GRANT, blocking_timeout=10)
+    waiting = Background(waiter.acquire)
+    until(lambda: waits(memory))
+    memory.is_used_up()
+    assert make(memory, grant_timeout=GRANT).reset() is True
+    assert waiting.result() is True
+    waiter.release()
+
+
+def test_a_vanished_holders_lock_is_the_waiters(memory: Memory) -> None:
+    assert Lock(memory.client, NAME, timeout=50).acquire()
+    waiter = KINDS["random token"](memory, timeout=50, blocking_timeout=10)
+    waiting = Background(waiter.acquire)
+    until(lambda: waits(memory))
+    memory.is_used_up()
+    memory.client.delete(NAME)
+    assert waiting.result() is True
+    waiter.release()

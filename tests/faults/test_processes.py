@@ -5,6 +5,7 @@ Grants live for a minute where one that went to a dead process would otherwise n
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -16,8 +17,9 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import Lock, LockLost
+from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper import keeper
+from django_redis_lock.locking.waiting.threads import PendingReply
 from tests.holding import hurry, watch_often
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
@@ -25,6 +27,53 @@ from tests.redis_server import RedisServer
 from tests.support.background import Background
 
 NAME = "processes"
+
+
+def use_a_parents_grant(lock: Any, run: Callable[[Any], Any]) -> None:
+    hold = lock.local.hold
+    assert hold.pending is not None
+    until(lambda: time.monotonic() > hold.deadline)
+    assert lock.lost, "it is no more than the grant, as far as a child can know"
+    hold.confirm(wait=True)
+    for act in (lock.release, lambda: lock.extend(60)):
+        with pytest.raises(redis.exceptions.LockNotOwnedError):
+            run(act)
+    assert hold.pending is not None
+
+
+async def fork_in_a_task(url: str, own: dict[str, Any]) -> dict[str, Any]:
+    lock = AsyncLock(redis.asyncio.Redis.from_url(url), NAME, **own)
+    await lock.acquire()
+    pending: Any = lock.local.hold.pending
+    pid = os.fork()
+    if pid == 0:
+        in_a_child(lambda: use_a_parents_grant(lock, lambda act: asyncio.run(act())))
+    _, status = os.waitpid(pid, 0)
+    await lock.extend(60)
+    answer = await pending.confirmed()
+    await lock.release()
+    return {"child": status, "answer": "the parent's" if answer else answer}
+
+
+def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool, pace: int) -> dict[str, Any]:
+    own = {"timeout": 60, "grant_timeout": 1.2 * pace, "thread_local": False}
+    if tasks:
+        return asyncio.run(fork_in_a_task(url, own))
+    lock = Lock(redis.Redis.from_url(url), NAME, **own)
+    has_come = PendingReply._has_come
+    PendingReply._has_come = lambda self: False  # The parent's keeper does not read it either.
+    lock.acquire()
+    pending: Any = lock.local.hold.pending
+    pid = os.fork()
+    if pid == 0:
+        PendingReply._has_come = has_come
+        in_a_child(lambda: use_a_parents_grant(lock, lambda act: act()))
+    _, status = os.waitpid(pid, 0)
+    PendingReply._has_come = has_come
+    lock.extend(60)
+    answer = pending.read_reply(True)
+    lock.release()
+    return {"child": status, "answer": "the parent's" if answer else answer}
 
 
 @pytest.fixture(autouse=True)
@@ -322,3 +371,18 @@ def in_a_child(work: Callable[[], None]) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_a_child_leaves_an_unread_answer_to_its_parent(
+    client: redis.Redis, redis_server: RedisServer, tasks: bool, pace: int
+) -> None:
+    """That to TAKE_GRANT, for which a waiter that gets a lock does not wait if its grant is new."""
+    holder = Lock(client, NAME, timeout=30)
+    holder.acquire()
+    with processes(fork_with_an_answer_to_come, redis_server.url, tasks, pace) as (parent,):
+        parent.go()
+        until(lambda: client.exists(f"{{{NAME}}}:waiters"))
+        holder.release()
+        assert parent.result() == {"child": 0, "answer": "the parent's"}
+    assert not client.exists(NAME)

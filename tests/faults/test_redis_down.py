@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from django.core.cache import caches
 from django.test import override_settings
 
 from django_redis_lock import (
+    AsyncLock,
     Lock,
     LockError,
     LockNotAcquired,
@@ -26,10 +29,11 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import fallback
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.events import FellBack
+from django_redis_lock.transport.aio_client import asyncio_client
 from tests.holding import outages
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, Link, processes, until
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, closed_port
 from tests.support.backends import Backend, OnRedis
 from tests.support.background import Background
 
@@ -237,6 +241,20 @@ def test_a_waiter_goes_on_here(
     assert waiter.result() == "local"
 
 
+def test_what_the_log_keeps_of_an_outage_keeps_no_lock(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handle that nobody has any more gives its lock up, whatever records are kept."""
+    with closed_port() as port:
+        client = redis.Redis(port=port)
+        lock = Lock(client, "report", timeout=30, on_redis_down="local", local_folder=folder)
+        assert lock.acquire()
+        assert "is held on this host only" in caplog.text
+        kept = weakref.ref(lock)
+        del lock
+        until(lambda: gc.collect() is None or kept() is None)
+
+
 def test_it_goes_ahead(own_server: RedisServer) -> None:
     cache = cache_of(own_server, LOCK_ON_REDIS_DOWN="run")
     own_server.kill()
@@ -368,3 +386,28 @@ def test_too_few_replicas_are_no_outage(
     with pytest.raises(TooFewReplicas):
         cache.lock("nightly", replicas=1, timeout=30).acquire()
     until(lambda: not cache.lock("nightly").locked())
+
+
+@pytest.mark.parametrize("how", ["run", "local"])
+def test_a_cancelled_waiter_leaves_the_lock_of_a_task_that_shares_its_handle(
+    client: redis.Redis, folder: str, how: str
+) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"on_redis_down": how, "local_folder": folder}
+        lock = AsyncLock(asyncio_client(client), "shared", 30, thread_local=False, **options)
+        before = Lock(client, "shared", timeout=30)
+        before.acquire()
+        holder = asyncio.create_task(lock.acquire())
+        await asyncio.to_thread(until, lambda: client.info("clients")["blocked_clients"])
+        waiter = asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+        before.release()
+        assert await holder
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        lock.ensure_held()
+        assert await lock.owned()
+        await lock.release()
+
+    asyncio.run(main())

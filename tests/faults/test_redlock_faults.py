@@ -167,6 +167,27 @@ class TestMinority:
         lock.release()
         assert waiter.result() is True
 
+    def test_a_vote_of_a_server_that_was_not_asked_again_is_given_back(
+        self, five: Five, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing was sent there in the last round, but what it granted before would stay."""
+        first, *others = five.order()
+        for place in others[:3]:
+            five.clients[place].set("faulty", "another's")
+        waits = iter([True, None])
+
+        def wait_at(lock: Redlock, place: int, request: Any) -> Any:
+            granted = next(waits)
+            if granted:  # Before the second wait, the keeper may have given it back already.
+                assert five.clients[first].exists("faulty")
+                for _ in range(2):
+                    server_of(five.clients[first]).breaker.failed(redis.TimeoutError("silent"), 5.0)
+            return granted
+
+        monkeypatch.setattr(Redlock, "_wait_at", wait_at)
+        assert not five.lock(timeout=None).acquire(blocking_timeout=PATIENCE)
+        until(lambda: not five.clients[first].exists("faulty"))
+
 
 class TestMajority:
     @pytest.mark.parametrize("how", ["kill", "pause"])

@@ -23,6 +23,15 @@ from tests.support.background import Background
 NAMES = ["a", "b", "c", "d", "e"]
 
 
+#: A frozen waiter keeps others from the lock for as long.
+BRIEF = {"grant_timeout": 0.5}
+
+
+def wait(link: Link, url: str) -> None:
+    with redis.Redis.from_url(url) as client, several(client, "a", "b", **BRIEF) as lock:
+        link.say(lock.fences)
+
+
 @pytest.fixture(autouse=True)
 def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
     watch_often(monkeypatch)
@@ -75,6 +84,19 @@ class TestKilled:
         client.pexpire("a", 300)
         assert several(client, "a", "b").acquire(blocking_timeout=PATIENCE)
 
+    def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """It held nothing while it waited, and is passed over."""
+        holder = Lock(client, "b", timeout=60, grant_timeout=60)
+        holder.acquire()
+        with processes(hold, redis_server.url, ["a", "b"], {"grant_timeout": 60}) as (waiter,):
+            waiter.go()
+            until(lambda: blocked(client))
+            assert several(client, "a").acquire(blocking=False)
+            waiter.kill()
+        until(lambda: not blocked(client))
+        holder.release()
+        assert Lock(client, "b", timeout=60).acquire(blocking=False)
+
 
 def test_a_grant_that_is_given_back_is_the_next_waiters(
     client: redis.Redis, redis_server: RedisServer
@@ -121,6 +143,28 @@ class TestFrozen:
             frozen.say("and you know it?")
             assert frozen.hear() == [True, True]
             assert waiter.owned()
+
+    def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """Its grant ends, another has the names, and it waits again."""
+        first = several(client, "a", "b", **BRIEF)
+        first.acquire()
+        with processes(wait, redis_server.url) as (frozen,):
+            frozen.go()
+            until(lambda: blocked(client) == 1)
+            second = several(client, "b", "a", thread_local=False, **BRIEF)
+            waiter = Background(second.acquire)
+            until(lambda: blocked(client) == 2)
+            frozen.pause()
+            first.release()
+            assert waiter.result()
+            fences = second.fences
+            frozen.resume()
+            until(lambda: blocked(client))
+            assert not frozen.speaks()
+            second.release()
+            later = frozen.hear()
+            assert all(later[name] > fences[name] for name in "ab")
+            assert frozen.result() is None
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ TESTS: dict[str, str] = {
     "locking.replicas": "cache_lock lock async_lock failover_sentinel",
     "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
     "locking.waiting": "lock_waiting lock async_lock unconfirmed_grants closed_waits "
-    "cancelled dead_pop lost_replies outage redis interrupts",
+    "cancelled dead_pop forgotten_connections lost_replies outage redis interrupts",
     "transport": "packing breaker connections lock get_or_set redis lost_replies "
     "lost_replies_of_the_cache forgotten_connections outage refusals",
     "transport.aio_tasks": "async_lock cancelled",
@@ -82,7 +82,6 @@ TESTS: dict[str, str] = {
     "locmem sentinel redis_down",
     "cache.methods": "cache async_methods clear clear_prefix hidden_names lock_keys mark_stale "
     "on_commit",
-    "cache.observed": "observed_reads other_tools",
     "cache.on_commit": "on_commit",
     "contrib.other_backends": "other_backends without_redis",
     "cache.reading": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
@@ -121,8 +120,6 @@ TESTS: dict[str, str] = {
 #: Mutants that change nothing anybody could notice: (module, mutated line) -> why. Of a statement
 #: left out: "statement => pass".
 EQUIVALENT: dict[tuple[str, str], str] = {
-    ("keeper", "elif job.due <= self._wakes_at:"): "the keeper only wakes once more",
-    ("keeper", "if due <= self._wakes_at:"): "the keeper only wakes once more",
     (
         "contrib.fallback",
         'held = HolderInfo(HeldReply(b"", -2, (), 0, 0))',
@@ -158,18 +155,9 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "began, requests_before = time.monotonic(), -2",
     ): "any number below 0 says that there is none yet",
     (
-        "keeper",
-        "self._wakes_at = earliest if (not (self._due)) else min(earliest, idle_until)",
-    ): "it looks once a second, so that it is only woken more often",
-    (
-        "keeper",
-        "self._wakes_at = earliest if self._due else max(earliest, idle_until)",
-    ): "it looks once a second, so that it is only woken more often",
-    (
         "transport.server",
         "self.generation = 1  #: How often they were renewed.",
     ): "each connection has the number of its server",
-    ("transport.server", "poll.poll(seconds * 1001)"): "a wait is a thousandth longer",
     ("transport.aio_connection", "self._unread = 1"): "a reply is large a byte earlier",
     ("transport.address", "if sent <= len(part):"): "of nothing, nothing is sent",
     (
@@ -209,14 +197,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.several_names.members",
         "lost = next((hold for hold in self._holds if hold.reason), self._holds[1])",
     ): "of those that are over at once, it names another",
-    (
-        "cache.reading",
-        "return _observed.get(self, key, version, MISSING, lambda nkey: (redis.get(nkey), -2))[1]",
-    ): "how long it is kept is not looked at",
-    (
-        "cache.reading",
-        "lambda *nkeys: (mget(*nkeys), -2),",
-    ): "how long they are kept is not looked at",
     (
         "cache.redis_py",
         "return sum(map(int, run_all(self.client, calls))) if calls else 1",
@@ -261,14 +241,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "locking.aio",
         'return await self._change("reacquire", self._lifetime or 2.0, True)',
     ): "without a lifetime there is an error",
-    (
-        "locking.lock",
-        'seconds = check_seconds("additional_time", additional_time) or 1.0',
-    ): "zero and None are errors",
-    (
-        "locking.aio",
-        'seconds = check_seconds("additional_time", additional_time) or 1.0',
-    ): "zero and None are errors",
     (
         "locking.causes",
         "if (bounded(left.last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",

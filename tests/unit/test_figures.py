@@ -17,7 +17,7 @@ from django_redis_lock.contrib.metrics import (
 )
 from django_redis_lock.contrib.metrics.collecting import observe
 from django_redis_lock.events import group_of
-from django_redis_lock.ops.formatting import ENGLISH
+from django_redis_lock.formatting import ENGLISH
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -259,11 +259,11 @@ def test_a_cache_without_location(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("decorate", [locked, cached], ids=["locked", "cached"])
-@pytest.mark.parametrize("field", ["request.user.pk", "request.user.id", "self.request.user.pk"])
+@pytest.mark.parametrize("field", ["request.user.pk", "request.user.id", "view.request.user.pk"])
 def test_one_name_for_all_who_are_not_logged_in(
     decorate: Any, field: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def of_view(self: Any, request: Any) -> int:
+    def of_view(view: Any, request: Any) -> int:
         return 5
 
     key_template._warn_of_anonymous.cache_clear()

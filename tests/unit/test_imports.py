@@ -49,6 +49,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"middleware": "which request or task acquires a lock"},
     {
         "contention": "what to answer when a lock is taken",
+        "formatting": "durations as people read them",
         "decorators": "locked() and cached()",
         "models": "the model without a table behind the admin page",
         "": "the public names",
@@ -58,7 +59,6 @@ FLOORS: tuple[dict[str, str], ...] = (
         "templatetags": "{% cached %}",
     },
     {
-        "ops.formatting": "durations as people read them",
         "contrib.instant_loss": "how a holder learns of a loss at once",
         "contrib.limit": "the scripts of a lock with several holders",
         "contrib.locmem": "a cache backend on a server in this process's memory",
@@ -347,6 +347,7 @@ django.setup()
 for name in sys.argv[1:]:
     importlib.import_module(name)
 
+__name__ = "shop"  # Not a script, whose functions have no name of their own.
 from celery import Celery
 from django.core.management.base import BaseCommand
 from django.http import HttpResponse

@@ -4,7 +4,9 @@ by the setting ``EXPORTERS`` or by its ``start()``."""
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -16,6 +18,7 @@ from ...conf import Conf
 from ...events import Subject
 from ...extension import part
 from ...threads import Mutex, free_after_fork
+from ...transport import Server
 from ..metrics import OTHER
 
 __all__ = ["load", "start_configured"]
@@ -34,15 +37,28 @@ Labels = dict[str, Any]
 Amount = Callable[[Any], float | None]
 
 
+#: What happens to groups of locks, to groups of values, and to servers.
+LOCK, VALUE, SERVER = "lock", "value", "server"
+
+
 class Instrument(NamedTuple):
-    """A counter or histogram. ``labels``: attributes of the event that become labels;
-    ``has_group``: whether the group of the lock or value is another."""
+    """A counter or histogram.
+
+    Attributes:
+        labels: attributes of the event that become labels, besides the group or server, and all
+            that each can be.
+        of: LOCK, VALUE or SERVER.
+    """
 
     name: str
     description: str
     amounts: Mapping[type, Amount]
-    labels: tuple[str, ...] = ()
-    has_group: bool = True
+    labels: Mapping[str, Sequence[object]] = {}
+    of: str = LOCK
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return ("server" if self.of == SERVER else "group", *self.labels)
 
 
 def once(event: object) -> float:
@@ -62,35 +78,40 @@ COUNTERS = (
         "values_computed",
         "Values computed by get_or_set",
         {events.Computed: lambda event: None if event.error else event.values},
+        of=VALUE,
     ),
     Instrument(
         "values_computed_without_redis",
         "Values computed without Redis",
         {events.Computed: lambda e: e.values if e.without_redis and not e.error else None},
+        of=VALUE,
     ),
     Instrument(
         "computations_saved",
         "Computations saved: the caller got another's result, or the stale value",
         {events.Shared: lambda event: event.values},
-        ("stale",),
+        {"stale": (False, True)},
+        VALUE,
     ),
     Instrument(
         "reads",
         "Values that get_or_set looked for, by whether it found them",
         {events.Read: lambda event: event.values},
-        ("result",),
+        {"result": ("hit", "stale", "miss")},
+        VALUE,
     ),
     Instrument(
-        "refreshes_failed", "Stale values whose refresh failed", {events.RefreshFailed: once}
+        "refreshes_failed",
+        "Stale values whose refresh failed",
+        {events.RefreshFailed: once},
+        of=VALUE,
     ),
     Instrument(
-        "outages",
-        "Times a Redis server stopped answering",
-        {events.ServerDown: once},
-        ("server",),
-        has_group=False,
+        "outages", "Times a Redis server stopped answering", {events.ServerDown: once}, of=SERVER
     ),
-    Instrument("fallbacks", "Locks taken without Redis", {events.FellBack: once}, ("how",)),
+    Instrument(
+        "fallbacks", "Locks taken without Redis", {events.FellBack: once}, {"how": ("local", "run")}
+    ),
 )
 
 #: In seconds.
@@ -101,27 +122,107 @@ HISTOGRAMS = (
         "How long locks were held",
         {events.Released: lambda e: e.held, events.Lost: lambda e: e.held},
     ),
-    Instrument("computation", "How long computations took", {events.Computed: lambda e: e.seconds}),
+    Instrument(
+        "computation",
+        "How long computations took",
+        {events.Computed: lambda e: e.seconds},
+        of=VALUE,
+    ),
 )
 
 
+class Gauge(NamedTuple):
+    """What is read from Redis when somebody asks for it; ``amount``: of the locks of a group."""
+
+    name: str
+    description: str
+    amount: Callable[[Sequence[Any]], float]
+
+
+GAUGES = (
+    Gauge("held_locks", "Locks that are held now", len),
+    Gauge(
+        "silent_locks",
+        "Held locks of whose process nothing has been heard for long",
+        lambda held: sum(bool(each.lock.silent) for each in held),
+    ),
+    Gauge(
+        "oldest_lock_seconds",
+        "How long the lock that is held longest has been held",
+        lambda held: max((each.lock.held_for or 0.0 for each in held), default=0.0),
+    ),
+)
+#: All gauges of one collection have one answer.
+GAUGES_LAST_SECONDS = 1.0
+
+
 class Exporter(Generic[M]):
-    def __init__(self, metrics: Sequence[tuple[Instrument, M]]) -> None:
+    """Counters exist as 0 from the first event of their group or server on: one that appeared as 1
+    would have no increase, and its first event no alert."""
+
+    def __init__(
+        self, counters: Sequence[tuple[Instrument, M]], histograms: Sequence[tuple[Instrument, M]]
+    ) -> None:
         self._groups: set[str] = set()
         self._mutex = free_after_fork(Mutex())
+        self._counters = counters
         self._by_event: dict[type, list[tuple[Instrument, M]]] = {}
-        for instrument, metric in metrics:
+        # What is only begun by them must have its series before it can end badly.
+        self._kinds = {events.Contended: LOCK, events.Computing: VALUE}
+        for instrument, metric in (*counters, *histograms):
             for event in instrument.amounts:
                 self._by_event.setdefault(event, []).append((instrument, metric))
+                self._kinds[event] = instrument.of
+        self._begun: set[tuple[str, str]] = set()
 
     def __call__(self, event: Any) -> None:
+        kind = self._kinds.get(type(event))
+        if kind is None:
+            return
+        if kind == SERVER:
+            of = self._begin(SERVER, event.server)
+        else:
+            subject = event.subject
+            of = self._begin(kind, self._group(subject.group))
+            self.begin_server(subject.server)
         for instrument, metric in self._by_event.get(type(event), ()):
             amount = instrument.amounts[type(event)](event)
             if amount is not None:
                 labels = {name: getattr(event, name) for name in instrument.labels}
-                if instrument.has_group:
-                    labels["group"] = self._group(event.subject.group)
-                self._add(metric, amount, labels, event)
+                self._add(metric, amount, {**of, **labels}, event)
+
+    def begin_server(self, server: Server | None) -> None:
+        """``server``: None in memory."""
+        for node in server.nodes() if server else ():
+            self._begin(SERVER, str(node))
+
+    def _begin(self, kind: str, of: str) -> Labels:
+        """Returns the labels of the group or server ``of``."""
+        first = {"server" if kind == SERVER else "group": of}
+        if (kind, of) not in self._begun:
+            self._begun.add((kind, of))
+            for instrument, metric in self._counters:
+                if instrument.of == kind:
+                    for values in product(*instrument.labels.values()):
+                        labels = dict(zip(instrument.labels, values, strict=True))
+                        self._add(metric, 0, {**first, **labels}, None)
+        return first
+
+    _read_at, _held = -math.inf, dict[str, list[Any]]()
+
+    def gauges(self) -> dict[str, list[Any]]:
+        """The held locks of each group, also of those that this process has had a lock of. Empty
+        for the caches that do not answer; what is wrong with them has its own counters."""
+        now = time.monotonic()
+        if now >= self._read_at + GAUGES_LAST_SECONDS:
+            held: dict[str, list[Any]] = {of: [] for kind, of in self._begun.copy() if kind == LOCK}
+            try:
+                for each in part("held_locks").held_locks(kinds=("lock",)).found:
+                    held.setdefault(self._group(each.group), []).append(each)
+            except Exception:
+                logger.exception("Could not read the held locks")
+            self._read_at, self._held = time.monotonic(), held
+        return self._held
 
     def _group(self, group: str) -> str:
         if group not in self._groups:

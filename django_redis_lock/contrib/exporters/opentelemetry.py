@@ -4,6 +4,7 @@ lists them."""
 from __future__ import annotations
 
 from contextvars import Token
+from functools import partial
 
 from opentelemetry import context, metrics, trace
 from opentelemetry.context import Context
@@ -13,7 +14,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from ... import events
 from ...events import Subject
 from ..metrics import EXPORTED_BOUNDS
-from . import COUNTERS, HISTOGRAMS, Exporter, Labels, Spans, subscribe_instead
+from . import COUNTERS, GAUGES, HISTOGRAMS, Exporter, Gauge, Labels, Spans, subscribe_instead
 from . import Span as Ended
 
 _NAME = "django_redis_lock"
@@ -44,9 +45,19 @@ class OpenTelemetry(Spans[tuple[Span, "Token[Context]"]], Exporter[Metric]):
                 explicit_bucket_boundaries_advisory=EXPORTED_BOUNDS,
             )
         Spans.__init__(self)
-        Exporter.__init__(
-            self, [(one, self.instruments[one.name]) for one in (*COUNTERS, *HISTOGRAMS)]
-        )
+        both = [[(i, self.instruments[i.name]) for i in kind] for kind in (COUNTERS, HISTOGRAMS)]
+        Exporter.__init__(self, *both)
+        for gauge in GAUGES:
+            meter.create_observable_gauge(
+                f"{_NAME}.{gauge.name}",
+                callbacks=[partial(self._observe, gauge)],
+                unit="s" if gauge.name.endswith("seconds") else "1",
+                description=gauge.description,
+            )
+
+    def _observe(self, gauge: Gauge, options: metrics.CallbackOptions) -> list[metrics.Observation]:
+        held = self.gauges().items()
+        return [metrics.Observation(gauge.amount(locks), {"group": of}) for of, locks in held]
 
     def __call__(self, event: object) -> None:
         Spans.__call__(self, event)

@@ -3,13 +3,16 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ... import events
 from ..metrics import EXPORTED_BOUNDS
-from . import COUNTERS, HISTOGRAMS, Exporter, Instrument, Labels, once
+from . import COUNTERS, GAUGES, HISTOGRAMS, SERVER, VALUE, Exporter, Instrument, Labels, once
 
 _PREFIX = "django_redis_lock_"
 _COUNTERS = (
@@ -18,38 +21,59 @@ _COUNTERS = (
         "acquired",
         "Locks acquired, by whether they were waited for",
         {events.Acquired: once},
-        ("contended",),
+        {"contended": (False, True)},
     ),
     Instrument(
         "computations_failed",
         "Computations that raised",
         {events.Computed: lambda event: 1 if event.error else None},
+        of=VALUE,
     ),
     Instrument(
         "outage_seconds",
         "How long it did not answer",
         {events.ServerUp: lambda event: event.seconds},
-        ("server",),
-        has_group=False,
+        of=SERVER,
     ),
 )
 
 
-class Prometheus(Exporter[Counter | Histogram]):
+class Prometheus(Exporter[Counter | Histogram], Collector):
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.registry = registry
-        self._metrics: list[tuple[Instrument, Counter | Histogram]] = []
-        for one in _COUNTERS:
-            labels = ("group",) * one.has_group + one.labels
-            counter = Counter(_PREFIX + one.name, one.description, labels, registry=registry)
-            self._metrics.append((one, counter))
-        for one in HISTOGRAMS:
-            name = f"{_PREFIX}{one.name}_seconds"
-            histogram = Histogram(
-                name, one.description, ("group",), registry=registry, buckets=EXPORTED_BOUNDS
+        counters = [
+            (one, Counter(_PREFIX + one.name, one.description, one.label_names, registry=registry))
+            for one in _COUNTERS
+        ]
+        histograms = [
+            (
+                one,
+                Histogram(
+                    f"{_PREFIX}{one.name}_seconds",
+                    one.description,
+                    one.label_names,
+                    registry=registry,
+                    buckets=EXPORTED_BOUNDS,
+                ),
             )
-            self._metrics.append((one, histogram))
-        super().__init__(self._metrics)
+            for one in HISTOGRAMS
+        ]
+        super().__init__(counters, histograms)
+        registry.register(self)
+        self._metrics = [*counters, *histograms]
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: to register is no reason to ask Redis."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges, of which each process has the same."""
+        held = self.gauges()
+        for gauge in GAUGES:
+            family = GaugeMetricFamily(_PREFIX + gauge.name, gauge.description, labels=["group"])
+            for group, locks in held.items():
+                family.add_metric([group], gauge.amount(locks))
+            yield family
 
     def _add(
         self, metric: Counter | Histogram, amount: float, labels: Labels, event: object
@@ -63,6 +87,7 @@ class Prometheus(Exporter[Counter | Histogram]):
     def stop(self) -> None:
         """Unsubscribe, and remove the metrics from the registry."""
         events.unsubscribe(self)
+        self.registry.unregister(self)
         for _, metric in self._metrics:
             self.registry.unregister(metric)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
-from ...ops.formatting import ENGLISH
+from ...formatting import ENGLISH
 from .figures import BOUNDS
 from .report import Distribution
 

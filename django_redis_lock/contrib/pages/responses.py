@@ -4,7 +4,6 @@ after its view has returned."""
 from __future__ import annotations
 
 import atexit
-import copy
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,8 +36,6 @@ _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
 _TEMPORARY = {408, 425, 429}
 #: What Django answers with 4xx when a view raises it.
 REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
-#: Not Found, Gone: the only errors of a client that do not depend on which client it is.
-_ABOUT_THE_PAGE = {404, 410}
 
 
 class PageFailed(Exception):
@@ -77,34 +74,23 @@ def call_view(view: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         raise Stopped(error) from None
 
 
-def is_refusal(response: object) -> bool:
-    """Whether this client gets no page: it may not, is a robot, sent HEAD, wants JSON."""
-    status = getattr(response, "status_code", 200)
-    return 400 <= status < 500 and status not in _ABOUT_THE_PAGE
-
-
-def is_answer(response: object) -> bool:
-    """Whether it has no error, and is not about the conditions of its request."""
-    status = getattr(response, "status_code", 200)
-    return status < 400 and status not in _ANSWERS_TO_CONDITIONS
-
-
-def raise_unless_about_the_page(response: object, mine: bool = True, first: bool = False) -> None:
+def raise_unless_about_the_page(response: object, mine: bool = True) -> None:
     """
     Args:
         mine: whether the client of the request gets this response.
-        first: whether it is about one client, and no other client got no page just before.
 
     Raises:
-        PageFailed, NotThePage: the status depends on the moment, or on the request.
+        PageFailed, NotThePage: the status depends on the moment, or on a condition of the request.
     """
     status = getattr(response, "status_code", 200)
-    later = "Retry-After" in getattr(response, "headers", ())
-    later = later or status in _TEMPORARY or hasattr(response, "is_of_this_moment")
-    depends = status in _ANSWERS_TO_CONDITIONS or (first and not later)
-    if depends and mine:
+    later = status >= 500 or status in _TEMPORARY or hasattr(response, "is_of_this_moment")
+    if status in _ANSWERS_TO_CONDITIONS and mine:
         raise NotThePage(response)
-    if status >= 500 or depends or later:
+    if (
+        later
+        or status in _ANSWERS_TO_CONDITIONS
+        or "Retry-After" in getattr(response, "headers", ())
+    ):
         raise PageFailed(response)
 
 
@@ -143,17 +129,6 @@ def conditional(request: HttpRequest, response: object) -> object:
     return get_conditional_response(request, etag, date, cast(HttpResponse, response))
 
 
-def finalized(request: HttpRequest, response: HttpResponseBase) -> object:
-    """``response``, with the renderer that Django REST framework gives it after its handler has
-    returned."""
-    view = (getattr(request, "parser_context", None) or {}).get("view")
-    if view is None or hasattr(response, "accepted_renderer"):
-        return response
-    view = copy.copy(view)  # The request's own view changes its headers at the same time.
-    view.headers = view.default_response_headers
-    return view.finalize_response(request, response)
-
-
 def complete_like(old: object, request: object, response: object, by_headers: bool) -> None:
     """Set the headers that decide what is stored as in the ``old`` page: in the background, no
     decorator around the view sets them, and it is not known who has read the session.
@@ -168,8 +143,8 @@ def complete_like(old: object, request: object, response: object, by_headers: bo
         if is_unrendered(response) or getattr(getattr(request, "session", None), "accessed", False):
             raise PageFailed(response)
         return
-    varies_on = map(str.strip, old.get("Vary", "").split(","))
-    patch_vary_headers(response, list(filter(None, varies_on)))
+    if "Vary" in old:
+        patch_vary_headers(response, old["Vary"].split(", "))
     if by_headers and is_unrendered(response) and "Cache-Control" in old:
         response.headers.setdefault("Cache-Control", old["Cache-Control"])
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from asgiref.sync import sync_to_async
-from django.http import Http404, HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.utils import cache as django_cache
 from django.utils.cache import get_max_age
 from django.utils.http import parse_http_date_safe
@@ -43,9 +43,6 @@ from .responses import (
     complete_like,
     conditional,
     copied,
-    finalized,
-    is_answer,
-    is_refusal,
     is_unrendered,
     raise_unless_about_the_page,
     why_not_stored,
@@ -255,8 +252,6 @@ class Visit:
             if not mine:
                 response = yield from self._complete_as_before(key, request, response)
         except REFUSALS as refusal:
-            if key and not isinstance(refusal, Http404) and (yield from self._is_first(key)):
-                raise (NotThePage(refusal) if mine else refusal) from None
             self.computed = refusal if mine else self.computed
             return None
         finally:
@@ -264,8 +259,7 @@ class Visit:
         unrendered = is_unrendered(response)
         page = None if unrendered else self._storable(request, response, conditions)
         if key:
-            first = not (page or unrendered) and (yield from self._is_first(key, response))
-            raise_unless_about_the_page(response, mine, first)
+            raise_unless_about_the_page(response, mine)
         if unrendered:
             self.computed = response
             rendering = Rendering(
@@ -286,16 +280,6 @@ class Visit:
             self.computed = conditional(request, response) if key else response
         return value
 
-    def _is_first(self, key: str, response: object = None) -> Steps[bool]:
-        """Whether it is the first of late that gives one client no page, or none for an old one."""
-        refused = response is None or is_refusal(response)
-        if not refused and is_answer(response):
-            refused = isinstance((yield from self._read(key)), HttpResponseBase)
-        with suppress(*_FAILED):
-            expires = NOT_CACHEABLE_SECONDS
-            return refused and bool((yield self._do("add", f"{key}.refused", True, expires)))
-        return False
-
     def _respond(self, request: HttpRequest) -> Steps[Any]:
         response = call_view(self.view, request)
         return (yield response) if self.asynchronous else response
@@ -303,7 +287,6 @@ class Visit:
     def _complete_as_before(self, key: str, request: HttpRequest, response: Any) -> Steps[object]:
         """In the background: rendered, with headers of the old page."""
         unrendered = is_unrendered(response)
-        response = finalized(request, response) if unrendered else response
         old = yield from self._read(key)
         complete_like(old, request, response, self.middleware.page_timeout is None)
         if not unrendered:
@@ -327,8 +310,7 @@ class Visit:
             return conditional(request, response)
         try:
             if key:
-                first = page is None and drive(self._is_first(key, response))
-                raise_unless_about_the_page(response, first=first)
+                raise_unless_about_the_page(response)
             value = drive(self._store(key, page, response, generation))
         except (PageFailed, NotThePage) as failed:
             self._resume(postponed, failed)
@@ -415,7 +397,11 @@ class Visit:
         found = yield from self._read(key)
         if found is not MISSING:
             return found
-        return (yield self._do("get_or_set", key, uuid4().hex, None, group="page generation"))
+        made = uuid4().hex
+        with suppress(*_FAILED):
+            if not (yield self._do("add", key, made, None)):
+                found = yield from self._read(key)
+        return made if found is MISSING else found
 
     def _is_of(self, generation: str) -> Steps[bool]:
         """Whether the cache has not been emptied since, except by the view itself while its flight

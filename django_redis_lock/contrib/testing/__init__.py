@@ -22,15 +22,14 @@ from redis.exceptions import RedisError
 
 from ...cache import lock_cache, lock_caches
 from ...clock import Clock, time
-from ...keeper import Job, Keeper, Worker, keeper, use_keeper
+from ...extension import PartMissing, part
+from ...keeper import Job, Keeper, Subscription, Worker, keeper, use_keeper
 from ...locking import Renewal
 from ...ops.inventory import list_held
 from ...singleflight import FlightRenewal, use_background
 from ...threads import InCaller, Mutex
 from ...transport import Server, server_of
 from ...transport.registry import standing_in
-from .. import metrics
-from ..instant_loss import Subscription
 from ..locmem import TESTING, Database, client_of, databases
 from .in_memory import CachesInMemory, Configs
 
@@ -92,9 +91,18 @@ class SteppedKeeper(Keeper):
 
     def subscribe(
         self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
-    ) -> Subscription:
+    ) -> Subscription | None:
         """Its thread would wait for a message, and move the clock by that."""
-        return Subscription(server, channel, received)
+        with suppress(PartMissing):
+            subscription: Subscription
+            subscription = part("instant_loss").Subscription(server, channel, received)
+            return subscription
+        return None
+
+
+def _forget_figures(of: Callable[[Server], bool]) -> None:
+    with suppress(PartMissing):
+        part("metrics").forget(of)
 
 
 class VirtualClock(Clock):
@@ -338,7 +346,7 @@ class MemoryServer:
         return server.address.connection_kwargs.get("database") in self._databases()
 
     def _end(self) -> None:
-        metrics.forget(self._has)
+        _forget_figures(self._has)
         if not isinstance(keeper(), SteppedKeeper):  # It has no thread, and may be used again.
             for job in keeper().jobs():
                 keeper().discard(job)
@@ -382,7 +390,7 @@ class override(TestContextDecorator):
             undo.callback(time.use, time.clock)
             time.use(server.clock)
             undo.callback(use_keeper, keeper())
-            metrics.forget(server._has)  # Its keeper gets what was counted before.
+            _forget_figures(server._has)  # Its keeper gets what was counted before.
             use_keeper(getattr(server.clock, "keeper", None) or Keeper())
             undo.callback(server._end)
             # A thread would have another database connection, outside the test's transaction.

@@ -40,7 +40,7 @@ logger = get_logger("django_redis_lock.waiting")
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 #: A blocking pop that ends sooner, without a grant, was cut short; after so many in a row the wait
 #: goes on by polling.
-MIN_POP_SECONDS, MAX_CUT_SHORT = 1.0, 3
+MIN_POP_SECONDS, MAX_CUT_SHORT = 1.0, 5
 #: No reply: the blocking pop may not have ended.
 POPPING = ...
 
@@ -123,6 +123,7 @@ class Waiter:
                     acquired = yield from self._pop()
                     if acquired is not None or (queue.registered and self._request.left() <= 0):
                         return acquired
+                    self._pause = min(self._pause, max(self._request.sleep, FIRST_PAUSE_SECONDS))
                 else:
                     self._pause = max(self._request.sleep, 0.001)
             except Exception as error:

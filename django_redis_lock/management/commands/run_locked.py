@@ -19,6 +19,7 @@ from ...clock import time
 from ...conf import Conf
 from ...contention import Conflict, unavailable
 from ...decorators import RetryUntil, outages_not_logged
+from ...extension import PartMissing
 from ...locking import Lock, unwinding
 from ...transport.hints import explained
 from ...transport.refusals import redis_errors, suppress
@@ -136,11 +137,14 @@ class Command(BaseCommand):
         if not options["command"]:
             raise usage_error("the command to run is missing: run_locked NAME -- COMMAND")
         grace = options["grace"]
-        work: Work = (
-            Program(options["command"], grace)
-            if options["shell"]
-            else ManagementCommand(options["command"], self)
-        )
+        try:
+            work: Work = (
+                Program(options["command"], grace)
+                if options["shell"]
+                else ManagementCommand(options["command"], self)
+            )
+        except PartMissing as missing:
+            raise CommandError(f"{missing}.") from None
         _show_lines_at_once()
         with unwinding():
             loss = Loss(self, work, options["name"], options["on_lost"] == "terminate", grace)

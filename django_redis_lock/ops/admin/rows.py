@@ -19,9 +19,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...events import Outage
+from ...formatting import DurationFormat
 from ...locking import Event
 from ...protocol import Owner, printable
-from ..formatting import DurationFormat
 from ..held_locks import Failure, HeldLock, News
 from ..inventory import FLIGHT, LOCK, LockInfo, WaiterInfo
 

@@ -7,23 +7,14 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.http import QueryDict
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...contrib.metrics import PERIODS as BUCKETS
-from ...contrib.metrics import (
-    Distribution,
-    Summary,
-    histogram_svg,
-    site_of,
-    sparkline_svg,
-    summaries,
-    summary,
-)
+from ...extension import PartMissing, part
 from ...threads import may_log
 from ...transport.refusals import genuine
 from ..held_locks import UNAVAILABLE, HeldLock, held_locks, latest_events, look_closely
@@ -38,9 +29,13 @@ from .rows import (
     measured,
     news_rows,
     ref_of,
+    row,
     short_place,
     shown,
 )
+
+if TYPE_CHECKING:
+    from ...contrib.metrics import Distribution, Summary
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -71,6 +66,10 @@ def behaviour_section(
 ) -> dict[str, object]:
     """``search``: only groups whose names contain this; ``address`` returns the query
     string of the list of a group's locks; ``groups``: no others than these."""
+    try:
+        site_of = part("metrics").site_of
+    except PartMissing as missing:
+        return {"rows": [], "nothing": f"{missing}.", "left_out": 0, "periods": PERIODS.values()}
     sites = {site_of(alias): alias for alias in reversed(list(aliases))}
     now = Counter((site_of(holding.alias), holding.group) for holding in held)
     failed = not sites
@@ -110,9 +109,11 @@ def behaviour_section(
 
 
 def _groups(alias: str) -> Iterator[dict[str, Summary]]:
-    counted = {p: {s.group: s for s in summaries(alias, p)} for p in PERIODS}
+    counted = {p: {s.group: s for s in part("metrics").summaries(alias, p)} for p in PERIODS}
     for group in {group: None for of in counted.values() for group in of}:
-        yield {p: counted[p].get(group) or Summary.of(group, p, []) for p in PERIODS}
+        yield {
+            p: counted[p].get(group) or part("metrics").Summary.of(group, p, []) for p in PERIODS
+        }
 
 
 def _name(of: dict[str, Summary]) -> str:
@@ -122,7 +123,9 @@ def _name(of: dict[str, Summary]) -> str:
 def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
     """The figures of one group in each period; empty if they cannot be read."""
     try:
-        found = [summary(alias, group, period) for period in PERIODS]
+        found = [part("metrics").summary(alias, group, period) for period in PERIODS]
+    except PartMissing:
+        return []
     except genuine(*UNAVAILABLE) as error:
         log_failure("The figures of the cache %s cannot be read: %s", alias, error)
         return []
@@ -185,13 +188,14 @@ def _hits(one: Summary) -> str:
 def _over_time(one: Summary, name: str) -> str:
     if not one.acquisitions:
         return ""
-    minutes = BUCKETS[one.period].width // 60
+    minutes = part("metrics").PERIODS[one.period].width // 60
     most = max(one.acquisitions_over_time)
-    return sparkline_svg(
+    chart: str = part("metrics").sparkline_svg(
         one.acquisitions_over_time,
         _("Acquisitions of %(name)s over time") % {"name": name},
         _("%(most)d at most in %(minutes)d min") % {"most": most, "minutes": minutes},
     )
+    return chart
 
 
 def _chart(distribution: Distribution, title: str) -> str:
@@ -202,7 +206,9 @@ def _chart(distribution: Distribution, title: str) -> str:
     if p95 is not None:
         said = _("Half within %(half)s, 95 %% within %(most)s.")
         told = said % {"half": measured(half), "most": measured(p95)}
-    return histogram_svg(distribution, title, told, width=200, height=56, shown=measured)
+    size = {"width": 200, "height": 56}
+    chart: str = part("metrics").histogram_svg(distribution, title, told, **size, shown=measured)
+    return chart
 
 
 def _times(distribution: Distribution) -> str:
@@ -326,8 +332,9 @@ def by_process(
     return sorted(rows, key=lambda row: (not row["is_blocked"], -len(row["holds"])))
 
 
-def _lock_row(holding: HeldLock, url_of: UrlOf) -> dict[str, str]:
+def _lock_row(holding: HeldLock, url_of: UrlOf) -> dict[str, object]:
     return {
+        "row": row(holding, url_of) if holding.lock.silent else None,
         "name": shown(holding.name),
         "url": url_of(ref_of(holding)),
         "text": _for(holding.lock.held_for),

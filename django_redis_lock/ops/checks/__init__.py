@@ -27,7 +27,7 @@ from ...decorators import (
     is_locked_above_its_values,
     layers,
 )
-from ...extension import PACKAGE
+from ...extension import PACKAGE, PartMissing, part
 from ...protocol.validation import implausible
 from .installed import log_not_installed as log_not_installed
 from .installed import not_installed as not_installed
@@ -206,18 +206,22 @@ def check_local_locks() -> Iterator[CheckMessage]:
             conf = Conf(project_settings.CACHES[alias or Conf().USING].get("OPTIONS"))
             if (policy or conf.ON_REDIS_DOWN) == "local":
                 folders.setdefault(conf.LOCAL_LOCK_FOLDER, where)
-    if not folders:
-        return
-    from ...contrib.fallback import problem_of  # noqa: PLC0415  # an optional part
-
     for folder, where in folders.items():
-        if problem := problem_of(folder):
+        if problem := _problem_of(folder):
             yield found(
                 "W015",
                 f'{where} uses "local" while Redis is down. {problem}.',
                 "Until then these locks fail in an outage. Set LOCAL_LOCK_FOLDER to a folder that "
                 "these processes can write to, on a file system that has flock().",
             )
+
+
+def _problem_of(folder: Any) -> str:
+    try:
+        problem: str = part("fallback").problem_of(folder)
+    except PartMissing as missing:
+        return str(missing)
+    return problem
 
 
 @check()

@@ -22,8 +22,7 @@ from redis.connection import parse_url
 
 from ...cache import URL_HINT, lock_cache, lock_caches
 from ...conf import FOR_THE_PROCESS, Conf, given
-from ...contrib import exporters
-from ...middleware import CachedPageMiddleware
+from ...extension import PartMissing, part
 from ...transport.refusals import redis_errors
 from ..doctor import examine
 from ..inventory import OwnLocks
@@ -248,15 +247,19 @@ def check_exporters() -> Iterator[CheckMessage]:
         return  # E002 says so.
     for name in names:
         try:
-            exporters.load(name)
-        except ImproperlyConfigured as error:
+            part("exporters").load(name)
+        except (ImproperlyConfigured, PartMissing) as error:
             yield found("E008", f"{error}.", "Install it, or remove the exporter from the setting.")
 
 
 @check()
 def check_middleware() -> Iterator[CheckMessage]:
     kinds = [kind for kind in map(_imported, settings.MIDDLEWARE) if isinstance(kind, type)]
-    places = [n for n, kind in enumerate(kinds) if issubclass(kind, CachedPageMiddleware)]
+    try:
+        pages = part("pages").CachedPageMiddleware
+    except PartMissing:
+        return  # Django says so where it is named.
+    places = [n for n, kind in enumerate(kinds) if issubclass(kind, pages)]
     if not places:
         return
     setters = (SessionMiddleware, CsrfViewMiddleware, MessageMiddleware)
@@ -402,7 +405,7 @@ def _databases(location: Any, number: int = 0) -> set[Database]:
     """By host and port or path, and number: ``number`` where a URL has none."""
     urls = [location] if isinstance(location, str) else location or ()
     databases = set()
-    for url in (part.strip() for each in urls for part in re.split("[,;]", str(each))):
+    for url in (one.strip() for each in urls for one in re.split("[,;]", str(each))):
         try:
             where = dict(parse_url(url))  # type: ignore[no-untyped-call]  # redis-py
         except ValueError:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import sys
+import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 
-from django_redis_lock import LockError, LockNotAcquired
+from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
+from django_redis_lock.singleflight import tasks
 from django_redis_lock.singleflight.in_process import in_flight
+from django_redis_lock.singleflight.scripts import END_FLIGHT, STORE
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
@@ -568,3 +571,150 @@ def test_a_thread_does_not_wait_for_a_task_of_its_own_loop(cache: RedisCache, ca
         assert await leader == "the task's"
 
     Background(lambda: asyncio.run(main())).result()
+
+
+@pytest.mark.parametrize("leading", ["aget_or_set", "aget_or_set_many", "acompute"])
+@pytest.mark.parametrize("following", ["get_or_set", "get_or_set_many"])
+def test_a_plain_function_waits_for_the_thread_that_needs_the_value(
+    cache: RedisCache, client: redis.Redis, leading: str, following: str
+) -> None:
+    """Django's thread for synchronous code computes the value itself, once for both."""
+    begun, go_on = threading.Event(), threading.Event()
+    view, never = Producer(), Producer()
+    heard: list[Any] = []
+
+    def compute_many(producer: Producer) -> Callable[[list[str]], dict[str, Any]]:
+        return lambda keys: {key: producer() for key in keys}
+
+    def in_the_thread() -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        if following == "get_or_set":
+            return [cache.get_or_set(key, view) for key in ("report", "other")]
+        return list(cache.get_or_set_many(["report", "other"], compute_many(view)).values())
+
+    async def lead() -> Any:
+        if leading == "aget_or_set_many":
+            found = await cache.aget_or_set_many(["report", "other"], compute_many(never))
+            return list(found.values())
+        compute = getattr(cache, leading)
+        return await asyncio.gather(*(compute(key, never) for key in ("report", "other")))
+
+    async def ask() -> Any:
+        thread = asyncio.ensure_future(sync_to_async(in_the_thread)())
+        await happens(begun.is_set)
+        leaders = asyncio.ensure_future(lead())
+        await happens(lambda: client.exists(flight_key(KEY), flight_key(b":1:other")) == 2)
+        go_on.set()
+        return await asyncio.gather(thread, leaders)
+
+    events.subscribe(heard.append)
+    try:
+        assert run(ask()) == [["computed"] * 2] * 2
+    finally:
+        events.unsubscribe(heard.append)
+    assert never.calls == 0
+    assert view.calls == 2
+    computed = [event for event in heard if type(event) is events.Computed]
+    assert sum(event.values for event in computed) == 2
+    assert not any(event.error for event in computed)
+    assert not client.exists(flight_key(KEY), flight_key(b":1:other"))
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "coroutine"])
+def test_a_task_that_the_thread_for_synchronous_code_waits_for_does_not_wait_for_it(
+    cache: RedisCache, client: redis.Redis, plain: bool, many: bool
+) -> None:
+    """It computes the value itself: the thread cannot come to the leader's function before."""
+    begun, go_on = threading.Event(), threading.Event()
+    view, never = Producer(), Producer()
+
+    async def compute(*_: Any) -> Any:
+        return {"report": view()} if many else view()
+
+    def in_the_thread() -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        function = (lambda *_: async_to_sync(compute)()) if plain else compute
+        if many:
+            return async_to_sync(cache.aget_or_set_many)(["report"], function)["report"]
+        return async_to_sync(cache.aget_or_set)("report", function)
+
+    async def ask() -> Any:
+        thread = asyncio.ensure_future(sync_to_async(in_the_thread)())
+        await happens(begun.is_set)
+        leader = asyncio.ensure_future(cache.aget_or_set("report", never))
+        await happens(lambda: client.exists(flight_key(KEY)))
+        go_on.set()
+        return await asyncio.gather(thread, leader)
+
+    assert run(ask()) == ["computed"] * 2
+    assert (view.calls, never.calls) == (1, 0)
+    assert not client.exists(flight_key(KEY))
+
+
+@pytest.mark.parametrize("when", ["query", "compute", "store"])
+def test_a_leader_whose_loop_has_ended_ends_its_flight(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its coroutine is closed, and can await nothing: the keeper ends the flight."""
+    cache = make(redis_server, LOCK_FLIGHT_TIMEOUT=600)
+    going, running = asyncio.Event(), []
+
+    async def forever() -> None:
+        going.set()
+        await asyncio.Event().wait()
+
+    def stopping(call: Any) -> Any:
+        async def stopped(*args: Any) -> Any:
+            replies = await call(*args)
+            if when == "query" or (when == "store" and args[1][0].script is STORE):
+                await forever()
+            return replies
+
+        return stopped
+
+    async def begin() -> Any:
+        default = forever if when == "compute" else coroutine_function
+        call = cache.aget_or_set("report", default)
+        running.append(asyncio.ensure_future(call))
+        await asyncio.wait_for(going.wait(), PATIENCE)
+        return call
+
+    name = "aexchange" if when == "query" else "arun_all"
+    monkeypatch.setattr(tasks, name, stopping(getattr(tasks, name)))
+    loop = asyncio.new_event_loop()
+    call = loop.run_until_complete(begin())
+    monkeypatch.undo()
+    call.close()
+    until(lambda: not client.exists(flight_key(KEY)))
+    assert cache.get_or_set("report", "next") == (5 if when == "store" else "next")
+    running[0].cancel()
+    loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
+    loop.close()
+
+
+def test_who_is_cancelled_again_and_again_ends_its_flight_all_the_same(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make(redis_server, LOCK_FLIGHT_TIMEOUT=600)
+
+    async def ask() -> None:
+        async def run_all(client: Any, calls: Any) -> Any:
+            if calls[0].script is END_FLIGHT:
+                leader.cancel()
+                await asyncio.sleep(0)
+            return await before(client, calls)
+
+        before = tasks.arun_all
+        slow = TaskProducer()
+        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        monkeypatch.setattr(tasks, "arun_all", run_all)
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        await happens(lambda: not client.exists(flight_key(KEY)))
+
+    run(ask())

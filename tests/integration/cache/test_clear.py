@@ -345,3 +345,32 @@ def test_the_error_names_a_command_that_is_disabled() -> None:
         with pytest.raises(redis.ResponseError, match="unknown command FLUSHDB"):
             cache.clear()
         assert cache.get("report") == 1
+
+
+@EMPTYING
+def test_a_lock_on_its_way_to_a_frozen_waiter_arrives(
+    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any
+) -> None:
+    lock = cache.lock("report", timeout=60, grant_timeout=30)
+    lock.acquire()
+    with processes(wait_for_the_lock, redis_server.url) as (waiter,):
+        waiter.go()
+        until(lambda: waiting(client) == 1)
+        waiter.pause()
+        lock.release()
+        until(lambda: waiting(client) == 0)
+        empty(cache)
+        assert client.exists(KEYS.lock)
+        waiter.resume()
+        assert waiter.result() == "served"
+
+
+def test_a_fence_that_is_ahead_of_the_clock_outlasts_it(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    ahead = int((time.time() + 3600) * 1e6)
+    client.zadd(INDEX, {LAST_FENCE: ahead})
+    cache.clear()
+    assert client.zrange(INDEX, 0, -1) == [LAST_FENCE]
+    with cache.lock("report") as lock:
+        assert lock.fence == ahead + 1

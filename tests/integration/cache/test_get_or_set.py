@@ -23,8 +23,9 @@ from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight, runners
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, until, waiting_in
 from tests.redis_server import FOR_COMMAND, RedisServer
+from tests.support.background import Background
 from tests.support.values import (
     KEY,
     RAISE,
@@ -38,6 +39,7 @@ from tests.support.values import (
     elsewhere,
     lands_elsewhere,
     make,
+    renewals,
     slow,
     waiting_in_memory,
 )
@@ -838,3 +840,94 @@ def test_a_user_who_may_not_read_streams_polls(
         lands_elsewhere(admin, 5)
         assert asking.found() == 5
     assert not producer.calls
+
+
+def test_who_asks_after_a_delete_gets_nothing_that_was_read_before_it(
+    cache: RedisCache, client: redis.Redis, late_landing: threading.Event
+) -> None:
+    elsewhere(client)
+    first = Asking(cache.get_or_set, "report", 1)
+    until(lambda: blocked(client) == 1)
+    lands_elsewhere(client, 5)
+    until(lambda: blocked(client) == 0)
+    until(lambda: waiting_in(__name__) == 1)
+    cache.delete("report")
+    second = Asking(cache.get_or_set, "report", "newer")
+    until(lambda: waiting_in_memory() == 1)
+    late_landing.set()
+    assert (first.found(), second.found()) == (5, "newer")
+
+
+@pytest.mark.parametrize("leader", ["another process", "another thread"])
+def test_a_delete_wins_over_a_late_computation_too(
+    cache: RedisCache, client: redis.Redis, slow: Producer, leader: str
+) -> None:
+    """C2, for a follower that has waited long enough and computes on its own."""
+    first = Producer("first")
+    first.finish.clear()
+    if leader == "another thread":
+        leading = Asking(cache.get_or_set, "report", first)
+        assert first.begun.wait(PATIENCE)
+    else:
+        elsewhere(client)
+    late = Asking(cache.get_or_set, "report", slow, wait=0)
+    assert slow.begun.wait(PATIENCE)
+    cache.delete("report")
+    slow.finish.set()
+    assert late.found() == "computed"
+    first.finish.set()
+    if leader == "another thread":
+        assert leading.found() == "first"
+    assert cache.get("report") is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_encoding_that_is_broken_off_ends_the_flight(
+    cache: RedisCache, client: redis.Redis, error: type[BaseException]
+) -> None:
+    class Unfinished:
+        def __reduce__(self) -> Any:
+            raise error
+
+    with pytest.raises(error):
+        cache.get_or_set("report", Unfinished)
+    assert not client.exists(KEY, flight_key(KEY))
+    assert not renewals()
+
+
+def test_redis_dies_and_comes_back_while_the_leader_computes(
+    own_server: RedisServer, slow: Producer
+) -> None:
+    cache = make(own_server)
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    own_server.restart()
+    slow.finish.set()
+    assert leader.found() == "computed"
+    assert cache.get_or_set("report", 5) == 5
+
+
+def test_a_listener_delays_no_other_caller(cache: RedisCache) -> None:
+    """What figures and exporters do with an event, they do when the others have the value."""
+    followed, computing, told = threading.Event(), threading.Event(), []
+
+    def listen(event: object) -> None:
+        if isinstance(event, events.Stored):
+            told.append(followed.wait(10))
+
+    def compute() -> str:
+        computing.set()
+        until(lambda: waiting_in_memory() == 1)
+        return "computed"
+
+    events.subscribe(listen, reads=True)
+    try:
+        leader = Background(lambda: cache.get_or_set("value", compute, 60))
+        assert computing.wait(10)
+        follower = Background(lambda: cache.get_or_set("value", str, 60))
+        assert follower.result() == "computed"
+        followed.set()
+        assert leader.result() == "computed"
+    finally:
+        events.unsubscribe(listen)
+    assert told == [True]

@@ -112,7 +112,7 @@ def test_each_of_many_values_has_its_own_timeout(cache: Any) -> None:
 def test_a_cached_function(cache: Any, redis_server: RedisServer) -> None:
     given = iter(["bad", "good", "for ever"])
 
-    @cached("report-{year}", timeout=seconds)
+    @cached(key="report-{}".format, timeout=seconds)
     def report(year: int) -> str:
         return next(given)
 
@@ -120,7 +120,7 @@ def test_a_cached_function(cache: Any, redis_server: RedisServer) -> None:
     with override_settings(CACHES={"default": settings}):
         assert [report(2024) for _ in range(3)] == ["bad", "good", "good"]
         assert report.refresh(2024) == "for ever"
-        assert cache.pttl("report-%(int)2024") is None
+        assert cache.pttl("report-2024") is None
 
 
 # -- who waits for a value that is not stored ----------------------------------------------------

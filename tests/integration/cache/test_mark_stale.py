@@ -176,11 +176,11 @@ def test_an_ignored_error_is_logged_if_that_is_set(
 def test_the_result_of_a_cached_function(client: redis.Redis, asynchronous: bool) -> None:
     given = iter(["old", "new"])
 
-    @cached("report-{year}", timeout=600, stale=3600)
+    @cached(key="report-{}".format, timeout=600, stale=3600)
     def report(year: int) -> str:
         return next(given)
 
-    @cached("report-{year}", timeout=600, stale=3600)
+    @cached(key="report-{}".format, timeout=600, stale=3600)
     async def areport(year: int) -> str:
         return next(given)
 

@@ -14,6 +14,9 @@ import redis
 import redis.asyncio
 
 from django_redis_lock.cache import RedisCache
+from tests.holding import outages
+from tests.processes import until
+from tests.redis_server import RedisServer
 from tests.support.values import TERMS, age
 
 #: As each observer sees a read: the key, and whether it found a value.
@@ -95,21 +98,20 @@ def test_several_values(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [["a", "b"]] * 2
 
 
-@pytest.mark.on_redis
-@pytest.mark.parametrize("terms", [{}, TERMS], ids=["plain", "stale"])
-def test_a_hit_costs_one_trip(
-    cache: RedisCache, client: redis.Redis, reads: Reads, terms: dict[str, Any]
+def test_a_method_with_djangos_signature_is_called(
+    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache.get_or_set("report", 1, **terms)
-    client.config_resetstat()
-    cache.get_or_set("report", 1, **terms)
-    stats = client.info("commandstats")
-    calls = {
-        name: stats[f"cmdstat_{name}"]["calls"]
-        for name in ("get", "pttl", "evalsha")
-        if f"cmdstat_{name}" in stats
-    }
-    assert calls == ({"get": 1, "pttl": 1} if terms else {"get": 1})
+    """It need not take the ``client`` of django-redis's."""
+    reads, original = [], cache.get
+
+    def get(key: str, default: Any = None, version: int | None = None) -> Any:
+        reads.append(key)
+        return original(key, default, version)
+
+    monkeypatch.setattr(cache, "get", get)
+    for value in ("first", "second"):
+        assert cache.get_or_set("report", value) == "first"
+    assert reads == ["report"] * 2
 
 
 def test_an_error_of_the_tool_is_raised(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +137,20 @@ def test_an_outage_stays_one(
     assert cache.get_or_set_many(["a"], lambda keys: dict.fromkeys(keys, 1)) == {"a": 1}
     assert cache._breaker is not None
     assert cache._breaker.failing
+
+
+@pytest.mark.on_redis
+def test_a_hit_ends_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisServer(persistent=True) as server:
+        cache = RedisCache(server.url, {"OPTIONS": {"LOCK_VALUES_ON_REDIS_DOWN": "compute"}})
+        monkeypatch.setattr(cache, "get", observing(cache.get, []))
+        cache.set("report", "kept")
+        server.stop()
+        assert cache.get_or_set("report", "computed") == "computed"
+        assert outages()
+        server.start()
+        until(lambda: cache.get_or_set("report", "computed") == "kept")
+        assert not outages()
 
 
 @pytest.mark.on_redis

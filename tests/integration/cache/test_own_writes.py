@@ -51,7 +51,7 @@ def computed_by(cache: Any, way: str, do: Callable[[], Any]) -> Callable[[], Any
         await sync_to_async(do)()
         return "computed"
 
-    @cached("report", timeout=60, using="default")
+    @cached(key=lambda: "report", timeout=60, using="default")
     def decorated() -> str:
         return report()
 
@@ -228,3 +228,16 @@ def test_in_the_background(cache: Any) -> None:
 
     assert cache.get_or_set("report", report, 60, stale=600, background=True) == OLD
     until(lambda: cache.get("report") == "computed")
+
+
+def test_a_delete_of_the_same_key_in_another_cache(redis_server: RedisServer, cache: Any) -> None:
+    other = LocMemCache("another", {})
+    cache.set("report", OLD, 60)
+
+    def report() -> str:
+        other.delete("report")
+        other.delete_pattern("*")
+        return "computed"
+
+    assert cache.get_or_set("report", report, 60, stale=600) == "computed"
+    assert cache.get("report") == "computed"

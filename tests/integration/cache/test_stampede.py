@@ -270,3 +270,21 @@ def test_redis_dies_under_followers_and_all_get_a_value(own_server: RedisServer)
         leader.say("the report")
         assert leader.result() == ["the report"]
         assert [worker.result() for worker in others] == [["of its own"]] * 2
+
+
+def test_a_frozen_leader_is_replaced_and_still_gets_its_own_value(
+    redis_server: RedisServer, client: redis.Redis, pace: int
+) -> None:
+    options = {"LOCK_FLIGHT_TIMEOUT": 2 * pace}
+    with processes(ask, redis_server.url, 1, options, True, count=2) as crew:
+        crew.go()
+        first = leader_of(crew)
+        first.pause()
+        (second,) = others = Crew(worker for worker in crew if worker is not first)
+        assert leader_of(others) is second
+        second.say("newer")
+        assert second.result() == ["newer"]
+        first.say("older")
+        first.resume()
+        assert first.result() == ["older"]
+    assert RedisCache(redis_server.url, {}).get("report") == "newer"

@@ -211,7 +211,7 @@ def spoil(client: redis.Redis) -> int:
 def test_a_cached_function(default: Any, client: redis.Redis) -> None:
     calls: list[int] = []
 
-    @cached("square-{n}", timeout=60)
+    @cached(key="square-{}".format, timeout=60)
     def square(n: int) -> int:
         calls.append(n)
         return n * n

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import redis
-from django.contrib.auth.models import Group
 from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
+from django.views.decorators.cache import never_cache
 
 from django_redis_lock import cached, events
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -136,26 +136,90 @@ def test_static_and_class_methods_in_either_order() -> None:
     assert Shop.class_below.invalidate(Shop, 6) is Shop.class_above.invalidate(Shop, 6) is True
 
 
-def test_a_method_of_an_object_in_the_database_names_the_object() -> None:
-    """Otherwise one account would get the balance of another."""
+def decorated_in(decorate: Any, first: str) -> None:
+    """A method, or a function that needs what is around it, as projects write them."""
+    tenant = "ann"
 
-    class Account(Group):
-        class Meta:
-            proxy = True
-            app_label = "auth"
+    if first == "tenant":
 
-        @cached("balance")
-        def balance(self) -> int:
-            return 5
+        @decorate
+        def rows(pk: int = 5) -> object:
+            return (tenant, pk)
+    elif first == "self":
 
-        @cached("balance-{year}")
-        def of_year(self, year: int = 2024) -> int:
-            return 5
+        class Shop:
+            @decorate
+            def rows(self, pk: int = 5) -> object:
+                return (self, pk)
+    else:
 
-    for method in (Account.balance, Account.of_year):
-        for call in (method, method.refresh, method.invalidate, method.on_commit().refresh):
-            with pytest.raises(ValueError, match=r"\{self\.pk\}"):
-                call(Account(pk=1))
+        class Shops:
+            @classmethod
+            @decorate
+            def rows(cls, pk: int = 5) -> object:
+                return (cls, pk)
+
+
+@pytest.mark.parametrize("below", [lambda made: made, never_cache], ids=["", "decorated"])
+@pytest.mark.parametrize(
+    ("first", "good"),
+    [("tenant", None), ("self", "{self.pk}-{pk}"), ("cls", "{cls.__name__}-{pk}")],
+)
+def test_whose_value_it_is_must_be_known(first: str, good: str | None, below: Any) -> None:
+    """Otherwise one account, class or customer would get the value of another."""
+    with pytest.raises(ValueError, match=f"{first}.* get the value of another.*key=lambda"):
+        decorated_in(lambda made: cached("rows-{pk}")(below(made)), first)
+    decorated_in(lambda made: cached(key=lambda *args: "rows")(below(made)), first)
+    if good:
+        decorated_in(lambda made: cached(good)(below(made)), first)
+    with pytest.raises(ValueError, match=r"names no argument|get the value of another"):
+        decorated_in(lambda made: cached("rows")(below(made)), first)
+
+
+def test_a_nested_function_may_call_itself() -> None:
+    @cached("sum-{n}")
+    def total(n: int) -> int:
+        return n + total(n - 1) if n else 0
+
+    assert total(3) == 6
+
+
+def test_a_class_method_without_a_key_has_a_value_for_each_class() -> None:
+    class Base:
+        @cached
+        @classmethod
+        def name(cls) -> str:
+            return cls.__name__
+
+        @classmethod
+        @cached
+        def other(cls) -> str:
+            return cls.__name__
+
+        def method(self) -> str:
+            return super().__repr__()
+
+    class Sub(Base):
+        pass
+
+    for _ in range(2):
+        assert (Base.name(), Sub.name()) == ("Base", "Sub")
+        assert (Sub().other(), Base.other()) == ("Sub", "Base")
+    assert Sub.name.invalidate(Sub) is True
+    assert Base.name.invalidate(Base) is True
+    assert Sub.name.invalidate(Sub) is False
+
+
+def test_a_script_gives_the_key() -> None:
+    """Each script is ``__main__``."""
+
+    def rows() -> int:
+        return 5
+
+    rows.__module__ = "__main__"
+    with pytest.raises(ValueError, match="another script: give a key"):
+        cached(rows)
+    assert cached("rows")(rows)() == 5
 
 
 def test_a_key_made_by_a_function() -> None:
@@ -186,7 +250,7 @@ def test_version_and_options() -> None:
 
 
 def compute_once(link: Link) -> Any:
-    @cached("slow")
+    @cached(key=lambda: "slow")
     def slow() -> Any:
         link.say("computing")
         return link.hear()
@@ -209,7 +273,7 @@ def test_processes_share_one_computation(redis_server: RedisServer, client: redi
 def slow() -> Iterator[Any]:
     begun, finish = threading.Event(), threading.Event()
 
-    @cached("slow")
+    @cached(key=lambda: "slow")
     def slow() -> str:
         calls.append(1)
         begun.set()
@@ -313,13 +377,6 @@ def test_mistakes_show_at_decoration(decorate: Any, error: type[Exception], word
 
 def test_one_value_for_all_arguments_must_be_meant() -> None:
     assert cached(key=lambda pk: "meant")(plain)(5) == cached(key=lambda pk: "meant")(plain)(6) == 5
-
-    class Shop:
-        @cached("a name")
-        def name(self) -> str:
-            return "ours"
-
-    assert Shop().name() == "ours"
 
 
 def test_mistakes_that_show_at_the_call() -> None:

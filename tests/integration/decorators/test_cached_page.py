@@ -40,13 +40,27 @@ from django.views.decorators.http import conditional_page
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_redis_lock import cached_page
+from django_redis_lock import cached_page, events
 from django_redis_lock.exceptions import ComputationFailed
 from tests.lanes import IN_MEMORY
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.support.cached_pages import MEMORY, PLAIN, ask, followers
 from tests.support.logs import logged
+
+
+@pytest.fixture
+def reads() -> Iterator[list[tuple[str, str]]]:
+    """The group and the result of each read that is counted."""
+    found: list[tuple[str, str]] = []
+
+    def note(event: Any) -> None:
+        if isinstance(event, events.Read):
+            found.append((event.subject.group, event.result))
+
+    events.subscribe(note, reads=True)
+    yield found
+    events.unsubscribe(note)
 
 
 @pytest.fixture(autouse=True, params=["redis", IN_MEMORY])
@@ -586,6 +600,7 @@ def test_a_stale_page_is_refreshed_in_the_background(expired: Callable[[], None]
     assert body(page(request)) == "de 1"
     going.set()
     until(lambda: body(page(ask())) == "de 2")
+    assert "Vary" not in page(ask())
     assert "seen" not in request.META
 
 
@@ -756,3 +771,29 @@ def test_redis_goes_away(own_server: RedisServer, settings: Any, policy: str) ->
     else:
         assert [body(page(ask())), body(page(ask(method="head")))] == ["page 2", "page 3"]
         assert body(cached_page(60)(cache_control(private=True)(vary()))(ask())) == "page"
+
+
+@pytest.mark.parametrize("options", [{}, {"stale": 1000}], ids=["plain", "stale"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["threads", "asyncio"])
+def test_each_request_is_counted_once(
+    asynchronous: bool, options: Any, reads: list[tuple[str, str]]
+) -> None:
+    respond = vary("X-Kind")
+
+    async def arespond(request: HttpRequest) -> HttpResponse:
+        return respond(request)
+
+    async def amain() -> None:
+        for kind in "aabb":
+            await page(ask(x_kind=kind))
+
+    page: Any = cached_page(60, group="pages", **options)(arespond if asynchronous else respond)
+    if asynchronous:
+        asyncio.run(amain())
+    else:
+        for kind in "aabb":
+            page(ask(x_kind=kind))
+    of_pages = [result for group, result in reads if group == "pages"]
+    assert of_pages == ["miss", "hit", "miss", "hit"]
+    # Nothing else is counted that no code of the site has asked for.
+    assert len(reads) == len(of_pages)

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
 from django.core.cache import cache
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.core.signals import request_finished
-from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory, override_settings
@@ -295,120 +296,110 @@ def test_error_ttl_counts_for_temporary_errors() -> None:
     assert len(calls) == 1
 
 
-# -- clients that get no page ----------------------------------------------------------------------
+# -- what is no page -----------------------------------------------------------------------------
 
-#: 401 and 403 to a robot or who may not; 405 to HEAD; 406 and 415 to who wants JSON; and others.
-REFUSALS = [400, 401, 403, 405, 406, 409, 412, 415, 421, 422, 426, 431, 451]
-
-
-class Choosy:
-    """A view that refuses some clients, as ``kind`` says, and counts the pages that it makes."""
-
-    def __init__(self, status: int, kind: str) -> None:
-        self.status, self.kind = status, kind
-        self.pages = self.refused = 0
-        self.waits_for = 0
-        self.page: Any = cached_page(60, stale=1000)(self.aview if kind == "async" else self.view)
-
-    def view(self, request: HttpRequest) -> Any:
-        if "X-Robot" in request.headers or request.method == "HEAD":
-            self.refused += 1
-            if self.kind == "raises":
-                raise PermissionDenied
-            status = self.status
-        else:
-            self.pages += 1
-            until(lambda: followers() >= self.waits_for or self.pages > 1)
-            status = 200
-        if self.kind == "template":
-            source = engines["django"].from_string("page")
-            return TemplateResponse(request, source, status=status)
-        return HttpResponse("page", status=status)
-
-    async def aview(self, request: HttpRequest) -> Any:
-        return self.view(request)
-
-    def status_for(self, request: HttpRequest) -> int:
-        try:
-            response = self.page(request)
-            if self.kind == "async":
-                response = asyncio.run(response)
-            response = response.render() if hasattr(response, "render") else response
-        except PermissionDenied:
-            return 403
-        return int(response.status_code)
+#: How a page is taken from its visitors: with which status, or in another way.
+ENDED: dict[str, Any] = {
+    **{str(status): status for status in (301, 302, 400, 401, 403, 404, 405, 406, 410, 451)},
+    **{error.__name__: error for error in (Http404, PermissionDenied, SuspiciousOperation)},
+    "cookie": lambda response: response.set_cookie("seen", "1"),
+    **{
+        f"{name}: {value}": (lambda response, n=name, v=value: response.__setitem__(n, v))
+        for name, value in (
+            *(("Cache-Control", "private"), ("Cache-Control", "no-store"), ("Vary", "*")),
+            ("Content-Security-Policy", "script-src 'nonce-a'"),
+        )
+    },
+}
+HOW: dict[str, Any] = {
+    "inline": {},
+    "in the background": {"background": True},
+    "after its soft timeout": {"soft_timeout": 0},
+}
 
 
-ROBOTS = {"a robot": ask(**{"X-Robot": "1"}), "HEAD": RequestFactory().head("/page/")}
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", ["plain", "template", "async"])
+@pytest.mark.parametrize("end", ENDED)
+def test_what_is_no_page_ends_the_stale_one(end: str, kind: str, how: str) -> None:
+    """It was moved, made private, or put behind a login."""
+    calls: list[int] = []
 
-
-@pytest.mark.sample(11)
-@pytest.mark.parametrize("who", ROBOTS)
-@pytest.mark.parametrize("kind", ["plain", "template", "async", "raises"])
-@pytest.mark.parametrize("status", REFUSALS)
-def test_one_client_that_is_refused_opens_no_page(status: int, kind: str, who: str) -> None:
-    choosy = Choosy(status, kind)
-    expected = 403 if kind == "raises" else status
-    assert choosy.status_for(ROBOTS[who]) == expected
-    choosy.waits_for = 0 if kind == "async" else 5
-    assert in_threads(6, lambda: choosy.status_for(ask())) == [200] * 6
-    assert choosy.pages == 1
-    # Nor does it end a stale page.
-    expire()
-    assert choosy.status_for(ask(**{"X-Robot": "1"})) in (200, expected)
-    choosy.waits_for = 0
-    assert [choosy.status_for(ask()) for _ in range(3)] == [200] * 3
-    assert choosy.pages <= 2
-
-
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("kind", ["cookie", "private", "no-store", "stream", "redirect"])
-def test_one_client_for_whom_it_cannot_be_cached_ends_no_stale_page(
-    kind: str, background: bool
-) -> None:
-    """A new visitor gets a cookie, who is not logged in a redirect."""
-    calls: list[str] = []
-
-    @cached_page(60, stale=1000, background=background)
-    def page(request: HttpRequest) -> Any:
-        who = request.headers.get("X-Client", "")
-        calls.append(who)
-        if not who:
-            return HttpResponse("page")
-        if kind == "stream":
-            return StreamingHttpResponse(iter([b"own"]))
-        response = HttpResponse("own", status=302 if kind == "redirect" else 200)
-        if kind == "cookie":
-            response.set_cookie("seen", "1")
-        elif kind != "redirect":
-            response["Cache-Control"] = kind
+    def view(request: HttpRequest) -> Any:
+        calls.append(1)
+        what = ENDED[end] if len(calls) > 1 else None
+        if isinstance(what, type):
+            raise what
+        status, text = what if isinstance(what, int) else 200, "page" if what is None else "own"
+        response: Any = HttpResponse(text, status=status)
+        if kind == "template":
+            source = engines["django"].from_string(text)
+            response = TemplateResponse(request, source, status=status)
+        if callable(what):
+            what(response)
         return response
 
-    page(ask())
-    expire()
-    answer = page(ask(**{"X-Client": "new"}))
-    assert b"".join(answer) == (b"page" if background else b"own")
-    until(lambda: calls == ["", "new"])
-    # Once that computation is over, the next request begins one.
-    until(lambda: page(ask()).content == b"page" and calls == ["", "new", ""])
-    assert [page(ask()).content for _ in range(3)] == [b"page"] * 3
-    assert len(calls) == 3
+    async def aview(request: HttpRequest) -> Any:
+        return view(request)
+
+    page: Any = cached_page(60, stale=1000, **HOW[how])(aview if kind == "async" else view)
+
+    async def avisit() -> Any:
+        response = await page(ask())
+        await asyncio.sleep(0.01)  # A refresh goes on in this loop.
+        return response
+
+    def visit() -> bytes:
+        try:
+            response = loop.run_until_complete(avisit()) if kind == "async" else page(ask())
+        except (Http404, PermissionDenied, SuspiciousOperation):
+            return b"own"
+        return bytes(response.render().content if kind == "template" else response.content)
+
+    with closing(asyncio.new_event_loop()) as loop:
+        assert visit() == b"page"
+        expire()
+        assert visit() == (b"own" if how == "inline" else b"page")
+        until(lambda: len(calls) > 1 and visit() == b"own")
+        assert [visit() for _ in range(2)] == [b"own"] * 2
 
 
-def test_a_page_that_all_are_refused_is_computed_at_the_same_time() -> None:
-    """C5: after two, nobody waits for another."""
-    calls, together = [], threading.Barrier(5)
+@pytest.mark.parametrize("raises", [False, True])
+def test_nobody_waits_for_what_was_no_page_a_moment_ago(raises: bool) -> None:
+    calls: list[int] = []
+    together = threading.Barrier(5)
 
     @cached_page(60)
     def page(request: HttpRequest) -> HttpResponse:
         calls.append(1)
-        if len(calls) > 2:
+        if len(calls) > 1:
             together.wait(20)
+        if raises:
+            raise PermissionDenied
         return HttpResponse(status=403)
 
-    assert [page(ask()).status_code for _ in range(2)] == [403] * 2
-    assert in_threads(5, lambda: page(ask()).status_code) == [403] * 5
-    assert len(calls) == 7
+    def visit() -> int:
+        try:
+            return int(page(ask()).status_code)
+        except PermissionDenied:
+            return 403
+
+    assert visit() == 403
+    assert in_threads(5, visit) == [403] * 5
+    assert len(calls) == 6
+
+
+def test_a_page_for_the_next_visitor_ends_that_time() -> None:
+    calls: list[str] = []
+
+    @cached_page(60)
+    def page(request: HttpRequest) -> HttpResponse:
+        calls.append(request.headers.get("X-Robot", ""))
+        return HttpResponse("page", status=403 if calls[-1] else 200)
+
+    statuses = [page(ask(**headers)).status_code for headers in ({"X-Robot": "1"}, {}, {})]
+    assert (statuses, calls) == ([403, 200, 200], ["1", ""])
 
 
 # -- the middleware ------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import redis
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, QueryDict, StreamingHttpResponse
 from django.template import Context, Template
@@ -31,7 +32,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_redis_lock import current_lock, idempotent
-from django_redis_lock.contrib.idempotency import header
+from django_redis_lock.contrib.idempotency import field, header
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
@@ -771,3 +772,67 @@ def test_only_views_are_decorated() -> None:
             idempotent(**BY_USER)(target)
     with pytest.raises(TypeError, match="needs a request"):
         function(pay, **BY_USER)("no request")
+
+
+def test_a_scope_whose_parts_run_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="put a separator"):
+        idempotent(scope="{request.user.pk}{request.org}")
+
+
+@pytest.mark.parametrize("scope", [None, "", "payments", lambda request: None, lambda request: ""])
+def test_a_scope_that_says_nothing_is_none(scope: Any) -> None:
+    view = function(pay, scope=scope)
+    with pytest.raises(ImproperlyConfigured, match="authenticated"):
+        view(sent())
+    assert not runs
+    for _ in range(2):
+        request = sent()
+        request.user = AnonymousUser()
+        assert of(view(request))[1]["payment"] == 1
+
+
+def test_the_fields_of_a_form_and_their_values_are_told_apart() -> None:
+    form = {"content_type": "application/x-www-form-urlencoded"}
+    view = function(pay, **BY_USER)
+    bodies = ("a=1&b=2", "b=2&a=1", "a=1&a=b&a=2", "a=1&a=%5B%22b%22%5D&a=2")
+    answers = [view(sent(body=body, **form)).status_code for body in bodies]
+    assert answers == [201, 201, 422, 422]
+    assert len(runs) == 1
+
+
+def test_a_form_is_its_fields_and_files() -> None:
+    """The boundary and the CSRF token differ from one sending to the next."""
+    view = function(pay, scope=None, key=field())
+    answers = []
+    for token, content in (("one", b"x"), ("two", b"x"), ("three", b"y")):
+        data = {"idempotency_key": "f", "csrfmiddlewaretoken": token}
+        request = RequestFactory().post("/", {**data, "file": SimpleUploadedFile("a", content)})
+        request.user = SimpleNamespace(pk=None, is_authenticated=False)
+        answers.append(view(request).status_code)
+        assert answers[-1] == 422 or request.FILES["file"].read() == content
+    assert answers == [201, 201, 422]
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("kind", [function, coroutine_function])
+@pytest.mark.parametrize("result", [{"payment": 5}, (201, {"payment": 5}), None, [1], "text", 0])
+def test_what_becomes_a_response_later(kind: Any, result: Any) -> None:
+    """As the results of Django Ninja's operations do."""
+
+    def act(request: Any) -> Any:
+        runs.append("")
+        return result
+
+    view = kind(act, **BY_USER)
+    assert [view(sent()), view(sent()), runs] == [result, result, [""]]
+    assert view(sent(body="{}")).status_code == 422
+
+
+def test_an_error_that_becomes_a_response_later_is_not_kept() -> None:
+    def act(request: Any) -> Any:
+        runs.append("")
+        return (500, {"detail": "no"}) if len(runs) == 1 else {"payment": 5}
+
+    view = function(act, **BY_USER)
+    assert [view(sent())[0], view(sent()), view(sent())] == [500, {"payment": 5}, {"payment": 5}]
+    assert len(runs) == 2

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from io import StringIO
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from django.core.management.base import BaseCommand
 
 from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
 from django_redis_lock.contention import Conflict
+from django_redis_lock.decorators import on_lost
 from django_redis_lock.decorators.section import RetryUntil
 from django_redis_lock.protocol.identity import hostname
 from tests.holding import hold, hurry
@@ -28,6 +30,22 @@ from tests.redis_server import RedisServer
 from tests.support.logs import logged
 
 OWNER = b"{:1:lock:nightly}:owner"
+
+
+def hang_in_a_process(link: Link) -> None:
+    on_lost.CLEANUP_SECONDS = 0.2
+
+    @locked("fragile", timeout=60, on_lost="terminate", lost_exit_code=3)
+    class Hanging(Ran):
+        def handle(self, *args: Any, **options: Any) -> str | None:
+            link.say("running")
+            while True:
+                try:
+                    threading.Event().wait()
+                except SystemExit:
+                    link.say("no")
+
+    run(Hanging, link)
 
 
 class Ran(BaseCommand):
@@ -626,3 +644,14 @@ def test_it_waits_for_redis_if_asked_to(away: RedisServer, monkeypatch: pytest.M
     for call in (waits(lambda: "done"), lambda: asyncio.run(coroutine())):
         assert call() == "done"
         away.stop()
+
+
+def test_a_command_that_hangs_then_is_ended_all_the_same(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(hang_in_a_process) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        client.set(":1:lock:fragile", "another's")
+        assert worker.hear() == "no"
+        assert worker.exit_code() == 3

@@ -23,11 +23,16 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, TestCase
 
 from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
-from tests.holding import renew
+from django_redis_lock.decorators import transactions
+from tests.holding import hurry_until, renew
 from tests.processes import PATIENCE, Link, processes, until
 from tests.support.databases import DATABASES, balance, execute, forget, use
 
 KEY = ":1:lock:account"
+
+
+def _lost(name: str) -> bool:
+    return transactions._here.pending["default", name].lock.lost
 
 
 @pytest.fixture
@@ -508,3 +513,30 @@ def test_going_in_again() -> None:
         assert held()
     assert not held()
     assert balance() == 4
+
+
+def test_a_connection_that_is_closed_in_the_transaction() -> None:
+    with pytest.raises(LookupError), transaction.atomic("shop"):
+        deposit()
+        connections["shop"].close()
+        assert not held()  # The server has rolled back.
+        raise LookupError
+    assert balance() == 0
+
+
+def test_a_lock_lost_in_between_is_acquired_again(client: redis.Redis) -> None:
+    fences = []
+
+    @locked("account")
+    def work() -> None:
+        fences.append(current_lock().fence)
+
+    with transaction.atomic("shop"):
+        work()
+        lock = caches["default"].lock("account")
+        lock.reset()
+        hurry_until(lambda: _lost("account"))
+        work()
+        assert held()
+    assert not held()
+    assert fences[0] < fences[1]

@@ -21,6 +21,7 @@ import redis
 from celery import Celery, chain, chord, shared_task
 from celery.beat import ScheduleEntry, Scheduler
 from celery.contrib.testing.worker import start_worker
+from celery.exceptions import Reject
 from celery.schedules import schedule
 from celery.signals import setup_logging
 from django.core.cache import caches
@@ -692,3 +693,43 @@ def test_a_timeout_is_required() -> None:
 def test_only_tasks_are_decorated(target: Any) -> None:
     with pytest.raises(TypeError, match="above @shared_task"):
         unique_task("sync", timeout=60)(target)
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+@pytest.mark.parametrize("task", [done], ids=["done"])
+def test_what_is_rejected(task: Any, requeue: bool) -> None:
+    seen: list[bool] = []
+
+    def reject(_: Any) -> Any:
+        if len(runs) == 1:
+            raise Reject("not now", requeue=requeue)
+        seen.append(name().locked())
+        return "at last"
+
+    act.append(reject)
+    first = task.delay(7)
+    with worker():
+        until(lambda: len(runs) >= 1 + requeue)
+        until(lambda: not name().locked())
+    assert seen == [True] * requeue
+    assert first.id
+
+
+def test_a_message_that_is_lost_frees_the_name_after_its_timeout(
+    client: redis.Redis, queue: Queue
+) -> None:
+    first = plain.delay(7)
+    assert app.control.purge() == 1
+    assert plain.delay(7).id == first.id
+    client.pexpire(name().keys.lock, 1)
+    until(lambda: plain.delay(7).id != first.id)
+    assert len(queue) == 1
+
+
+def test_a_fixed_id_is_no_way_around(queue: Queue) -> None:
+    """And who has chosen an id learns that it will not run."""
+    assert [plain.apply_async((7,), task_id="mine").id for _ in range(2)] == ["mine"] * 2
+    assert len(queue) == 1
+    assert plain.apply_async((7,), task_id="other").id == "mine"
+    assert app.AsyncResult("other").state == "REVOKED"
+    assert app.AsyncResult("mine").state == "PENDING"

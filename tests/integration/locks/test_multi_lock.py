@@ -33,9 +33,9 @@ from django_redis_lock.cache import LocMemCache
 from django_redis_lock.contrib import several_names as multi_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.several_names.members import MultiHold
-from django_redis_lock.contrib.testing import override
+from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.events import Acquired, Contended, Rejected, Released, TimedOut
-from django_redis_lock.locking import lock
+from django_redis_lock.locking import Hold, lock
 from django_redis_lock.protocol import Call
 from django_redis_lock.transport import NotReady, run, server_of
 from tests.lanes import examples
@@ -542,3 +542,27 @@ class TestLocked:
                 locked(["a", "b"], **options)
         with pytest.raises(ValueError, match="empty"):
             locked(["a", " "])
+
+
+def test_what_is_lost_while_its_lifetime_is_extended_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The keeper has noted that the time is over, just before the server says that it is not."""
+    lost = []
+
+    def overtaken(member: Any, hold: Hold, *args: Any) -> None:
+        if not lost:
+            lost.append(hold)
+            hold.lose("it is over")
+        prolonged(member, hold, *args)
+
+    prolonged = Lock._prolonged
+    with override(MemoryServer(VirtualClock())):
+        cache: Any = caches["default"]
+        for name, seconds in (("a", 5.0), ("b", 7.1)):
+            assert cache.lock(name, timeout=seconds).acquire()
+        monkeypatch.setattr(Lock, "_prolonged", overtaken)
+        with cache.lock(["a", "b"], timeout=20) as both:
+            assert lost
+            assert not both.lost
+            assert both.owned()

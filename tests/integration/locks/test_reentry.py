@@ -26,6 +26,7 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.threads import Process
+from tests.holding import hurry
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -512,3 +513,25 @@ def test_locks_in_memory() -> None:
 def test_the_option_is_true_or_false() -> None:
     with pytest.raises(TypeError, match="reentrant must be True or False"):
         locked("one", reentrant=1)
+
+
+def test_an_inner_handle_leaves_the_lock_of_the_host_to_the_outer(
+    own_server: RedisServer, tmp_path: Any
+) -> None:
+    def make() -> Lock:
+        options: Any = {"on_redis_down": "local", "local_folder": tmp_path, "reentrant": True}
+        return Lock(own_server.client(), "both", timeout=60, **options)
+
+    outer, inner = make(), make()
+    assert outer.acquire()
+    with inner:
+        pass
+    own_server.client().delete("both")
+    hurry()
+    until(lambda: outer.lost)
+    own_server.stop()
+    assert not inner.acquire(blocking=False)
+    with pytest.raises(redis.ConnectionError):
+        outer.release()
+    assert inner.acquire(blocking=False)
+    inner.release()

@@ -25,13 +25,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
-from django_redis_lock import events
+from django_redis_lock import Lock, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import EXPORTERS
 from django_redis_lock.contrib import exporters
 from django_redis_lock.contrib.exporters import opentelemetry, prometheus
 from django_redis_lock.events import Computed, Crashed, FellBack, ServerDown, ServerUp, Subject
 from django_redis_lock.extension import part
+from django_redis_lock.transport import server_of
+from tests.holding import hurry, silence
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.values import (
@@ -136,12 +138,12 @@ def test_prometheus_counts(
     assert value(registry, "outage_seconds_total", server="redis:6379/0") == 2.5
     assert value(registry, "fallbacks_total", group="export", how="local") == 1
     assert value(registry, "values_computed_without_redis_total", group="alone") == 3
-    assert value(registry, "values_computed_without_redis_total", **report) is None
+    assert value(registry, "values_computed_without_redis_total", **report) == 0
 
 
 def test_labels_are_bounded(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporters, "MAX_GROUPS", 2)
-    label = exporters.Exporter([])._group
+    label = exporters.Exporter([], [])._group
     assert [label(group) for group in "abcab"] == ["a", "b", "other", "a", "b"]
 
 
@@ -155,6 +157,118 @@ for _ in range(5):
     with cache.lock("import"):
         pass
 """
+
+
+def counters(registry: CollectorRegistry, label: str) -> dict[str, float]:
+    """The counters that have ``label``, such as ``group="export"``, and their values."""
+    return {
+        f"{sample.name.removeprefix('django_redis_lock_')} {sorted(sample.labels.items())}": (
+            sample.value
+        )
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+        and label in [f'{name}="{value}"' for name, value in sample.labels.items()]
+    }
+
+
+def test_what_a_group_can_suffer_is_zero_from_its_first_use_on(
+    cache: RedisCache, registry: CollectorRegistry
+) -> None:
+    """A counter that appears as 1 has no increase, so an alert would miss the first event."""
+    lock, other = cache.lock("export", timeout=30), cache.lock("export")
+    with lock:
+        of_a_lock = counters(registry, 'group="export"')
+        assert not other.acquire(blocking=False)
+        cache.get_or_set("report", 1)
+    for name in ("rejected", "timeouts", "lost", "crashed"):
+        assert of_a_lock[f"{name}_total [('group', 'export')]"] == 0
+    for how in ("local", "run"):
+        assert of_a_lock[f"fallbacks_total [('group', 'export'), ('how', '{how}')]"] == 0
+    of_a_value = counters(registry, 'group="report"')
+    for name in ("values_computed_without_redis", "refreshes_failed", "computations_failed"):
+        assert of_a_value[f"{name}_total [('group', 'report')]"] == 0
+    # The rest of what can happen has a series, too, and what cannot has none.
+    assert (len(of_a_lock), sum(of_a_lock.values())) == (8, 1)
+    assert (len(of_a_value), sum(of_a_value.values())) == (9, 2)
+    assert value(registry, "rejected_total", group="export") == 1
+
+
+def test_a_waiter_has_these_series_before_it_gives_up(
+    cache: RedisCache, client: redis.Redis, registry: CollectorRegistry
+) -> None:
+    with Lock(client, cache.lock("export").name, timeout=30):  # Another group.
+        waiting = Asking(lambda: cache.lock("export").acquire(blocking_timeout=30))
+        until(lambda: blocked(client))
+        assert value(registry, "timeouts_total", group="export") == 0
+    assert waiting.found() is True
+
+
+@pytest.mark.parametrize("use", ["lock", "value"])
+def test_outages_of_a_server_are_zero_from_its_first_use_on(
+    cache: RedisCache, client: redis.Redis, registry: CollectorRegistry, use: str
+) -> None:
+    if use == "lock":
+        with cache.lock("export"):
+            pass
+    else:
+        cache.get_or_set("report", 1)
+    server = str(server_of(client))
+    assert value(registry, "outages_total", server=server) == 0
+    assert value(registry, "outage_seconds_total", server=server) == 0
+
+
+@pytest.mark.parametrize("kind", ["prometheus", "opentelemetry"])
+def test_gauges_say_what_is_held_now(
+    cache: RedisCache,
+    client: redis.Redis,
+    registry: CollectorRegistry,
+    exported: Exported,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    monkeypatch.setattr(exporters, "GAUGES_LAST_SECONDS", 0.0)
+
+    def gauge(name: str, group: str) -> float | None:
+        if kind == "prometheus":
+            return value(registry, name, group=group)
+        return {at["group"]: n for at, n in exported.points(name, 0)}.get(group)
+
+    with cache.lock("export") as lock, cache.lock("import"):
+        hurry()
+        until(lambda: client.exists(lock.keys.owner))
+        assert gauge("held_locks", "export") == gauge("held_locks", "import") == 1
+        assert gauge("silent_locks", "export") == 0
+        silence(client, lock.keys.lock, 4000.0)
+        assert gauge("silent_locks", "export") == 1
+        assert gauge("silent_locks", "import") == 0
+        assert gauge("oldest_lock_seconds", "export") < PATIENCE
+        client.delete(lock.keys.lock)
+        lock.raise_on_release_error = False
+    assert gauge("held_locks", "export") == 0
+
+
+def test_an_outage_does_not_break_a_scrape(
+    own_server: RedisServer, settings: Any, registry: CollectorRegistry
+) -> None:
+    backend = "django_redis_lock.cache.RedisCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": own_server.url}}
+    with caches["default"].lock("export"):
+        pass
+    own_server.stop()
+    scraped = generate_latest(registry).decode()
+    assert 'acquired_total{contended="false",group="export"} 1.0' in scraped
+    assert 'held_locks{group="export"} 0.0' in scraped
+
+
+def test_a_group_of_locks_makes_few_series(cache: RedisCache, registry: CollectorRegistry) -> None:
+    """Most of them are buckets."""
+    with cache.lock("export"):
+        pass
+    lines = generate_latest(registry).decode().splitlines()
+    of_group = [line for line in lines if 'group="export"' in line and "_created{" not in line]
+    # Buckets, count and sum of a wait and of a hold, and the gauges.
+    assert len(of_group) == 8 + 2 * (18 + 2) + 3
 
 
 def test_prometheus_in_several_processes(client: redis.Redis, tmp_path: Path) -> None:
@@ -199,8 +313,8 @@ class Exported:
             s for s in self.spans if s.name.startswith(operation) or not s.name.startswith(others)
         ]
 
-    def points(self, name: str) -> list[tuple[dict[str, Any], float]]:
-        """The attributes of each data point of a metric, and how often or how much."""
+    def points(self, name: str, least: float = 1) -> list[tuple[dict[str, Any], float]]:
+        """The attributes of each data point of a metric, and how much, at ``least``."""
         data = self._metrics.get_metrics_data()
         assert data is not None
         found = []
@@ -208,7 +322,8 @@ class Exported:
             if metric.name == f"django_redis_lock.{name}":
                 for point in metric.data.data_points:
                     number = getattr(point, "count", getattr(point, "value", None))
-                    found.append((dict(point.attributes or {}), number))
+                    if number >= least:
+                        found.append((dict(point.attributes or {}), number))
         return found
 
 
@@ -239,6 +354,19 @@ def test_opentelemetry_has_metrics(
     assert exported.points("refreshes_failed") == [({"group": "report"}, 1)]
     assert exported.points("outages") == [({"server": "redis:6379/0"}, 1)]
     assert exported.points("fallbacks") == [({"group": "export", "how": "local"}, 1)]
+
+
+def test_opentelemetry_too_has_zeros_from_the_first_use_on(
+    cache: RedisCache, client: redis.Redis, exported: Exported
+) -> None:
+    with cache.lock("export"):
+        cache.get_or_set("report", 1)
+    for name in ("rejected", "timeouts", "lost", "crashed"):
+        assert exported.points(name, 0) == [({"group": "export"}, 0)]
+    both = [({"group": "export", "how": how}, 0) for how in ("local", "run")]
+    assert exported.points("fallbacks", 0) == both
+    assert exported.points("refreshes_failed", 0) == [({"group": "report"}, 0)]
+    assert exported.points("outages", 0) == [({"server": str(server_of(client))}, 0)]
 
 
 def test_a_span_for_each_wait(cache: RedisCache, client: redis.Redis, exported: Exported) -> None:
