@@ -50,7 +50,7 @@ TESTS: dict[str, str] = {
     "transport.aio_tasks": "async_lock cancelled",
     "transport.aio_client": "async_lock aget_or_set cancelled redis lost_replies "
     "forgotten_connections outage moved_address",
-    "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections "
+    "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections",
     "transport.circuit_breaker": "breaker redis_down outage",
     "transport.execute": "packing observed_reads lost_replies_of_the_cache lost_replies outage",
     "transport.guarded_connection": "pool_interrupts lost_replies_of_the_cache postponed_timeouts "
