@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..clock import time
@@ -114,6 +115,8 @@ class MultiFlight:
         self.were_there = 0
         #: The SHA-1 of values that cannot be decoded, by key: they count as missing.
         self._undecodable: dict[bytes, str] = {}
+        #: Events that wait until the callers have their values.
+        self._told: list[Callable[[], object]] = []
         #: The values so far: they count also if a request fails later.
         self.values: dict[bytes, object] = {}
 
@@ -129,7 +132,10 @@ class MultiFlight:
         Raises: as ``SingleFlight.get_value``.
         """
         refuse_recursion(self._server, keys)
-        return (yield from self._get_values(keys, deadline))
+        try:
+            return (yield from self._get_values(keys, deadline))
+        finally:
+            self._tell()
 
     def _get_values(self, missing: list[bytes], deadline: float) -> Steps[list[bytes]]:
         """As ``get_values``. A caller computes the values it leads before it waits, so two callers
@@ -141,7 +147,9 @@ class MultiFlight:
             replies = yield from self._query(leader, followed, in_thread)
             if followed and replies.failed is None:
                 shared = len(missing) - len(replies.led) - len(replies.streams)
-                self._emit_shared(shared, began, self._shared.trace)
+                waited = time.monotonic() - began
+                tell = partial(self._emit_shared, shared, waited, self._shared.trace)
+                self._told.append(tell)
             if replies.led:
                 leader.begin(replies.led)
                 try:
@@ -198,6 +206,7 @@ class MultiFlight:
         values = yield from leader.lead()
         shared = self._shared
         shared.requests += 1
+        leader.told = self._told
         stored = yield from leader.store()
         for key, is_stored in zip(leader.keys, stored, strict=True):
             if is_stored is False:
@@ -240,9 +249,13 @@ class MultiFlight:
         self._shared.outage = error
         return CoordinationError()
 
-    def _emit_shared(self, values: int, began: float, trace: str) -> None:
+    def _tell(self) -> None:
+        """Emit what has happened, now that all callers of this process have their value."""
+        while self._told:
+            self._told.pop(0)()
+
+    def _emit_shared(self, values: int, waited: float, trace: str) -> None:
         if values:
-            waited = time.monotonic() - began
             self._producer.emit(self._server, Shared, False, values, waited, trace)
 
     def compute_anyway(
@@ -263,6 +276,8 @@ class MultiFlight:
         except Overtaken:
             yield from self.get_values(keys, math.inf)
             return self.values
+        finally:
+            self._tell()
 
 
 #: The result of ``get_value`` if another computation takes longer than the caller waits.
@@ -307,6 +322,7 @@ class SingleFlight(MultiFlight):
             finally:
                 if shared is mine:
                     leave(mine)
+                    self._tell()
             # A reply to a request sent before this caller joined may be older than a write before
             # that. Requests of the leaders after the first one are later.
             requests_before = shared.requests if requests_before < 0 else 0
@@ -320,7 +336,7 @@ class SingleFlight(MultiFlight):
                     value = self._producer.decode(shared.encoded)
                     self.were_there = int(not shared.computed)
                     if shared.computed:
-                        self._emit_shared(1, began, shared.trace)
+                        self._emit_shared(1, time.monotonic() - began, shared.trace)
                     return value
             if shared.outage is not None and not outage:
                 raise CoordinationError from shared.outage

@@ -140,6 +140,8 @@ class Leader:
         self.token = token_for(producer.compute)
         self.renewals: list[FlightRenewal] = []
         self.own_writes: dict[bytes, str] = {}
+        #: Events that wait until the callers of this process have their value.
+        self.told: list[Callable[[], object]] = []
         #: What was computed.
         self.encoded: Mapping[bytes, Encoded] = _NONE
         self._before: Mapping[bytes, Before] = _NONE
@@ -300,6 +302,8 @@ class Leader:
         runner.begun.append(self)
         yield from self.lead()
         yield from self.store()
+        for tell in self.told:
+            tell()
 
     def lose(self) -> None:
         """The flight has ended before the computation: the callers of this process that wait for it
@@ -409,7 +413,8 @@ class Leader:
                 yield from self.fail()
             return [None for _ in self.keys]
         if events.read_listeners and (count := sum(stored)):
-            self.producer.emit(self.server, Stored, time.monotonic() - began, count)
+            seconds = time.monotonic() - began
+            self.told.append(partial(self.producer.emit, self.server, Stored, seconds, count))
         return [*stored]
 
     def _storing(self, key: bytes) -> Call:

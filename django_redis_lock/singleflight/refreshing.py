@@ -72,3 +72,5 @@ class Refreshing(SingleFlight):
             )
             self._producer.emit(self._server, RefreshFailed, failed.error)
             return old
+        finally:
+            self._tell()

@@ -254,6 +254,8 @@ def test_theme(open_page: Open, client: redis.Redis) -> None:
     take(page, f"admin-{THEME}", full_page=True)
     page.get_by_role("link", name="import-42").click()
     take(page, f"admin-{THEME}-lock", full_page=True)
+    page.get_by_role("button", name="Release").first.click()
+    take(page, f"admin-{THEME}-release", full_page=True)
     page.goto(f"{PAGE}events/")
     take(page, f"admin-{THEME}-events")
 

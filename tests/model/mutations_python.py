@@ -121,8 +121,6 @@ TESTS: dict[str, str] = {
 #: Mutants that change nothing anybody could notice: (module, mutated line) -> why. Of a statement
 #: left out: "statement => pass".
 EQUIVALENT: dict[tuple[str, str], str] = {
-    ("keeper", "elif job.due <= self._wakes_at:"): "the keeper only wakes once more",
-    ("keeper", "if due <= self._wakes_at:"): "the keeper only wakes once more",
     (
         "contrib.fallback",
         'held = HolderInfo(HeldReply(b"", -2, (), 0, 0))',
@@ -158,18 +156,9 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "began, requests_before = time.monotonic(), -2",
     ): "any number below 0 says that there is none yet",
     (
-        "keeper",
-        "self._wakes_at = earliest if (not (self._due)) else min(earliest, idle_until)",
-    ): "it looks once a second, so that it is only woken more often",
-    (
-        "keeper",
-        "self._wakes_at = earliest if self._due else max(earliest, idle_until)",
-    ): "it looks once a second, so that it is only woken more often",
-    (
         "transport.server",
         "self.generation = 1  #: How often they were renewed.",
     ): "each connection has the number of its server",
-    ("transport.server", "poll.poll(seconds * 1001)"): "a wait is a thousandth longer",
     ("transport.aio_connection", "self._unread = 1"): "a reply is large a byte earlier",
     ("transport.address", "if sent <= len(part):"): "of nothing, nothing is sent",
     (
@@ -253,14 +242,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "locking.aio",
         'return await self._change("reacquire", self._lifetime or 2.0, True)',
     ): "without a lifetime there is an error",
-    (
-        "locking.lock",
-        'seconds = check_seconds("additional_time", additional_time) or 1.0',
-    ): "zero and None are errors",
-    (
-        "locking.aio",
-        'seconds = check_seconds("additional_time", additional_time) or 1.0',
-    ): "zero and None are errors",
     (
         "locking.causes",
         "if (bounded(left.last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",

@@ -29,6 +29,7 @@ from .rows import (
     measured,
     news_rows,
     ref_of,
+    row,
     short_place,
     shown,
 )
@@ -331,8 +332,9 @@ def by_process(
     return sorted(rows, key=lambda row: (not row["is_blocked"], -len(row["holds"])))
 
 
-def _lock_row(holding: HeldLock, url_of: UrlOf) -> dict[str, str]:
+def _lock_row(holding: HeldLock, url_of: UrlOf) -> dict[str, object]:
     return {
+        "row": row(holding, url_of) if holding.lock.silent else None,
         "name": shown(holding.name),
         "url": url_of(ref_of(holding)),
         "text": _for(holding.lock.held_for),

@@ -7,7 +7,7 @@ import redis
 from django.test import Client
 
 from django_redis_lock import Lock
-from tests.holding import hurry
+from tests.holding import hurry, silence
 from tests.processes import until
 from tests.support.admin import PAGE, hold, text_of
 
@@ -41,6 +41,17 @@ def test_what_a_process_holds_and_waits_for(admin_client: Client, client: redis.
     assert "Deadlock" not in text
     refresh = admin_client.get(f"{PAGE}processes/", {"live": "1"})
     assert "held by web:2" in refresh.content.decode()
+
+
+def test_a_silent_process_is_marked_as_in_the_list(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    dead = held_by(client, "first", 1)
+    held_by(client, "second", 2)
+    silence(client, dead.keys.lock, 4000.0)
+    for page in (PAGE, f"{PAGE}processes/"):
+        assert text_of(admin_client.get(page)).count("silent for") == 1
+        assert admin_client.get(page).content.decode().count('data-is="silent"') == 1
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight, runners
 from tests.processes import PATIENCE, until, waiting_in
 from tests.redis_server import FOR_COMMAND, RedisServer
+from tests.support.background import Background
 from tests.support.values import (
     KEY,
     RAISE,
@@ -904,3 +905,29 @@ def test_redis_dies_and_comes_back_while_the_leader_computes(
     slow.finish.set()
     assert leader.found() == "computed"
     assert cache.get_or_set("report", 5) == 5
+
+
+def test_a_listener_delays_no_other_caller(cache: RedisCache) -> None:
+    """What figures and exporters do with an event, they do when the others have the value."""
+    followed, computing, told = threading.Event(), threading.Event(), []
+
+    def listen(event: object) -> None:
+        if isinstance(event, events.Stored):
+            told.append(followed.wait(10))
+
+    def compute() -> str:
+        computing.set()
+        until(lambda: waiting_in_memory() == 1)
+        return "computed"
+
+    events.subscribe(listen, reads=True)
+    try:
+        leader = Background(lambda: cache.get_or_set("value", compute, 60))
+        assert computing.wait(10)
+        follower = Background(lambda: cache.get_or_set("value", str, 60))
+        assert follower.result() == "computed"
+        followed.set()
+        assert leader.result() == "computed"
+    finally:
+        events.unsubscribe(listen)
+    assert told == [True]

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 import django_redis_lock
 from django_redis_lock import events, signals
 from django_redis_lock.contrib import metrics
-from django_redis_lock.contrib.exporters import opentelemetry, prometheus
+from django_redis_lock.contrib.exporters import GAUGES, opentelemetry, prometheus
 from tests.integration.metrics.test_exporters import Exported, live_a_little
 from tests.processes import until
 
@@ -147,6 +147,7 @@ def test_all_metrics_for_prometheus_are_there_with_their_labels() -> None:
 def test_the_queries_ask_for_what_there_is(where: str) -> None:
     """Each query names a metric that exists, and only labels that it has."""
     labels = {name: set(of_it) for name, of_it in exported(1).items()}
+    labels |= {f"django_redis_lock_{gauge.name}": {"group"} for gauge in GAUGES}
     asked = []
     for query in queries(where):
         names = [n.removesuffix("_bucket") for n in re.findall(r"django_redis_lock_\w+", query)]
