@@ -6,11 +6,9 @@ release when the application's pool is exhausted. So none of them uses the pool.
 
 from __future__ import annotations
 
-import _socket
 import encodings.idna  # noqa: F401  # The first connection to a name needs it.
-import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
@@ -29,12 +27,12 @@ from redis.connection import (
     UnixDomainSocketConnection,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ..extension import PACKAGE
-from .refusals import NO_REDIS, genuine, interrupt_in, redis_errors, refusal, suppress
+from .refusals import NO_REDIS, genuine, redis_errors, refusal, suppress
 
 if TYPE_CHECKING:
     from ..protocol import Reply
@@ -253,126 +251,6 @@ def refuse_to_connect() -> NoReturn:
 
 # -- connections for threads ----------------------------------------------------------------------
 
-_READ_BYTES = 16_384
-
-
-class DirectConnection:
-    """A ``RawConnection`` that goes past redis-py's layers, and does not connect again.
-
-    Its socket does not block. The system's limit for a call (SO_RCVTIMEO) begins again after each
-    signal; Python's timeout is a deadline. For a write it would cost one more system call.
-    """
-
-    generation = 0  #: See ``Server.renew``.
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._sock: socket.socket = connection._sock
-        self._sock.setblocking(False)
-        self._reader = reader_for(connection)
-        self._buffer = bytearray(_READ_BYTES)
-        self._input = _SameSocket(fileno=self._sock.fileno())
-        readable, writable = select.poll(), select.poll()
-        readable.register(self._sock, select.POLLIN)
-        writable.register(self._sock, select.POLLOUT)
-        self._readable: Callable[[float], object] = readable.poll
-        self._writable: Callable[[float], object] = writable.poll
-        self.allow(connection.socket_timeout)
-
-    def allow(self, timeout: float) -> None:
-        """From now on a reply may take so many seconds."""
-        self._milliseconds = timeout * 1000
-        self._input.settimeout(timeout)
-
-    def connect(self) -> None:
-        """It is connected."""
-
-    def disconnect(self) -> None:
-        # The number of the socket may be another file's from now on: do not wait for that.
-        self._readable = self._writable = _at_once
-        self._input.detach()
-        self._connection.disconnect()  # That closes the socket, so using it is an OSError.
-
-    def send_command(self, *args: object) -> None:
-        self.send_packed_command(self._connection.pack_command(*args))
-
-    def send_packed_command(self, command: list[bytes]) -> None:
-        try:
-            for part in command:
-                try:
-                    sent = self._sock.send(part)
-                except genuine(BlockingIOError):
-                    sent = 0
-                if sent < len(part):
-                    self._send_rest(memoryview(part)[sent:])
-        except BaseException as error:  # It may have been sent in part.
-            self._give_up(error)
-            raise
-
-    def _send_rest(self, left: memoryview) -> None:
-        while left:
-            if not self._writable(self._milliseconds):
-                raise TimeoutError
-            with suppress(BlockingIOError):
-                left = left[self._sock.send(left) :]
-
-    def can_read(self, timeout: float = 0) -> bool:
-        if self._reader.has_data():
-            return True
-        if self._sock.fileno() == -1:
-            raise RedisConnectionError("The connection to Redis was closed")
-        return bool(self._readable(timeout * 1000))
-
-    def read_response(self) -> Reply:
-        try:
-            while (reply := self._reader.gets()) is INCOMPLETE:
-                received = self._input.recv_into(self._buffer)
-                if not received:
-                    raise RedisConnectionError("Connection closed by server.")
-                self._reader.feed(self._buffer, 0, received)
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        if isinstance(reply, RedisError):
-            if not isinstance(reply, ResponseError):  # As redis-py: it is LOADING, for instance.
-                self.disconnect()
-            raise reply
-        return reply
-
-    def _give_up(self, error: BaseException) -> None:
-        """Disconnect, and raise what redis-py would for an error of the system's."""
-        how = "was closed" if self._sock.fileno() == -1 else "broke"
-        self.disconnect()
-        if isinstance(error, OSError) and interrupt_in(error) is not None:
-            return
-        if isinstance(error, TimeoutError):
-            raise RedisTimeoutError("Redis did not answer in time") from error
-        if isinstance(error, (OSError, InvalidResponse)):
-            raise RedisConnectionError(f"The connection to Redis {how}: {error}") from error
-
-
-def _at_once(milliseconds: float) -> bool:
-    return True
-
-
-class _SameSocket(_socket.socket):
-    """A connection's socket with another timeout; only the connection closes it."""
-
-    def __del__(self) -> None:
-        self.detach()
-
-
-def direct(connection: Any) -> RawConnection:
-    """``connection``, redis-py's, as one that does not connect again."""
-    plain = unguarded(type(connection)) in (Connection, UnixDomainSocketConnection)
-    # A socket of gevent's must stay as it is: it lets other greenlets run while it waits.
-    plain = plain and isinstance(connection._sock, _socket.socket) and hasattr(select, "poll")
-    if not HAS_HIREDIS or not plain:
-        connection._connect = refuse_to_connect
-        own: RawConnection = connection
-        return own
-    return DirectConnection(connection)
-
 
 @cache
 def closed_once(kind: type[RawConnection]) -> type:
@@ -405,9 +283,7 @@ def has_socket(connection: object) -> bool:
 
 def allow(connection: Any, timeout: float) -> None:
     """From now on a reply on ``connection`` may take so many seconds."""
-    if isinstance(connection, DirectConnection):
-        connection.allow(timeout)
-    elif hasattr(connection._sock, "settimeout"):  # Not in memory.
+    if hasattr(connection._sock, "settimeout"):  # Not in memory.
         connection.socket_timeout = timeout
         connection._sock.settimeout(timeout)
         connection._parser.on_connect(connection)  # It knows the timeout, too.

@@ -37,7 +37,6 @@ from .address import (
     unguarded,
 )
 from .aio_tasks import wait_awake
-from .interrupts import PART_BYTES, in_parts, show_progress
 from .refusals import LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:
@@ -72,8 +71,6 @@ async def connect_to(
                 raise
             raise GeneratorExit from None  # The loop was thrown away; redis-py cannot close in it.
     plain = type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection)
-    if plain:
-        show_progress(connection._writer.get_extra_info("socket"))
     kind = DirectConnection if plain and HAS_HIREDIS else IndirectConnection
     return kind(connection, reply_timeout)
 
@@ -115,11 +112,11 @@ class AsyncRawConnection(ABC):
 
     Args:
         connection: redis-py's, connected.
-        timeout: seconds without any part of a request or a reply, None without end.
+        timeout: seconds without any part of a reply, None without end.
     """
 
     generation = 0  #: See ``Server.renew``.
-    _moved_at = 0.0  #: When a part of something large was sent, or one of a reply came.
+    _moved_at = 0.0  #: When a part of a reply came.
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         self._connection = connection
@@ -132,7 +129,6 @@ class AsyncRawConnection(ABC):
         self._retired = False
         self._in_doubt = False
         self.in_transfer = False  #: Whether something large is on its way.
-        self._parts: deque[bytes | memoryview] = deque()  # Not written yet.
 
     @property
     def is_new(self) -> bool:
@@ -266,27 +262,15 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
     def _send(self, command: bytes) -> None:
         if len(self._calls) == 1:
-            self._write(command)
+            self._transport.write(command)
         else:  # With what other tasks send in this turn of the loop.
             if not self._unsent:
                 self._loop.call_soon(self._flush)
             self._unsent.append(command)
 
     def _flush(self) -> None:
-        self._write(b"".join(self._unsent))
+        self._transport.write(b"".join(self._unsent))
         self._unsent.clear()
-
-    def _write(self, data: bytes) -> None:
-        if len(data) <= PART_BYTES and not self._parts:
-            self._transport.write(data)
-        else:
-            self._parts += in_parts([data])
-            self._write_parts()
-
-    def _write_parts(self) -> None:
-        while self._parts and not self._is_full:
-            self._moved_at = time.monotonic()
-            self._transport.write(self._parts.popleft())
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -306,12 +290,9 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         self._is_full = self.in_transfer = True
 
     def resume_writing(self) -> None:
-        self._is_full, self._moved_at = False, time.monotonic()
-        self._write_parts()
-        self.in_transfer = self._is_full
+        self._is_full = self.in_transfer = False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._parts.clear()
         self._fail(error)
 
     def disconnect(self) -> None:
@@ -334,7 +315,6 @@ class IndirectConnection(AsyncRawConnection):
             )
         connection.socket_timeout = None  # This class watches the time.
         self._reading: asyncio.Future[None] | None = None
-        self._writing: asyncio.Future[None] | None = None
 
     def is_closed(self) -> bool:
         if self._writer is None:
@@ -342,22 +322,9 @@ class IndirectConnection(AsyncRawConnection):
         return bool(self._writer.is_closing() or self._connection._reader.at_eof())
 
     def _send(self, command: bytes) -> None:
-        write = getattr(self._connection, "write", None) or self._writer.write
-        if self._writer is None or (len(command) <= PART_BYTES and self._writing is None):
-            write(command)
-        else:
-            self._parts += in_parts([command])
-            self._writing = self._writing or asyncio.ensure_future(self._write_parts())
+        (getattr(self._connection, "write", None) or self._writer.write)(command)
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
-
-    async def _write_parts(self) -> None:
-        with suppress(OSError):  # That it has broken, reading tells.
-            while self._parts:
-                self._writer.write(self._parts.popleft())
-                await self._writer.drain()
-                self._moved_at = time.monotonic()
-        self._writing = None
 
     async def _read(self) -> None:
         try:
@@ -374,8 +341,8 @@ class IndirectConnection(AsyncRawConnection):
             self._reading = None
 
     def disconnect(self) -> None:
-        for task in filter(None, (self._reading, self._writing)):
-            task.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
         self._fail(None)
         self._close()
 

@@ -10,7 +10,6 @@ import math
 import select
 import socket
 import sys
-from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -18,30 +17,10 @@ from redis.connection import AbstractConnection
 
 from ..clock import real_time as time
 from ..threads import ThreadEvent, ThreadPool, after_fork
-from .refusals import genuine, module_of, suppress
-
-#: Bytes that are sent at once. The system holds back no more before it sends them: otherwise it
-#: takes megabytes in no time, and what then passes would count as the server's silence.
-PART_BYTES = 65_536
+from .refusals import genuine, module_of
 
 #: The class that is guarded is known when a connection is made.
 _Any: Any = object
-
-
-def in_parts(request: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The ``request``, whose own parts may be large, in parts of which none is."""
-    for part in request:
-        if len(part) <= PART_BYTES:
-            yield part
-            continue
-        for begin in range(0, len(part), PART_BYTES):
-            yield memoryview(part)[begin : begin + PART_BYTES]
-
-
-def show_progress(sock: socket.socket) -> None:
-    """Make ``sock`` writable only while the system holds back less than a part."""
-    with suppress(AttributeError, OSError):  # The system has no such option, or this is no TCP.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PART_BYTES)
 
 
 #: The system's resolver of names has no time-out of ours.
@@ -131,19 +110,12 @@ class Interruptible(_Any):  # type: ignore[misc]  # the class of Any is known la
 
     def _connect_here(self) -> socket.socket:
         sock: socket.socket = super()._connect()
-        show_progress(sock)
         return sock
 
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> socket.socket:
         self.host = self._name or self.host  # The certificate is that of the name.
         wrapped: socket.socket = super()._wrap_socket_with_ssl(sock)
         return wrapped
-
-    def send_packed_command(
-        self, command: bytes | Iterable[bytes], check_health: bool = True
-    ) -> None:
-        parts = in_parts([command] if isinstance(command, bytes) else command)
-        super().send_packed_command(parts, check_health=check_health)
 
     def disconnect(self, *args: object, **kwargs: object) -> None:
         super().disconnect(*args, **kwargs)

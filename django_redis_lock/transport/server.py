@@ -19,11 +19,11 @@ from .address import (
     allow,
     closed_once,
     connecting,
-    direct,
     for_threads,
     note_sent,
     own_settings,
     probe_seconds,
+    refuse_to_connect,
     shut,
     still_answers,
     timeout_of,
@@ -242,7 +242,8 @@ class Server:
                 self.breaker.failed(error, time.monotonic() - began)
             raise
         self.breaker.connecting = time.monotonic() - began
-        return self.track(direct(connection), generation)
+        connection._connect = refuse_to_connect  # type: ignore[attr-defined]  # redis-py's
+        return self.track(connection, generation)
 
     def track(self, connection: T, generation: int) -> T:
         """Note a ``connection`` that leads here, which was made in this ``generation``."""

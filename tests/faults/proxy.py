@@ -59,7 +59,7 @@ class Rule:
 class Proxy:
     """Passes on what comes for ``server``; a context manager."""
 
-    def __init__(self, server: RedisServer, *, slow_uplink: bool = False) -> None:
+    def __init__(self, server: RedisServer) -> None:
         self._there = ("127.0.0.1", server.port)
         self._rules: list[Rule] = []
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
@@ -76,15 +76,11 @@ class Proxy:
         self.refused = 0
         #: Seconds for which a new connection carries nothing.
         self.accepts_after = 0.0
-        #: Seconds that each ``PART`` of a large request takes.
-        self.part_takes = 0.0
         #: Connections that were idle at this moment are forgotten, or on which a pop waited.
         self._idle_forgotten_at = self._waits_forgotten_at = -math.inf
         self._flows = threading.Event()
         self._flows.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
-        if slow_uplink:  # Else the system takes megabytes that were not read yet.
-            self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PART)
         self.port: int = self._listening.getsockname()[1]
         with server.client() as client, client.pipeline(transaction=False) as pipe:
             modules = (limit, lock_scripts, holder_scripts)
@@ -300,8 +296,6 @@ class Proxy:
                     data = here.recv(PART)
                     if not data:
                         break
-                    if self.part_takes and len(data) > PART // 4:
-                        time.sleep(self.part_takes)
                     names = commands_in(data) or [b"a part"]
                     asked = asked or not INTRODUCING.issuperset(names)
                     idle_since = math.inf

@@ -22,7 +22,7 @@ from redis._parsers import _RESP2Parser
 from django_redis_lock import Lock, MultiLock, Redlock, cached_page, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.fallback.file_lock import held_locally
-from django_redis_lock.transport import address, server_of
+from django_redis_lock.transport import server_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
@@ -249,7 +249,6 @@ def site(
 ) -> Iterator[Site]:
     options: dict[str, Any] = {}
     if request.param != "of our own":
-        monkeypatch.setattr(address, "HAS_HIREDIS", False)
         options["parser_class"] = _RESP2Parser
     with Proxy(own_server) as proxy:
         site = Site(own_server, proxy, tmp_path, **options)

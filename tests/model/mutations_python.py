@@ -50,14 +50,13 @@ TESTS: dict[str, str] = {
     "transport.aio_tasks": "async_lock cancelled",
     "transport.aio_client": "async_lock aget_or_set cancelled redis lost_replies "
     "forgotten_connections outage moved_address",
-    "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections "
-    "slow_uplink",
+    "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections",
     "transport.circuit_breaker": "breaker redis_down outage",
     "transport.execute": "packing observed_reads lost_replies_of_the_cache lost_replies outage",
     "transport.guarded_connection": "pool_interrupts lost_replies_of_the_cache postponed_timeouts "
     "clients moved_address",
     "transport.hints": "hints refusals",
-    "transport.interrupts": "signal_errors pool_interrupts names_of_servers slow_uplink",
+    "transport.interrupts": "signal_errors pool_interrupts names_of_servers",
     "keeper.over_a_loop": "full_server",
     "transport.refusals": "hints refusals full_server busy out_of_memory",
     "transport.registry": "forks clients connections lock moved_address sentinel",

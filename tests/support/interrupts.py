@@ -13,7 +13,6 @@ from typing import Any
 
 from django_redis_lock.locking.waiting.steps import POPPING
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
-from django_redis_lock.transport.address import HAS_HIREDIS
 from tests.lanes import some
 from tests.support.background import Background
 
@@ -37,8 +36,8 @@ class TooLate(TimeoutError):
 GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-#: What sends or reads a blocking pop; redis-py's own parser reads where it is to see what has come.
-IN_A_POP = ("begin_pop", "reply") if HAS_HIREDIS else ("begin_pop", "pop_ended", "reply")
+#: What sends or reads a blocking pop; redis-py's parsers read where they are to see what has come.
+IN_A_POP = ("begin_pop", "pop_ended", "reply")
 
 #: How often a point is tried again that each way passes and an interrupt has not reached.
 TRIES = 5

@@ -21,7 +21,7 @@ MUTEXES = {"Mutex", *(f"threading.{kind}" for kind in KINDS)}
 OF_THE_PARENT = {
     "contrib/locmem/memory/__init__.py": 1,
     "contrib/several_names/members.py": 1,
-    "locking/waiting/threads.py": 2,
+    "locking/waiting/threads.py": 1,
     "contrib/instant_loss.py": 1,
     "keeper/__init__.py": 2,
     "threads.py": 5,  # One only for its type.
