@@ -248,6 +248,9 @@ class ThreadPool:
                 return False
         return True
 
+    def has_room(self) -> bool:
+        return len(self._waiting) < self._max_waiting
+
     def flush(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while (self._waiting or self._busy) and time.monotonic() < deadline:
@@ -325,6 +328,9 @@ class InCaller:
         work()
         return True
 
+    def has_room(self) -> bool:
+        return True
+
 
 # -- the keeper's notices ------------------------------------------------------------------------
 
@@ -396,6 +402,24 @@ def may_log(about: T, logged_at: MutableMapping[T, float]) -> bool:
 def was_logged(about: T, logged_at: MutableMapping[T, float]) -> bool:
     """Whether the last line about the same is less than ``LOG_PAUSE_SECONDS`` old."""
     return time.monotonic() - logged_at.get(about, -math.inf) < LOG_PAUSE_SECONDS
+
+
+class Repeated:
+    """A warning that may come thousands of times a second: logged once a minute, with the number of
+    those left out since."""
+
+    def __init__(self, log: logging.Logger, text: str) -> None:
+        self._log, self._text = log, text
+        self._logged_at, self._left_out = -math.inf, 0
+
+    def warn(self, *args: object, exc_info: BaseException | None = None) -> None:
+        with _noting:
+            if time.monotonic() - self._logged_at < LOG_PAUSE_SECONDS:
+                self._left_out += 1
+                return
+            more, self._left_out, self._logged_at = self._left_out, 0, time.monotonic()
+        text = f"{self._text} (and {more} more of such warnings before)" if more else self._text
+        self._log.warning(text, *args, exc_info=exc_info)
 
 
 logger = get_logger("django_redis_lock.background")

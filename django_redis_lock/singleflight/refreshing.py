@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..clock import time
 from ..events import RefreshFailed, Shared
 from ..steps import Steps
-from ..threads import get_logger
+from ..threads import Repeated, get_logger
 from ..transport.refusals import redis_errors
 from .flight import SingleFlight
 from .in_process import Overtaken
@@ -14,6 +14,9 @@ from .runners import ProducerFailed
 from .scripts import Found, Leads
 
 logger = get_logger("django_redis_lock.flights")
+_not_asked = Repeated(logger, "Could not refresh %s: %s")
+_too_many = Repeated(logger, "Too many refreshes in the background: %s is not refreshed now")
+_failed = Repeated(logger, "The refresh of %s failed; the stale value is served")
 
 
 class Refreshing(SingleFlight):
@@ -28,10 +31,13 @@ class Refreshing(SingleFlight):
                 None: compute here.
         """
         leader, producer = self.leader([self._key]), self._producer
+        if wait is not None and not self._runner.has_room():  # Before Redis is asked.
+            _too_many.warn(leader)
+            return old
         try:
             [reply] = yield from leader.query()
         except redis_errors() as error:
-            logger.warning("Could not refresh %s: %s", leader, error)
+            _not_asked.warn(leader, error)
             return old
         match reply:
             case Found(value):
@@ -53,7 +59,7 @@ class Refreshing(SingleFlight):
                 ended.set()
 
         if not (yield self._runner.run_in_background(in_background(), leader)):
-            logger.warning("Too many refreshes in the background: %s is not refreshed now", leader)
+            _too_many.warn(leader)
             yield from leader.fail()
         elif wait:
             yield self._runner.wait_for_event(ended, time.monotonic() + wait)
@@ -67,9 +73,7 @@ class Refreshing(SingleFlight):
         except ProducerFailed as failed:
             if not isinstance(failed.error, Exception):
                 raise
-            logger.warning(
-                "The refresh of %s failed; the stale value is served", leader, exc_info=failed.error
-            )
+            _failed.warn(leader, exc_info=failed.error)
             self._producer.emit(self._server, RefreshFailed, failed.error)
             return old
         finally:

@@ -191,6 +191,10 @@ class ThreadRunner:
     def pause(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def has_room(self) -> bool:
+        """Whether more can be done in the background."""
+        return background.has_room()
+
     def run_in_background(self, steps: Steps[object], leader: Leader) -> bool:
         """Execute ``steps`` of the ``leader`` of one flight in the background; returns whether the
         queue had room. Until they begin, the keeper renews the flight."""

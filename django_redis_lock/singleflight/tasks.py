@@ -122,6 +122,9 @@ class AsyncRunner:
     async def pause(self, seconds: float) -> None:
         await time.asleep(seconds)
 
+    def has_room(self) -> bool:
+        return True
+
     async def run_in_background(self, steps: Steps[object], leader: Leader) -> bool:
         runner = copy(self)
         runner.begun = [leader]

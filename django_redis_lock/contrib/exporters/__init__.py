@@ -211,13 +211,16 @@ class Exporter(Generic[M]):
     _read_at, _held = -math.inf, dict[str, list[Any]]()
 
     def gauges(self) -> dict[str, list[Any]]:
-        """The held locks of each group, also of those that this process has had a lock of. Empty
-        for the caches that do not answer; what is wrong with them has its own counters."""
+        """The held locks of each group; those that this process has had a lock of have an empty
+        list, unless a cache does not answer: then it is not known whether they are held."""
         now = time.monotonic()
         if now >= self._read_at + GAUGES_LAST_SECONDS:
-            held: dict[str, list[Any]] = {of: [] for kind, of in self._begun.copy() if kind == LOCK}
+            held: dict[str, list[Any]] = {}
             try:
-                for each in part("held_locks").held_locks(kinds=("lock",)).found:
+                now_held = part("held_locks").held_locks(kinds=("lock",))
+                if not now_held.failures:
+                    held = {of: [] for kind, of in self._begun.copy() if kind == LOCK}
+                for each in now_held.found:
                     held.setdefault(self._group(each.group), []).append(each)
             except Exception:
                 logger.exception("Could not read the held locks")

@@ -254,8 +254,9 @@ def test_a_follower_takes_over_from_it(cache: Any) -> None:
 
 
 def test_a_refresh_with_it_serves_the_stale_value(
-    cache: Any, caplog: pytest.LogCaptureFixture
+    cache: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", 0.0)
     cache.set("report", "old", 100)
     assert cache.get_or_set("report", lambda: "good", broken, stale=1000) == "old"
     assert "The refresh of :1:report failed; the stale value is served" in caplog.text

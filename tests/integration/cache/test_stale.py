@@ -19,8 +19,8 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.signals import value_refresh_failed
-from django_redis_lock.singleflight import FlightRenewal, runners
-from django_redis_lock.threads import ThreadPool
+from django_redis_lock.singleflight import FlightRenewal, refreshing, runners
+from django_redis_lock.threads import Repeated, ThreadPool
 from tests.holding import renew
 from tests.processes import PATIENCE, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
@@ -472,8 +472,10 @@ def test_a_failed_refresh_serves_the_old_value_and_says_so(
     client: redis.Redis,
     told: list[dict[str, Any]],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     background: bool,
 ) -> None:
+    monkeypatch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", 0.0)
     error = Broken("no data")
     assert stale.get_or_set("report", Producer(error), **TERMS, background=background) == "old"
     until(lambda: told)
@@ -484,6 +486,40 @@ def test_a_failed_refresh_serves_the_old_value_and_says_so(
     assert "no data" in caplog.text
     until(lambda: not client.exists(flight_key(KEY)))
     assert stale.get_or_set("report", lambda: "new", **TERMS) == "new"
+
+
+def test_a_full_queue_of_refreshes_asks_nothing_of_redis_and_warns_once(
+    cache: RedisCache,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(refreshing, "_too_many", Repeated(refreshing.logger, "Too many: %s"))
+    held, begun = threading.Event(), threading.Event()
+    pool = ThreadPool("few", threads=1, max_waiting=1, idle_seconds=1.0)
+    before = runners.use_background(pool)
+    try:
+        pool.submit(lambda: (begun.set(), held.wait(PATIENCE)))
+        assert begun.wait(PATIENCE)
+        pool.submit(lambda: None)
+        for number in range(20):
+            cache.get_or_set(f"report-{number}", lambda: "old", **TERMS)
+            age(client, cache._encoded_key(f"report-{number}", None))
+        scripts = client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+        for number in range(20):
+            value = cache.get_or_set(f"report-{number}", lambda: "new", **TERMS, background=True)
+            assert value == "old"
+    finally:
+        held.set()
+        runners.use_background(before)
+    # With ``stale`` a read is a script.
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] <= scripts + 20
+    lines = [record.getMessage() for record in caplog.records if "Too many" in record.msg]
+    assert len(lines) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", 0.0)
+        refreshing._too_many.warn("another")
+    assert "19 more" in caplog.records[-1].getMessage()
 
 
 def test_after_a_failed_refresh_no_caller_tries_for_a_while(
