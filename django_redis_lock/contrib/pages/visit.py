@@ -401,6 +401,8 @@ class Visit:
         with suppress(*_FAILED):
             if not (yield self._do("add", key, made, None)):
                 found = yield from self._read(key)
+                if found is MISSING:  # What is there cannot be decoded.
+                    yield self._do("set", key, made, None)
         return made if found is MISSING else found
 
     def _is_of(self, generation: str) -> Steps[bool]:

@@ -349,7 +349,7 @@ def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("exit 3")  # It does not say which program is to read it.
     script.chmod(0o700)
-    long = ("--grace", "900", "--timeout", "2000")
+    long = ("--grace", "900", "--timeout", "1800")
     with run(*long, "--shell", "--", str(script), "word") as running:
         code, _, said = running.end()
     assert code == 127

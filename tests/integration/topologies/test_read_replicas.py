@@ -79,14 +79,18 @@ WAYS: dict[str, Callable[[Any, Callable[[], str]], Callable[[], Any]]] = {
 }
 
 
+computed: list[str] = []
+
+
+def compute() -> str:
+    computed.append("computed")
+    return "computed"
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_value_is_computed_once(cache: Any, way: str) -> None:
     """The primary is asked before anybody computes."""
-    computed: list[str] = []
-
-    def compute() -> str:
-        computed.append("computed")
-        return "computed"
+    computed.clear()
 
     ask = WAYS[way](cache, compute)
     assert [ask() for _ in range(5)] == ["computed"] * 5
