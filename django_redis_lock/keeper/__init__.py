@@ -21,7 +21,7 @@ from typing import Protocol
 from redis.exceptions import NoScriptError, ResponseError
 
 from .. import threads
-from ..clock import time
+from ..clock import real_time, time
 from ..extension import PartMissing, part
 from ..protocol import Call, Reply
 from ..threads import Mutex, after_fork, get_logger
@@ -188,7 +188,7 @@ class Worker:
         #: Jobs with their calls, from another worker.
         self._called: list[tuple[Job, Call]] = []
         self._thread: threading.Thread | None = None
-        #: When its thread wakes next (monotonic), and from when on more may be sent.
+        #: When its thread wakes next (monotonic), and, in real time, from when on more may be sent.
         self.wakes_at = self._resumes_at = -math.inf
         #: The shortest lifetime of a job, and until when it is not looked up again.
         self._shortest, self._shortest_until = math.inf, -math.inf
@@ -305,15 +305,16 @@ class Worker:
                 now = time.monotonic()
                 # Perhaps that of a lock just released: then the next one need not wake this thread.
                 earliest = self._due[0][0] if self._due else math.inf
-                if now >= self._resumes_at:
+                resumes_at = now + self._resumes_at - real_time.monotonic()
+                if now >= resumes_at:
                     called, due = self.take_due(now)
                     if called or due:
                         self.wakes_at = -math.inf
                         return called, due
-                self.wakes_at = max(min(earliest, idle_until), self._resumes_at)
+                self.wakes_at = max(min(earliest, idle_until), resumes_at)
                 if any(map(self._has, self._due)) or self._called:
                     idle_until = now + IDLE_SECONDS
-                    self.wakes_at = max(earliest, self._resumes_at)
+                    self.wakes_at = max(earliest, resumes_at)
                 elif now >= idle_until:
                     self._thread = None
                     self.keeper.forget(self)
@@ -399,7 +400,7 @@ class Worker:
             logger.error(UNEXPECTED, exc_info=error)
         self._link.drop()
         now = time.monotonic()
-        self._resumes_at = now + timeout / 4
+        self._resumes_at = real_time.monotonic() + timeout / 4
         for job in jobs:
             with isolated(job):
                 job.server.on_error(error)
