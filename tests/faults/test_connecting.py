@@ -4,6 +4,7 @@ meets the server. What it raises is an outage of that server."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,9 +19,10 @@ from redis.credentials import CredentialProvider
 from django_redis_lock import AsyncLock, Lock, Redlock, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.instant_loss import Subscription
+from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.transport import is_outage, server_of
-from tests.holding import renew
-from tests.processes import until
+from tests.holding import hurry_until, renew
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 
@@ -197,3 +199,48 @@ def test_messages_come_back(client: redis.Redis, there: redis.Redis, way: Way) -
         until(lambda: messages.subscribed)
     finally:
         messages.close()
+
+
+def test_a_slow_provider_delays_no_renewal_on_another_server(
+    client: redis.Redis, own_server: RedisServer
+) -> None:
+    """Each server has a thread of the keeper of its own."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Slow(Way):
+        is_slow = False
+
+        def get_credentials(self) -> tuple[str, str]:
+            if self.is_slow:
+                asked.set()
+                go_on.wait(PATIENCE)
+            return super().get_credentials()
+
+    way = Slow()
+    with own_server.client(credential_provider=way) as slow, own_server.client() as admin:
+        there, here = (Lock(each, NAME, timeout=60, renew=True) for each in (slow, client))
+        assert there.acquire(blocking=False)
+        assert here.acquire(blocking=False)
+        way.is_slow = True
+        cut_off(admin)
+        try:
+            hurry_until(asked.is_set)
+            renew(client, NAME)
+        finally:
+            go_on.set()
+        here.release()
+        there.release()
+
+
+def test_run_locked_says_that_redis_is_unavailable(
+    redis_server: RedisServer, way: Way, settings: Any
+) -> None:
+    backend = "django_redis_lock.cache.RedisCache"
+    pool = {"CONNECTION_POOL_KWARGS": {"credential_provider": way}}
+    settings.CACHES = {
+        "default": {"BACKEND": backend, "LOCATION": redis_server.url, "OPTIONS": pool}
+    }
+    way.error = VaultSealed("sealed")
+    with pytest.raises(SystemExit) as ended:
+        Command().run_from_argv(["manage.py", "run_locked", NAME, "--", "check"])
+    assert ended.value.code == 69
