@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,8 +26,15 @@ class Command(BaseCommand):
         if options["start"]:
             subprocess.Popen(["setsid", "sleep", options["start"]])
         self.stdout.write(f"running {os.environ['REDIS_LOCK_NAME']} {' '.join(options['words'])}")
-        for line in sys.stdin:
-            match line.split():
+        # Without a buffer, and waited for in parts: Python hears of a signal that comes just before
+        # the system call at its end.
+        orders = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115
+        while True:
+            while not select.select([orders], [], [], 0.3)[0]:
+                pass
+            if not (line := orders.readline()):
+                return
+            match line.decode().split():
                 case ["fail"]:
                     raise CommandError("failed as told", returncode=3)
                 case ["crash"]:
