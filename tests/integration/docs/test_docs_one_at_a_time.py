@@ -1,4 +1,4 @@
-"""The examples of docs/one_at_a_time.md, answers.md and transactions.md work as they stand there."""
+"""The examples of the pages on locked() work as they stand there."""
 
 from __future__ import annotations
 
