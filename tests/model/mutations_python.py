@@ -112,8 +112,8 @@ TESTS: dict[str, str] = {
     "decorators.on_lost": "locked_command cancel_on_lost run_locked",
     "decorators.options": "arguments first_mistakes locked_function cached",
     "decorators.transactions": "locked_transactions on_commit idempotent",
-    "decorators.views": "first_mistakes locked_view locked_class_views locked_rest_framework "
-    "locked_who_answers locked_function",
+    "decorators.targets": "targets first_mistakes locked_view locked_class_views "
+    "locked_rest_framework locked_who_answers locked_function",
 }
 
 

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from ...cache import lock_cache
 from ...clock import time
 from ...conf import Conf
-from ...decorators import celery_task, is_django_task, namer
+from ...decorators import DJANGO_TASK, Target, namer
 from ...exceptions import LockError, LockNotOwnedError
 from ...extension import part
 from ...locking import Hold, Renewal, Renewals
@@ -129,15 +129,8 @@ def unique_task(
     rules = partial(Unique, key, timeout, until, on_duplicate, using, on_redis_down)
 
     def decorate(target: object) -> Any:
-        if is_django_task(target):
-            return part("django_tasks").unique(rules, target)
-        # A proxy: of a shared task, or of one that is made when it is used.
-        if type(target).__module__ == "celery.local" or celery_task(target):
-            return part("celery_tasks").unique(rules, target)
-        raise TypeError(
-            f"@unique_task(...) decorates tasks, not {target!r}: put it above @shared_task, "
-            "@app.task or @task"
-        )
+        kind = Target("unique_task", target).kind
+        return part("django_tasks" if kind == DJANGO_TASK else "celery_tasks").unique(rules, target)
 
     return decorate
 

@@ -691,7 +691,7 @@ def test_a_timeout_is_required() -> None:
 
 @pytest.mark.parametrize("target", [lambda shop: None, 5, object, Duplicate])
 def test_only_tasks_are_decorated(target: Any) -> None:
-    with pytest.raises(TypeError, match="above @shared_task"):
+    with pytest.raises(TypeError, match="decorates tasks"):
         unique_task("sync", timeout=60)(target)
 
 
