@@ -1,4 +1,4 @@
-"""The pages on monitoring: their examples work as they stand there, and their tables are complete."""
+"""The pages on monitoring: their examples work, and their tables are complete."""
 
 from __future__ import annotations
 
