@@ -1,5 +1,5 @@
-"""Makes the description of README.md, as a package index follows no relative links; everything else is
-in pyproject.toml."""
+"""Makes the description of README.md, as a package index follows no relative links; everything else
+is in pyproject.toml."""
 
 import re
 from pathlib import Path
