@@ -13,8 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import time
 from ..protocol import Reply
 from ..transport import RawConnection, Server
-from ..transport.address import readable
-from ..transport.circuit_breaker import PROBE_SECONDS
+from ..transport.address import PROBE_SECONDS, readable
 from .over_a_loop import spare_of_a_loop
 
 #: Seconds after which an idle connection may have been forgotten: a bit longer than from one look

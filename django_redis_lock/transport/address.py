@@ -66,6 +66,10 @@ TWINS: tuple[tuple[type, type], ...] = (
 )
 
 
+#: Seconds after which an idle connection may have been forgotten; and for which it may then be
+#: silent.
+TRUSTED_SECONDS, PROBE_SECONDS = 1.0, 0.5
+
 #: Names of TCP options, and seconds: without traffic the system asks the other end after
 #: so many, so often; and after these, data that were not acknowledged end the connection.
 _KEEPALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))

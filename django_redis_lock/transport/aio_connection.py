@@ -30,13 +30,14 @@ from ..protocol import Reply
 from .address import (
     HAS_HIREDIS,
     INCOMPLETE,
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
     connecting,
     own_settings,
     reader_for,
     unguarded,
 )
 from .aio_tasks import wait_awake
-from .circuit_breaker import PROBE_SECONDS, TRUSTED_SECONDS
 from .refusals import LostLogin, redis_errors, suppress
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from ..clock import real_time as time
 from ..events import Outage, ServerDown, ServerUp
 from ..extension import hooks
 from ..threads import Mutex, free_after_fork, get_logger
+from .address import PROBE_SECONDS
 
 if TYPE_CHECKING:
     from .registry import Settings
@@ -35,9 +36,6 @@ PROBE_TIMEOUT_SECONDS = 1.0
 CHECK_SECONDS = 1.0
 #: A caller with less time than twice this has it for one attempt only.
 MIN_ATTEMPT_SECONDS = 0.08
-#: Seconds after which an idle connection may have been forgotten; and for which it may then be
-#: silent.
-TRUSTED_SECONDS, PROBE_SECONDS = 1.0, 0.5
 
 
 class CircuitOpen(RedisConnectionError):

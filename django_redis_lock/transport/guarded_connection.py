@@ -22,8 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
-from .address import connecting, name_driver, still_answers
-from .circuit_breaker import PROBE_SECONDS, TRUSTED_SECONDS
+from .address import PROBE_SECONDS, TRUSTED_SECONDS, connecting, name_driver, still_answers
 from .interrupts import Interruptible, interruptible
 from .refusals import genuine, is_misdirected, redis_errors
 from .registry import Client, Pool, renew_pool

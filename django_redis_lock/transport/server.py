@@ -15,6 +15,8 @@ from ..clock import real_time, time
 from ..protocol import Reply, UnreadReply
 from ..threads import after_fork
 from .address import (
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
     RawConnection,
     allow,
     closed_once,
@@ -30,13 +32,7 @@ from .address import (
     timeout_of,
     who,
 )
-from .circuit_breaker import (
-    CHECK_SECONDS,
-    PROBE_SECONDS,
-    TRUSTED_SECONDS,
-    Breaker,
-    without_credentials,
-)
+from .circuit_breaker import CHECK_SECONDS, Breaker, without_credentials
 from .hints import name_missing_right
 from .interrupts import interruptible
 from .refusals import (
