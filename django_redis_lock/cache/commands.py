@@ -12,7 +12,6 @@ from inspect import signature
 from typing import Any, NamedTuple, TypeAlias
 
 from django.conf import settings
-from redis import Redis
 from redis.exceptions import DataError, NoScriptError
 
 from ..events import remembered
@@ -20,8 +19,9 @@ from ..protocol import Call, Reply, Script
 from ..protocol.keys import flight_key
 from ..singleflight import DELETE, END_SEEN, EXPIRE_AT, WRITE, own_flights
 from ..steps import Step
-from ..transport import exchange, is_cluster, pack, pack_words, run, run_all
+from ..transport import exchange, is_cluster, is_plain, pack, pack_words, run, run_all
 from ..transport.execute import joined, pack_word
+from ..transport.registry import in_memory
 
 #: A write of one value, or of several.
 Write: TypeAlias = "Set | Delete"
@@ -316,31 +316,21 @@ def outcomes(replies: list[Reply]) -> tuple[list[Reply], Reply]:
     return done, tokens
 
 
-#: The methods of django-redis's client that are given ``OwnConnections``, and those of redis-py's
-#: that these stand for.
+#: The methods of django-redis's client that are given ``OwnConnections``.
 _GIVEN = ("get", "get_many", "set", "delete", "delete_many", "has_key", "ttl", "pttl", "touch")
-_STOOD_FOR = (
-    *("get", "mget", "set", "delete", "exists", "ttl", "pttl", "expire", "pexpire", "persist"),
-    *("expireat", "pexpireat", "eval", "evalsha", "pipeline"),
-)
 
 
 def own_connections(client: Any) -> OwnConnections | None:
     """None if django-redis's ``client`` takes no other, if it closes its connections after each
-    request, or if a class of the project's own sends its commands, or connects."""
+    request, if its redis-py client has what ours do not know, or leads to a server in memory, which
+    has no transactions."""
     closing = getattr(settings, "DJANGO_REDIS_CLOSE_CONNECTION", False)
     closes = client._options.get("CLOSE_CONNECTION", closing)
     if closes or not all(takes_client(getattr(client, name)) for name in _GIVEN):
         return None
     redis = client.get_client(write=True)
-    kind = type(redis)
-    plain = all(getattr(kind, name) is getattr(Redis, name) for name in _STOOD_FOR)
-    connects = redis.connection_pool.connection_class
-    connects = getattr(connects, "guards", connects)
-    ours = hasattr(connects, "asyncio_class")
-    known = ours or connects.__module__.startswith("redis.")
-    plain = plain and known and not redis.get_encoder().decode_responses
-    return OwnConnections(redis) if plain else None
+    other = in_memory(redis) or redis.get_encoder().decode_responses
+    return OwnConnections(redis) if is_plain(redis) and not other else None
 
 
 def takes_client(method: Callable[..., object]) -> bool:

@@ -318,7 +318,7 @@ class AsyncMethods(Writes):
     def _client_for(self, method: str) -> object:
         """None if ``method`` is to run in Django's thread."""
         one_server = type(self.client) is DefaultClient and self._breaker is not None
-        one_server = one_server and self._has_plain_keys
+        one_server = one_server and self._has_plain_keys and self._is_plain
         # A loop for which a thread waits lasts for one call, and would have to connect for each.
         if not one_server or not self._is_original(method) or waiting_thread() is not None:
             return None

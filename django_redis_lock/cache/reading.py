@@ -25,6 +25,7 @@ from ..transport import (
     Server,
     exchange_with,
     is_observed,
+    is_plain,
     pack_words,
     server_of,
 )
@@ -247,6 +248,12 @@ class CacheReader(LockCache):
     def _own(self) -> OwnConnections | None:
         return None if self._breaker is None else own_connections(self.client)
 
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether tasks may use connections of ours. There is no asyncio twin of a client that has
+        what those do not know: what is configured for threads is there in threads."""
+        return is_plain(self._lock_client())
+
     def _direct(self) -> OwnConnections | None:
         """What sends calls on connections of our own; None while a tool observes the client, and
         where the way in which django-redis's or redis-py's client sends them must be kept."""
@@ -354,14 +361,15 @@ class CacheReader(LockCache):
         value: object = MISSING
         outage: BaseException | None = None
         observed = not self._is_original("get")
+        by_get = observed or not (stale or self._is_plain)
         probably_there = self._misses_in_a_row < EXPECTED_AFTER_MISSES
         reads = bool(stale or probably_there or runner.is_observed)
         try:
-            if stale or not observed:
+            if stale or not by_get:
                 stored = yield from self._read(runner, nkey, reads)
-            if observed and isinstance(runner, ThreadRunner):
+            if by_get and isinstance(runner, ThreadRunner):
                 value = self._read_by_tool(key, version, None)
-            elif observed:
+            elif by_get:
                 value = yield self.aget(key, MISSING, version)
         except genuine(ConnectionInterrupted) as error:
             outage = self._without_redis(error.__cause__ or error)

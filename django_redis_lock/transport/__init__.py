@@ -25,6 +25,7 @@ from .refusals import is_outage as is_outage
 from .refusals import is_refusal as is_refusal
 from .registry import Client as Client
 from .registry import encoded as encoded
+from .registry import is_plain as is_plain
 from .registry import server_of as server_of
 from .retry import Answer as Answer
 from .server import Server as Server
