@@ -86,14 +86,10 @@ _INSTEAD: Final[dict[str | tuple[str, str], str]] = {
         "each Celery app has its own copy of a shared task, and this would decorate only one: put "
         "@locked below @shared_task, next to the function"
     ),
-    ("unique_task", SHARED_TASK): (
-        "each Celery app has its own copy of a shared task. Write @shared_task(base=UniqueTask, "
-        'unique="sync-{shop}", unique_timeout=3600), with UniqueTask of django_redis_lock'
-    ),
     ("cached", CELERY_TASK): _NEXT_TO_IT,
     ("cached", SHARED_TASK): _NEXT_TO_IT,
     ("cached", DJANGO_TASK): _NEXT_TO_IT,
-    ("unique_task", FUNCTION): "put it above @app.task or @task",
+    ("unique_task", FUNCTION): "put it above @shared_task, @app.task or @task",
     ("locked", OTHER): (
         'of a lock it takes the name, and its other options by name: @locked("name", timeout=30)'
     ),
@@ -124,7 +120,10 @@ class Target:
             raise TypeError(f"{words}: {instead}" if instead else words)
         #: What runs, of one that is no class and no task.
         self.function = given.__func__ if self.kind in (STATIC, CLASS_METHOD) else given
-        self.dotted: str = _dotted(self.function)
+
+    @functools.cached_property
+    def dotted(self) -> str:
+        return _dotted(self.function)
 
     def check_named(self, key: object) -> None:
         """

@@ -87,7 +87,7 @@ def _without_cache() -> Iterator[tuple[str, str, ImproperlyConfigured]]:
     places = [
         ("E005", f"locked() of {lock.target}", lock.options.using) for lock in _declarations()
     ]
-    tasks = getattr(sys.modules.get(f"{PACKAGE}.contrib.unique_tasks"), "declared", ())
+    tasks = getattr(sys.modules.get(f"{PACKAGE}.contrib.unique_tasks.messages"), "declared", ())
     places += [("E005", f"unique_task() of {task.title}", task.using) for task in tasks]
     if "USING" in given():  # It is reported once, and not for each use.
         places = [("E007", "DJANGO_REDIS_LOCK: USING", None), *(p for p in places if p[2])]

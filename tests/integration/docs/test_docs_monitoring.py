@@ -1,4 +1,4 @@
-"""docs/monitoring.md: its examples work as they stand there, and its tables are complete."""
+"""The pages on monitoring: their examples work, and their tables are complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.integration.metrics.test_exporters import Exported, live_a_little
 from tests.processes import until
 
 ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "docs" / "monitoring.md").read_text()
+PAGES = ("monitoring", "signals_and_log", "exporters")
+TEXT = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)
 
 
 def section(heading: str) -> str:
