@@ -7,8 +7,9 @@ release when the application's pool is exhausted. So none of them uses the pool.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401  # The first connection to a name needs it.
+import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
@@ -31,8 +32,9 @@ from redis.exceptions import InvalidResponse, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from ..clock import time
 from ..extension import PACKAGE
-from .refusals import NO_REDIS, genuine, redis_errors, refusal, suppress
+from .refusals import NO_REDIS, genuine, redis_errors, suppress
 
 if TYPE_CHECKING:
     from ..protocol import Reply
@@ -64,19 +66,9 @@ TWINS: tuple[tuple[type, type], ...] = (
 )
 
 
-# A firewall, a load balancer or a NAT forgets a connection without traffic, often after some
-# minutes, and tells neither end: the silence of such a connection says nothing about the server.
-
-#: Seconds for which an idle connection is used without a check.
-TRUSTED_SECONDS = 1.0
-#: Seconds that an idle connection has to answer; then it is replaced.
-PROBE_SECONDS = 0.5
-
-
-def probe_seconds(patience: float | None) -> float:
-    """The same for a caller who waits for so many seconds."""
-    return PROBE_SECONDS if patience is None else min(PROBE_SECONDS, patience / 2)
-
+#: Seconds after which an idle connection may have been forgotten; and for which it may then be
+#: silent.
+TRUSTED_SECONDS, PROBE_SECONDS = 1.0, 0.5
 
 #: Names of TCP options, and seconds: without traffic the system asks the other end after
 #: so many, so often; and after these, data that were not acknowledged end the connection.
@@ -103,6 +95,7 @@ class RawConnection(Protocol):
     def disconnect(self) -> None: ...
     def send_command(self, *args: object) -> None: ...
     def send_packed_command(self, command: list[bytes]) -> None: ...
+    def poll(self, milliseconds: float, /) -> object: ...  # See ``poll_of``.
     def can_read(self, timeout: float = 0) -> bool: ...
     def read_response(self) -> Reply: ...
 
@@ -201,17 +194,6 @@ def _without_the_pool(settings: Settings) -> Settings:
     return {n: v for n, v in settings.items() if not n.startswith("maint_notifications")}
 
 
-def note_sent(error: BaseException, sent: bool) -> None:
-    error.__dict__["sent_to_redis"] = sent
-
-
-def may_have_run(error: BaseException) -> bool:
-    """Whether Redis may have carried out the call that ended with ``error``. A refusal is about the
-    state of the server: the script's first write meets it, so nothing has run."""
-    noted = error.__dict__.get("sent_to_redis")
-    return not refusal(error) if noted is None else bool(noted)
-
-
 def is_cluster(client: object) -> bool:
     """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
     return hasattr(client, "nodes_manager")
@@ -289,13 +271,38 @@ def allow(connection: Any, timeout: float) -> None:
         connection._parser.on_connect(connection)  # It knows the timeout, too.
 
 
-def still_answers(connection: RawConnection, seconds: float) -> bool:
+def poll_of(connection: Any) -> Callable[[float], object]:
+    """What waits so many milliseconds until there is something to read on ``connection``, or its
+    end. redis-py's own wait would take a TimeoutError from a signal handler for one of its own."""
+    if not (hasattr(select, "poll") and hasattr(connection._sock, "fileno")):
+        return lambda milliseconds: connection.can_read(milliseconds / 1000)
+    poll = select.poll()
+    poll.register(connection._sock, select.POLLIN)
+    return poll.poll
+
+
+def readable(connection: RawConnection, seconds: float = 0.0) -> bool:
+    """Whether there is something to read within so many seconds, also of what has been received:
+    a reply, or the end, about which reading raises an error."""
+    try:
+        return connection.can_read(0) or bool(connection.poll(max(0.0, seconds) * 1000))
+    except redis_errors():
+        return True
+
+
+def expect(connection: RawConnection, until: float | None) -> None:
+    """Wait for the next reply, until a monotonic time."""
+    if until is not None and not readable(connection, until - time.monotonic()):
+        raise RedisTimeoutError("Redis did not answer in time")
+
+
+def still_answers(connection: Any, seconds: float) -> bool:
     """Whether the server answers on ``connection``, ours or redis-py's, within so many seconds."""
     try:
         if connection.can_read(0):  # Nothing but its end.
             return False
         connection.send_command("PING")
-        if not connection.can_read(seconds):
+        if not poll_of(connection)(seconds * 1000):
             return False
         connection.read_response()
     except ResponseError:
