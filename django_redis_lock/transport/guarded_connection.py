@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from .address import PROBE_SECONDS, TRUSTED_SECONDS, connecting, name_driver, still_answers
 from .interrupts import Interruptible, interruptible
-from .refusals import genuine, is_misdirected, redis_errors
+from .refusals import genuine, is_misdirected, redis_errors, suppress
 from .registry import RETRY, Client, Pool, renew_pool
 
 C = TypeVar("C", bound=Client)
@@ -116,12 +116,12 @@ class GuardedConnection(_ReplyCounter, Interruptible):
     def _may_be_used(self) -> bool:
         if not self._is_clean() or not self._was_idle():
             return self._is_clean()
-        try:
+        answers = False
+        with suppress(RedisError, OSError):
             while self.in_front() is not None and self.can_read():
                 self.read_response(push_request=True)  # What has changed.
-        except redis_errors():
-            return False
-        return still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
+            answers = still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
+        return answers
 
     # redis-py 8 calls it where a connection has ended.
     def connect_check_health(self, *args: object, **kwargs: object) -> None:
