@@ -25,6 +25,7 @@ from .refusals import is_refusal as is_refusal
 from .refusals import may_have_run as may_have_run
 from .refusals import note_sent as note_sent
 from .registry import encoded as encoded
+from .registry import is_plain as is_plain
 from .registry import server_of as server_of
 from .retry import Answer as Answer
 from .server import Server as Server

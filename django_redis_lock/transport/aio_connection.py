@@ -36,6 +36,7 @@ from .address import (
     connecting,
     own_settings,
     reader_for,
+    reset_when_closed,
     unguarded,
 )
 from .aio_tasks import wait_awake
@@ -299,6 +300,8 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         self._fail(error)
 
     def disconnect(self) -> None:
+        if self._calls:
+            reset_when_closed(self._transport.get_extra_info("socket"))
         self._transport.abort()
 
     def cut(self) -> None:
@@ -346,6 +349,8 @@ class IndirectConnection(AsyncRawConnection):
     def disconnect(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
+        if self._calls and self._writer is not None:
+            reset_when_closed(self._writer.get_extra_info("socket"))
         self._fail(None)
         self._close()
 

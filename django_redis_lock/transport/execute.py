@@ -50,7 +50,7 @@ def _bulks(parts: Sequence[bytes]) -> bytes:
 def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
-    script, keys, args = call
+    script, keys, args, _ = call
     parts = [
         # A source is long and rarely sent: not to be remembered.
         (_head if known else _head.__wrapped__)(script, len(keys), len(args), known),

@@ -117,6 +117,12 @@ class Exchange(Protocol):
     def sleep(self, seconds: float) -> Step[None]: ...
 
 
+def note_unanswered(server: Server, call: Call, error: Exception) -> None:
+    """``call`` has ended with ``error``; see ``Call``."""
+    if call.unanswered is not None and may_have_run(error):
+        call.unanswered.append((server, call))
+
+
 def run_again(
     exchange: Exchange,
     call: Call,
@@ -127,8 +133,10 @@ def run_again(
     """Run ``call``, which may have failed with ``error`` at ``node``."""
     policy = RetryPolicy(exchange.server, until)
     while True:
-        if error is not None and (pause := policy.after(error, node)):
-            yield exchange.sleep(pause)
+        if error is not None:
+            note_unanswered(exchange.server, call, error)
+            if pause := policy.after(error, node):
+                yield exchange.sleep(pause)
         node = None
         try:
             node = policy.towards or (yield exchange.locate(call.keys))
@@ -153,6 +161,7 @@ def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply
             exchange.server.on_error(error)
             values = []
             for number in numbers:
+                note_unanswered(exchange.server, calls[number], error)
                 answer = yield from run_again(exchange, calls[number])
                 values.append(answer.value)
         for number, value in zip(numbers, values, strict=True):
