@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -37,11 +37,8 @@ from redis.retry import Retry
 
 from ..clock import time
 from ..extension import PACKAGE
+from ..protocol import Reply
 from .refusals import NO_REDIS, genuine, redis_errors, suppress
-
-if TYPE_CHECKING:
-    from ..protocol import Reply
-    from .registry import Pool, Settings
 
 try:
     import hiredis
@@ -84,6 +81,29 @@ if hasattr(socket, "TCP_USER_TIMEOUT"):
     KEEPALIVE_OPTIONS[socket.TCP_USER_TIMEOUT] = _USER_TIMEOUT_MS
 
 
+#: The arguments of redis-py's connections.
+Settings: TypeAlias = dict[str, Any]
+#: Equal for connections to one database as one user.
+Database: TypeAlias = tuple[object, ...]
+
+
+class Pool(Protocol):
+    """One of redis-py's pools, for threads or for tasks; or an ``Address``."""
+
+    @property
+    def connection_class(self) -> type: ...
+    @property
+    def connection_kwargs(self) -> Settings: ...
+
+
+class Client(Protocol):
+    """One of redis-py's clients: for threads, for tasks, or for a cluster."""
+
+    @property
+    def connection_pool(self) -> Pool: ...  # Not a cluster's: it has one for each of its nodes.
+    def get_encoder(self) -> Any: ...
+
+
 class Address(NamedTuple):
     """Where connections lead, with the arguments of redis-py's pools."""
 
@@ -91,8 +111,14 @@ class Address(NamedTuple):
     connection_kwargs: Settings
 
 
-class RawConnection(Protocol):
+class Made(Protocol):
+    """A connection of our own, for threads or for tasks."""
+
     generation: int  #: See ``Server.renew``.
+
+
+class RawConnection(Made, Protocol):
+    """One for threads."""
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...

@@ -16,7 +16,7 @@ import select
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -32,6 +32,7 @@ from .address import (
     INCOMPLETE,
     PROBE_SECONDS,
     TRUSTED_SECONDS,
+    Pool,
     connecting,
     own_settings,
     reader_for,
@@ -40,9 +41,6 @@ from .address import (
 )
 from .aio_tasks import wait_awake
 from .refusals import LostLogin, redis_errors, suppress
-
-if TYPE_CHECKING:
-    from .registry import Pool
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after its time in which a loop that stood still reads a reply that has come.

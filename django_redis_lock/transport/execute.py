@@ -15,9 +15,10 @@ from ..clock import time
 from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..protocol import Call, Reply, Script
 from ..steps import drive
+from .address import Client
 from .circuit_breaker import Breaker
 from .refusals import note_sent
-from .registry import Client, server_of
+from .registry import server_of
 from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
 from .server import Server
 

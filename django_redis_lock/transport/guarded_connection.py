@@ -24,10 +24,18 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
-from .address import PROBE_SECONDS, TRUSTED_SECONDS, connecting, name_driver, still_answers
+from .address import (
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
+    Client,
+    Pool,
+    connecting,
+    name_driver,
+    still_answers,
+)
 from .interrupts import Interruptible, interruptible
 from .refusals import genuine, is_misdirected, redis_errors, suppress
-from .registry import RETRY, Client, Pool, renew_pool
+from .registry import RETRY, renew_pool
 
 C = TypeVar("C", bound=Client)
 T = TypeVar("T")

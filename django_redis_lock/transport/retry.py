@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from redis.exceptions import AskError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -19,13 +19,11 @@ from .server import Server
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 
-class Answer:
+class Answer(NamedTuple):
     """What a script returned, and whether it may have run twice; see ``RetryPolicy.after``."""
 
-    __slots__ = ("sent_twice", "value")
-
-    def __init__(self, value: Reply, sent_twice: bool) -> None:
-        self.value, self.sent_twice = value, sent_twice
+    value: Reply
+    sent_twice: bool
 
 
 #: Seconds for which a call is retried whose keys have moved: a slot with few keys moves faster.
