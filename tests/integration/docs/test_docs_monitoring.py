@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry
 import django_redis_lock
 from django_redis_lock import events, signals
 from django_redis_lock.contrib import metrics
-from django_redis_lock.contrib.exporters import GAUGES, opentelemetry, prometheus
+from django_redis_lock.contrib.exporters import opentelemetry, prometheus
+from django_redis_lock.contrib.exporters.listening import GAUGES
 from tests.integration.metrics.test_exporters import Exported, live_a_little
 from tests.processes import until
 
