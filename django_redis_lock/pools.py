@@ -27,13 +27,15 @@ from redis.retry import Retry
 from .transport.address import (
     PROBE_SECONDS,
     TRUSTED_SECONDS,
+    Client,
+    Pool,
     connecting,
     name_driver,
     still_answers,
 )
 from .transport.interrupts import Interruptible, interruptible
 from .transport.refusals import is_misdirected, redis_errors, suppress
-from .transport.registry import RETRY, Client, Pool, renew_pool
+from .transport.registry import RETRY, renew_pool
 
 C = TypeVar("C", bound=Client)
 T = TypeVar("T")

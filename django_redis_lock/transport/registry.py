@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from ..extension import TOPOLOGIES, part
 from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
-from .address import is_cluster, unguarded
+from .address import Client, Database, Pool, is_cluster, unguarded
 from .server import Server, disconnect_idle
 
 _servers: weakref.WeakValueDictionary[Database, Server] = weakref.WeakValueDictionary()
@@ -23,28 +23,6 @@ _encoders: weakref.WeakKeyDictionary[object, Any] = weakref.WeakKeyDictionary()
 #: Makes what takes the place of a server, while something does.
 _make_stand_in: Callable[[Database], Server | None] | None = None
 _registry = free_after_fork(Mutex())
-
-#: The arguments of redis-py's connections.
-Settings: TypeAlias = dict[str, Any]
-#: Equal for connections to one database as one user.
-Database: TypeAlias = tuple[object, ...]
-
-
-class Pool(Protocol):
-    """One of redis-py's pools, for threads or for tasks; or an ``Address``."""
-
-    @property
-    def connection_class(self) -> type: ...
-    @property
-    def connection_kwargs(self) -> Settings: ...
-
-
-class Client(Protocol):
-    """One of redis-py's clients: for threads, for tasks, or for a cluster."""
-
-    @property
-    def connection_pool(self) -> Pool: ...  # Not a cluster's: it has one for each of its nodes.
-    def get_encoder(self) -> Any: ...
 
 
 def server_of(client: Client) -> Server:
