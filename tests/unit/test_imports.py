@@ -37,7 +37,10 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     {"protocol": "what is in Redis: keys, scripts, what their answers mean; no input or output"},
     {"transport": "how a script reaches a server; the only user of redis-py's connections"},
-    {"keeper": "the one background thread of a process, and threads for background work"},
+    {
+        "keeper": "the one background thread of a process, and threads for background work",
+        "history": "who held a lock before, and why it was lost",
+    },
     {"locking": "the locks on one server, for threads and for asyncio, and how they wait"},
     {"singleflight": "one computation of a missing value, awaited by everyone else"},
     # Django begins here.
