@@ -40,6 +40,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {
         "keeper": "the one background thread of a process, and threads for background work",
         "history": "who held a lock before, and why it was lost",
+        "pools": "redis-py's own pools, each connection of which serves one call at a time",
     },
     {"locking": "the locks on one server, for threads and for asyncio, and how they wait"},
     {"singleflight": "one computation of a missing value, awaited by everyone else"},
@@ -259,7 +260,7 @@ SECOND_FACES |= {
     for name in ("refusals", "hints", "interrupts", "aio_client", "aio_connection", "aio_tasks")
 }
 SECOND_FACES |= {f"transport.{name}" for name in ("address", "execute", "registry")}
-SECOND_FACES |= {"transport.guarded_connection", "locking.questions"}
+SECOND_FACES |= {"locking.questions"}
 
 
 #: The most names that a package may offer to the others of the core.
