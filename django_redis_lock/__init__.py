@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .exceptions import (
+    ComputationFailed,
     LocalLockUnavailable,
     LockError,
     LockLost,
@@ -17,18 +18,23 @@ from .extension import on_first_use
 from .locking import Lock
 
 if TYPE_CHECKING:
+    from .cache import BackendCannotLock
     from .contrib.idempotency import idempotent
     from .contrib.redlock import AsyncRedlock, Redlock
     from .contrib.several_names import AsyncMultiLock, MultiLock
-    from .contrib.unique_tasks import unique_task
+    from .contrib.unique_tasks import AlreadyQueued, Duplicate, TaskNotQueued, unique_task
     from .decorators import current_lock, locked
     from .decorators.cached import cached, cached_page
     from .locking import AsyncLock
 
 __all__ = [
+    "AlreadyQueued",
     "AsyncLock",
     "AsyncMultiLock",
     "AsyncRedlock",
+    "BackendCannotLock",
+    "ComputationFailed",
+    "Duplicate",
     "LocalLockUnavailable",
     "Lock",
     "LockError",
@@ -37,6 +43,7 @@ __all__ = [
     "LockNotOwnedError",
     "MultiLock",
     "Redlock",
+    "TaskNotQueued",
     "TooFewReplicas",
     "TooFewServers",
     "cached",
@@ -53,12 +60,13 @@ __version__ = "0.1.0"
 __getattr__ = on_first_use(
     __name__,
     {
+        "cache": "BackendCannotLock",
         "decorators": "cached cached_page current_lock locked",
         "locking": "AsyncLock",
         "contrib.idempotency": "idempotent",
         "contrib.redlock": "AsyncRedlock Redlock",
         "contrib.several_names": "AsyncMultiLock MultiLock",
-        "contrib.unique_tasks": "unique_task",
+        "contrib.unique_tasks": "AlreadyQueued Duplicate TaskNotQueued unique_task",
     },
 )
 

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
-from .cache import LockCache
+from .cache import RedisCache
 from .conf import Conf
 from .extension import PartMissing, part
 from .middleware import note_tasks
@@ -66,7 +66,7 @@ def _load_caches() -> None:
     """What cannot be imported raises at the cache's first use."""
     for of_cache in settings.CACHES.values():
         with suppress(Exception):
-            if issubclass(import_string(of_cache["BACKEND"]), LockCache):
+            if issubclass(import_string(of_cache["BACKEND"]), RedisCache):
                 for option, usual in NAMED.items():
                     import_string((of_cache.get("OPTIONS") or {}).get(option, usual))
 

@@ -20,7 +20,7 @@ from .threads import no_fork
 #: The optional parts: where each is, and what needs it.
 PARTS: Mapping[str, tuple[str, str]] = {
     "admin": ("ops.admin.pages", "The admin"),
-    "asyncio": ("cache.tasks", "An asynchronous method of a cache"),
+    "asyncio": ("cache.async_methods", "An asynchronous method of a cache"),
     "by_name": ("management.by_name", "manage.py locks"),
     "celery_tasks": ("contrib.unique_tasks.celery", "unique_task() of a task of Celery"),
     "checks": ("ops.checks", "manage.py check"),

@@ -279,7 +279,7 @@ def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """No decorated function is known: those of other tests contradict each other, as checks would
     say."""
     monkeypatch.setattr(wrapper, "_declared", weakref.WeakKeyDictionary())
-    monkeypatch.setattr(unique_tasks, "declared", weakref.WeakSet())
+    monkeypatch.setattr(unique_tasks.messages, "declared", weakref.WeakSet())
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 from ..cache import (
     BACKEND,
     MISSING,
-    LockCache,
     OnCommit,
+    RedisCache,
     lock_cache,
 )
 from ..conf import SETTING, GetOrSetOptions, Timeout
@@ -175,7 +175,7 @@ class PlainCache:
 
     def log_backend(self) -> None:
         """Once in a process, that values are computed more often than the project expects."""
-        kind = type(self._cache.client if isinstance(self._cache, LockCache) else self._cache)
+        kind = type(self._cache.client if isinstance(self._cache, RedisCache) else self._cache)
         name = kind.__qualname__
         if _logged.setdefault((self._alias, name), mine := object()) is mine:
             logger.warning(

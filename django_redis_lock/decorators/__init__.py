@@ -11,25 +11,11 @@ from .cached import CachedFunction, cached, cached_page
 from .key_template import Names, Template, namer, names_from, short
 from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
+from .refusals import layers
 from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
+from .targets import DJANGO_TASK, LOCKED, STORED, TAKEN_BY, Target, like, view_of
 from .transactions import after_commit, wait_for
-from .views import (
-    LOCKED,
-    STORED,
-    is_api_view,
-    is_dispatch,
-    is_locked_above_its_values,
-    layers,
-    view_of,
-)
-from .wrapper import (
-    LockedFunction,
-    around_handlers,
-    celery_task,
-    declarations,
-    decorate,
-    is_django_task,
-)
+from .wrapper import LockedFunction, declarations, decorate
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -43,27 +29,25 @@ if TYPE_CHECKING:
     View = TypeVar("View", bound=Callable[Concatenate[HttpRequest, ...], Response])
 
 __all__ = [
+    "DJANGO_TASK",
     "LOCKED",
     "STORED",
+    "TAKEN_BY",
     "CachedFunction",
     "Locked",
     "LockedFunction",
     "LockedWithDefault",
     "RetryUntil",
+    "Target",
     "Template",
     "after_commit",
-    "around_handlers",
     "cached",
     "cached_page",
-    "celery_task",
     "current_lock",
     "declarations",
     "interrupt_main_thread",
-    "is_api_view",
-    "is_dispatch",
-    "is_django_task",
-    "is_locked_above_its_values",
     "layers",
+    "like",
     "locked",
     "namer",
     "outages_not_logged",
@@ -74,7 +58,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D")
-Target = TypeVar("Target")
+T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
 
 
@@ -107,7 +91,7 @@ def locked(
     name: str | Sequence[str] | None = None, /, *, default: D, **options: Unpack[LockOptions]
 ) -> LockedWithDefault[D]: ...
 @overload
-def locked(target: Target, /) -> Target: ...
+def locked(target: T, /) -> T: ...
 def locked(target: object = None, /, *others: object, **options: object) -> Any:
     """Run code only once at a time: ``@locked``, ``@locked("name")`` or ``@locked(option=…)`` on a
     view, a management command, a task, a function, or the class of a view or command; ``with
@@ -195,8 +179,8 @@ class Locked:
         self.options = options
         self._sections: list[Section] = []
 
-    def __call__(self, target: Target) -> Target:
-        decorated: Target = decorate(self.options, target)
+    def __call__(self, target: T) -> T:
+        decorated: T = decorate(self.options, target)
         return decorated
 
     # -- as a context manager ----------------------------------------------------------------
@@ -290,8 +274,8 @@ class LockedWithDefault(Generic[D], Locked):
         def __call__(self, target: Class) -> Class: ...
         @overload
         def __call__(  # type: ignore[overload-overlap]  # The others are for all others.
-            self: LockedWithDefault[Raised], target: Target
-        ) -> Target: ...
+            self: LockedWithDefault[Raised], target: T
+        ) -> T: ...
         @overload
         def __call__(  # type: ignore[overload-overlap]  # The next is for all others.
             self: LockedWithDefault[Skipped], target: View

@@ -8,17 +8,14 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from asgiref.sync import iscoroutinefunction
-from django.views import View
-
 from ..cache import NamedKey, value_cache
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
 from ..extension import part
 from ..protocol.validation import check_seconds
-from ..threads import check_plain, is_async
-from .key_template import Args, Kwargs, Template, bound_method, made_for_task, namer, short
-from .views import STORED
+from ..threads import check_plain
+from .key_template import Args, Kwargs, Template, made_for_task, namer, short
+from .targets import STORED, Target, like
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -137,25 +134,20 @@ def cached(
     given = {"timeout": timeout, "version": version, **GetOrSetOptions.check(**options)}
 
     def decorate(function: object) -> object:
-        return _cached_function(function, key, using, given)
+        target = Target("cached", function)
+        target.check_named(key)
+        return target.wrap(lambda each: _cached_function(each, target.dotted, key, using, given))
 
     return decorate(target) if decorates else decorate
 
 
 def _cached_function(
-    function: Any, key: str | Callable[..., str] | None, using: str, options: dict[str, object]
+    function: Any,
+    dotted: str,
+    key: str | Callable[..., str] | None,
+    using: str,
+    options: dict[str, object],
 ) -> object:
-    if type(function) in (staticmethod, classmethod):
-        return type(function)(_cached_function(function.__func__, key, using, options))
-    if isinstance(function, type) or not hasattr(function, "__qualname__"):
-        raise TypeError(f"cached() decorates functions, not {function!r}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(
-            f"cached() cannot store the generators of {function!r}: they can be read only once"
-        )
-    dotted = f"{function.__module__}.{function.__qualname__}"
-    if key is None and dotted.endswith("<lambda>"):
-        raise TypeError(f"{function!r} has no dotted name that could be its key: give a key")
     arguments = inspect.signature(function).parameters
     name: Any
     if key is None and list(arguments) == ["cls"]:
@@ -180,16 +172,16 @@ def _cached_function(
         return NamedKey.of(name, args, kwargs) if callable(key) else str(name(args, kwargs))
 
     def method(name: str, computes: bool, **options: object) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
+        def call(args: Args, kwargs: Kwargs) -> object:
             compute = (functools.partial(function, *args, **kwargs),) if computes else ()
             return getattr(value_cache(using), name)(key_of(args, kwargs), *compute, **options)
 
-        async def acall(*args: object, **kwargs: object) -> object:
+        async def acall(args: Args, kwargs: Kwargs) -> object:
             compute = (functools.partial(function, *args, **kwargs),) if computes else ()
             made = await made_for_task(key_of, args, kwargs, by_function=callable(key))
             return await getattr(value_cache(using), f"a{name}")(made, *compute, **options)
 
-        return functools.wraps(function)(acall if iscoroutinefunction(function) else call)
+        return functools.wraps(function)(like(function, call, acall))
 
     cache_alias = using
 
@@ -296,41 +288,41 @@ def cached_page(
     def decorate(view: V) -> V:
         if hasattr(view, "META"):
             raise TypeError("@cached_page needs a timeout: write @cached_page(300)")
-        if isinstance(view, type) or not callable(view):
-            raise TypeError(
-                f"@cached_page(300) decorates functions, not {view!r}. For a class of views write "
-                '@method_decorator(cached_page(300), name="dispatch")'
-            )
-        decorated: V = _cached_view(view, timeout, cache, key_prefix, given)
+        target = Target("cached_page", view)
+        decorated: V = target.wrap(
+            lambda each: _cached_view(each, target.dotted, timeout, cache, key_prefix, given)
+        )
         return decorated
 
     return decorate
 
 
 def _cached_view(
-    view: Any, timeout: object, cache: str | None, key_prefix: str | None, options: Any
+    view: Any,
+    dotted: str,
+    timeout: object,
+    cache: str | None,
+    key_prefix: str | None,
+    options: Any,
 ) -> Any:
-    dotted = f"{view.__module__}.{view.__qualname__}" if hasattr(view, "__qualname__") else ""
-    options = {**options, "group": options.get("group") or as_group(dotted) or None}
+    options = {**options, "group": options.get("group") or as_group(dotted)}
     middleware = part("pages").CachedPageMiddleware(
         view, page_timeout=timeout, cache_alias=cache, key_prefix=key_prefix, options=options
     )
-    instance = getattr(bound_method(view), "__self__", None)
-    asynchronous = is_async(view) or (isinstance(instance, View) and instance.view_is_async)
 
-    def call(request: object, *args: object, **kwargs: object) -> Any:
-        if not hasattr(request, "META"):
+    def respond(args: Args, kwargs: Kwargs, asynchronous: bool) -> Any:
+        if not (args and hasattr(args[0], "META")):
+            given = repr(args[0]) if args else "none"
             raise TypeError(
-                f"cached_page() needs a request as the first argument of {dotted}, not "
-                f"{request!r}. For a method write @method_decorator(cached_page(300))"
+                f"cached_page() needs a request as the first argument of {dotted}, not {given}. "
+                "For a method write @method_decorator(cached_page(300))"
             )
         return middleware.respond(
-            request, lambda request: view(request, *args, **kwargs), asynchronous=asynchronous
+            args[0], lambda request: view(request, *args[1:], **kwargs), asynchronous=asynchronous
         )
 
-    async def acall(request: object, *args: object, **kwargs: object) -> object:
-        return await call(request, *args, **kwargs)
-
-    decorated = functools.update_wrapper(acall if asynchronous else call, view)
+    call = functools.partial(respond, asynchronous=False)
+    acall = functools.partial(respond, asynchronous=True)
+    decorated = functools.update_wrapper(like(view, call, acall), view)
     setattr(decorated, STORED, True)
     return decorated

@@ -12,7 +12,6 @@ from datetime import date, time
 from decimal import Decimal
 from enum import Enum
 from numbers import Integral
-from types import MethodType
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -22,6 +21,7 @@ from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model
 
 from ..threads import get_logger
+from .targets import bound_method
 
 T = TypeVar("T")
 
@@ -305,16 +305,6 @@ async def made_for_task(
         except SynchronousOnlyOperation:
             pass
     return await sync_to_async(make)(args, kwargs)
-
-
-def bound_method(function: object) -> MethodType | None:
-    """The bound method, with the signature of the call, that Django's ``method_decorator`` has made
-    into ``function``."""
-    while function is not None:
-        if isinstance(function, functools.partial) and inspect.ismethod(function.func):
-            return function.func
-        function = getattr(function, "__wrapped__", None)
-    return None
 
 
 def short(name: str) -> str:

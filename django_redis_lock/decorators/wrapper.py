@@ -1,20 +1,23 @@
-"""``locked()`` on each kind of target, the wrappers that it puts around them, and all of these that
-this process knows."""
+"""What ``locked()`` puts around a function, and all such wrappers that this process knows."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import Future
+from contextlib import (
+    AbstractContextManager,
+    AsyncContextDecorator,
+    ContextDecorator,
+    nullcontext,
+)
+from threading import Thread
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.management.base import BaseCommand
-from django.views import View
 
 from ..conf import Conf
 from ..contention import (
@@ -33,22 +36,27 @@ from ..middleware import RequestActivity, doing, request_of
 from ..threads import is_async
 from ..transport import is_outage
 from ..transport.refusals import is_unusable, redis_errors
-from .key_template import Args, Kwargs, Template, bound_method, made_for_task, names_of
+from .key_template import Args, Kwargs, Template, made_for_task, names_of
 from .on_lost import CommandTerminator
 from .options import EXIT_CODES, MISSING, Options
-from .refusals import with_status
+from .refusals import sends_on, takes_request, with_status
 from .section import PLAIN_FUNCTION, Section, outages_not_logged
-from .views import (
+from .targets import (
+    API_VIEWS,
+    CELERY_TASK,
+    COMMAND,
+    DJANGO_TASK,
     LOCKED,
-    complete,
+    VIEWS,
+    Target,
+    bound_method,
     is_api_view,
     is_dispatch,
-    refuse_object,
-    sends_on,
-    takes_request,
-    view_of,
+    like,
 )
 
+#: What other decorators make a function return: a block for ``with``, work in the background.
+_RUN_LATER = (ContextDecorator, AsyncContextDecorator, Thread, Future)
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
     "call current_lock().ensure_held() before each step that needs the lock"
@@ -70,11 +78,6 @@ class LockedFunction:
         dotted: str,
         is_handler: bool = False,
     ) -> None:
-        if any(map(_is_generator, (function, type(function).__call__))):
-            raise TypeError(
-                f"locked() cannot decorate {function!r}: a call returns a generator, which would "
-                'run after the release of the lock. Take the lock inside: with locked("name")'
-            )
         if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
         if not (is_async(function) or is_dispatch(function) or _is_djangos_dummy(function)):
@@ -117,36 +120,13 @@ class LockedFunction:
         return not (chosen or of_class) and takes_request(self.function)
 
     def wrapper(self) -> Callable[..., Any]:
-        function, wrapper = self.function, self._wrapper()
+        function = self.function
+        wrapper = like(function, self.run, self.arun)
         functools.update_wrapper(wrapper, function)
         setattr(wrapper, LOCKED, self)
         if not _is_djangos_dummy(function):
             _declared[self] = None
         return wrapper
-
-    def _wrapper(self) -> Callable[..., object]:
-        function = self.function
-        if is_async(function):
-
-            async def acall(*args: object, **kwargs: object) -> object:
-                return await self.arun(args, kwargs)
-
-            return acall
-
-        def call(*args: object, **kwargs: object) -> object:
-            return self.run(args, kwargs)
-
-        if is_dispatch(function):
-
-            def dispatch(*args: object, **kwargs: object) -> object:
-                # Django awaits the result if the view's methods are coroutine functions.
-                view = view_of(function, args)
-                if view is not None and view.view_is_async:
-                    return self.arun(args, kwargs)
-                return self.run(args, kwargs)
-
-            return dispatch
-        return call
 
     # -- threads -----------------------------------------------------------------------------
 
@@ -184,7 +164,7 @@ class LockedFunction:
             raise
         if not entered:
             return of_this_moment(self._answer(section.conflict(), args, kwargs))
-        return complete(result, self.target)
+        return _complete(result, self.target)
 
     def _entered(self, section: Section, args: Args, kwargs: Kwargs) -> bool:
         if not (args and isinstance(args[0], BaseCommand)):
@@ -261,7 +241,7 @@ class LockedFunction:
             await section.leave(error)
             raise
         await section.leave()
-        return complete(result, self.target)
+        return _complete(result, self.target)
 
     async def _aanswer(self, conflict: Conflict, args: Args, kwargs: Kwargs) -> object:
         if is_async(self.options.on_conflict):
@@ -289,8 +269,30 @@ def _request_noted(args: Args, kwargs: Kwargs) -> AbstractContextManager[None]:
     return nullcontext() if request is None else doing(RequestActivity(request))
 
 
-def _is_generator(function: object) -> bool:
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+def _complete(result: object, dotted: str) -> object:
+    """``result``. Raises TypeError if some of what the function ``dotted`` has returned has yet to
+    run, when its lock is released."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        instead = 'return a list, or take the lock inside the generator: with locked("name")'
+    elif inspect.isawaitable(result):
+        instead = "make it a coroutine function, or mark it: asgiref.sync.markcoroutinefunction"
+    elif isinstance(result, _RUN_LATER):
+        instead = 'take the lock inside of what runs later: with locked("name")'
+    else:
+        return result
+    if _is_over(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    kind = type(result).__name__.strip("_").removeprefix("async_")
+    returned = f"{dotted} returned a {kind}, which would run after the lock's release"
+    raise TypeError(f"{returned}: {instead}")
+
+
+def _is_over(result: object) -> bool:
+    if isinstance(result, Thread):
+        return result.ident is not None and not result.is_alive()
+    return bool(hasattr(result, "done") and result.done())
 
 
 def _takes_arguments(function: Callable[..., object]) -> bool:
@@ -316,121 +318,30 @@ def _print_waiting(command: BaseCommand, kwargs: Kwargs) -> Callable[[Conflict],
     return show
 
 
-# -- kinds of targets ------------------------------------------------------------------------
+def decorate(options: Options, given: object) -> Any:
+    """``given``, decorated.
 
-
-def decorate(options: Options, target: Any) -> Any:
-    """``target``, decorated. Raises TypeError or ValueError if it cannot be, or not with these
-    options."""
-    if isinstance(target, (staticmethod, classmethod)):
-        return type(target)(decorate(options, target.__func__))
-    if options.on_conflict is retry_task and (isinstance(target, type) or is_django_task(target)):
-        raise TypeError(f"{RETRY_ONLY_CELERY}, not in {target!r}")
-    if isinstance(target, type):
-        return _class(options, target)
-    task = celery_task(target)
-    if task is not None or is_django_task(target):
-        options.refuse("a task", *EXIT_CODES, "status_code")
-    if is_django_task(target):
-        # The worker looks a task up by the dotted name of its function, which is unchanged.
-        return dataclasses.replace(target, func=decorate(options, target.func))
-    if task is not None:
-        task.run = decorate(options, task.run)
-        return target
-    if not callable(target):
-        raise TypeError(
-            f"locked() decorates callables, not {target!r}; of a lock it takes the name, and its "
-            'other options by name: @locked("name", timeout=30)'
-        )
-    refuse_object(target)
-    return LockedFunction(options, target, _dotted(options, target)).wrapper()
-
-
-def _class(options: Options, target: type) -> type:
-    dotted = f"{target.__module__}.{target.__qualname__}"
-    # Decorating a class replaces one of its methods.
-    if issubclass(target, BaseCommand):
+    Raises:
+        TypeError, ValueError: it cannot be, or not with these options.
+    """
+    target = Target("locked", given)
+    kind = target.kind
+    if options.on_conflict is retry_task and kind in (COMMAND, VIEWS, API_VIEWS, DJANGO_TASK):
+        raise TypeError(f"{RETRY_ONLY_CELERY}, not in {given!r}")
+    if kind in (VIEWS, API_VIEWS):
+        options.refuse("a view", *EXIT_CODES, "default")
+        if options.on_lost == "terminate":
+            raise TypeError(f'on_lost="terminate" means nothing for a view: {ONLY_COMMANDS}')
+    elif kind == COMMAND:
         options.refuse("a command", "status_code", "retry_after", "default")
-        # The class is the user's: its method is replaced, as a decorator does.
-        target.handle = LockedFunction(options, target.handle, dotted).wrapper()  # type: ignore[method-assign]
-    elif is_api_view(target):
-        _refuse_command_options(options, "a view")
-        around_handlers(
-            target, lambda each: LockedFunction(options, each, dotted, is_handler=True).wrapper()
-        )
-    elif issubclass(target, View):
-        _refuse_command_options(options, "a view")
-        # As above.
-        target.dispatch = LockedFunction(options, target.dispatch, dotted).wrapper()  # type: ignore[method-assign]
+    elif kind in (CELERY_TASK, DJANGO_TASK):
+        options.refuse("a task", *EXIT_CODES, "status_code")
     else:
-        raise TypeError(
-            f"locked() decorates functions, views, management commands and tasks, not {target!r}: "
-            "decorate its methods"
-        )
-    return target
+        target.check_named(options.key)
+    of_class = target.dotted if kind in (COMMAND, VIEWS, API_VIEWS) else ""
 
+    def make(function: Any) -> Any:
+        dotted = of_class or Target("locked", function).dotted
+        return LockedFunction(options, function, dotted, is_handler=kind == API_VIEWS).wrapper()
 
-def _refuse_command_options(options: Options, kind: str) -> None:
-    options.refuse(kind, *EXIT_CODES, "default")
-    if options.on_lost == "terminate":
-        raise TypeError(f'on_lost="terminate" means nothing for {kind}: {ONLY_COMMANDS}')
-
-
-def _dotted(options: Options, target: object) -> str:
-    method = bound_method(target)
-    if method is not None:  # From method_decorator; may be inherited from Django's View.
-        kind = type(method.__self__)
-        return f"{kind.__module__}.{kind.__qualname__}.{method.__name__}"
-    named = target if hasattr(target, "__qualname__") else type(target)
-    dotted = f"{named.__module__}.{named.__qualname__}"
-    if options.key is None and (named is not target or dotted.endswith("<lambda>")):
-        raise TypeError(f"{target!r} has no dotted name that could name its lock: give a key")
-    return dotted
-
-
-# -- tasks ----------------------------------------------------------------------------------
-
-
-def is_django_task(target: object) -> bool:
-    """Whether ``target`` is a task made by Django's ``@task`` (or its backport, django-tasks)."""
-    modules = (sys.modules.get("django.tasks.base"), sys.modules.get("django_tasks.base"))
-    return any(module is not None and isinstance(target, module.Task) for module in modules)
-
-
-def celery_task(target: object) -> Any:
-    """``target`` if it is a Celery task, else None."""
-    if type(target).__module__ == "celery.local" and type(target).__name__ == "Proxy":
-        raise TypeError(
-            "each Celery app has its own copy of a shared task, and locked() would decorate only "
-            "one: put @locked below @shared_task, next to the function"
-        )
-    module = sys.modules.get("celery.app.task")
-    return target if module is not None and isinstance(target, module.Task) else None
-
-
-# -- Django REST framework -------------------------------------------------------------------
-
-#: An attribute of its views: their handlers, by what is around them.
-_HANDLERS = "_redis_lock_handlers"
-
-
-def around_handlers(target: Any, wrap: Callable[[Any], Any]) -> None:
-    """Wrap the handlers (``get``, ``post`` or an action) of a class of views: by then the user is
-    authenticated, and a request that is not permitted takes no lock."""
-    initial = target.initial
-
-    def handle(self: Any, request: object, *args: object, **kwargs: object) -> object:
-        return vars(self)[_HANDLERS][handle](request, *args, **kwargs)
-
-    wrapped = wrap(handle)
-
-    @functools.wraps(initial)
-    def then(self: Any, request: Any, *args: object, **kwargs: object) -> None:
-        initial(self, request, *args, **kwargs)
-        method = request.method.lower()
-        if method in self.http_method_names and method != "options" and hasattr(self, method):
-            # A base class, or another decorator, may wrap them, too.
-            vars(self).setdefault(_HANDLERS, {})[handle] = getattr(self, method)
-            setattr(self, method, functools.partial(wrapped, self))
-
-    target.initial = then
+    return target.wrap(make)

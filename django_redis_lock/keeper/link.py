@@ -10,14 +10,14 @@ from weakref import WeakKeyDictionary
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..clock import real_time, time
+from ..clock import time
 from ..protocol import Reply
 from ..transport import RawConnection, Server
-from ..transport.address import probe_seconds, still_answers
+from ..transport.address import PROBE_SECONDS, readable
 from .over_a_loop import spare_of_a_loop
 
-#: Seconds for which an idle connection is used without a check: a bit longer than from one look at
-#: a lock, for which others wait, to the next.
+#: Seconds after which an idle connection may have been forgotten: a bit longer than from one look
+#: at a lock, for which others wait, to the next.
 TRUSTED_SECONDS = 2.2
 
 
@@ -46,7 +46,7 @@ class Link:
         self._connection: RawConnection | None = None
         #: How to give back one that is not its own.
         self._give_back: Callable[[RawConnection], object] | None = None
-        #: In real monotonic time, since when it is idle.
+        #: Since when it is idle (monotonic).
         self._idle_since = -math.inf
         #: What the server reported changes to, when calls were last sent.
         self._listener: Listener | None = None
@@ -57,23 +57,34 @@ class Link:
         return self._connection
 
     def send(self, packed: list[bytes], timeout: float) -> float:
-        """Send ``packed``. Returns the monotonic time just before that. Where the server reports
-        changes, its own connection is used, if it can be opened: the server has to know it."""
-        server = self._server
-        if self._connection is not None and self.connection.generation != server.generation:
+        """Send ``packed``, which may run twice. Returns the monotonic time just before that. Where
+        the server reports changes, its own connection is used, if it can be opened: the server has
+        to know it."""
+        if self._connection is not None and self.connection.generation != self._server.generation:
             self.drop()
-        if self._connection is None and server not in listeners:
+        if self._connection is None and self._server not in listeners:
             self._borrow()
-        if self._connection is not None and self._is_silent(timeout):
+        if self._connection is not None and time.monotonic() - self._idle_since > TRUSTED_SECONDS:
+            try:
+                sent_at = self._send(packed)
+                # Else it was forgotten, or, which the second shows, closed.
+                milliseconds = min(PROBE_SECONDS, timeout / 2) * 1000
+                if self.connection.poll(milliseconds) and self.connection.can_read(0):
+                    return sent_at
+            except (RedisError, OSError):
+                pass
             self.drop()
         if self._connection is None:
             try:
                 # In RESP2 nothing comes but replies.
-                self._connection = server.connect(timeout=timeout, protocol=2)
+                self._connection = self._server.connect(timeout=timeout, protocol=2)
             except (RedisError, OSError):
                 if not self._borrow() and not self._borrow_of_a_loop():
                     raise
-        self._listener = listeners.get(server)
+        return self._send(packed)
+
+    def _send(self, packed: list[bytes]) -> float:
+        self._listener = listeners.get(self._server)
         if self._listener is not None and self._give_back is None:
             self._listener.track(self.connection)
         sent_at = time.monotonic()
@@ -82,17 +93,12 @@ class Link:
 
     def read(self, timeout: float) -> Reply:
         """The next reply, within ``timeout`` seconds; an error that is one is returned."""
-        if not self.connection.can_read(timeout):
+        if not readable(self.connection, timeout):
             raise RedisTimeoutError(f"no answer within {timeout:.2f} s")
         try:
             return self.connection.read_response()
         except ResponseError as error:
             return error
-
-    def _is_silent(self, timeout: float) -> bool:
-        if real_time.monotonic() - self._idle_since <= TRUSTED_SECONDS:
-            return False
-        return not still_answers(self.connection, probe_seconds(timeout))
 
     def _borrow(self) -> bool:
         if (idle := self._server.checkout_unchecked()) is not None:
@@ -108,7 +114,7 @@ class Link:
     def rest(self) -> bool:
         """All has been answered: give a borrowed connection back. Returns True if the server has
         begun to report changes, but has not noted what was just read: it must be read again."""
-        server, connection, self._idle_since = self._server, self.connection, real_time.monotonic()
+        server, connection, self._idle_since = self._server, self.connection, time.monotonic()
         if self.misdirected:
             self.drop()
             server.renew(connection)

@@ -34,6 +34,9 @@ class _OverALoop:
     def connect(self) -> None:
         """It is connected."""
 
+    def poll(self, milliseconds: float, /) -> bool:
+        return self.can_read(milliseconds / 1000)
+
     def disconnect(self) -> None:
         """It is the loop's."""
 

@@ -9,7 +9,7 @@ from ..clock import time
 from ..exceptions import TooFewReplicas
 from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, milliseconds, script
 from ..steps import Steps
-from ..transport import Client, note_sent, pack, pack_words, server_of
+from ..transport import Client, exchange_with, note_sent, pack, pack_words, server_of
 
 if TYPE_CHECKING:
     from .operations import LockOperations
@@ -63,7 +63,8 @@ def confirm(
     """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
     server = server_of(client).locate(keys)
     question = question_to_replicas(keys, token, replicas, patience)
-    replies = server.exchange(question, 2, patience + REPLY_MARGIN_SECONDS)
+    until = time.monotonic() + patience + REPLY_MARGIN_SECONDS
+    replies = exchange_with(server, question, 2, until=until)
     return Confirmed(bool(replies[0]), int(replies[1]))
 
 

@@ -23,6 +23,7 @@ from ..transport import (
     exchange_with,
     is_observed,
     is_outage,
+    is_plain,
     pack_words,
     read_value,
     run_all,
@@ -124,7 +125,7 @@ class ThreadRunner:
 
     @property
     def is_observed(self) -> bool:
-        return is_observed(self._client)
+        return is_observed(self._client) or not is_plain(self._client)
 
     def do(self, steps: Steps[R]) -> R:
         """What ``steps`` return in the end. The function that computes is called here, and not by

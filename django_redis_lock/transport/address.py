@@ -7,12 +7,16 @@ release when the application's pool is exhausted. So none of them uses the pool.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401  # The first connection to a name needs it.
+import os
+import select
 import socket
-from collections.abc import Iterator
+import struct
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -31,12 +35,10 @@ from redis.exceptions import InvalidResponse, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from ..clock import time
 from ..extension import PACKAGE
-from .refusals import NO_REDIS, genuine, redis_errors, refusal, suppress
-
-if TYPE_CHECKING:
-    from ..protocol import Reply
-    from .registry import Pool, Settings
+from ..protocol import Reply
+from .refusals import NO_REDIS, genuine, redis_errors, suppress
 
 try:
     import hiredis
@@ -64,19 +66,9 @@ TWINS: tuple[tuple[type, type], ...] = (
 )
 
 
-# A firewall, a load balancer or a NAT forgets a connection without traffic, often after some
-# minutes, and tells neither end: the silence of such a connection says nothing about the server.
-
-#: Seconds for which an idle connection is used without a check.
-TRUSTED_SECONDS = 1.0
-#: Seconds that an idle connection has to answer; then it is replaced.
-PROBE_SECONDS = 0.5
-
-
-def probe_seconds(patience: float | None) -> float:
-    """The same for a caller who waits for so many seconds."""
-    return PROBE_SECONDS if patience is None else min(PROBE_SECONDS, patience / 2)
-
+#: Seconds after which an idle connection may have been forgotten; and for which it may then be
+#: silent.
+TRUSTED_SECONDS, PROBE_SECONDS = 1.0, 0.5
 
 #: Names of TCP options, and seconds: without traffic the system asks the other end after
 #: so many, so often; and after these, data that were not acknowledged end the connection.
@@ -89,6 +81,29 @@ if hasattr(socket, "TCP_USER_TIMEOUT"):
     KEEPALIVE_OPTIONS[socket.TCP_USER_TIMEOUT] = _USER_TIMEOUT_MS
 
 
+#: The arguments of redis-py's connections.
+Settings: TypeAlias = dict[str, Any]
+#: Equal for connections to one database as one user.
+Database: TypeAlias = tuple[object, ...]
+
+
+class Pool(Protocol):
+    """One of redis-py's pools, for threads or for tasks; or an ``Address``."""
+
+    @property
+    def connection_class(self) -> type: ...
+    @property
+    def connection_kwargs(self) -> Settings: ...
+
+
+class Client(Protocol):
+    """One of redis-py's clients: for threads, for tasks, or for a cluster."""
+
+    @property
+    def connection_pool(self) -> Pool: ...  # Not a cluster's: it has one for each of its nodes.
+    def get_encoder(self) -> Any: ...
+
+
 class Address(NamedTuple):
     """Where connections lead, with the arguments of redis-py's pools."""
 
@@ -96,13 +111,20 @@ class Address(NamedTuple):
     connection_kwargs: Settings
 
 
-class RawConnection(Protocol):
+class Made(Protocol):
+    """A connection of our own, for threads or for tasks."""
+
     generation: int  #: See ``Server.renew``.
+
+
+class RawConnection(Made, Protocol):
+    """One for threads."""
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
     def send_command(self, *args: object) -> None: ...
     def send_packed_command(self, command: list[bytes]) -> None: ...
+    def poll(self, milliseconds: float, /) -> object: ...  # See ``poll_of``.
     def can_read(self, timeout: float = 0) -> bool: ...
     def read_response(self) -> Reply: ...
 
@@ -201,17 +223,6 @@ def _without_the_pool(settings: Settings) -> Settings:
     return {n: v for n, v in settings.items() if not n.startswith("maint_notifications")}
 
 
-def note_sent(error: BaseException, sent: bool) -> None:
-    error.__dict__["sent_to_redis"] = sent
-
-
-def may_have_run(error: BaseException) -> bool:
-    """Whether Redis may have carried out the call that ended with ``error``. A refusal is about the
-    state of the server: the script's first write meets it, so nothing has run."""
-    noted = error.__dict__.get("sent_to_redis")
-    return not refusal(error) if noted is None else bool(noted)
-
-
 def is_cluster(client: object) -> bool:
     """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
     return hasattr(client, "nodes_manager")
@@ -252,9 +263,15 @@ def refuse_to_connect() -> NoReturn:
 # -- connections for threads ----------------------------------------------------------------------
 
 
+def _is_own(connection: object) -> bool:
+    """Whether it was made in this process, and not in its parent."""
+    return getattr(connection, "pid", os.getpid()) == os.getpid()
+
+
 @cache
 def closed_once(kind: type[RawConnection]) -> type:
-    """``kind``, of redis-py's: to read on one that was closed is an error of the connection."""
+    """``kind``, of redis-py's: to read on one that was closed is an error of the connection. One
+    that is closed because of an error, perhaps before its call was answered, is reset."""
 
     def read_response(self: RawConnection, *args: object, **options: object) -> Reply:
         try:
@@ -264,7 +281,14 @@ def closed_once(kind: type[RawConnection]) -> type:
                 refuse_to_connect()
             raise
 
-    return type(kind.__name__, (kind,), {"read_response": read_response})
+    def disconnect(self: RawConnection, *args: object) -> None:
+        sock = getattr(self, "_sock", None)
+        if sys.exc_info()[1] is not None and isinstance(sock, socket.socket) and _is_own(self):
+            reset_when_closed(sock)
+            sock.close()  # redis-py would send FIN first.
+        kind.disconnect(self, *args)
+
+    return type(kind.__name__, (kind,), {"read_response": read_response, "disconnect": disconnect})
 
 
 def shut(connection: RawConnection | None) -> None:
@@ -273,6 +297,16 @@ def shut(connection: RawConnection | None) -> None:
     if sock is not None:
         with suppress(OSError):  # It had broken.
             sock.shutdown(socket.SHUT_RDWR)
+
+
+_RESET = struct.pack("ii", 1, 0)
+
+
+def reset_when_closed(sock: Any) -> None:
+    """``sock`` will be closed while a call has no answer: by a reset, so that the system drops what
+    it has not delivered yet, instead of doing so when its caller has done without it."""
+    with suppress(AttributeError, OSError):  # In memory; or it had broken.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 def has_socket(connection: object) -> bool:
@@ -289,13 +323,38 @@ def allow(connection: Any, timeout: float) -> None:
         connection._parser.on_connect(connection)  # It knows the timeout, too.
 
 
-def still_answers(connection: RawConnection, seconds: float) -> bool:
+def poll_of(connection: Any) -> Callable[[float], object]:
+    """What waits so many milliseconds until there is something to read on ``connection``, or its
+    end. redis-py's own wait would take a TimeoutError from a signal handler for one of its own."""
+    if not (hasattr(select, "poll") and hasattr(connection._sock, "fileno")):
+        return lambda milliseconds: connection.can_read(milliseconds / 1000)
+    poll = select.poll()
+    poll.register(connection._sock, select.POLLIN)
+    return poll.poll
+
+
+def readable(connection: RawConnection, seconds: float = 0.0) -> bool:
+    """Whether there is something to read within so many seconds, also of what has been received:
+    a reply, or the end, about which reading raises an error."""
+    try:
+        return connection.can_read(0) or bool(connection.poll(max(0.0, seconds) * 1000))
+    except redis_errors():
+        return True
+
+
+def expect(connection: RawConnection, until: float | None) -> None:
+    """Wait for the next reply, until a monotonic time."""
+    if until is not None and not readable(connection, until - time.monotonic()):
+        raise RedisTimeoutError("Redis did not answer in time")
+
+
+def still_answers(connection: Any, seconds: float) -> bool:
     """Whether the server answers on ``connection``, ours or redis-py's, within so many seconds."""
     try:
         if connection.can_read(0):  # Nothing but its end.
             return False
         connection.send_command("PING")
-        if not connection.can_read(seconds):
+        if not poll_of(connection)(seconds * 1000):
             return False
         connection.read_response()
     except ResponseError:

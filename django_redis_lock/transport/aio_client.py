@@ -12,27 +12,29 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from functools import cache, partial
+from typing import Any, NamedTuple, cast
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..clock import real_time as time
+from ..clock import real_time, time
 from ..protocol import Call, Reply
 from ..steps import Step, adrive
-from .address import TWINS, common_settings, may_have_run, note_sent, probe_seconds, timeout_of
-from .aio_connection import (
-    READ_FIRST_SECONDS,
-    AsyncRawConnection,
-    connect_to,
+from .address import (
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
+    TWINS,
+    Client,
+    Pool,
+    common_settings,
+    timeout_of,
 )
+from .aio_connection import AsyncRawConnection, connect_to
 from .aio_tasks import cancellable, in_background, wait_awake
-from .circuit_breaker import CHECK_SECONDS
 from .execute import (
     ASKING,
     admitted,
@@ -42,13 +44,18 @@ from .execute import (
     pack_words,
     value_with_lifetime,
 )
-from .guarded_connection import guarded
-from .refusals import LostLogin, is_misdirected, redis_errors
-from .registry import Client, Pool, server_of
-from .retry import REPORTED, Answer, run_again, run_all_steps
+from .refusals import (
+    LostLogin,
+    is_fault_of_connection,
+    is_misdirected,
+    may_have_run,
+    note_fault_of_connection,
+    note_sent,
+    redis_errors,
+)
+from .registry import server_of
+from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
 from .server import Server
-
-T = TypeVar("T")
 
 
 class _OfLoop:
@@ -147,8 +154,9 @@ def _client_of(server: Server, address: Pool) -> Any:
     return known
 
 
-def connection_to(node: Server) -> AsyncRawConnection | None:
-    """The connection to ``node`` that the tasks of the running loop share, if there is one."""
+def connection_to(node: Server, only_new: bool = False) -> AsyncRawConnection | None:
+    """The connection to ``node`` that the tasks of the running loop share, if there is one.
+    ``only_new``: one on which no call was answered yet."""
     of_loop = loops.get(asyncio.get_running_loop())
     known = None if of_loop is None else of_loop.connections.get(node)
     if of_loop is None or known is None or known.generation != node.generation:
@@ -157,56 +165,47 @@ def connection_to(node: Server) -> AsyncRawConnection | None:
     if known.in_transfer and other is not None and other.generation == node.generation:
         of_loop.connections[node], of_loop.others[node] = other, known
         known = other
-    return known if known.takes_calls() else None
+    return known if known.takes_calls() and (known.is_new or not only_new) else None
 
 
-def has_idle_connection(node: Server) -> bool:
-    """Whether the running loop has a connection to ``node`` that must be checked first."""
-    of_loop = loops.get(asyncio.get_running_loop())
-    known = None if of_loop is None else of_loop.connections.get(node)
-    return known is not None and not known.takes_calls()
-
-
-async def connected(client: Client, node: Server, patience: float | None) -> AsyncRawConnection:
-    """A connection to ``node`` for the tasks of the running loop: a new one, which one of them
-    makes, or the one that was idle, if it still answers. An error says that nothing was sent.
+async def connected(
+    client: Client, node: Server, until: float | None, anew: bool = False
+) -> AsyncRawConnection:
+    """A new connection to ``node`` for the tasks of the running loop, which one of them makes. An
+    error says that nothing was sent.
 
     Args:
         client: leads to ``node``, perhaps among others.
-        patience: seconds that connecting may take, if that is less than usual.
+        until: monotonic time when the caller gives up.
+        anew: as for ``Server.exchange``.
     """
     connecting = _of_the_running_loop().connecting
-    if patience is not None and has_idle_connection(node):
-        patience += probe_seconds(patience)
+    limit = node.time_to_connect(until, anew)
     task = connecting.get(node)
     if task is None:
-        task = connecting[node] = asyncio.ensure_future(_connect(client, node, patience))
+        task = connecting[node] = asyncio.ensure_future(_connect(client, node))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
-        if patience is None:
+        if limit is None:
             await asyncio.wait({task})
         else:
-            await wait_awake({task}, patience)
+            await wait_awake({task}, limit)
         if not task.done():
-            raise RedisTimeoutError(f"Connecting to Redis took longer than {patience:.3f} s")
+            raise RedisTimeoutError(f"Connecting to Redis took longer than {limit:.3f} s")
         return task.result()
     except Exception as error:
         note_sent(error, False)
         raise
 
 
-async def _connect(client: Client, node: Server, patience: float | None) -> AsyncRawConnection:
-    of_loop = _of_the_running_loop()
-    limit = probe_seconds(patience)
+async def _connect(client: Client, node: Server) -> AsyncRawConnection:
+    of_loop, generation = _of_the_running_loop(), node.generation
     try:
-        idle, generation = of_loop.connections.get(node), node.generation
-        if idle is not None and idle.generation == generation and await idle.still_answers(limit):
-            return idle
         pool = pool_of(client, node)
         timeout = timeout_of(pool.connection_kwargs)
-        began = time.monotonic()
+        began = real_time.monotonic()
         connection = await connect_to(pool, timeout, timeout)
-        node.breaker.connecting = time.monotonic() - began
+        node.breaker.connecting = real_time.monotonic() - began
         # No call on it takes long: it is retired when the next is made, not cut.
         connection.generation = generation
     finally:
@@ -235,8 +234,45 @@ def _pool_like(pool: Pool) -> ConnectionPool:
             for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]
-            return ConnectionPool(connection_class=guarded(ours), **settings)
+            return ConnectionPool(connection_class=_checked(ours), **settings)
     raise TypeError(f"{pool.connection_class.__name__} has no twin for asyncio")
+
+
+class _Checked:
+    """In front of redis-py's connections of a loop's pool, which serve it while a tool observes the
+    client: one on which a reply was not read is not used, and one that was idle must answer."""
+
+    _answered_at, _is_asked = 0.0, False
+
+    async def connect(self: Any) -> None:
+        if self.is_connected and not await self._may_be_used():
+            await self.disconnect(nowait=True)
+        await super().connect()  # type: ignore[misc]  # redis-py's
+
+    async def _may_be_used(self: Any) -> bool:
+        if self._is_asked or time.monotonic() - self._answered_at <= TRUSTED_SECONDS:
+            return not self._is_asked
+        try:
+            await self.send_command("PING", check_health=False)
+            await asyncio.wait_for(self.read_response(), PROBE_SECONDS)
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            return isinstance(error, ResponseError)
+        return True
+
+    async def send_packed_command(self, *args: object, **kwargs: object) -> None:
+        self._is_asked = True
+        await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+
+    async def read_response(self, *args: object, **kwargs: object) -> object:
+        self._is_asked = False  # If it fails, the connection is closed.
+        reply: object = await super().read_response(*args, **kwargs)  # type: ignore[misc]
+        self._answered_at = time.monotonic()
+        return reply
+
+
+@cache
+def _checked(kind: type) -> type:
+    return type(kind.__name__, (_Checked, kind), {})
 
 
 # -- calls ---------------------------------------------------------------------------------------
@@ -246,72 +282,91 @@ async def exchange(
     client: Client,
     node: Server,
     command: bytes,
-    patience: float | None = None,
+    until: float | None = None,
     calls: Sequence[Call] = (),
     replies: int | None = None,
-    retry_elsewhere: bool = True,
+    anew: bool = False,
 ) -> Reply:
-    """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``.
-    ``retry_elsewhere``: as for ``Server.exchange``."""
+    """As ``Server.exchange``, for ``command``, which sends ``calls``."""
     breaker = node.breaker
     if breaker.failing:
-        patience = admitted(breaker, patience, *calls)
-    began = time.monotonic()
-    used_before = connection = connection_to(node)
+        until = admitted(breaker, until, *calls)
+    began, reply = real_time.monotonic(), None
+    connection = connection_to(node, only_new=anew)
+    used = connection is not None and not connection.is_new
     try:
-        connection = connection or await connected(client, node, patience)
-        if patience is not None:
-            # A bit longer: at its own timeout a silent connection is closed.
-            first = breaker.first_patience(patience, node.timeout + 2 * READ_FIRST_SECONDS)
-            spent = time.monotonic() - began
-            patience = first if used_before else max(patience - spent, patience / 2)
+        connection = connection or await connected(client, node, until, anew)
+        old = used and connection.is_old()
         reply = connection.request(command, replies)
-        answer = await (reply if patience is None else _within(patience, reply))
+        if old or until is not None:
+            await _wait(client, node, connection, reply, used, old, until)
+        answer = await reply
     except (ResponseError, BusyLoadingError) as error:
         breaker.answered()
         if connection is not None and is_misdirected(error):
             connection.retire()
-            if retry_elsewhere and node.renew(connection):
-                return await exchange(client, node, command, patience, calls, replies, False)
+            note_fault_of_connection(error, node.renew(connection))
         raise
     except redis_errors() as error:
-        if used_before is not None and isinstance(error, LostLogin):
-            used_before.retire()
-            return await exchange(client, node, command, patience, calls, replies, retry_elsewhere)
-        timeout = timeout_of(pool_of(client, node).connection_kwargs)
-        passed = time.monotonic() - began
-        timed_out = isinstance(error, RedisTimeoutError)
-        if timed_out and used_before is not None and not used_before.is_new:
-            used_before.doubt()
-            await _distrust(
-                client, node, timeout, math.inf if patience is None else patience - passed
-            )
-        elif timed_out or not may_have_run(error):
-            breaker.failed(error, passed, timeout)
+        if connection is not None and isinstance(error, LostLogin):
+            connection.retire()
+            note_sent(error, False)
+        if is_fault_of_connection(error) is None:
+            note_fault_of_connection(error, used)
+            if used and connection is not None:
+                connection.doubt()
+            elif isinstance(error, RedisTimeoutError) or not may_have_run(error):
+                breaker.failed(error, real_time.monotonic() - began, node.timeout)
         raise
+    finally:
+        if reply is not None:
+            reply.cancel()  # It is dropped when it comes.
     node.answered()
     return answer
 
 
-async def _distrust(client: Client, node: Server, timeout: float, left: float) -> None:
-    """As ``Server._distrust``, for a caller with so many seconds ``left``."""
-    began, limit = time.monotonic(), min(CHECK_SECONDS, timeout)
-    if left < limit:
+async def _wait(
+    client: Client,
+    node: Server,
+    connection: AsyncRawConnection,
+    reply: asyncio.Future[Reply],
+    used: bool,
+    old: bool,
+    until: float | None,
+) -> None:
+    """As ``Server._wait``."""
+    began = time.monotonic()
+    left = None if until is None else until - began
+    first = node.breaker.first_wait(old, left, node.timeout) if used else left
+    if first is None or await _comes(reply, first):
         return
+    error = RedisTimeoutError(f"Redis did not answer within {first:.3f} s")
+    note_fault_of_connection(error, used)
+    if not used:
+        node.breaker.failed(error, first, node.timeout)
+        raise error
+    connection.doubt()
+    if first == left or await _is_replaced(client, node, until):
+        raise error
+    ends = began + min(node.timeout, math.inf if left is None else left)
+    if not await _comes(reply, ends - time.monotonic()):
+        note_fault_of_connection(error, False)
+        raise error
+
+
+async def _comes(reply: asyncio.Future[Reply], seconds: float) -> bool:
+    await wait_awake({reply}, max(0.0, seconds))
+    return reply.done()
+
+
+async def _is_replaced(client: Client, node: Server, until: float | None) -> bool:
+    began = real_time.monotonic()
     try:
-        await connected(client, node, limit)
+        await connected(client, node, until, anew=True)
     except redis_errors() as error:
-        node.breaker.failed(error, time.monotonic() - began, timeout)
-
-
-async def _within(seconds: float, reply: asyncio.Future[T]) -> T:
-    try:
-        await wait_awake({reply}, seconds)
-    finally:
-        reply.cancel()
-    if reply.cancelled():
-        raise RedisTimeoutError(f"Redis did not answer within {seconds:.3f} s")
-    return reply.result()
+        node.breaker.failed(error, real_time.monotonic() - began, node.timeout)
+        return False
+    return True
 
 
 async def _execute(client: Any, *args: str | bytes, **options: Any) -> Any:
@@ -331,13 +386,13 @@ async def _execute(client: Any, *args: str | bytes, **options: Any) -> Any:
 async def arun(client: Client, call: Call, *, patience: float | None = None) -> Answer:
     """As ``execute.run``, on the connection that the tasks of the loop share."""
     server = server_of(client)
-    node = None
+    node, until = None, None if patience is None else time.monotonic() + patience
     try:
         node = await located(server, call.keys)
-        return Answer(await _run(client, node, call, patience), sent_twice=False)
+        return Answer(await _run(client, node, call, until), sent_twice=False)
     except REPORTED as error:
         exchange = _Awaiting(client, server)
-        return await adrive(run_again(exchange, call, patience, node, error))
+        return await adrive(run_again(exchange, call, until, node, error))
 
 
 async def aread_value(client: Client, key: bytes) -> tuple[Reply, int] | None:
@@ -352,14 +407,16 @@ async def aexchange(
     """As ``execute.exchange``."""
     server = server_of(client)
     used = None if may_run_twice else connection_to(server)
-    if used is not None and used.has_ended():
-        used.disconnect()
-    try:
-        return await exchange(client, server, command, replies=replies)
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        if server.breaker.failing or (not may_run_twice and may_have_run(error)):
-            raise
-    return await exchange(client, server, command, replies=replies)
+    if used is not None and not used.is_new and not await used.still_answers():
+        used.doubt()
+    policy, anew = None, False
+    while True:
+        try:
+            return await exchange(client, server, command, replies=replies, anew=anew)
+        except REPORTED as error:
+            policy = policy or RetryPolicy(server, None, may_run_twice)
+            policy.on_another(error)
+            anew = policy.anew
 
 
 async def arun_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
@@ -375,8 +432,8 @@ class _Awaiting(NamedTuple):
     client: Client
     server: Server
 
-    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Step[Reply]:
-        return _run(self.client, node, call, patience, asking)
+    def run(self, node: Server, call: Call, policy: RetryPolicy) -> Step[Reply]:
+        return _run(self.client, node, call, policy.until, policy.asking, policy.anew)
 
     def run_all(self, node: Server, calls: Sequence[Call]) -> Awaitable[list[Reply]]:
         return exchange(self.client, node, pack_all(calls), None, calls, len(calls))
@@ -396,15 +453,20 @@ async def located(server: Server, keys: Sequence[bytes]) -> Server:
 
 
 async def _run(
-    client: Client, node: Server, call: Call, patience: float | None, asking: bool = False
+    client: Client,
+    node: Server,
+    call: Call,
+    until: float | None,
+    asking: bool = False,
+    anew: bool = False,
 ) -> Reply:
     if asking:  # By its source: NOSCRIPT would need a second ASKING.
         command = ASKING + pack(call, known=False)
-        return (await exchange(client, node, command, patience, (call,), replies=2))[1]
+        return (await exchange(client, node, command, until, (call,), replies=2, anew=anew))[1]
     try:
-        return await exchange(client, node, pack(call), patience, (call,))
+        return await exchange(client, node, pack(call), until, (call,), anew=anew)
     except NoScriptError:
-        return await exchange(client, node, pack(call, known=False), patience, (call,))
+        return await exchange(client, node, pack(call, known=False), until, (call,))
 
 
 async def aconnect(client: Client, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:

@@ -10,12 +10,13 @@ redis-py connects, with its credentials and options; then the connection takes t
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import select
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -24,23 +25,22 @@ from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..clock import real_time as time
+from ..clock import real_time, time
 from ..protocol import Reply
 from .address import (
     HAS_HIREDIS,
     INCOMPLETE,
     PROBE_SECONDS,
     TRUSTED_SECONDS,
+    Pool,
     connecting,
     own_settings,
     reader_for,
+    reset_when_closed,
     unguarded,
 )
 from .aio_tasks import wait_awake
 from .refusals import LostLogin, redis_errors, suppress
-
-if TYPE_CHECKING:
-    from .registry import Pool
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after its time in which a loop that stood still reads a reply that has come.
@@ -84,7 +84,7 @@ class _Call:
         self.reply = reply
         self.missing = replies or 1
         self.replies: list[Reply] | None = None if replies is None else []
-        self.sent_at = time.monotonic()
+        self.sent_at = real_time.monotonic()
 
     def add(self, reply: Reply) -> bool:
         """The next ``reply`` has come; returns whether it was the last."""
@@ -135,31 +135,35 @@ class AsyncRawConnection(ABC):
         """Whether no call has been answered on it."""
         return self._answered_at == self._connected_at
 
+    def is_old(self) -> bool:
+        """Whether it was idle for so long that the network may have forgotten it."""
+        return time.monotonic() - self._answered_at >= TRUSTED_SECONDS
+
     def takes_calls(self) -> bool:
-        """Whether it is open and trusted, with nothing large on its way."""
+        """Whether it is open, with nothing large on its way, and no call unanswered for long."""
         if self.is_closed() or self._in_doubt or self.in_transfer:
             return False
-        since = self._calls[0].sent_at if self._calls else self._answered_at
-        return time.monotonic() - since < TRUSTED_SECONDS
+        if not self._calls:
+            return True
+        return real_time.monotonic() - self._calls[0].sent_at < TRUSTED_SECONDS
 
     def doubt(self) -> None:
         """It is silent, perhaps by its own fault: the next calls go to another connection."""
         self._in_doubt = True
 
-    async def still_answers(self, seconds: float = PROBE_SECONDS) -> bool:
-        """Whether the server answers on it, which was idle, within so many seconds."""
-        if self.is_closed() or self._calls or self.has_ended():
+    async def still_answers(self) -> bool:
+        """Whether the server answers on it; asked only if it was idle."""
+        if self._calls:
+            return True
+        if self.has_ended():
             return False
-        self._in_doubt = True
-        try:
-            reply = self.request(PING)
-        except RedisConnectionError:
-            return False
-        await wait_awake({reply}, seconds)
+        if not self.is_old():
+            return True
+        reply = self.request(PING)
+        await wait_awake({reply}, min(PROBE_SECONDS, (self._timeout or math.inf) / 2))
         if not reply.done():
             reply.cancel()
             return False
-        self._in_doubt = False
         error = reply.exception()  # ResponseError: this user may not, or the server is busy.
         return error is None or isinstance(error, ResponseError)
 
@@ -222,7 +226,7 @@ class AsyncRawConnection(ABC):
     def _expire(self) -> None:
         """Give up the calls whose time is over, and the connection if that is all of them."""
         assert self._timeout is not None
-        self._timer, now = None, time.monotonic()
+        self._timer, now = None, real_time.monotonic()
         for call in self._calls:
             left = max(call.sent_at, self._moved_at) + self._timeout - now
             if left > 0:
@@ -280,7 +284,7 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
                 self._unread = 0
                 self._on_reply(reply)
             if self._unread:
-                self._moved_at = time.monotonic()
+                self._moved_at = real_time.monotonic()
             self.in_transfer = self._is_full or self._unread >= LARGE
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
@@ -296,6 +300,8 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         self._fail(error)
 
     def disconnect(self) -> None:
+        if self._calls:
+            reset_when_closed(self._transport.get_extra_info("socket"))
         self._transport.abort()
 
     def cut(self) -> None:
@@ -343,6 +349,8 @@ class IndirectConnection(AsyncRawConnection):
     def disconnect(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
+        if self._calls and self._writer is not None:
+            reset_when_closed(self._writer.get_extra_info("socket"))
         self._fail(None)
         self._close()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -21,9 +20,7 @@ from ..clock import real_time as time
 from ..events import Outage, ServerDown, ServerUp
 from ..extension import hooks
 from ..threads import Mutex, free_after_fork, get_logger
-
-if TYPE_CHECKING:
-    from .registry import Settings
+from .address import PROBE_SECONDS, Settings
 
 logger = get_logger("django_redis_lock.outage")
 
@@ -33,7 +30,7 @@ COSTLY_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 1.0
 #: Seconds for a test connection, made when another is silent, to show whether the server is up.
 CHECK_SECONDS = 1.0
-#: A caller whose half patience is less has time for one attempt only.
+#: A caller with less time than twice this has it for one attempt only.
 MIN_ATTEMPT_SECONDS = 0.08
 
 
@@ -103,13 +100,21 @@ class Breaker:
     def _briefly(self, patience: float | None) -> float:
         return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if patience is None else patience)
 
-    def first_patience(self, patience: float, timeout: float) -> float:
-        """Seconds out of ``patience`` that a call may take on a connection that was used before,
-        and may have been forgotten: then there must be time to connect and for another try, unless
-        that is too little. ``timeout``: the socket's."""
-        if self.failing or patience / 2 < max(MIN_ATTEMPT_SECONDS, 2 * self.connecting):
-            return patience
-        return min(patience / 2, timeout)
+    def first_wait(self, old: bool, left: float | None, timeout: float) -> float | None:
+        """Seconds for which a connection that was used before may be silent, until a new one is
+        made; all that are ``left`` (None: the socket's ``timeout``) if a new one cannot help.
+
+        Args:
+            old: whether it was idle: a firewall, a load balancer or a NAT forgets a connection
+                without traffic, often after some minutes, and tells neither end.
+        """
+        least = max(MIN_ATTEMPT_SECONDS, 2 * self.connecting)  # To connect, and for another try.
+        half = (timeout if left is None else left) / 2
+        if self.failing or half < least:
+            return left
+        if old:
+            return min(half, max(PROBE_SECONDS, least))
+        return None if left is None else min(half, timeout)
 
     def failed(self, error: BaseException, cost: float, timeout: float | None = None) -> None:
         """A call, or an attempt to connect, has failed after ``cost`` seconds. ``timeout``: after

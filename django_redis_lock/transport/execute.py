@@ -9,18 +9,17 @@ from functools import lru_cache
 from types import FunctionType
 from typing import NamedTuple
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError
 
-from ..clock import real_time as time
+from ..clock import time
 from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..protocol import Call, Reply, Script
 from ..steps import drive
-from .address import may_have_run, note_sent
+from .address import Client
 from .circuit_breaker import Breaker
-from .registry import Client, server_of
-from .retry import REPORTED, Answer, run_again, run_all_steps
+from .refusals import note_sent
+from .registry import server_of
+from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
 from .server import Server
 
 # -- how a call is written -----------------------------------------------------------------------
@@ -51,7 +50,7 @@ def _bulks(parts: Sequence[bytes]) -> bytes:
 def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
-    script, keys, args = call
+    script, keys, args, _ = call
     parts = [
         # A source is long and rarely sent: not to be remembered.
         (_head if known else _head.__wrapped__)(script, len(keys), len(args), known),
@@ -116,20 +115,19 @@ def _head(script: Script, keys: int, args: int, known: bool) -> bytes:
 
 
 def run(client: Client, call: Call, *, patience: float | None = None) -> Answer:
-    """Run ``call`` in one round trip, on a connection of our own to ``client``'s server; once more
+    """Run ``call``, in one round trip, on a connection of our own to ``client``'s server; once more
     if the connection broke before the reply. After an error, redis-py's, the outcome is unknown.
 
     Args:
-        patience: seconds to wait for the reply, and no second try if they are few; None leaves
-            the wait to the pool's socket timeout.
+        patience: seconds that it may take in all; None leaves that to the pool's socket timeout.
     """
     server = server_of(client)
-    node = None
+    node, until = None, None if patience is None else time.monotonic() + patience
     try:
         node = server.locate(call.keys)
-        return Answer(_run(node, call, patience), False)
+        return Answer(_run(node, call, until), False)
     except REPORTED as error:
-        return drive(run_again(_Blocking(server), call, patience, node, error))
+        return drive(run_again(_Blocking(server), call, until, node, error))
 
 
 def run_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
@@ -144,8 +142,8 @@ class _Blocking(NamedTuple):
 
     server: Server
 
-    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Reply:
-        return _run(node, call, patience, asking)
+    def run(self, node: Server, call: Call, policy: RetryPolicy) -> Reply:
+        return _run(node, call, policy.until, policy.asking, policy.anew)
 
     def run_all(self, node: Server, calls: Sequence[Call]) -> list[Reply]:
         return _run_all(node, calls)
@@ -163,39 +161,43 @@ def run_at(server: Server, node: Server, call: Call) -> Reply:
         return _run(node, call, None)
     except REPORTED as error:
         server.on_error(error)
-        node.close()
-        if not may_have_run(error) or isinstance(error, ResponseError):
-            raise
-        return _run(node, call, None)
+        RetryPolicy(node, None).on_another(error)
+        return _run(node, call, None, anew=True)
 
 
-def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Reply:
+def _run(
+    server: Server, call: Call, until: float | None, asking: bool = False, anew: bool = False
+) -> Reply:
     if server.breaker.failing:
-        patience = admitted(server.breaker, patience, call)
+        until = admitted(server.breaker, until, call)
     if asking:  # By its source: NOSCRIPT would need a second ASKING.
-        return server.exchange(ASKING + pack(call, known=False), 2, patience, in_all=True)[1]
+        return server.exchange(ASKING + pack(call, known=False), 2, until, anew=anew)[1]
     try:
-        return server.exchange(pack(call), patience=patience, in_all=True)
+        return server.exchange(pack(call), None, until, anew=anew)
     except NoScriptError:
-        return server.exchange(pack(call, known=False), patience=patience, in_all=True)
+        return server.exchange(pack(call, known=False), None, until)
 
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Reply]:
-    patience = admitted(server.breaker, None, *calls) if server.breaker.failing else None
-    answers: list[Reply] = server.exchange(pack_all(calls), len(calls), patience)
+    until = admitted(server.breaker, None, *calls) if server.breaker.failing else None
+    answers: list[Reply] = server.exchange(pack_all(calls), len(calls), until)
     return answers
 
 
-def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | None:
-    """How many seconds ``calls`` may wait; raises CircuitOpen if the breaker does not let them
-    through, and none is urgent."""
+def admitted(breaker: Breaker, until: float | None, *calls: Call) -> float | None:
+    """Until when ``calls`` may take; raises CircuitOpen if the breaker does not let them through,
+    and none is urgent."""
+    now = time.monotonic()
+    left = None if until is None else until - now
     if any(call.script.urgent for call in calls):
-        return breaker.insist(patience)
-    try:
-        return breaker.admit(patience)
-    except Exception as error:
-        note_sent(error, False)
-        raise
+        left = breaker.insist(left)
+    else:
+        try:
+            left = breaker.admit(left)
+        except Exception as error:
+            note_sent(error, False)
+            raise
+    return None if left is None else now + left
 
 
 # -- what values need: not on the path of a lock -------------------------------------------------
@@ -238,21 +240,23 @@ def exchange(
 
 
 def exchange_with(
-    server: Server, command: bytes, replies: int | None = None, may_run_twice: bool = True
+    server: Server,
+    command: bytes,
+    replies: int | None = None,
+    may_run_twice: bool = True,
+    until: float | None = None,
 ) -> Reply:
-    """As ``exchange``, with a ``server`` that its caller knows."""
-    patience = admitted(server.breaker, None) if server.breaker.failing else None
-    try:
-        return server.exchange(command, replies, patience, may_run_twice=may_run_twice)
-    except RedisConnectionError as error:
-        server.close()
-        if not may_run_twice and may_have_run(error):
-            raise
-    except RedisTimeoutError as error:
-        # If the breaker is not failing, only that connection was silent.
-        if server.breaker.failing or (not may_run_twice and may_have_run(error)):
-            raise
-    return server.exchange(command, replies, patience, may_run_twice=may_run_twice)
+    """As ``exchange``, with a ``server`` that its caller knows, ``until`` a monotonic time."""
+    if server.breaker.failing:
+        until = admitted(server.breaker, until)
+    policy, anew = None, False
+    while True:
+        try:
+            return server.exchange(command, replies, until, may_run_twice, anew)
+        except REPORTED as error:
+            policy = policy or RetryPolicy(server, until, may_run_twice)
+            policy.on_another(error)
+            anew = policy.anew
 
 
 def value_with_lifetime(key: bytes) -> bytes:

@@ -180,6 +180,34 @@ def refusal(error: BaseException) -> str:
     return refusal_in(str(error))
 
 
+# -- what is noted on errors -----------------------------------------------------------------------
+
+
+def note_sent(error: BaseException, sent: bool) -> None:
+    error.__dict__["sent_to_redis"] = sent
+
+
+def may_have_run(error: BaseException) -> bool:
+    """Whether Redis may have carried out the call that ended with ``error``. A refusal is about the
+    state of the server: the script's first write meets it, so nothing has run."""
+    noted = error.__dict__.get("sent_to_redis")
+    return not refusal(error) if noted is None else bool(noted)
+
+
+def note_fault_of_connection(error: BaseException, whether: bool) -> None:
+    error.__dict__["fault_of_connection"] = whether
+
+
+def is_fault_of_connection(error: BaseException) -> bool | None:
+    """Whether ``error`` may not be the server's: its connection had been used before, and was
+    closed, forgotten by the network, or leads to a server that was replaced. None if nobody has
+    noted that."""
+    return error.__dict__.get("fault_of_connection")
+
+
+# -- what they mean --------------------------------------------------------------------------------
+
+
 def is_misdirected(error: BaseException) -> bool:
     """Whether ``error`` says that the connection leads to a replica."""
     return refusal(error) in _MISDIRECTED

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from redis.exceptions import AskError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..clock import real_time as time
+from ..clock import time
 from ..protocol import Call, Reply
 from ..steps import Step, Steps
-from .address import may_have_run, note_sent
-from .refusals import NotReady, is_busy
+from .refusals import NotReady, is_busy, is_fault_of_connection, may_have_run, note_sent
 from .server import Server
 
 #: The errors about which ``RetryPolicy`` decides.
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 
-class Answer:
+class Answer(NamedTuple):
     """What a script returned, and whether it may have run twice; see ``RetryPolicy.after``."""
 
-    __slots__ = ("sent_twice", "value")
-
-    def __init__(self, value: Reply, sent_twice: bool) -> None:
-        self.value, self.sent_twice = value, sent_twice
+    value: Reply
+    sent_twice: bool
 
 
 #: Seconds for which a call is retried whose keys have moved: a slot with few keys moves faster.
@@ -36,27 +33,29 @@ MAX_PAUSE_SECONDS = 0.2
 
 
 class RetryPolicy:
-    """A call whose connection broke is sent once more, and one whose connection was silent, if its
-    caller has time. On a cluster, and behind sentinels, a call that was refused is sent to the
-    server that has its keys. A call to a server that is busy with a script is retried for as long
-    as its caller waits for a reply.
+    """What failed on a connection that had been used before, which may be its own fault, is sent
+    once more on a new one; and so is a call whose connection broke before the reply. On a cluster,
+    and behind sentinels, a call that was refused is sent to the server that has its keys. A call to
+    a server that is busy with a script is retried for as long as its caller waits for a reply.
+
+    Args:
+        until: monotonic time when the caller gives up; None leaves that to the socket's timeout.
+        may_run_twice: whether a call that may have run can be sent again.
 
     Attributes:
-        patience: seconds that the next try may take; None leaves that to the socket's timeout.
         towards: the server that a refusal has named.
         sent_twice: whether the call may have run twice.
         asking: whether ASKING is to be sent first, because the slot is being migrated.
+        anew: whether it is to be sent on a new connection.
     """
 
-    def __init__(self, server: Server, patience: float | None) -> None:
-        self._server = server
-        self.patience = patience
+    def __init__(self, server: Server, until: float | None, may_run_twice: bool = True) -> None:
+        self._server, self.until, self._may_run_twice = server, until, may_run_twice
         self._began = time.monotonic()
         self._pause = 0.0
         self._broke = False
         self.towards: Server | None = None
-        self.sent_twice = False
-        self.asking = False
+        self.sent_twice = self.asking = self.anew = False
 
     def after(self, error: Exception, node: Server | None) -> float:
         """Seconds to pause before the call that ``node`` answered with ``error`` is sent again;
@@ -67,31 +66,34 @@ class RetryPolicy:
             return self._after_refusal(error, (node or self._server).timeout)
         if self._server.refuses(error):
             return self._after_refusal(error, REFUSED_FOR)
-        if not isinstance(error, (RedisConnectionError, RedisTimeoutError)):
-            note_sent(error, self.sent_twice or may_have_run(error))
-            raise error
-        if node is not None:
-            node.close()  # The idle connections may have broken for the same reason.
-        if self._broke or not self._worth_a_second_try(error, node):
-            note_sent(error, self.sent_twice or may_have_run(error))
-            raise error
-        self._broke = True
-        self.sent_twice = may_have_run(error)
+        self.on_another(error)
         return 0.0
 
-    def _worth_a_second_try(self, error: Exception, node: Server | None) -> bool:
-        if self.patience is not None and isinstance(error, RedisTimeoutError):
-            breaker = (node or self._server).breaker
-            self.patience -= breaker.first_patience(self.patience, self._server.timeout)
-            # A new connection has not been answered, either: that is the server's silence.
-            if self.patience <= 0 or self._server.breaker.failing:
-                return False
+    def on_another(self, error: Exception) -> None:
+        """Send the call that ended with ``error`` again on another connection; raises the error if
+        that is of no use."""
+        has_run = self.sent_twice or may_have_run(error)
+        if not self._is_worth_it(error) or (has_run and not self._may_run_twice):
+            note_sent(error, has_run)
+            raise error
+        self.sent_twice = has_run
+
+    def _is_worth_it(self, error: Exception) -> bool:
+        if self.until is not None and time.monotonic() >= self.until:
+            return False
+        broke = isinstance(error, RedisConnectionError)
+        if is_fault_of_connection(error) and not self.anew:
+            self.anew, self._broke = True, self._broke or broke
+            return True
+        if self._broke or not broke:
+            return False
+        self._broke = True
         # Behind sentinels and on a cluster the server may have been replaced by now.
         return may_have_run(error) or self._server.must_discover()
 
     def _after_refusal(self, error: Exception, at_most: float) -> float:
         now = time.monotonic()
-        until = self._began + (at_most if self.patience is None else self.patience)
+        until = self._began + at_most if self.until is None else self.until
         if now >= until:
             refused = NotReady(f"The server is not ready for this key: {error}")
             note_sent(refused, self.sent_twice)
@@ -109,31 +111,37 @@ class Exchange(Protocol):
 
     @property
     def server(self) -> Server: ...
-    def run(
-        self, node: Server, call: Call, patience: float | None, asking: bool
-    ) -> Step[Reply]: ...
+    def run(self, node: Server, call: Call, policy: RetryPolicy) -> Step[Reply]: ...
     def run_all(self, node: Server, calls: Sequence[Call]) -> Step[list[Reply]]: ...
     def locate(self, keys: Sequence[bytes]) -> Step[Server]: ...
     def sleep(self, seconds: float) -> Step[None]: ...
 
 
+def note_unanswered(server: Server, call: Call, error: Exception) -> None:
+    """``call`` has ended with ``error``; see ``Call``."""
+    if call.unanswered is not None and may_have_run(error):
+        call.unanswered.append((server, call))
+
+
 def run_again(
     exchange: Exchange,
     call: Call,
-    patience: float | None = None,
+    until: float | None = None,
     node: Server | None = None,
     error: Exception | None = None,
 ) -> Steps[Answer]:
     """Run ``call``, which may have failed with ``error`` at ``node``."""
-    policy = RetryPolicy(exchange.server, patience)
+    policy = RetryPolicy(exchange.server, until)
     while True:
-        if error is not None and (pause := policy.after(error, node)):
-            yield exchange.sleep(pause)
+        if error is not None:
+            note_unanswered(exchange.server, call, error)
+            if pause := policy.after(error, node):
+                yield exchange.sleep(pause)
         node = None
         try:
             node = policy.towards or (yield exchange.locate(call.keys))
             assert node is not None
-            answer = yield exchange.run(node, call, policy.patience, policy.asking)
+            answer = yield exchange.run(node, call, policy)
             return Answer(answer, policy.sent_twice)
         except REPORTED as another:
             error = another
@@ -151,9 +159,9 @@ def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply
             values = yield exchange.run_all(node, [calls[number] for number in numbers])
         except REPORTED as error:
             exchange.server.on_error(error)
-            node.close()
             values = []
             for number in numbers:
+                note_unanswered(exchange.server, calls[number], error)
                 answer = yield from run_again(exchange, calls[number])
                 values.append(answer.value)
         for number, value in zip(numbers, values, strict=True):

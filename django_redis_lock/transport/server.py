@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from redis.connection import ConnectionPool
-from redis.exceptions import AskError, BusyLoadingError, ResponseError
+from redis.exceptions import AskError, BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..clock import real_time as time
+from ..clock import real_time, time
 from ..protocol import Reply, UnreadReply
 from ..threads import after_fork
 from .address import (
+    PROBE_SECONDS,
     TRUSTED_SECONDS,
+    Database,
+    Made,
+    Pool,
     RawConnection,
+    Settings,
     allow,
     closed_once,
     connecting,
+    expect,
     for_threads,
-    note_sent,
     own_settings,
-    probe_seconds,
+    poll_of,
+    readable,
     refuse_to_connect,
     shut,
     still_answers,
@@ -32,13 +39,18 @@ from .address import (
 from .circuit_breaker import CHECK_SECONDS, Breaker, without_credentials
 from .hints import name_missing_right
 from .interrupts import interruptible
-from .refusals import LostLogin, is_misdirected, redis_errors
+from .refusals import (
+    LostLogin,
+    is_fault_of_connection,
+    is_misdirected,
+    note_fault_of_connection,
+    note_sent,
+    redis_errors,
+)
 
-if TYPE_CHECKING:
-    from .aio_connection import AsyncRawConnection
-    from .registry import Database, Pool, Settings
-
-T = TypeVar("T", bound="RawConnection | AsyncRawConnection")
+T = TypeVar("T", bound=Made)
+#: A connection, what it still owes, and when its last use began (monotonic; infinite before that).
+Idle: TypeAlias = "tuple[RawConnection, UnreadReply | None, float]"
 _all: set[weakref.ref[Server]] = set()
 
 
@@ -81,7 +93,7 @@ class Server:
         #: Equal for servers that lead to one database, whatever their time-outs are.
         self.database: Database = (self,)
         self.breaker = Breaker(without_credentials(settings), shortest)
-        self._idle: list[tuple[RawConnection, UnreadReply | None, float]] = []
+        self._idle: list[Idle] = []
         #: Weak references to all connections that lead here, also those in use.
         self._made: set[weakref.ref[Any]] = set()
         self.generation = 0  #: How often they were renewed.
@@ -166,63 +178,106 @@ class Server:
         self,
         command: bytes,
         replies: int | None = None,
-        patience: float | None = None,
-        retry_elsewhere: bool = True,
+        until: float | None = None,
         may_run_twice: bool = True,
-        in_all: bool = False,
+        anew: bool = False,
     ) -> Reply:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
         Args:
-            patience: seconds to wait for each reply; None leaves the wait to the socket's timeout.
-            retry_elsewhere: whether what a replica refuses is sent again, on a new connection.
-            may_run_twice: whether the caller sends it again if the reply is lost; else a connection
-                that the server has closed must not be used.
-            in_all: whether ``patience`` is for connecting, too, and for a second try of the caller.
+            until: monotonic time when the caller gives up; None leaves that to the socket's
+                timeout.
+            may_run_twice: whether ``command`` is sent again if its reply is lost. If not, a
+                connection that was idle is checked first.
+            anew: use no connection that was used before.
         """
         began = time.monotonic()
-        idle = self._checkout_idle(began, patience, may_run_twice)
-        connection, unread = idle or (self._connect(patience), None)
-        if in_all and patience is not None:
-            first = self.breaker.first_patience(patience, self.timeout)
-            patience = first if idle else max(0.0, patience - (time.monotonic() - began))
+        idle = self._checkout_idle(only_new=anew)
+        if idle is not None and not may_run_twice:
+            idle = self._checked(*idle, began)
+        connection, unread, since = idle or (self._connect(until, anew), None, math.inf)
         try:
             connection.send_packed_command([command])
+            old = began - since >= TRUSTED_SECONDS
+            if old or until is not None:
+                self._wait(connection, since < math.inf, old, until)
             if unread is not None:
-                _wait(connection, patience)
                 unread.receive()
-            _wait(connection, patience)
+                expect(connection, until)
             answer = connection.read_response()
             if replies is not None:
                 answer = [answer]
                 while len(answer) < replies:
-                    _wait(connection, patience)
+                    expect(connection, until)
                     answer.append(connection.read_response())
-        except (ResponseError, BusyLoadingError) as error:
-            misdirected = is_misdirected(error)
-            if replies is None and not misdirected:
-                self.checkin(connection)
-            else:
-                connection.disconnect()  # Other replies may still come, or it leads to a replica.
-            self.breaker.answered()
-            if misdirected and retry_elsewhere and self.renew(connection):
-                return self.exchange(command, replies, patience, False, may_run_twice)
-            raise
-        except BaseException as error:  # With an unread reply it cannot be used again.
-            connection.disconnect()
-            if unread is not None and not unread.is_read:
-                unread.receive()
-            if idle is not None and isinstance(error, LostLogin):  # Perhaps the next idle one, too.
-                return self.exchange(command, replies, patience, retry_elsewhere, may_run_twice)
-            if isinstance(error, RedisTimeoutError):
-                if idle is None:
-                    self.breaker.failed(error, self.timeout if patience is None else patience)
-                else:
-                    self._distrust(patience)
+        except BaseException as error:
+            self._failed(error, connection, unread, since < math.inf, replies is None)
             raise
         self.checkin(connection, None, began)
         self.answered()
         return answer
+
+    def _wait(self, connection: RawConnection, used: bool, old: bool, until: float | None) -> None:
+        """Wait until the first reply begins. While a connection that was used before is silent, a
+        new one is made, because the network may have forgotten it: if that succeeds, the call
+        belongs there; if not, the server is slow, and may still answer here."""
+        began = time.monotonic()
+        left = None if until is None else until - began
+        first = self.breaker.first_wait(old, left, self.timeout) if used else left
+        if first is None or connection.poll(max(0.0, first) * 1000):
+            return
+        error = RedisTimeoutError(f"Redis did not answer within {first:.3f} s")
+        note_fault_of_connection(error, used)
+        if not used:
+            self.breaker.failed(error, first)
+            raise error
+        self.close()  # The others were idle for longer.
+        if first == left or self._is_replaced(until):
+            raise error
+        ends = began + min(self.timeout, math.inf if left is None else left)
+        if not connection.poll(max(0.0, ends - time.monotonic()) * 1000):
+            note_fault_of_connection(error, False)
+            raise error
+
+    def _is_replaced(self, until: float | None) -> bool:
+        """Make a new connection for the next call."""
+        try:
+            self.checkin(self._connect(until, anew=True), since=math.inf)
+        except redis_errors():
+            return False
+        return True
+
+    def _failed(
+        self,
+        error: BaseException,
+        connection: RawConnection,
+        unread: UnreadReply | None,
+        used: bool,
+        is_last: bool,
+    ) -> None:
+        """A call ended with ``error`` on ``connection``, which had been ``used`` before. Note
+        whether that may be the fault of the connection, and not the server's."""
+        if isinstance(error, (ResponseError, BusyLoadingError)):
+            self.breaker.answered()
+            if is_misdirected(error):
+                connection.disconnect()
+                note_fault_of_connection(error, self.renew(connection))
+            elif is_last:
+                self.checkin(connection)
+            else:
+                connection.disconnect()  # Other replies may still come.
+            return
+        connection.disconnect()
+        if unread is not None and not unread.is_read:
+            unread.receive()
+        if isinstance(error, LostLogin):
+            note_sent(error, False)
+        elif is_fault_of_connection(error) is None and isinstance(error, RedisError):
+            self.close()  # The other idle ones may have broken for the same reason.
+        if is_fault_of_connection(error) is None:
+            note_fault_of_connection(error, used)
+            if isinstance(error, RedisTimeoutError) and not used:
+                self.breaker.failed(error, self.timeout)
 
     # -- connections -----------------------------------------------------------------------------
 
@@ -233,15 +288,16 @@ class Server:
         own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
         guarded: Any = interruptible(kind)
         connection: RawConnection = closed_once(guarded)(**own | changes)
-        began, generation = time.monotonic(), self.generation
+        began, generation = real_time.monotonic(), self.generation
         try:
             with connecting():
                 connection.connect()
         except redis_errors() as error:
             if not isinstance(error, ResponseError):
-                self.breaker.failed(error, time.monotonic() - began)
+                self.breaker.failed(error, real_time.monotonic() - began)
             raise
-        self.breaker.connecting = time.monotonic() - began
+        self.breaker.connecting = real_time.monotonic() - began
+        connection.poll = poll_of(connection)  # type: ignore[method-assign]  # each has its own
         connection._connect = refuse_to_connect  # type: ignore[attr-defined]  # redis-py's
         return self.track(connection, generation)
 
@@ -251,7 +307,7 @@ class Server:
         self._made.add(weakref.ref(connection, self._made.discard))
         return connection
 
-    def renew(self, connection: RawConnection | AsyncRawConnection | None = None) -> bool:
+    def renew(self, connection: Made | None = None) -> bool:
         """``connection`` leads to a replica: the address may have moved to another server. End all
         that were made before now, wherever they are used; who waits for a reply on one of them gets
         an error, and connects again.
@@ -282,48 +338,55 @@ class Server:
         for pool in list(self.pools):
             disconnect_idle(pool())
 
-    def checkout(self, patience: float | None = None) -> RawConnection:
-        """A connection with no reply to be read, idle or new. ``patience``: seconds that connecting
-        may take, if that is less than usual."""
-        return _with_nothing_to_read(*self.checkout_unread(patience))
+    def checkout(self) -> RawConnection:
+        """A connection with no reply to be read, idle and checked, or new: for a call that may long
+        be without an answer, so that silence does not show whether it was forgotten."""
+        now = time.monotonic()
+        while (idle := self._checkout_idle()) is not None:
+            if (checked := self._checked(*idle, now)) is not None:
+                return checked[0]
+        return self._connect(None)
 
-    def checkout_unread(
-        self, patience: float | None = None
-    ) -> tuple[RawConnection, UnreadReply | None]:
-        """As ``checkout``, but a reply may still be on its way, which the caller has claimed: read
-        it after the next call is sent, so that no call waits for it. An error says that nothing was
-        sent."""
-        return self._checkout_idle(time.monotonic(), patience) or (self._connect(patience), None)
+    def _checked(
+        self, connection: RawConnection, unread: UnreadReply | None, since: float, now: float
+    ) -> Idle | None:
+        """``connection``, if the server answers on it."""
+        if unread is not None:
+            if not readable(connection):  # What has not come by now may never come.
+                connection.disconnect()
+            unread.receive()
+        elif now - since < TRUSTED_SECONDS and not readable(connection):
+            return connection, None, since
+        if still_answers(connection, min(PROBE_SECONDS, self.timeout / 2)):
+            return connection, None, now
+        connection.disconnect()
+        self.close()  # The others have been idle for longer.
+        return None
 
-    def _connect(self, patience: float | None) -> RawConnection:
+    def time_to_connect(self, until: float | None, anew: bool) -> float | None:
+        """Seconds to connect for a caller who gives up at ``until``; None for as long as usual.
+        ``anew``: because another connection is silent, so that it is known how long it may take."""
+        if until is None and not anew:
+            return None
+        limit = max(CHECK_SECONDS, 2 * self.breaker.connecting) if anew else math.inf
+        left = math.inf if until is None else max(0.001, until - time.monotonic())
+        limit = min(limit, left)
+        return limit if limit < self.timeout else None
+
+    def _connect(self, until: float | None, anew: bool = False) -> RawConnection:
         try:
-            if patience is None or patience >= self.timeout:
-                return self.connect()
-            connection = self.connect(patience)
-            allow(connection, self.timeout)  # It will be kept, also for callers with patience.
-            return connection
+            limit = self.time_to_connect(until, anew)
+            connection = self.connect(limit)
         except Exception as error:
             note_sent(error, False)
             raise
-
-    def _distrust(self, patience: float | None) -> None:
-        """A connection that was used before is silent, perhaps by its own fault: ``connect`` tells
-        the breaker if a new one fails. A caller in a hurry leaves that to the next."""
-        self.close()
-        if patience is None:
-            try:  # Not kept: a proxy may accept it; what a new one does in a call counts.
-                self._connect(min(CHECK_SECONDS, self.timeout)).disconnect()
-            except redis_errors():
-                pass
+        if limit is not None:
+            allow(connection, self.timeout)  # It will be kept, also for callers with patience.
+        return connection
 
     def must_connect(self) -> bool:
         """Whether ``checkout`` would make a connection."""
         return not self._idle
-
-    def checkout_idle(self) -> RawConnection | None:
-        """An idle connection that needs no check, if there is one."""
-        idle = self._checkout_idle(time.monotonic(), 0.0)
-        return None if idle is None else _with_nothing_to_read(*idle)
 
     def checkout_unchecked(self) -> tuple[RawConnection, float] | None:
         """The idle connection that was used last, and the monotonic time from which on it was idle,
@@ -337,34 +400,21 @@ class Server:
         self._idle.append((connection, unread, since))
         return None
 
-    def _checkout_idle(
-        self, now: float, patience: float | None, may_run_twice: bool = True
-    ) -> tuple[RawConnection, UnreadReply | None] | None:
-        """The idle connection that was used last. ``patience``: seconds for its check and the call;
-        0: only one that needs no check."""
-        while self._idle:
-            try:
-                connection, unread, since = self._idle.pop()
-            except IndexError:  # Another thread has taken it.
-                return None
-            trusted = now - since < TRUSTED_SECONDS
-            if unread is not None and unread.is_read:
-                unread = None
-            if (patience == 0 and not trusted) or (unread is not None and not unread.claim()):
-                self._idle.append((connection, unread, since))
-                return None  # Another thread waits for the reply.
-            if trusted and (may_run_twice or not _is_readable(connection, 0)):
-                return connection, unread
-            if unread is not None:
-                if not _is_readable(connection, 0):  # What has not come by now may never come.
-                    connection.disconnect()
-                unread.receive()
-            limit = probe_seconds(self.timeout if patience is None else patience)
-            if still_answers(connection, limit):
-                return connection, None
-            connection.disconnect()
-            self.close()  # The others have been idle for longer.
-        return None
+    def _checkout_idle(self, only_new: bool = False) -> Idle | None:
+        """The idle connection that was used last."""
+        try:
+            connection, unread, since = self._idle.pop()
+        except IndexError:
+            return None
+        if only_new and since < math.inf:
+            self._idle.append((connection, unread, since))
+            return None
+        if unread is None or unread.is_read:
+            return connection, None, since
+        if unread.claim():
+            return connection, unread, since
+        self._idle.append((connection, unread, since))
+        return None  # Another thread waits for the reply.
 
     def checkin(
         self, connection: RawConnection, unread: UnreadReply | None = None, since: float = 0.0
@@ -385,22 +435,3 @@ class Server:
             except IndexError:  # Other threads have taken them.
                 return
             connection.disconnect()
-
-
-def _wait(connection: RawConnection, patience: float | None) -> None:
-    if patience is not None and not connection.can_read(patience):
-        raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
-
-
-def _with_nothing_to_read(connection: RawConnection, unread: UnreadReply | None) -> RawConnection:
-    if unread is not None:
-        unread.receive()
-    return connection
-
-
-def _is_readable(connection: RawConnection, seconds: float) -> bool:
-    """Whether there is something to read within so many seconds: a reply, or the end."""
-    try:
-        return connection.can_read(seconds)
-    except redis_errors():
-        return True  # Reading it raises the error.

@@ -14,20 +14,21 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncRedlock, Lock, MultiLock, Redlock, events
+from django_redis_lock import AsyncRedlock, Lock, MultiLock, Redlock, events, pools
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import link
 from django_redis_lock.singleflight import flight
 from django_redis_lock.transport import (
-    address,
+    aio_client,
     aio_connection,
     asyncio_client,
-    guarded_connection,
+    circuit_breaker,
     server,
     server_of,
 )
 from tests.holding import renew, watch_often
 from tests.processes import PATIENCE, in_threads, until
+from tests.redis_server import RedisServer
 from tests.support.background import Background
 
 from .proxy import Proxy
@@ -41,7 +42,7 @@ PROBE, TIMEOUT, SOON, GRANT = 0.1, 2 * PATIENCE, 15.0, 0.5
 
 
 def trust(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for module in (aio_connection, link, guarded_connection, server):
+    for module in (aio_client, aio_connection, link, pools, server):
         monkeypatch.setattr(module, "TRUSTED_SECONDS", seconds)
 
 
@@ -51,7 +52,7 @@ def _in_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     idle for a moment. A check that comes too late on a busy machine costs a connection, and
     nothing else."""
     trust(monkeypatch, 0.0)
-    for module in (address, aio_connection, guarded_connection):
+    for module in (circuit_breaker, aio_client, aio_connection, link, pools, server):
         monkeypatch.setattr(module, "PROBE_SECONDS", PROBE)
     watch_often(monkeypatch)
     monkeypatch.setattr(flight, "FOLLOWER_CHECK_SECONDS", 0.5)
@@ -210,6 +211,112 @@ def test_a_leader_that_computes_for_long_and_its_follower(
     assert computing.result() == "value"
     assert leader.get("slow") == "value"
     expect_well(through(proxy))
+
+
+def commands(client: redis.Redis) -> dict[str, int]:
+    """How often each was sent since the figures began."""
+    said = client.info("commandstats")
+    return {name.removeprefix("cmdstat_").upper(): each["calls"] for name, each in said.items()}
+
+
+#: What is called after a pause, and what is then sent.
+ONE_TRIP: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
+    "get": (lambda cache: cache.get("a"), {"GET": 1}),
+    "get_or_set": (lambda cache: cache.get_or_set("a", str, 60), {"GET": 1}),
+    "get_many": (lambda cache: cache.get_many(["a", "b"]), {"MGET": 1}),
+    "aget": (lambda cache: loop_of(cache).run_until_complete(cache.aget("a")), {"GET": 1}),
+    "locked": (lambda cache: cache.lock("a").locked(), {"EVALSHA": 1}),
+}
+
+
+def loop_of(cache: Any) -> asyncio.AbstractEventLoop:
+    loop: asyncio.AbstractEventLoop = cache.loop
+    return loop
+
+
+@pytest.mark.parametrize("name", ONE_TRIP)
+def test_a_call_after_a_pause_is_sent_at_once(proxy: Proxy, client: redis.Redis, name: str) -> None:
+    call, sent = ONE_TRIP[name]
+    cache = cache_of(proxy)
+    cache.loop = asyncio.new_event_loop()
+    cache.set_many({"a": 1, "b": 2})
+    call(cache)
+    time.sleep(0.02)
+    client.config_resetstat()
+    call(cache)
+    counted = commands(client)
+    assert "PING" not in counted
+    assert {command: counted[command] for command in sent} == sent
+    cache.loop.run_until_complete(cache.loop.shutdown_asyncgens())
+    cache.loop.close()
+
+
+def test_a_lock_after_a_pause_is_acquired_and_released_at_once(
+    proxy: Proxy, client: redis.Redis
+) -> None:
+    lock = lock_through(proxy)
+    taken(lock)
+    time.sleep(0.02)
+    client.config_resetstat()
+    assert lock.acquire()
+    time.sleep(0.02)
+    lock.release()
+    sent = commands(client)
+    assert sent["EVALSHA"] == 2
+    assert "PING" not in sent
+
+
+def test_renewals_far_apart_are_sent_at_once(proxy: Proxy, client: redis.Redis) -> None:
+    with lock_through(proxy, renew=True):
+        renew(client, "idle")
+        time.sleep(0.02)
+        client.config_resetstat()
+        renew(client, "idle")
+    assert "PING" not in commands(client)
+
+
+def test_a_count_after_a_pause_is_no_longer_sent_if_the_connection_is_silent(
+    proxy: Proxy,
+) -> None:
+    """It may not run twice: the connection is checked first."""
+    cache = cache_of(proxy)
+    cache.set("five", 5)
+    for count in (6, 7):
+        pause(proxy)
+        assert cache.incr("five") == count
+    expect_well(through(proxy))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_server_that_is_slow_after_a_pause_does_the_call_once(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """No new connection comes about either, so the call is left where it is."""
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.1)
+    cache: Any = RedisCache(own_server.url, {"OPTIONS": {"SOCKET_TIMEOUT": TIMEOUT}})
+    ours = server_of(cache.client.get_client())
+    cache.set("a", 1)
+
+    async def tasks() -> Any:
+        await cache.aget("b")
+        own_server.pause()
+        reading = asyncio.ensure_future(cache.aget("a"))
+        await asyncio.to_thread(until, lambda: ours.breaker.failing)
+        own_server.resume()
+        return await reading
+
+    with own_server.client() as client:
+        client.config_resetstat()
+        if asynchronous:
+            assert asyncio.run(tasks()) == 1
+        else:
+            own_server.pause()
+            reading = Background(lambda: cache.get("a"))
+            until(lambda: ours.breaker.failing)
+            own_server.resume()
+            assert reading.result() == 1
+        assert commands(client)["GET"] == 1 + asynchronous
+    assert not ours.breaker.failing
 
 
 @pytest.fixture

@@ -53,8 +53,7 @@ TESTS: dict[str, str] = {
     "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections",
     "transport.circuit_breaker": "breaker redis_down outage",
     "transport.execute": "packing observed_reads lost_replies_of_the_cache lost_replies outage",
-    "transport.guarded_connection": "pool_interrupts lost_replies_of_the_cache postponed_timeouts "
-    "clients moved_address",
+    "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
     "transport.hints": "hints refusals",
     "transport.interrupts": "signal_errors pool_interrupts names_of_servers",
     "keeper.over_a_loop": "full_server",
@@ -72,23 +71,21 @@ TESTS: dict[str, str] = {
     "cache": "cache locmem get_or_set get_or_set_many direct_reads own_writes observed_reads "
     "cache_lock lifetime_by_value lock_keys read_events where_keys_are_made clear clear_prefix "
     "without_redis checks",
-    "cache.commands": "cache direct_reads own_writes writes_end_flights read_events async_methods "
-    "cluster_cache lost_replies_of_the_cache",
-    "cache.context": "async_methods where_keys_are_made background_context stale aget_or_set",
-    "cache.get_or_set": "arguments get_or_set get_or_set_many stale lifetime_by_value error_ttl "
+    "cache.connections": "cache direct_reads own_writes writes_end_flights read_events "
+    "async_methods observed_reads cluster_cache lost_replies_of_the_cache",
+    "cache.background": "async_methods where_keys_are_made background_context stale aget_or_set",
+    "cache.flights": "arguments get_or_set get_or_set_many stale lifetime_by_value error_ttl "
     "read_events computation_events direct_reads undecodable aget_or_set",
-    "cache.lock_factory": "arguments first_mistakes cache_lock conf logging lock_keys "
+    "cache.locks": "arguments first_mistakes cache_lock conf logging lock_keys "
     "cache_for_locks cache hidden_names where_keys_are_made python_redis_lock_names other_backends "
     "locmem sentinel redis_down",
-    "cache.methods": "cache async_methods clear clear_prefix hidden_names lock_keys mark_stale "
+    "cache.keys": "cache async_methods clear clear_prefix hidden_names lock_keys mark_stale "
     "on_commit",
     "cache.on_commit": "on_commit",
     "contrib.other_backends": "other_backends without_redis",
-    "cache.reading": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
-    "cold_reads read_events cache other_tools redis_down",
-    "cache.redis_py": "own_writes observed_reads cluster_cache cache",
-    "cache.tasks": "async_methods aget_or_set lost_replies_of_the_cache own_writes",
-    "cache.undecodable": "undecodable",
+    "cache.values": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
+    "cold_reads undecodable read_events cache other_tools redis_down",
+    "cache.async_methods": "async_methods aget_or_set lost_replies_of_the_cache own_writes",
     "contrib.fallback": "locks_of_this_host redis_down fault_table",
     "contrib.idempotency": "idempotent",
     "contrib.instant_loss": "instant_loss heartbeat outage",
@@ -112,8 +109,8 @@ TESTS: dict[str, str] = {
     "decorators.on_lost": "locked_command cancel_on_lost run_locked",
     "decorators.options": "arguments first_mistakes locked_function cached",
     "decorators.transactions": "locked_transactions on_commit idempotent",
-    "decorators.views": "first_mistakes locked_view locked_class_views locked_rest_framework "
-    "locked_who_answers locked_function",
+    "decorators.targets": "targets first_mistakes locked_view locked_class_views "
+    "locked_rest_framework locked_who_answers locked_function",
 }
 
 
@@ -170,19 +167,19 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if patience is None or patience > self.timeout:",
     ): "then the caller has just as much patience as the next",
     (
-        "cache.commands",
+        "cache.connections",
         "if tokens or (type(tokens) is not list or any(tokens)):",
     ): "nothing is done about what has no token, only more slowly",
     (
-        "cache.commands",
+        "cache.connections",
         "redis = client.get_client(write=False)",
     ): "it is called where one server reads and writes",
     (
-        "cache.reading",
+        "cache.values",
         'chosen_for = type(self).get, get.__code__, "get" not in self.__dict__, sends',
     ): "it is only compared with itself",
     (
-        "cache.undecodable",
+        "cache.values",
         "if len(_logged_at) >= MAX_LOGGED_GROUPS:",
     ): "one group fewer is remembered",
     (
@@ -198,7 +195,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "lost = next((hold for hold in self._holds if hold.reason), self._holds[1])",
     ): "of those that are over at once, it names another",
     (
-        "cache.redis_py",
+        "cache.connections",
         "return sum(map(int, run_all(self.client, calls))) if calls else 1",
     ): "django-redis sends nothing for no keys",
     (
@@ -214,23 +211,23 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return [c for c in connections.all(initialized_only=False) if _is_open(c)]",
     ): "a connection that is not there is not open",
     (
-        "cache.get_or_set",
+        "cache.flights",
         "if type(timeout) is not int or timeout is not SETTING:",
     ): "what is right is only checked",
     (
-        "cache.methods",
+        "cache.keys",
         "if len(self._by_prefix) >= MAX_CACHED:",
     ): "one pattern fewer is remembered",
     (
-        "cache.methods",
+        "cache.keys",
         'yield _pattern(other[0], config.get("VERSION", 2), other[1])',
     ): "the pattern matches each version that is a number",
     (
-        "cache.tasks",
+        "cache.async_methods",
         "number = await commands.eval(script, 2, nkey, delta)",
     ): "eval counts the keys itself",
     (
-        "cache.tasks",
+        "cache.async_methods",
         "if tokens or (type(tokens) is not list or any(tokens)):",
     ): "nothing is done about what has no token, only more slowly",
     (
@@ -316,7 +313,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
 }
 
 EQUIVALENT |= {
-    ("transport.guarded_connection", line): "none and one both mean one request"
+    ("pools", line): "none and one both mean one request"
     for line in ("self._packed = 1", "packed, self._packed = self._packed, 1")
 }
 

@@ -18,8 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_redis_lock import Lock, cached, cached_page, idempotent, locked, unique_task
-from django_redis_lock.cache import LocMemCache
-from django_redis_lock.cache.lock_factory import check_using
+from django_redis_lock.cache import LocMemCache, check_using
 from django_redis_lock.decorators.options import Options
 from django_redis_lock.protocol.validation import (
     MAX_SECONDS,

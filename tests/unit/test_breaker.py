@@ -36,22 +36,33 @@ def breaker(clock: Clock) -> Breaker:
 
 
 @pytest.mark.parametrize(
-    ("patience", "timeout", "connecting", "first"),
+    ("old", "left", "timeout", "connecting", "first"),
     [
-        (0.1, 5.0, 0.0, 0.1),
-        (0.2, 5.0, 0.0, 0.1),
-        (1.9, 5.0, 0.1, 0.95),
-        (1.9, 0.5, 0.1, 0.5),
-        (1.9, 5.0, 0.5, 1.9),
-        (30.0, 5.0, 0.5, 5.0),
-        (30.0, 20.0, 0.5, 15.0),
+        (False, 0.1, 5.0, 0.0, 0.1),
+        (False, 0.2, 5.0, 0.0, 0.1),
+        (False, 1.9, 5.0, 0.1, 0.95),
+        (False, 1.9, 0.5, 0.1, 0.5),
+        (False, 1.9, 5.0, 0.5, 1.9),
+        (False, 30.0, 5.0, 0.5, 5.0),
+        (False, 30.0, 20.0, 0.5, 15.0),
+        (False, None, 5.0, 0.0, None),
+        (True, None, 5.0, 0.0, 0.5),
+        (True, None, 0.4, 0.0, 0.2),
+        (True, None, 5.0, 0.5, 1.0),
+        (True, 30.0, 5.0, 0.0, 0.5),
+        (True, 0.1, 5.0, 0.0, 0.1),
     ],
 )
-def test_the_first_try_leaves_time_to_connect_and_for_another(
-    breaker: Breaker, patience: float, timeout: float, connecting: float, first: float
+def test_a_connection_that_was_used_before_leaves_time_for_another(
+    breaker: Breaker,
+    old: bool,
+    left: float | None,
+    timeout: float,
+    connecting: float,
+    first: float | None,
 ) -> None:
     breaker.connecting = connecting
-    assert breaker.first_patience(patience, timeout) == first
+    assert breaker.first_wait(old, left, timeout) == first
 
 
 def trip(breaker: Breaker) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import django_redis_lock.exceptions
+import django_redis_lock
 from django_redis_lock.conf import Conf
 from django_redis_lock.protocol import keys
 
@@ -49,6 +49,8 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
+        if target.parent.name == "images" and not target.parent.exists():
+            continue  # A source distribution has no pictures.
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
@@ -108,10 +110,8 @@ def test_every_setting_and_its_default_is_on_its_page() -> None:
 
 def test_the_reference_has_every_public_name() -> None:
     text = (ROOT / "docs" / "reference.md").read_text()
-    errors = "automodule:: django_redis_lock.exceptions\n   :members:"
-    assert errors in text
-    names = set(django_redis_lock.__all__) - set(django_redis_lock.exceptions.__all__)
-    assert {name for name in names if not re.search(rf"auto\w+:: {name}\n", text)} == set()
+    shown = re.findall(r"auto(?:class|exception|function):: (\w+)\n", text)
+    assert sorted(shown) == sorted(django_redis_lock.__all__)
 
 
 def test_how_it_works_has_every_key() -> None:

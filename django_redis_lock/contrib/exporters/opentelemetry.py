@@ -14,8 +14,17 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from ... import events
 from ...events import Subject
 from ..metrics import EXPORTED_BOUNDS
-from . import COUNTERS, GAUGES, HISTOGRAMS, Exporter, Gauge, Labels, Spans, subscribe_instead
-from . import Span as Ended
+from .listening import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    Exporter,
+    Gauge,
+    Labels,
+    Spans,
+    subscribe_instead,
+)
+from .listening import Span as Ended
 
 _NAME = "django_redis_lock"
 _PROPAGATOR = TraceContextTextMapPropagator()

@@ -12,7 +12,17 @@ from prometheus_client.registry import Collector
 
 from ... import events
 from ..metrics import EXPORTED_BOUNDS
-from . import COUNTERS, GAUGES, HISTOGRAMS, SERVER, VALUE, Exporter, Instrument, Labels, once
+from .listening import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    SERVER,
+    VALUE,
+    Exporter,
+    Instrument,
+    Labels,
+    once,
+)
 
 _PREFIX = "django_redis_lock_"
 _COUNTERS = (

@@ -11,7 +11,7 @@ import sentry_sdk
 import sentry_sdk.tracing
 
 from ...events import Subject
-from . import Span, Spans, subscribe_instead
+from .listening import Span, Spans, subscribe_instead
 
 
 class Sentry(Spans["sentry_sdk.tracing.Span"]):

@@ -21,7 +21,6 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.http import HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.translation import gettext as _
-from django.views import View
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -29,19 +28,11 @@ from redis.exceptions import RedisError
 from ...cache import lock_cache
 from ...conf import SETTING, Conf
 from ...contention import Conflict, service_unavailable
-from ...decorators import (
-    after_commit,
-    around_handlers,
-    current_lock,
-    is_api_view,
-    is_dispatch,
-    locked,
-    view_of,
-)
+from ...decorators import Target, after_commit, current_lock, like, locked, view_of
 from ...middleware import request_of
 from ...protocol.validation import check_count, check_seconds
 from ...steps import Steps, adrive, drive
-from ...threads import check_plain, get_logger, is_async
+from ...threads import check_plain, get_logger
 from ...transport.refusals import genuine
 from .requests import Scope, digest, field, header, of_django, what_is_sent
 
@@ -119,10 +110,10 @@ def idempotent(
 
     Args:
         scope: whose keys these are: a template over ``request`` and the arguments of the URL, or a
-            callable that takes the view's arguments. Two users may send the same key. If a field, or
-            what the callable returns, is empty (no user, no such header), the cookie of the session
-            or of forms and the ``Authorization`` of the request tell its client from others;
-            without these it is refused. None, or a text without a field: all clients have one space
+            callable that takes the view's arguments. Two users may send the same key. If a field,
+            or what the callable returns, is empty (no user, no such header), the cookie of the
+            session or of forms and the ``Authorization`` of the request tell its client from
+            others; without these it is refused. None, or a text without a field: all clients have one space
             of keys, as the deliveries of a webhook do; then an authenticated request is refused.
         key: takes the request and returns its key; None or empty: it has none.
         ttl: seconds for which a response is kept.
@@ -163,19 +154,14 @@ def idempotent(
         options.update(blocking=True, blocking_timeout=wait)
 
     def decorate(target: object) -> Any:
-        if not callable(target):
-            raise TypeError(f"@idempotent(...) decorates views, not {target!r}")
-        dotted = f"{target.__module__}.{getattr(target, '__qualname__', '')}"
-        if not isinstance(target, type):
-            return _View(rules, target, options, dotted).wrapper()
-        if is_api_view(target):
-            around_handlers(target, lambda each: _View(rules, each, options, dotted).wrapper())
-        elif issubclass(target, View):
-            # The class is the user's: its method is replaced, as a decorator does.
-            target.dispatch = _View(rules, target.dispatch, options, dotted).wrapper()  # type: ignore[method-assign]
-        else:
-            raise TypeError(f"@idempotent(...) decorates views, not {target!r}")
-        return target
+        found = Target("idempotent", target)
+        of_class = found.dotted if isinstance(target, type) else ""
+
+        def make(function: Any) -> Any:
+            dotted = of_class or Target("idempotent", function).dotted
+            return _View(rules, function, options, dotted).wrapper()
+
+        return found.wrap(make)
 
     return decorate
 
@@ -264,20 +250,12 @@ class _View:
         return functools.wraps(self._locked)(self._wrapped(self._choose))
 
     def _wrapped(self, steps: Callable[..., Steps[object]]) -> Any:
-        """A function of the same kind as the view: a coroutine function, or a ``dispatch`` that
-        returns an awaitable if the methods of its class are coroutine functions."""
-        function = self.function
-
-        async def acall(*args: object, **kwargs: object) -> Any:
-            return await adrive(steps(True, args, kwargs))
-
-        def call(*args: object, **kwargs: object) -> Any:
-            view: Any = view_of(function, args) if is_dispatch(function) else None
-            if view is not None and view.view_is_async:
-                return acall(*args, **kwargs)
-            return drive(steps(False, args, kwargs))
-
-        return functools.wraps(function)(acall if is_async(function) else call)
+        made = like(
+            self.function,
+            lambda args, kwargs: drive(steps(False, args, kwargs)),
+            lambda args, kwargs: adrive(steps(True, args, kwargs)),
+        )
+        return functools.wraps(self.function)(made)
 
     def _choose(self, asynchronous: bool, args: Args, kwargs: Kwargs) -> Steps[object]:
         make = sync_to_async(self._visit) if asynchronous else self._visit

@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 from django_redis.client import DefaultClient
 
-from ...cache import BACKEND, RedisCache
+from ...cache import BACKEND, Locks, RedisCache, lock_cache
 from ...locking import Lock
 from ...protocol.validation import check_name_in_cache
 from .memory import Database as Database
@@ -68,6 +68,15 @@ def _host() -> object:
     return client_of(nowhere)
 
 
+class LocksInMemory(Locks):
+    """Makes the locks of a ``LocMemCache``."""
+
+    def make(self, *args: Any, **options: Any) -> Any:
+        server = self._cache._server
+        _note_workers(server[0] if isinstance(server, list) else server)
+        return super().make(*args, **options)
+
+
 class LocMemCache(RedisCache):
     """``RedisCache`` on a server in the memory of this process. Caches with the same LOCATION share
     values and locks, also between threads and event loops."""
@@ -77,10 +86,7 @@ class LocMemCache(RedisCache):
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)
         self._client_cls = MemoryClient
-
-    def _make(self, *args: Any, **options: Any) -> object:
-        _note_workers(self._server[0] if isinstance(self._server, list) else self._server)
-        return super()._make(*args, **options)
+        self._locks = LocksInMemory(self, lock_cache)
 
     def _check_client(self, client: object) -> None:
         if client is not None:
@@ -93,4 +99,4 @@ class LocMemCache(RedisCache):
         of_host: Any = {"timeout": self.conf.TIMEOUT, "on_redis_down": "local", **options}
         of_host["local_folder"] = self.conf.LOCAL_LOCK_FOLDER
         name = self._lock_name(check_name_in_cache(key), None)
-        return self._configured(Lock(_host(), name, **of_host), key)
+        return self._locks.configured(Lock(_host(), name, **of_host), key)

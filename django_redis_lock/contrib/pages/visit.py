@@ -179,14 +179,14 @@ class Visit:
         cache = self.cache
         try:
             if not self.asynchronous:
-                return cache._read_or_join(key, None)
-            if cache._replica() is not None:  # ``aget`` would not ask the primary.
-                return (yield sync_to_async(cache._read_or_join)(key, None))
+                return cache._values.read(key, None)
+            if cache._connections.replica() is not None:  # ``aget`` would not ask the primary.
+                return (yield sync_to_async(cache._values.read)(key, None))
             return (yield cache.aget(key, MISSING))
         except genuine(*_FAILED):
             return MISSING
         except Exception as error:
-            yield self._runner().do(cache._check_decoding(self._runner(), error, key, None))
+            yield self._runner().do(cache._values.check_decoding(self._runner(), error, key, None))
             return MISSING
 
     def _get_or_compute(
@@ -241,7 +241,7 @@ class Visit:
         self.flight, self.own = innermost_flight() if key else None, OwnWrites()
         generation = yield from self._generation()
         names = [GENERATION.format(self.middleware.key_prefix)]
-        [at] = yield from self.cache._keys(self._runner(), names, None)
+        [at] = yield from self.cache._flights.keys(self._runner(), names, None)
         conditions = Conditions(request) if key else Conditions(request, ())
         conditions.in_background = not mine
         ranged = "HTTP_RANGE" in conditions
@@ -342,7 +342,7 @@ class Visit:
                 raise outcome
             return outcome
 
-        runner = self.cache._thread_runner()
+        runner = self.cache._flights.thread_runner()
         try:
             runner.do(postponed.resumed(runner, compute))
         except BaseException as error:
@@ -419,7 +419,8 @@ class Visit:
         return False
 
     def _runner(self) -> Any:
-        return self.cache._async_runner() if self.asynchronous else self.cache._thread_runner()
+        flights = self.cache._flights
+        return flights.async_runner() if self.asynchronous else flights.thread_runner()
 
     def _page_lifetime(self, page: object) -> float:
         return NOT_CACHEABLE_SECONDS if page is None else self.timeout

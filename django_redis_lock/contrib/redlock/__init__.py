@@ -18,8 +18,7 @@ from ...protocol import Call, Reply
 from ...protocol.lock_scripts import RELEASE
 from ...threads import ThreadEvent, ThreadPool
 from ...transport import Answer, Client, Server, run, server_of
-from ...transport.address import probe_seconds
-from ...transport.aio_client import arun, has_idle_connection
+from ...transport.aio_client import arun
 from ...transport.aio_tasks import wait_awake
 from ...transport.execute import admitted
 from .base import RELEASED_TWICE, Quorum
@@ -80,9 +79,8 @@ async def _aask(
         for place, call in calls.items()
         if place not in away
     }
-    idle = any(has_idle_connection(servers[place]) for place in asking)
     try:
-        await wait_awake(asking.values(), patience + (probe_seconds(patience) if idle else 0.0))
+        await wait_awake(asking.values(), patience)
     finally:
         for task in asking.values():
             task.cancel()
@@ -136,7 +134,7 @@ def ask(clients: Sequence[Client], calls: Mapping[int, Call], patience: float) -
         came.set()
 
     asked = [place for place in calls if place not in away]
-    left, part = patience + probe_seconds(patience), patience / PARTS
+    left, part = patience, patience / PARTS
     try:
         for place in asked:
             if not _asking.submit(partial(one, place)):

@@ -32,14 +32,13 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...clock import real_time as time
+from ...clock import real_time, time
 from ...protocol import Reply
 from ...protocol.keys import SLOTS, index_key, slot_of
 from ...threads import free_after_fork, get_logger
-from ...transport import RawConnection, Server, note_sent, pack_words
-from ...transport.address import Address, common_settings, who
+from ...transport import RawConnection, Server, exchange_with, note_sent, pack_words
+from ...transport.address import Address, Database, Pool, Settings, common_settings, who
 from ...transport.refusals import is_misdirected, redis_errors
-from ...transport.registry import Database, Pool, Settings
 
 logger = get_logger("django_redis_lock.topology")
 
@@ -88,7 +87,7 @@ class Topology(Server):
         return found
 
     def must_discover(self) -> bool:
-        return time.monotonic() >= self._discover_at
+        return real_time.monotonic() >= self._discover_at
 
     def on_error(self, error: BaseException) -> None:
         super().on_error(error)
@@ -126,7 +125,7 @@ class Topology(Server):
             self.answered()
             self._trouble, self._in_vain, pause = False, 0, self.STALE
             self._cause = "no primary has this slot"
-        self._discovered_at = time.monotonic()
+        self._discovered_at = real_time.monotonic()
         self._discover_at = self._discovered_at + pause
 
     def nodes(self) -> Sequence[Server]:
@@ -160,8 +159,8 @@ class Topology(Server):
 def ask(server: Server, until: float, *command: bytes) -> Reply:
     """The answer of ``server`` to a command that can be repeated. Raises an outage if there is none
     ``until`` then (monotonic), or within a second."""
-    patience = min(REPLY_TIMEOUT_SECONDS, max(0.05, until - time.monotonic()))
-    return server.exchange(pack_words(*command), patience=patience)
+    left = min(REPLY_TIMEOUT_SECONDS, max(0.05, until - time.monotonic()))
+    return exchange_with(server, pack_words(*command), until=time.monotonic() + left)
 
 
 class SentinelService(Topology):

@@ -2,67 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
-from inspect import getclosurevars
+from functools import cached_property
+from inspect import getattr_static
+from types import MethodType
 from typing import Any
 
-from celery import _state, signals, uuid
+from celery import Task, _state, signals, uuid
 from celery.local import Proxy, maybe_evaluate
 from celery.utils.time import maybe_make_aware
 
-from . import Duplicate, Message, Unique
+from .messages import Duplicate, Message, Rules, Unique, checked_rules
 
 HEADER = "unique_task"
 
 
-def unique(rules: Callable[..., Unique], target: object) -> Any:
-    if type(target).__name__ == "Proxy":
-        _of_each_app(rules, target)
-    else:
-        _decorate(rules, maybe_evaluate(target))
-    return target
+class _Unique(Task):  # type: ignore[misc]  # Celery has no types
+    """What makes a task unique; without it, its class is as Celery has made it."""
 
+    abstract = True
+    unique_rules: Rules
 
-def _of_each_app(rules: Callable[..., Unique], shared: object) -> None:
-    """Each app makes its copy of a shared task at the end of its set-up."""
-    makes = getclosurevars(Proxy._Proxy__local.__get__(shared)).nonlocals
-    function = makes["fun"]
-    rules(function, function.__qualname__)  # Raises if the template does not fit.
+    @cached_property
+    def unique_task(self) -> Unique:
+        """Not before the message is sent: Celery hides errors at the end of an app's set-up."""
+        return self.unique_rules(self.run, self.name)
 
-    def decorate(sender: Any, **_: object) -> None:
-        name = makes["name"] or sender.gen_task_name(function.__name__, function.__module__)
-        _decorate(rules, sender.tasks[name])
-
-    def finalize(app: Any) -> None:
-        app.on_after_finalize.connect(decorate, weak=False)
-
-    _state.connect_on_app_finalize(finalize)
-    for app in _state._get_active_apps():
-        if app.finalized:
-            decorate(app)
-
-
-def _decorate(rules: Callable[..., Unique], task: Any) -> None:
-    send, run = type(task).apply_async, task.run
-    task.unique_task = rules(run, task.name)
-
-    @wraps(send)
-    def apply_async(*args: Any, **options: Any) -> Any:
-        names = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
-        return _apply_async(task, **dict(zip(names, args, strict=False)), **options)
-
-    @wraps(run)
-    def run_unique(*args: object, **kwargs: object) -> Any:
-        request = task.request
-        message = None if request.called_directly else _message_of(task, request)
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        request, call = self.request, super().__call__
+        if request.called_directly:
+            return call(*args, **kwargs)
+        if call.__func__ is Task.__call__:  # It would hide the request from the run.
+            call = self.run
+        message = _message_of(self, request)
         if message is None:
-            return run(*args, **kwargs)
+            return call(*args, **kwargs)
         request.unique_run = message
         message.begin()
         try:
-            return run(*args, **kwargs)
+            return call(*args, **kwargs)
         except BaseException as error:
             if getattr(error, "requeue", False):  # Celery's Reject: the broker delivers it again.
                 message.hand_over()
@@ -70,7 +48,103 @@ def _decorate(rules: Callable[..., Unique], task: Any) -> None:
         finally:
             message.end()
 
-    task.apply_async, task.run = apply_async, run_unique
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> object:
+        ways = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
+        options.update(ways)
+        unique, request, token = self.unique_task, self.request, task_id or uuid()
+        again = bool(options.get("retries")) or token == request.id
+        message = unique.to_send(args or (), kwargs or {}, token, _delay(self.app, options))
+        other = message.take(again)
+        waited_for = any(options.get(way) for way in ("chain", "chord", "link", "link_error"))
+        if other and not again and not (waited_for and unique.on_duplicate == "skip"):
+            id = other[1] or other[0]
+            if task_id not in (None, id):  # Who has chosen the id may wait for its result.
+                reason = f"not queued, because the task {id} is"
+                self.backend.mark_as_revoked(task_id, reason, store_result=not self.ignore_result)
+            return unique.refuse(Duplicate(message.name, id, self), args or (), kwargs or {})
+        headers = dict(options.pop("headers", None) or {})
+        headers.pop(HEADER, None)
+        if message.named:
+            headers[HEADER] = message.name
+            running: Message | None = getattr(request, "unique_run", None)
+            if again and running is not None and running.name == message.name:
+                running.hand_over()
+        send, options = super().apply_async, {**options, "headers": headers or None}
+        return message.publish(lambda: send(args, kwargs, token, **options))
+
+
+class UniqueTask(_Unique):
+    """The base class of a task that is queued once, with the arguments of ``unique_task`` as
+    options::
+
+        @shared_task(base=UniqueTask, unique="sync-{shop}", unique_timeout=3600)
+        def sync(shop): ...
+
+    They are ``unique``, the name, ``unique_timeout``, ``unique_until``, ``unique_on_duplicate``,
+    ``unique_using`` and ``unique_on_redis_down``. In a class of your own they are attributes.
+
+    Raises:
+        TypeError, ValueError: when Celery binds the task to its app: one of them is invalid.
+    """
+
+    abstract = True
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        super().on_bound(app)
+        given = {name: getattr(cls, f"unique_{name}", usual) for name, usual in _OPTIONS.items()}
+        rules = checked_rules(getattr(cls, "unique", None), **given)
+        run = getattr_static(cls, "run")
+        of_calls = run.__func__ if isinstance(run, staticmethod) else MethodType(run, cls)
+        cls.unique_task = rules(of_calls, cls.name)  # type: ignore[assignment, method-assign]
+
+
+#: Arguments of ``unique_task``, and their defaults.
+_OPTIONS = {
+    **{"timeout": None, "until": "start", "on_duplicate": "skip"},
+    **{"using": None, "on_redis_down": None},
+}
+
+
+def unique(rules: Rules, target: object) -> Any:
+    if type(target) is Proxy:
+        _of_each_app(rules, target)
+    else:
+        _make_unique(rules, maybe_evaluate(target))
+    return target
+
+
+def _make_unique(rules: Rules, task: Any) -> None:
+    kind = type(task)
+    task.__class__ = type(kind.__name__, (_Unique, kind), {"unique_rules": staticmethod(rules)})
+    _ = task.unique_task  # Raises if the name does not fit.
+
+
+def _of_each_app(rules: Rules, shared: Any) -> None:
+    """Each app makes its copy of a shared task at the end of its set-up."""
+
+    def decorate(sender: Any, **_: object) -> None:
+        before = _state._tls.current_app
+        sender.set_current()
+        try:
+            _make_unique(rules, shared._get_current_object())
+        finally:
+            _state._set_current_app(before)
+
+    _state.connect_on_app_finalize(lambda app: app.on_after_finalize.connect(decorate, weak=False))
+    for app in _state._get_active_apps():
+        if app.finalized:
+            decorate(app)
 
 
 def _message_of(task: Any, request: Any) -> Message | None:
@@ -79,38 +153,9 @@ def _message_of(task: Any, request: Any) -> Message | None:
 
 
 def _on_revoked(sender: Any = None, request: object = None, **_: object) -> None:
-    message = _message_of(sender, request) if hasattr(sender, "unique_task") else None
+    message = _message_of(sender, request) if isinstance(sender, _Unique) else None
     if message is not None:
         message.free()
-
-
-def _apply_async(
-    task: Any,
-    args: object = None,
-    kwargs: object = None,
-    task_id: str | None = None,
-    **options: Any,
-) -> object:
-    unique, request, token = task.unique_task, task.request, task_id or uuid()
-    again = bool(options.get("retries")) or token == request.id
-    message = unique.to_send(args or (), kwargs or {}, token, _delay(task.app, options))
-    other = message.take(again)
-    waited_for = any(options.get(way) for way in ("chain", "chord", "link", "link_error"))
-    if other and not again and not (waited_for and unique.on_duplicate == "skip"):
-        id = other[1] or other[0]
-        if task_id not in (None, id):  # Who has chosen the id may wait for its result.
-            reason = f"not queued, because the task {id} is"
-            task.backend.mark_as_revoked(task_id, reason, store_result=not task.ignore_result)
-        return unique.refuse(Duplicate(message.name, id, task), args or (), kwargs or {})
-    headers = dict(options.pop("headers", None) or {})
-    headers.pop(HEADER, None)
-    if message.named:
-        headers[HEADER] = message.name
-        running: Message | None = getattr(request, "unique_run", None)
-        if again and running is not None and running.name == message.name:
-            running.hand_over()
-    send, options = type(task).apply_async, {**options, "headers": headers or None}
-    return message.publish(lambda: send(task, args, kwargs, token, **options))
 
 
 def _delay(app: Any, options: dict[str, Any]) -> float:

@@ -16,12 +16,12 @@ from django.utils.timezone import is_aware, make_aware, now
 from ...decorators import after_commit, wait_for
 from ...protocol import new_token
 from ...steps import Steps, adrive, drive
-from . import PREFIX, Duplicate, Message, Unique
+from .messages import PREFIX, Duplicate, Message, Rules
 
 TRAVELS = "_unique_task"
 
 
-def unique(rules: Callable[..., Unique], task: Any) -> Any:
+def unique(rules: Rules, task: Any) -> Any:
     function = task.func
     of_calls = partial(function, None) if task.takes_context else function
     unique = rules(of_calls, task.module_path)

@@ -24,7 +24,6 @@ from ...decorators import (
     STORED,
     LockedFunction,
     declarations,
-    is_locked_above_its_values,
     layers,
 )
 from ...extension import PACKAGE, PartMissing, part
@@ -88,7 +87,7 @@ def _without_cache() -> Iterator[tuple[str, str, ImproperlyConfigured]]:
     places = [
         ("E005", f"locked() of {lock.target}", lock.options.using) for lock in _declarations()
     ]
-    tasks = getattr(sys.modules.get(f"{PACKAGE}.contrib.unique_tasks"), "declared", ())
+    tasks = getattr(sys.modules.get(f"{PACKAGE}.contrib.unique_tasks.messages"), "declared", ())
     places += [("E005", f"unique_task() of {task.title}", task.using) for task in tasks]
     if "USING" in given():  # It is reported once, and not for each use.
         places = [("E007", "DJANGO_REDIS_LOCK: USING", None), *(p for p in places if p[2])]
@@ -255,7 +254,7 @@ def check_values_under_locks() -> Iterator[CheckMessage]:
     for view, _ in _views():
         kind = getattr(view, "view_class", None)
         methods = (getattr(kind, name, None) for name in getattr(kind, "http_method_names", ()))
-        if any(map(is_locked_above_its_values, (view, *methods))):
+        if any(map(_is_locked_above_its_values, (view, *methods))):
             named: Any = kind or view
             where[f"{named.__module__}.{named.__qualname__}"] = None
     for dotted in where:
@@ -265,6 +264,21 @@ def check_values_under_locks() -> Iterator[CheckMessage]:
             "stored takes the lock, or is refused while another does.",
             "Put @locked below: then only who computes takes the lock.",
         )
+
+
+def _is_locked_above_its_values(function: Any) -> bool:
+    """Whether ``locked()`` is around ``cached()`` or ``cached_page()`` in ``function``."""
+    while function is not None:
+        within = getattr(function, "__wrapped__", None)
+        # A list of decorators, for Django's method_decorator, is one layer, the innermost first.
+        layer = [name for name in vars(function) if name in (LOCKED, STORED)]
+        if LOCKED in layer and not hasattr(within, LOCKED):
+            methods = getattr(getattr(function, "view_class", None), "http_method_names", ())
+            handlers = [getattr(function.view_class, name, None) for name in methods]
+            stored = any(hasattr(each, STORED) for each in (within, *handlers))
+            return stored or layer == [STORED, LOCKED]
+        function = within
+    return False
 
 
 @check()

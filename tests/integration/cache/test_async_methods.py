@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 from asgiref.sync import sync_to_async
 
-from django_redis_lock.cache import RedisCache, methods
+from django_redis_lock.cache import RedisCache, backend
 from django_redis_lock.protocol.keys import flight_key
 from tests.redis_server import RedisServer
 from tests.support.caches import OPERATIONS, attempt, make, outcome
@@ -66,7 +66,7 @@ TWINS = [name for name in OPERATIONS if has_a_twin(name) and "close" not in name
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is done in another thread."""
-    monkeypatch.setattr(methods, "sync_to_async", lambda *args: pytest.fail("a thread does it"))
+    monkeypatch.setattr(backend, "sync_to_async", lambda *args: pytest.fail("a thread does it"))
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -230,7 +230,7 @@ def other_threads(call: Coroutine[Any, Any, Any], monkeypatch: pytest.MonkeyPatc
         done.append(method.__name__)
         return sync_to_async(method)
 
-    monkeypatch.setattr(methods, "sync_to_async", noting)
+    monkeypatch.setattr(backend, "sync_to_async", noting)
     asyncio.run(call)
     return done
 

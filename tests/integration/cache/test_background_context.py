@@ -368,7 +368,7 @@ def age(cache: Any) -> None:
 
 @pytest.fixture
 def errors(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> Callable[[], list[str]]:
-    monkeypatch.setattr("django_redis_lock.cache.context._refused_at", {})
+    monkeypatch.setattr("django_redis_lock.cache.background._refused_at", {})
     caplog.set_level(logging.ERROR, "django_redis_lock.flights")
     return lambda: [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.flights"]
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from django_redis_lock.cache import RedisCache, reading
+from django_redis_lock.cache import RedisCache, values
 from django_redis_lock.transport import server_of
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
@@ -43,9 +43,9 @@ class Turn:
 @pytest.fixture
 def turn(cache: RedisCache) -> Iterator[Turn]:
     server, taken = server_of(cache._lock_client()), Turn()
-    cast(Any, reading._cold_reads)[server] = taken
+    cast(Any, values._cold_reads)[server] = taken
     yield taken
-    reading._cold_reads.pop(server, None)
+    values._cold_reads.pop(server, None)
 
 
 def close_connections(cache: RedisCache) -> None:
@@ -60,7 +60,7 @@ def test_a_cold_read_waits_for_another(
     monkeypatch: pytest.MonkeyPatch,
     stale: float,
 ) -> None:
-    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
+    monkeypatch.setattr(values, "COLD_READ_TIMEOUT_SECONDS", 30.0)
     close_connections(cache)
     late = Background(lambda: cache.get_or_set("report", "new", 60, stale=stale))
     assert turn.awaited.wait(PATIENCE)

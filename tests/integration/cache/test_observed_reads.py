@@ -135,8 +135,8 @@ def test_an_outage_stays_one(
     monkeypatch.setattr(cache, "get_many", observing(cache.get_many, []))
     assert cache.get_or_set("report", 1, **terms) == 1
     assert cache.get_or_set_many(["a"], lambda keys: dict.fromkeys(keys, 1)) == {"a": 1}
-    assert cache._breaker is not None
-    assert cache._breaker.failing
+    assert cache._connections.breaker is not None
+    assert cache._connections.breaker.failing
 
 
 @pytest.mark.on_redis

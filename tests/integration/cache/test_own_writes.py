@@ -12,7 +12,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from django_redis_lock.cache import LocMemCache, RedisCache
-from django_redis_lock.cache.redis_py import flight_ending
+from django_redis_lock.cache.connections import flight_ending
 from django_redis_lock.decorators import cached
 from tests.processes import until
 from tests.redis_server import RedisServer

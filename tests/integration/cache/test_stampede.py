@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_redis_lock import LockNotAcquired
-from django_redis_lock.cache import RedisCache, reading
+from django_redis_lock.cache import RedisCache, values
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight, in_process
 from tests import lanes
@@ -124,7 +124,7 @@ def test_a_crowd_needs_no_crowd_of_connections(
 def crowd(link: Link, url: str, threads: int, stale: float) -> int:
     """How many connections are opened by ``threads`` that ask at once for one missing value."""
 
-    reading.COLD_READ_TIMEOUT_SECONDS = PATIENCE  # However slow the machine is.
+    values.COLD_READ_TIMEOUT_SECONDS = PATIENCE  # However slow the machine is.
 
     def compute() -> Any:
         until(lambda: waiting_in("django_redis_lock.singleflight.runners") == threads - 1)

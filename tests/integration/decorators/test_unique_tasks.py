@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import importlib.util
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from kombu.exceptions import OperationalError
 
 from django_redis_lock import locked, unique_task
 from django_redis_lock.contrib.unique_tasks import AlreadyQueued, Duplicate, TaskNotQueued
+from django_redis_lock.contrib.unique_tasks.celery import UniqueTask
 from django_redis_lock.ops.admin.rows import row
 from django_redis_lock.ops.held_locks import held_locks
 from tests.holding import hurry
@@ -103,6 +105,34 @@ def over_locked(self: Any, shop: Any) -> Any:
     return work(shop, self)
 
 
+@shared_task(base=UniqueTask, unique="sync-{shop}", unique_timeout=60)
+def of_class(shop: Any) -> Any:
+    return work(shop)
+
+
+class Base(app.Task):  # type: ignore[name-defined, misc]
+    """A class of the project, whose code runs around each run."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+class UniqueBase(UniqueTask, Base):
+    abstract = True
+    unique = staticmethod(lambda shop: f"sync-{shop}")
+    unique_timeout = 60
+    unique_until = "done"
+
+
+@locked("sync-{shop}")
+@app.task(base=UniqueBase, bind=True, lazy=False, max_retries=2, acks_late=True)
+def of_own_class(self: Any, shop: Any) -> Any:
+    assert self.request.id
+    return work(shop, self)
+
+
 @unique_task("sync-{shop}", timeout=60, on_duplicate="raise")
 @app.task
 def raising(shop: Any) -> Any:
@@ -121,7 +151,7 @@ def step(*_: Any) -> Any:
     return "step"
 
 
-TASKS = (plain, bound, shared, done, over_locked)
+TASKS = (plain, bound, shared, done, over_locked, of_class, of_own_class)
 
 
 def of_each_kind(test: Any) -> Any:
@@ -278,7 +308,10 @@ def test_a_failure_frees_the_name(task: Any) -> None:
         until(lambda: not name().locked())
 
 
-@pytest.mark.parametrize("task", [bound, done, over_locked], ids=lambda task: task.__name__)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    "task", [bound, done, over_locked, of_own_class], ids=lambda task: task.__name__
+)
 def test_a_retry_keeps_the_name(task: Any, queue: Queue) -> None:
     """And has its lifetime from then on, after the time it waits for."""
     retried: list[Any] = []
@@ -301,7 +334,10 @@ def test_a_retry_keeps_the_name(task: Any, queue: Queue) -> None:
         assert task.delay(7).id == first.id
 
 
-@pytest.mark.parametrize("task", [bound, done, over_locked], ids=lambda task: task.__name__)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    "task", [bound, done, over_locked, of_own_class], ids=lambda task: task.__name__
+)
 def test_a_retry_runs_and_frees_the_name(task: Any) -> None:
     def retry(self: Any) -> Any:
         if not self.request.retries:
@@ -406,7 +442,7 @@ def test_redis_is_down(task: Any, policy: str, queue: Queue, caplog: Any) -> Non
 @pytest.mark.parametrize("task", [plain, done], ids=["start", "done"])
 def test_redis_is_down_when_the_task_starts(task: Any, policy: str, monkeypatch: Any) -> None:
     """A change that was not queued because this one is must not be lost."""
-    monkeypatch.setattr("django_redis_lock.contrib.unique_tasks.PATIENCE", 0.5)
+    monkeypatch.setattr("django_redis_lock.contrib.unique_tasks.messages.PATIENCE", 0.5)
     first = task.delay(7)
     with (
         override_settings(CACHES={"default": NOWHERE}, DJANGO_REDIS_LOCK={"ON_REDIS_DOWN": policy}),
@@ -684,6 +720,57 @@ def test_bad_arguments_are_refused(decorator: Any, options: Any, message: str) -
         unique_task(options.pop("key"), **options)(decorator(sync))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unique": None}, "key must be"),
+        ({"unique_timeout": None}, "timeout must be"),
+        ({"unique_until": "end"}, "until must be"),
+        ({"unique": "sync-{store}"}, "no argument 'store'"),
+    ],
+)
+def test_bad_options_are_refused(options: Any, message: str) -> None:
+    options = {"unique": "sync-{shop}", "unique_timeout": 60, **options}
+    other = Celery("other", broker="memory://", set_as_current=False)
+    with pytest.raises((TypeError, ValueError), match=message):
+
+        @other.task(base=UniqueTask, lazy=False, shared=False, **options)
+        def sync(shop: Any) -> None: ...
+
+
+TWO_APPS = """
+from celery import Celery, shared_task
+from django.conf import settings
+settings.configure(CACHES={"default": {"BACKEND": "django_redis_lock.cache.LocMemCache"}})
+from django_redis_lock import unique_task
+
+@unique_task("sync-{store}", timeout=60)
+@shared_task(name="wrong")
+def wrong(shop): ...
+
+@unique_task("sync-{shop}", timeout=60)
+@shared_task(name="right")
+def right(shop): ...
+
+for number in range(2):
+    app = Celery("shop", broker="memory://", set_as_current=not number)
+    try:
+        app.tasks["wrong"].delay(7)
+    except ValueError as error:
+        print(error)
+    print(len({app.tasks["right"].delay(number).id for _ in range(2)}))
+"""
+
+
+def test_each_app_has_the_shared_task_and_refuses_a_name_that_does_not_fit() -> None:
+    """Also an app that is made after the task."""
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_APPS], capture_output=True, text=True, check=True
+    )
+    refused, queued = "'sync-{store}': wrong has no argument 'store' (it has: shop)", "1"
+    assert done.stdout.splitlines() == [refused, queued] * 2
+
+
 def test_a_timeout_is_required() -> None:
     with pytest.raises(TypeError, match="timeout"):
         unique_task("sync-{shop}")  # the mistake
@@ -691,12 +778,12 @@ def test_a_timeout_is_required() -> None:
 
 @pytest.mark.parametrize("target", [lambda shop: None, 5, object, Duplicate])
 def test_only_tasks_are_decorated(target: Any) -> None:
-    with pytest.raises(TypeError, match="above @shared_task"):
+    with pytest.raises(TypeError, match="decorates tasks"):
         unique_task("sync", timeout=60)(target)
 
 
 @pytest.mark.parametrize("requeue", [False, True])
-@pytest.mark.parametrize("task", [done], ids=["done"])
+@pytest.mark.parametrize("task", [done, of_own_class], ids=["done", "of_own_class"])
 def test_what_is_rejected(task: Any, requeue: bool) -> None:
     seen: list[bool] = []
 

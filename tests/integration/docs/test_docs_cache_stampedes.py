@@ -1,21 +1,23 @@
-"""The examples of docs/cache_stampedes.md work as they stand there."""
+"""The examples of the pages on values (``PAGES``) work as they stand there."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.core.cache import cache
 from django.template import Context, Template
 
 from django_redis_lock import conf
 from django_redis_lock.cache import GetOrSetArguments
 
-TEXT = (Path(__file__).parents[3] / "docs" / "cache_stampedes.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = ("cache_stampedes", "writes", "cached", "whole_pages")
+TEXT = "".join((DOCS / f"{name}.md").read_text() for name in PAGES)
 
 
 def examples(language: str) -> list[str]:
@@ -32,14 +34,20 @@ class Product:
 
 
 @pytest.mark.django_db
-def test_the_examples_in_python() -> None:
+def test_the_examples_in_python(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {
-        "build_report": lambda: "the report",
         "fetch_rates": lambda: {"EUR": 1},
         "Product": Product,
         "order": SimpleNamespace(save=lambda: None),
     }
-    for code in examples("python"):
+    first, *others = examples("python")
+    before = set(threading.enumerate())
+    exec(first.replace("sleep(2)", "sleep(0.2)"), names)
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.endswith("(visitor)"):
+            thread.join()
+    assert sorted(capsys.readouterr().out.split("\n")) == ["", "building", *["the report"] * 3]
+    for code in others:
         if "await" in code:
             lines = "".join(f"    {line}\n" for line in code.splitlines())
             exec(f"async def main():\n{lines}    return report", names)
@@ -48,7 +56,13 @@ def test_the_examples_in_python() -> None:
             exec(code, names)
     assert names["products"]["product-2"].pk == 2
     assert names["rates"] == {"EUR": 1}
-    assert cache.get("report") == "the report"
+
+
+def test_a_cached_function_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (DOCS / "cached.md").read_text()
+    code, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL).groups()
+    exec(code, {"__name__": "reports"})
+    assert capsys.readouterr().out == shown
 
 
 def test_the_example_of_a_template() -> None:

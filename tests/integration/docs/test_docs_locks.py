@@ -1,10 +1,12 @@
-"""What docs/locks.md shows works as it stands there, and its tables say what the code does."""
+"""What docs/locks.md and docs/lock_variants.md show works as it stands there, and their tables say
+what the code does."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ import django_redis_lock
 from django_redis_lock import Lock, LockNotAcquired
 from tests.processes import PATIENCE
 
-TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
-ANSWER, TRIED, TASKS, CANCELLED, SEVERAL, AGAIN, LIMITED, BARE = re.findall(
-    r"```python\n(.*?)```", TEXT, re.DOTALL
-)
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "locks.md").read_text()
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+ANSWER, TRIED, LONG, TASKS, CANCELLED, BARE = BLOCK.findall(TEXT)
+SEVERAL, LIMITED, AGAIN = BLOCK.findall((DOCS / "lock_variants.md").read_text())
 TAKEN_OFF = ("using", "critical")  # By ``cache.lock`` itself.
 #: Which ``cache.lock`` takes from the settings.
 FROM_SETTINGS = ("grant_timeout", "local_folder")
@@ -32,25 +35,44 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_a_block(client: redis.Redis) -> None:
-    stored: list[Any] = []
-    names: dict[str, Any] = {"rows": lambda: "ab", "store": lambda row, fence: stored.append(row)}
-    exec(ANSWER, names)
-    assert stored == ["a", "b"]
+def test_three_callers_have_the_lock_one_after_the_other(
+    client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(threading.enumerate())
+    exec(ANSWER.replace("sleep(1)", "sleep(0.05)"), names := {})
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.endswith("(import_prices)"):
+            thread.join()
+    lines = capsys.readouterr().out.splitlines()
+    holders, fences = zip(*(line.split(" has the lock, fence ") for line in lines), strict=True)
+    assert sorted(holders) == ["A", "B", "C"]
+    assert sorted(map(int, fences)) == [int(fence) for fence in fences]
     with names["cache"].lock("import", label="another"):
-        short = ANSWER.replace("blocking_timeout=10", "blocking_timeout=0.01")
+        short = "import_prices('D')"
+        exec(
+            ANSWER.partition("\nfor ")[0].replace("blocking_timeout=10", "blocking_timeout=0.01"),
+            names,
+        )
         with pytest.raises(LockNotAcquired, match="is held by"):
             exec(short, names)
 
 
 def test_a_try(client: redis.Redis, capsys: pytest.CaptureFixture[str]) -> None:
-    imported: list[bool] = []
-    names = {"cache": caches["default"], "import_prices": lambda: imported.append(True)}
+    imported: list[str] = []
+    names = {"cache": caches["default"], "import_prices": imported.append}
     exec(TRIED, names)
     with caches["default"].lock("import"):
         exec(TRIED, names)
-    assert imported == [True]
+    assert imported == ["D"]
     assert capsys.readouterr().out.endswith(" is importing.\n")
+
+
+def test_long_work(client: redis.Redis) -> None:
+    stored: list[Any] = []
+    names: dict[str, Any] = {"cache": caches["default"], "rows": lambda: "ab"}
+    names["store"] = lambda row, fence: stored.append(row)
+    exec(LONG, names)
+    assert stored == ["a", "b"]
 
 
 def test_n_at_a_time(client: redis.Redis) -> None:

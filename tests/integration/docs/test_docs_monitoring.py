@@ -1,4 +1,4 @@
-"""docs/monitoring.md: its examples work as they stand there, and its tables are complete."""
+"""The pages on monitoring: their examples work, and their tables are complete."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from prometheus_client import CollectorRegistry
 import django_redis_lock
 from django_redis_lock import events, signals
 from django_redis_lock.contrib import metrics
-from django_redis_lock.contrib.exporters import GAUGES, opentelemetry, prometheus
+from django_redis_lock.contrib.exporters import opentelemetry, prometheus
+from django_redis_lock.contrib.exporters.listening import GAUGES
 from tests.integration.metrics.test_exporters import Exported, live_a_little
 from tests.processes import until
 
 ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "docs" / "monitoring.md").read_text()
+PAGES = ("monitoring", "signals_and_log", "exporters")
+TEXT = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)
 
 
 def section(heading: str) -> str:

@@ -1,4 +1,4 @@
-"""The examples of docs/one_at_a_time.md work as they stand there."""
+"""The examples of the pages on locked() work as they stand there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from django_redis_lock.conf import SETTING
 from django_redis_lock.decorators.options import _OF_LOCKS, MISSING, Options
 
 DOCS = Path(__file__).parents[3] / "docs"
-TEXT = (DOCS / "one_at_a_time.md").read_text()
+TEXT = "".join(
+    (DOCS / f"{name}.md").read_text() for name in ("one_at_a_time", "answers", "transactions")
+)
 OF_LOCKS = (DOCS / "locks.md").read_text().partition("\n## Options\n")[2].partition("\n## ")[0]
 
 

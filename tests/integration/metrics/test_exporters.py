@@ -30,7 +30,7 @@ from django_redis_lock import Lock, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import EXPORTERS
 from django_redis_lock.contrib import exporters
-from django_redis_lock.contrib.exporters import opentelemetry, prometheus
+from django_redis_lock.contrib.exporters import listening, opentelemetry, prometheus
 from django_redis_lock.events import Computed, Crashed, FellBack, ServerDown, ServerUp, Subject
 from django_redis_lock.extension import part
 from django_redis_lock.transport import server_of
@@ -143,8 +143,8 @@ def test_prometheus_counts(
 
 
 def test_labels_are_bounded(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporters, "MAX_GROUPS", 2)
-    label = exporters.Exporter([], [])._group
+    monkeypatch.setattr(listening, "MAX_GROUPS", 2)
+    label = listening.Exporter([], [])._group
     assert [label(group) for group in "abcab"] == ["a", "b", "other", "a", "b"]
 
 
@@ -228,7 +228,7 @@ def test_gauges_say_what_is_held_now(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    monkeypatch.setattr(exporters, "GAUGES_LAST_SECONDS", 0.0)
+    monkeypatch.setattr(listening, "GAUGES_LAST_SECONDS", 0.0)
 
     def gauge(name: str, group: str) -> float | None:
         if kind == "prometheus":

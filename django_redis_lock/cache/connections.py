@@ -1,27 +1,55 @@
-"""What django-redis's methods, with their encoding, timeouts and versions, get in place of a
-redis-py client: connections of our own (``OwnConnections``); or, where a tool observes the client,
-and on a client that the caller gives, ``FlightEnding``. In both, writes end the flights of what
-they write: a value computed from older data must not overwrite them (invariant C2).
+"""How the calls of a cache reach Redis. django-redis's methods, with their encoding, timeouts and
+versions, get something in place of a redis-py client: connections of our own (``OwnConnections``);
+or, where a tool observes the client, and on a client that the caller gives, ``FlightEnding``. In
+both, writes end the flights of what they write: a value computed from older data must not overwrite
+them (invariant C2).
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from inspect import signature
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from django.conf import settings
-from redis import Redis
-from redis.exceptions import DataError, NoScriptError
+from django.utils.functional import cached_property
+from django_redis.exceptions import ConnectionInterrupted
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import DataError, NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import time
 from ..events import remembered
 from ..protocol import Call, Reply, Script
 from ..protocol.keys import flight_key
 from ..singleflight import DELETE, END_SEEN, EXPIRE_AT, WRITE, own_flights
 from ..steps import Step
-from ..transport import exchange, is_cluster, pack, pack_words, run, run_all
+from ..transport import (
+    Breaker,
+    CircuitOpen,
+    exchange,
+    is_cluster,
+    is_observed,
+    is_plain,
+    pack,
+    pack_words,
+    run,
+    run_all,
+    server_of,
+)
 from ..transport.execute import joined, pack_word
+from ..transport.refusals import OUTAGE, genuine, is_pool_exhausted, suppress
+from ..transport.registry import in_memory
+from .keys import encoding
+
+T = TypeVar("T")
+
+#: The errors of an outage, or of a command that Redis refuses.
+FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
 #: A write of one value, or of several.
 Write: TypeAlias = "Set | Delete"
@@ -104,7 +132,7 @@ def in_transaction(writes: Sequence[Write]) -> tuple[bytes, int]:
     return b"".join((*commands, pack_words(b"EXEC"))), len(commands) + 1
 
 
-class Seen(dict[bytes, "tuple[bytes, Write]"]):
+class Seen(dict[bytes, tuple[bytes, Any]]):
     """The flights that some writes have to end: by key, with the token and the write."""
 
     def __init__(
@@ -198,13 +226,6 @@ class Commands(ABC):
     def _run(self, call: Call) -> Step[Reply]: ...
 
 
-def encoding(encoder: Any) -> Callable[[object], bytes]:
-    """redis-py's ``encoder``, which costs more than to encode a text."""
-    if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
-        return encoder.encode  # type: ignore[no-any-return]  # redis-py
-    return lambda word: word.encode() if isinstance(word, str) else encoder.encode(word)
-
-
 @lru_cache(maxsize=8)
 def _counter(script: str, args: int) -> Script:
     """A ``script`` that increments a number, and then lets go of its flight."""
@@ -251,7 +272,7 @@ class OwnConnections(Commands):
         except NoScriptError:
             return exchange(self.client, pack(call, known=False), may_run_twice=False)
 
-    def pipeline(self, *args: object, **kwargs: object) -> "Batch":
+    def pipeline(self, *args: object, **kwargs: object) -> Batch:
         return Batch(self.client)
 
     def _send(self, command: str, *parts: object) -> Reply:
@@ -316,31 +337,86 @@ def outcomes(replies: list[Reply]) -> tuple[list[Reply], Reply]:
     return done, tokens
 
 
-#: The methods of django-redis's client that are given ``OwnConnections``, and those of redis-py's
-#: that these stand for.
+# -- by redis-py: for tools that observe it, a client of the caller's, and clusters ----------------
+
+
+class FlightEnding(Commands):
+    """A redis-py client, or pipeline, whose writes end the flights of the keys they write: each is
+    one script."""
+
+    def __init__(self, client: object) -> None:
+        super().__init__(client)
+        #: The scripts whose source a pipeline has sent before its next command.
+        self._sent: set[Script] = set()
+
+    def eval(self, script: str, numkeys: int, name: str, *args: object) -> Reply:
+        call = self._counting(script, name, args)
+        return self.client.eval(call.script.source, 2, *call.keys, *call.args)
+
+    def pipeline(self, *args: object, **kwargs: object) -> FlightEnding | Batch:
+        return FlightEnding(self.client.pipeline(*args, **kwargs))
+
+    def _keep(self, command: str, name: str, *time: object) -> Reply:
+        own_flights((self._key(name),))
+        return getattr(self.client, command)(name, *time)
+
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Reply:
+        return self._run(write.call(own))
+
+    def _run(self, call: Call) -> Reply:
+        # Named methods, because some tools see only those.
+        evalsha, evaluate = self.client.evalsha, self.client.eval
+        # Bytes for the same reason as in ``pack_words``.
+        args = (a if isinstance(a, bytes) else str(a).encode() for a in call.args)
+        parts = (b"%d" % len(call.keys), *call.keys, *args)
+        stack = getattr(self.client, "command_stack", None)
+        if stack is not None:  # A pipeline cannot react to NOSCRIPT: send the source first.
+            if not stack:
+                self._sent.clear()
+            if call.script in self._sent:
+                return evalsha(call.script.sha, *parts)
+            self._sent.add(call.script)
+            return evaluate(call.script.source, *parts)
+        try:
+            return evalsha(call.script.sha, *parts)
+        except NoScriptError:
+            return evaluate(call.script.source, *parts)
+
+
+class ClusterFlightEnding(FlightEnding):
+    """For a cluster: a command with several keys goes to the node of each."""
+
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Reply:
+        if len(write.keys) == 1:
+            return super()._write(write, own)
+        calls = [Delete((key,)).call(own) for key in write.keys]
+        return sum(map(int, run_all(self.client, calls))) if calls else 0
+
+    def pipeline(self, *args: object, **kwargs: object) -> Batch:
+        return Batch(self.client)
+
+
+def flight_ending(client: object) -> FlightEnding:
+    return (ClusterFlightEnding if is_cluster(client) else FlightEnding)(client)
+
+
+# -- of one cache ----------------------------------------------------------------------------------
+
+#: The methods of django-redis's client that are given ``OwnConnections``.
 _GIVEN = ("get", "get_many", "set", "delete", "delete_many", "has_key", "ttl", "pttl", "touch")
-_STOOD_FOR = (
-    *("get", "mget", "set", "delete", "exists", "ttl", "pttl", "expire", "pexpire", "persist"),
-    *("expireat", "pexpireat", "eval", "evalsha", "pipeline"),
-)
 
 
 def own_connections(client: Any) -> OwnConnections | None:
     """None if django-redis's ``client`` takes no other, if it closes its connections after each
-    request, or if a class of the project's own sends its commands, or connects."""
+    request, if its redis-py client has what ours do not know, or leads to a server in memory, which
+    has no transactions."""
     closing = getattr(settings, "DJANGO_REDIS_CLOSE_CONNECTION", False)
     closes = client._options.get("CLOSE_CONNECTION", closing)
     if closes or not all(takes_client(getattr(client, name)) for name in _GIVEN):
         return None
     redis = client.get_client(write=True)
-    kind = type(redis)
-    plain = all(getattr(kind, name) is getattr(Redis, name) for name in _STOOD_FOR)
-    connects = redis.connection_pool.connection_class
-    connects = getattr(connects, "guards", connects)
-    ours = hasattr(connects, "asyncio_class")
-    known = ours or connects.__module__.startswith("redis.")
-    plain = plain and known and not redis.get_encoder().decode_responses
-    return OwnConnections(redis) if plain else None
+    other = in_memory(redis) or redis.get_encoder().decode_responses
+    return OwnConnections(redis) if is_plain(redis) and not other else None
 
 
 def takes_client(method: Callable[..., object]) -> bool:
@@ -353,3 +429,96 @@ def _takes_client(method: Callable[..., object]) -> bool:
     # Each request in an event loop has another cache, and to look into a signature takes long.
     parameters = signature(method).parameters
     return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+class Replica:
+    """Stands for the redis-py client of a replica, which may lag behind, or be down: what it does
+    not return, the primary is asked for, before anybody computes it."""
+
+    def __init__(self, replica: Any, primary: Any) -> None:
+        self._replica = replica
+        self._primary = primary
+
+    def get(self, key: object) -> object:
+        return self.mget(key)[0]
+
+    def mget(self, *keys: object) -> list[object]:
+        found: dict[object, object] = {}
+        with suppress(*FAILED):
+            found = dict(zip(keys, self._replica.mget(keys), strict=True))
+        if missing := [key for key in keys if found.get(key) is None]:
+            found.update(zip(missing, self._primary.mget(missing), strict=True))
+        return [found[key] for key in keys]
+
+
+@contextmanager
+def failing_as_django_redis(redis: object) -> Iterator[None]:
+    """An error of ``redis`` becomes the one that django-redis raises."""
+    try:
+        yield
+    except genuine(*FAILED) as error:
+        raise ConnectionInterrupted(connection=redis) from error
+
+
+class Connections:
+    """What sends the calls of one ``cache``, a backend."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    @cached_property
+    def own(self) -> OwnConnections | None:
+        return None if self.breaker is None else own_connections(self._cache.client)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether tasks may use connections of ours. There is no asyncio twin of a client that has
+        what those do not know: what is configured for threads is there in threads."""
+        return is_plain(self._cache._lock_client())
+
+    def direct(self) -> OwnConnections | None:
+        """What sends calls on connections of our own; None while a tool observes the client, and
+        where the way in which django-redis's or redis-py's client sends them must be kept."""
+        own = self.own
+        return None if own is None or is_observed(own.client) else own
+
+    def replica(self) -> Replica | None:
+        """What reads a value that is computed if it is missing; None where there are no replicas to
+        read from."""
+        cache = self._cache
+        if not cache._has_primary or len(cache.client._server) == 1:
+            return None
+        replica, primary = cache.client.get_client(write=False), cache._lock_client()
+        return None if replica is primary else Replica(replica, primary)
+
+    @cached_property
+    def breaker(self) -> Breaker | None:
+        """None if django-redis may read from another server."""
+        cache = self._cache
+        if not cache._has_primary or len(cache.client._server) != 1:
+            return None
+        server = server_of(cache._lock_client())
+        return None if server.is_topology else server.breaker
+
+    def with_breaker(self, read: Callable[..., T], *args: object) -> T:
+        """What ``read`` returns, which reads on the connections of django-redis's client."""
+        breaker = self.breaker
+        if breaker is None:
+            return read(*args)
+        if breaker.failing:
+            try:
+                breaker.admit(None)
+            except CircuitOpen as error:
+                raise ConnectionInterrupted(connection=None) from error
+        began = time.monotonic()
+        try:
+            reply = read(*args)
+        except genuine(ConnectionInterrupted) as error:
+            cause = error.__cause__
+            unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
+            if cause is not None and unreachable and not is_pool_exhausted(cause):
+                breaker.failed(cause, time.monotonic() - began)
+            raise
+        if breaker.failing:
+            breaker.answered()
+        return reply

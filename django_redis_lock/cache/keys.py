@@ -1,14 +1,13 @@
-"""Which keys a cache may have; values that are marked stale; Django's methods for tasks."""
+"""Which keys the values of a cache have, and which they cannot have: those of locks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.cache import caches
 from django.core.cache.backends.base import BaseCache, default_key_func
@@ -16,24 +15,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.client import DefaultClient
 from django_redis.util import CacheKey
 
-from .. import transport
-from ..conf import SETTING, Conf, GetOrSetOptions, given
+from ..conf import Conf, given
 from ..events import MAX_CACHED
 from ..extension import part
-from ..protocol import Call, as_bytes
-from ..protocol.keys import RESERVED, flight_key, is_reserved, refuse_reserved
-from ..singleflight import MARK_STALE, Runner, own_flights
-from ..steps import Steps
+from ..protocol import as_bytes
+from ..protocol.keys import RESERVED, is_reserved, refuse_reserved
 from ..transport import server_of
-from ..transport.refusals import redis_errors
-from .get_or_set import GetOrSet, waiting_thread
-from .on_commit import OnCommit
-
-if TYPE_CHECKING:
-    from . import RedisCache
-    from .typed import TypedValues
-else:
-    TypedValues = GetOrSet
 
 _Patterns = tuple[Callable[[str], object], Callable[[str], object]]
 #: The most held locks that ``keys()`` leaves out where their keys do not show what they are.
@@ -49,7 +36,7 @@ class KeyGuard:
             of the project's other caches in the same database.
     """
 
-    def __init__(self, cache: RedisCache) -> None:
+    def __init__(self, cache: Any) -> None:
         self._cache = cache
         self._settings: object = None
         self._by_prefix: dict[tuple[str, str], _Patterns] = {}
@@ -195,147 +182,52 @@ class WithoutLocks:
 _PROBES = ("9d41f0", "c7e25a" * 100)
 
 
-class Writes(TypedValues):
-    """The part of the backends that marks values stale, and knows which keys are its own."""
+def own_pattern(make: Callable[[str], str]) -> str:
+    """What matches all keys in Redis that ``make`` makes.
 
-    # Of django-redis.
-    _ignore_exceptions: bool
-    _log_ignored_exceptions: bool
-    logger: Any
-    _guard: KeyGuard
-
-    def mark_stale(self, key: str, version: int | None = None, *, stale: float = SETTING) -> bool:
-        """Let the value of ``key`` be stale from now on: the next ``get_or_set`` computes it again,
-        other callers get the old value until then. Ends a computation under way: what it computes
-        may be older.
-
-        Args:
-            stale: as in ``get_or_set`` of this key; of several, the smallest. After so many seconds
-                the value is gone, unless it has been computed again. Default: the setting STALE.
-
-        Returns:
-            whether there is a value.
-
-        Raises:
-            TypeError, ValueError: ``stale`` is invalid or 0.
-            redis.exceptions.RedisError: Redis is down, and IGNORE_EXCEPTIONS is not set.
-        """
-        return bool(self.mark_stale_many([key], version, stale=stale))
-
-    async def amark_stale(
-        self, key: str, version: int | None = None, *, stale: float = SETTING
-    ) -> bool:
-        """``mark_stale`` for asyncio."""
-        return bool(await self.amark_stale_many([key], version, stale=stale))
-
-    def mark_stale_many(
-        self, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
-    ) -> int:
-        """``mark_stale`` for several keys, in one round trip; returns how many values there are."""
-        runner = self._thread_runner()
-        return int(runner.do(self._marked_stale(runner, keys, version, stale)))
-
-    async def amark_stale_many(
-        self, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
-    ) -> int:
-        """``mark_stale_many`` for asyncio."""
-        runner = self._async_runner()
-        return int(await runner.do(self._marked_stale(runner, keys, version, stale)))
-
-    def _marked_stale(
-        self, runner: Runner, keys: Iterable[str], version: int | None, stale: float
-    ) -> Steps[int]:
-        seconds = self._stale_seconds(stale)
-        names = yield from self._keys(runner, keys, version)
-        args: tuple[bytes | str | int, ...] = (int(seconds * 1000), *own_flights(names).values())
-        calls = [Call(MARK_STALE, (name, flight_key(name)), args) for name in names]
-        try:
-            return sum(map(int, (yield runner.run(*calls)))) if calls else 0
-        except redis_errors():
-            if not self._ignore_exceptions:
-                raise
-            if self._log_ignored_exceptions:
-                self.logger.exception("Exception ignored")
-            return 0
-
-    def _stale_seconds(self, stale: float) -> float:
-        """``stale`` as ``mark_stale`` needs it, by default the setting. Raises as that."""
-        seconds: float = GetOrSetOptions.check(stale=stale).get("stale", self.conf.STALE)
-        if not seconds:
-            raise ValueError(
-                "mark_stale needs stale, the seconds for which callers may still get the value, as "
-                "in get_or_set. To have it computed again at once, use delete"
-            )
-        return seconds
-
-    def on_commit(self, using: str | None = None, *, robust: bool = False) -> OnCommit:
-        """``delete``, ``delete_many``, ``mark_stale`` and ``mark_stale_many`` for data that a
-        database transaction changes, done after its commit: ``cache.on_commit().delete("report")``.
-        At once if no transaction is open, never if it is rolled back.
-
-        Args:
-            using: the alias of the database, as of Django's ``transaction.on_commit``.
-            robust: log an error of Redis instead of raising it after the commit.
-        """
-        return OnCommit(self, using, robust)
-
-    def own_pattern(self) -> str:
-        """What matches all keys of this cache's KEY_PREFIX and VERSION in Redis."""
-        made = [self._guard.unchecked(probe) for probe in _PROBES]
-        start, _, end = made[0].partition(_PROBES[0])
-        if not start + end or made != [start + probe + end for probe in _PROBES]:
-            raise ImproperlyConfigured(
-                'CLEAR is "prefix", and KEY_FUNCTION makes keys that do not show whose they are. '
-                'Set CLEAR to "database", or have it put a prefix before each key'
-            )
-        return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in (start, end))
+    Raises:
+        ImproperlyConfigured: they do not show whose they are.
+    """
+    made = [make(probe) for probe in _PROBES]
+    start, _, end = made[0].partition(_PROBES[0])
+    if not start + end or made != [start + probe + end for probe in _PROBES]:
+        raise ImproperlyConfigured(
+            'CLEAR is "prefix", and KEY_FUNCTION makes keys that do not show whose they are. '
+            'Set CLEAR to "database", or have it put a prefix before each key'
+        )
+    return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in (start, end))
 
 
-# -- asyncio ---------------------------------------------------------------------------------------
+def has_plain_keys(cache: Any) -> bool:
+    """Whether every thread makes the same keys: only Django's and django-redis's code makes them,
+    of a fixed KEY_PREFIX and VERSION."""
+    own = vars(cache)
+    return (
+        cache.key_func is default_key_func
+        and type(cache).make_key is BaseCache.make_key
+        and type(cache.client).make_key is DefaultClient.make_key
+        and type(own.get("key_prefix")) is str
+        and type(own.get("version")) in (int, str)
+    )
 
 
-def _awaiting(name: str) -> Any:
-    """Django's asynchronous twin of the method ``name``."""
-
-    @wraps(getattr(BaseCache, f"a{name}"))
-    async def method(self: AsyncMethods, *args: object, **kwargs: object) -> Any:
-        return await self._await(name, *args, **kwargs)
-
-    return method
+def encoding(encoder: Any) -> Callable[[object], bytes]:
+    """redis-py's ``encoder``, which costs more than to encode a text."""
+    if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
+        return encoder.encode  # type: ignore[no-any-return]  # redis-py
+    return lambda word: word.encode() if isinstance(word, str) else encoder.encode(word)
 
 
-class AsyncMethods(Writes):
-    """Django's asynchronous methods. With several servers, with a client or connection class of the
-    project's own, in ``async_to_sync``, and where the method for threads was replaced, they call
-    that in Django's thread for synchronous code, as Django's do."""
+class NamedKey(str):
+    """A key that a function of the user has made, which can make it again."""
 
-    async def _await(self, name: str, *args: object, **kwargs: object) -> object:
-        method, client = getattr(self, name), self._client_for(name)
-        if client is None:
-            return await sync_to_async(method)(*args, **kwargs)
-        return await part("asyncio").call(self, client, name, *args, **kwargs)
+    #: The function, and a call of it.
+    maker: Callable[..., str]
+    make: Callable[[], str]
 
-    def _client_for(self, method: str) -> object:
-        """None if ``method`` is to run in Django's thread."""
-        one_server = type(self.client) is DefaultClient and self._breaker is not None
-        one_server = one_server and self._has_plain_keys
-        # A loop for which a thread waits lasts for one call, and would have to connect for each.
-        if not one_server or not self._is_original(method) or waiting_thread() is not None:
-            return None
-        try:
-            return transport.asyncio_client(self._lock_client())
-        except TypeError:  # Its connections are of a class without an asyncio twin.
-            return None
-
-    aget = _awaiting("get")
-    aget_many = _awaiting("get_many")
-    ahas_key = _awaiting("has_key")
-    aset = _awaiting("set")
-    aadd = _awaiting("add")
-    aset_many = _awaiting("set_many")
-    atouch = _awaiting("touch")
-    adelete = _awaiting("delete")
-    adelete_many = _awaiting("delete_many")
-    aincr = _awaiting("incr")
-    adecr = _awaiting("decr")
-    aincr_version = _awaiting("incr_version")
+    @classmethod
+    def of(cls, maker: Callable[..., str], *args: object) -> NamedKey:
+        make = partial(maker, *args)
+        key = cls(make())
+        key.maker, key.make = maker, make
+        return key

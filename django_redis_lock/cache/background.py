@@ -1,8 +1,6 @@
-"""Keys and values are made where the caller's state is (tenant, user, language), or not at all: the
-value of one user must not be stored for another (invariant U1).
-
-A task makes its keys in Django's thread for synchronous code, where synchronous middleware has run.
-A refresh in the background makes its key again there, and does not compute if it is another.
+"""Refreshes in the background. Keys and values are made where the caller's state is (tenant, user,
+language), or not at all: the value of one user must not be stored for another (invariant U1). So a
+refresh makes its key again there, and does not compute if it is another.
 """
 
 from __future__ import annotations
@@ -10,100 +8,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from functools import cache, partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import sync_to_async
 
 from .. import singleflight
 from ..protocol import printable
 from ..singleflight import DeferredCall, Overtaken, Producer, Runner, ThreadRunner
 from ..steps import Steps
 from ..threads import Work, get_logger, may_log, was_logged
-
-if TYPE_CHECKING:
-    from ..locking import AsyncLock
-    from .get_or_set import GetOrSet
+from .keys import NamedKey
 
 logger = get_logger("django_redis_lock.flights")
 
-
-class NamedKey(str):
-    """A key that a function of the user has made, which can make it again."""
-
-    #: The function, and a call of it.
-    maker: Callable[..., str]
-    make: Callable[[], str]
-
-    @classmethod
-    def of(cls, maker: Callable[..., str], *args: object) -> NamedKey:
-        make = partial(maker, *args)
-        key = cls(make())
-        key.maker, key.make = maker, make
-        return key
-
-
-# -- tasks -----------------------------------------------------------------------------------------
-
-
-def named_later(make: Callable[..., Any], name_of: Callable[[str], str]) -> AsyncLock:
-    """A lock for tasks whose key is made in Django's thread when the lock is first used; until then
-    its ``name`` is that which the caller gave.
-
-    Args:
-        make: makes the lock, given what makes a key of a name, and what makes its class of the
-            usual one.
-        name_of: makes a key of a name.
-    """
-    names: list[str] = []
-
-    def note(name: str) -> str:
-        names.append(name)
-        return name
-
-    def keys() -> dict[str, str]:
-        return {name: name_of(name) for name in names}
-
-    lock = make(note, _named_later)
-    lock._make, lock._keys = make, keys
-    named: AsyncLock = lock
-    return named
-
-
-@cache
-def _named_later(kind: type[AsyncLock]) -> type[AsyncLock]:
-    """``kind``, whose methods first see to the lock's key."""
-
-    def named(method: Callable[..., object]) -> Callable[..., object]:
-        @wraps(method)
-        def call(self: object, *args: object, **options: object) -> Any:
-            return after(self, method(self, *args, **options))
-
-        return call
-
-    async def after(lock: Any, call: Any) -> Any:
-        try:
-            await lock.named()
-        except BaseException:
-            call.close()
-            raise
-        return await call
-
-    methods = inspect.getmembers(kind, iscoroutinefunction)
-    public = {name: named(method) for name, method in methods if not name.startswith("_")}
-    return type(kind.__name__, (kind,), {**public, "named": _named, "__module__": kind.__module__})
-
-
-async def _named(lock: Any) -> None:
-    if lock._make is None:
-        return
-    keys = await sync_to_async(lock._keys)()
-    if lock._make is not None:  # Another task may have been quicker.
-        states, right = lock._states, lock._make(keys.__getitem__)
-        vars(lock).update(vars(right), _make=None, _states=states)
-
-
-# -- the background --------------------------------------------------------------------------------
 
 #: When refreshes were last refused, by what makes their keys.
 _refused_at: dict[object, float] = {}
@@ -122,7 +39,7 @@ class Refresh:
         made: the key in Redis that the caller has made of them.
     """
 
-    def __init__(self, cache: GetOrSet, key: str, version: int | None, made: bytes) -> None:
+    def __init__(self, cache: Any, key: str, version: int | None, made: bytes) -> None:
         self._cache, self._key, self._version, self._made = cache, key, version, made
         maker: object = getattr(key, "maker", cache.key_func)
         self._checks = isinstance(key, NamedKey) or not cache._has_plain_keys

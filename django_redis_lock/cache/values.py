@@ -1,0 +1,436 @@
+"""How the values of a cache are read: by one request, seen by the tools that observe the cache; and
+how they are encoded and decoded. One that cannot be decoded counts as missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pickle import PickleError
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
+from django_redis.client import DefaultClient, HerdClient
+from django_redis.exceptions import ConnectionInterrupted
+from django_redis.serializers.pickle import PickleSerializer
+from redis.exceptions import RedisError
+
+from .. import events
+from ..clock import time
+from ..conf import SETTING, GetOrSetOptions, Timeout
+from ..events import Read
+from ..protocol import printable
+from ..singleflight import Runner, ThreadRunner, Undecodable, in_flight
+from ..steps import Steps
+from ..threads import after_fork, get_logger, may_log
+from ..transport import Server, exchange_with, pack_words, server_of
+from ..transport.refusals import genuine, is_busy, is_pool_exhausted, redis_errors
+from .connections import FAILED, Connections, OwnConnections, failing_as_django_redis
+
+logger = get_logger("django_redis_lock.flights")
+
+#: Returned if there is no value.
+MISSING = object()
+
+#: Seconds a thread waits for its turn to read; then it reads in any case.
+COLD_READ_TIMEOUT_SECONDS = 1.0
+
+#: After so many misses in a row, a caller does not read first: its query for the leader reads, too.
+EXPECTED_AFTER_MISSES = 3
+
+#: The usual errors of decoding; any other may be a signal handler's, such as a time limit.
+DECODING_ERRORS = (
+    *(AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError),
+    PickleError,
+)
+
+#: When the log was last told of values that cannot be decoded, by group.
+_logged_at: dict[str, float] = {}
+#: After so many it is emptied.
+MAX_LOGGED_GROUPS = 1000
+
+#: Held by the thread of a crowd that reads from the server: the others find its connection.
+_cold_reads: WeakKeyDictionary[Server, threading.Lock] = WeakKeyDictionary()
+after_fork(_cold_reads.clear)
+
+
+@contextmanager
+def cold_read(server: Server) -> Iterator[None]:
+    """Wait for the turn of this thread in a crowd that reads from ``server``. One that has waited
+    too long goes ahead, and later threads use a new mutex: the one that holds the old one hangs, or
+    an exception from a signal handler prevented its release. (Inside a semaphore, such an exception
+    may leave a mutex taken for which all others wait without a limit.)"""
+    mutex = _cold_reads.setdefault(server, threading.Lock())
+    is_turn = mutex.acquire(timeout=COLD_READ_TIMEOUT_SECONDS)
+    if not is_turn and _cold_reads.get(server) is mutex:
+        _cold_reads.pop(server, None)
+    try:
+        yield
+    finally:
+        if is_turn:
+            mutex.release()
+
+
+def _missing_unless_outage(error: ConnectionInterrupted) -> object:
+    """MISSING if ``error`` is no outage. Else raises it."""
+    cause = error.__cause__
+    if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
+        return MISSING
+    raise error
+
+
+class FirstRead(NamedTuple):
+    """What a read before the flight has returned.
+
+    Attributes:
+        value: MISSING if there is none.
+        began, seconds: monotonic time, and how long it took.
+        is_stale: whether the value is to be computed again.
+        unseen: whether there is probably no value in Redis.
+        outage: why Redis is unavailable.
+    """
+
+    value: object
+    began: float
+    seconds: float = 0.0
+    is_stale: bool = False
+    unseen: bool = False
+    outage: BaseException | None = None
+
+
+class ReadPath(NamedTuple):
+    """How a cache reads one value: directly, through django-redis's client, or through the method
+    with which a tool observes it.
+
+    Attributes:
+        chosen_for: what decides that; a tool may replace it at any time.
+        read: the method of ``Values``.
+        own: the connections that it uses; None: those of the pool.
+        is_direct: whether nothing else has to see the read.
+    """
+
+    chosen_for: tuple[object, ...]
+    read: Callable[[str, int | None, object], object]
+    own: OwnConnections | None
+    is_direct: bool
+
+
+class Values:
+    """The values of one ``cache``, a backend."""
+
+    def __init__(self, cache: Any, connections: Connections) -> None:
+        self._cache = cache
+        self._connections = connections
+        self._path: ReadPath | None = None
+        #: How many reads before this one have returned no value.
+        self.misses_in_a_row = 0
+
+    # -- to read -----------------------------------------------------------------------------
+
+    def first(
+        self, key: str, timeout: Timeout, version: int | None, options: Mapping[str, Any]
+    ) -> object:
+        """The first read of a ``get_or_set`` with these arguments, in a thread: the value, or else
+        a ``FirstRead``; MISSING if it may be stale, and so is to be read with its lifetime."""
+        # A hit must cost what a plain GET costs, so the settings are read after it.
+        stale = options.get("stale", self._cache.conf.STALE)
+        if stale and ("stale" in options or self.timeout(timeout) is not None):
+            return MISSING
+        if options:
+            GetOrSetOptions.check_without_stale(**options)
+        if type(timeout) is not int and timeout is not SETTING:
+            GetOrSetOptions.check_timeout(self.timeout(timeout))
+        began, value, outage = time.monotonic(), MISSING, None
+        if (
+            self.misses_in_a_row < EXPECTED_AFTER_MISSES
+            or in_flight
+            or not self._read_path().is_direct
+        ):
+            try:
+                value = self.read(key, version)
+            except Exception as error:
+                outage = self._outage_of_read(error, key, version)
+        if value is MISSING:
+            return FirstRead(MISSING, began, time.monotonic() - began, False, True, outage)
+        self.misses_in_a_row = 0
+        self.record_read(key, options.get("group"), "hit", began)
+        return value
+
+    def read(self, key: str, version: int | None) -> object:
+        """The value; MISSING also if the query for the leader reads it, too: that is repeated.
+        Raises ConnectionInterrupted."""
+        path = self._read_path()
+        server = None if path.own is None else server_of(path.own.client)
+        is_crowd = bool(in_flight) and self._is_in_flight(key, version)
+        if not is_crowd and (server is None or not server.must_connect()):
+            return path.read(key, version, server)
+        with cold_read(server_of(self._cache._lock_client())):
+            return path.read(key, version, server)
+
+    def _is_in_flight(self, key: str, version: int | None) -> bool:
+        cache = self._cache
+        server = server_of(cache._lock_client())
+        return (server, cache._encoded_key(key, version), None) in in_flight
+
+    def _read_path(self) -> ReadPath:
+        """How to read now."""
+        path, own, kind = self._path, self._connections.own, type(self._cache)
+        sends = None
+        if own is not None:
+            client = type(own.client)
+            sends = client.execute_command, client.evalsha
+        code = kind._own_methods["get"][0].__code__
+        chosen_for = kind.get, code, "get" in self._cache.__dict__, sends
+        if path is None or path.chosen_for != chosen_for:
+            path = self._path = self._chosen_path(chosen_for)
+        return path
+
+    def _chosen_path(self, chosen_for: tuple[object, ...]) -> ReadPath:
+        own = self._connections.direct()
+        read: Callable[[str, int | None, Any], object]
+        if not self._cache._is_own("get"):
+            read = self._read_by_tool
+        elif own is not None and type(self._cache.client).get is DefaultClient.get:
+            read = self._read_directly
+        else:
+            read = self._read_by_client
+        return ReadPath(chosen_for, read, own, read == self._read_directly)
+
+    def _read_directly(self, key: str, version: int | None, server: Any) -> object:
+        """As django-redis's ``get``."""
+        own, client = self._connections.own, self._cache.client
+        assert own is not None
+        nkey = own._key(client.make_key(key, version=version))
+        try:
+            stored = exchange_with(server, pack_words(b"GET", nkey))
+        except genuine(*FAILED) as error:
+            if is_busy(error):
+                return MISSING
+            raise ConnectionInterrupted(connection=own) from error
+        return MISSING if stored is None else client.decode(stored)
+
+    def _read_by_client(self, key: str, version: int | None, server: object) -> object:
+        get, connections = self._cache.client.get, self._connections
+        own = connections.direct()
+        try:
+            if own is not None:
+                return get(key, MISSING, version, own)
+            return connections.with_breaker(get, key, MISSING, version, connections.replica())
+        except genuine(ConnectionInterrupted) as error:
+            return _missing_unless_outage(error)
+
+    def _read_by_tool(self, key: str, version: int | None, server: object) -> object:
+        """By the public ``get``, which a tool has replaced. It may hide an outage: then the query
+        for the leader tells of that."""
+        connections = self._connections
+        if connections.breaker is not None and connections.breaker.failing:
+            return MISSING
+        has_replicas, value = connections.replica() is not None, MISSING
+        try:
+            with failing_as_django_redis(connections.own):
+                value = self._cache.get(key, MISSING, version)
+        except genuine(ConnectionInterrupted) as error:
+            if not has_replicas:
+                return _missing_unless_outage(error)
+        if value is MISSING and has_replicas:
+            return self._read_by_client(key, version, server)
+        return value
+
+    def _outage_of_read(
+        self, error: Exception, key: str, version: int | None
+    ) -> BaseException | None:
+        """Why Redis is unavailable, after a read failed with ``error``. Raises that, unless the
+        value cannot be decoded."""
+        if isinstance(error, ConnectionInterrupted):
+            return self.without_redis(error.__cause__ or error)
+        runner = ThreadRunner(self._cache._lock_client())
+        runner.do(self.check_decoding(runner, error, key, version))
+        return None
+
+    def without_redis(self, error: BaseException) -> BaseException:
+        """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""
+        if self._cache.conf.VALUES_ON_REDIS_DOWN == "raise":
+            raise error
+        return error
+
+    def first_in_steps(
+        self, runner: Runner, nkey: bytes, key: str, version: int | None, chosen: GetOrSetOptions
+    ) -> Steps[FirstRead]:
+        """As ``first``, of a value that may be stale, or in a task."""
+        began, stale = time.monotonic(), int(chosen.stale * 1000)
+        stored: Any = None
+        value: object = MISSING
+        outage: BaseException | None = None
+        observed = not self._cache._is_own("get")
+        by_get = observed or not (stale or self._connections.plain)
+        try:
+            if stale or not by_get:
+                stored = yield from self._stored(runner, nkey, stale)
+            if by_get and isinstance(runner, ThreadRunner):
+                value = self._read_by_tool(key, version, None)
+            elif by_get:
+                value = yield self._cache.aget(key, MISSING, version)
+        except genuine(ConnectionInterrupted) as error:
+            outage = self.without_redis(error.__cause__ or error)
+        except redis_errors() as error:
+            outage = self.without_redis(error)
+        except Exception as error:
+            yield from self.check_decoding(runner, error, key, version)
+        seconds = time.monotonic() - began
+        is_stale = stored is not None and 0 <= int(stored[1]) <= stale
+        if stored is not None and (value is MISSING or is_stale):
+            try:
+                value = self.decoded(key, chosen.group, stored[0])
+            except Undecodable:
+                return FirstRead(MISSING, began, seconds, outage=outage)
+        return FirstRead(value, began, seconds, is_stale, stored is None, outage)
+
+    def _stored(self, runner: Runner, nkey: bytes, stale: int) -> Steps[object]:
+        """What is stored with its remaining lifetime; None if there is nothing, or if this read is
+        not needed because the query for the leader returns the value."""
+        server = runner.server
+        is_crowd = (server, nkey, runner.group) in in_flight
+        probably_there = self.misses_in_a_row < EXPECTED_AFTER_MISSES
+        if not (stale or probably_there or runner.is_observed or is_crowd):
+            return None
+        if runner.group is not None or not (is_crowd or server.must_connect()):
+            return (yield runner.read(nkey))
+        with cold_read(server):
+            return (yield runner.read(nkey))
+
+    def read_many(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, object], BaseException | None]:
+        """The stored values, and the error if Redis is down."""
+        # If all connections of the pool are in use, or there are replicas, TAKE_FLIGHT reads them.
+        connections, observed = self._connections, not self._cache._is_own("get_many")
+        if observed and connections.breaker is not None and connections.breaker.failing:
+            return {}, None
+        try:
+            if observed:
+                return self._cache.get_many(names, version), None
+            replica = connections.replica()
+            by = () if replica is None else (replica,)
+            get_many = self._cache.client.get_many
+            return connections.with_breaker(get_many, names, version, *by), None
+        except Exception as error:
+            cause = error
+            if isinstance(error, ConnectionInterrupted):
+                cause = error.__cause__ or error
+            if isinstance(cause, (RedisError, ConnectionInterrupted)):
+                others = is_pool_exhausted(cause) or connections.replica() is not None
+                return {}, None if others else self.without_redis(cause)
+            try:
+                values, failed = self._read_decodable(names, version)
+            except redis_errors() as outage:
+                return {}, self.without_redis(outage)
+            if not failed and not isinstance(cause, DECODING_ERRORS):
+                raise cause from None
+            return values, None
+
+    def record_read(
+        self,
+        key: str,
+        group: str | None,
+        result: str,
+        began: float,
+        seconds: float | None = None,
+        values: int = 1,
+    ) -> None:
+        """Count a read, and emit a ``Read``; see there. Without ``seconds`` it ends now."""
+        if (count := events.count_read) is not None:
+            count(self._cache, key, group or "", result, values)
+        if events.read_listeners:
+            seconds = time.monotonic() - began if seconds is None else seconds
+            events.emit(Read(self._cache, str(key), group or "", result, values, began, seconds))
+
+    def timeout(self, timeout: Timeout) -> Timeout:
+        """``timeout``, by default that of the cache."""
+        left_out = timeout is SETTING or timeout is DEFAULT_TIMEOUT
+        return self._cache.default_timeout if left_out else timeout
+
+    # -- to encode and to decode -------------------------------------------------------------
+
+    @cached_property
+    def keeps_objects(self) -> bool:
+        """Whether what is stored is decoded to an equal object."""
+        client = self._cache.client
+        return type(getattr(client, "_serializer", None)) is PickleSerializer and (
+            type(client).decode is DefaultClient.decode
+        )
+
+    def encoded(self, value: object) -> bytes | int:
+        """``value`` as the server stores it. Serializers and compressors may return any buffer."""
+        client = self._cache.client
+        if isinstance(client, HerdClient):
+            raise ImproperlyConfigured(
+                "HerdClient stores values in a format that get_or_set cannot use. "
+                "Use django-redis's DefaultClient: get_or_set needs no herd"
+            )
+        encoded = client.encode(value)
+        return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
+
+    def _decode(self, stored: object) -> object:
+        """The value that is ``stored``. Raises Undecodable if it cannot be decoded: a class was
+        renamed, or it is from another serializer or compressor."""
+        decode = self._cache.client.decode
+        try:
+            return decode(stored)
+        except Exception as error:
+            try:
+                decode(stored)
+            except Exception as again:
+                if type(again) is type(error):
+                    raise Undecodable(f"{type(error).__name__}: {error}") from error
+            raise  # An exception of a signal handler, such as a time limit.
+
+    def decoded(self, key: str, group: str | None, stored: object) -> object:
+        """The value that is ``stored``. Raises Undecodable, and logs that once a minute for each
+        group."""
+        try:
+            return self._decode(stored)
+        except Undecodable as error:
+            group = group or events.group_of(str(key))
+            if len(_logged_at) > MAX_LOGGED_GROUPS:
+                _logged_at.clear()
+            if may_log(group, _logged_at):
+                said = {"group": group, "key": str(key), "error": str(error)}
+                logger.warning(
+                    "A stored value of %(group)s cannot be decoded, so it counts as missing: "
+                    "%(key)s (%(error)s)",
+                    {name: printable(text) for name, text in said.items()},
+                )
+            raise
+
+    def check_decoding(
+        self, runner: Runner, error: Exception, key: str, version: int | None
+    ) -> Steps[None]:
+        """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
+        stored = yield runner.read(self._cache._encoded_key(key, version))
+        try:
+            if stored is not None:
+                self._decode(stored[0])
+        except Undecodable:
+            return
+        if not isinstance(error, DECODING_ERRORS):  # Else another caller has stored it again.
+            raise error
+
+    def _read_decodable(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, object], bool]:
+        """The values of ``names`` that can be decoded, and whether there are others."""
+        client = self._cache.client
+        redis = self._connections.replica() or client.get_client(write=False)
+        values, failed = dict[str, object](), False
+        mget = getattr(redis, "mget_nonatomic", redis.mget)
+        stored_values = mget(*(client.make_key(name, version=version) for name in names))
+        for name, stored in zip(names, stored_values, strict=True):
+            try:
+                if stored is not None:
+                    values[name] = self._decode(stored)
+            except Undecodable:
+                failed = True
+        return values, failed
