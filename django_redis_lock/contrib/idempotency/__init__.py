@@ -113,8 +113,9 @@ def idempotent(
             callable that takes the view's arguments. Two users may send the same key. If a field,
             or what the callable returns, is empty (no user, no such header), the cookie of the
             session or of forms and the ``Authorization`` of the request tell its client from
-            others; without these it is refused. None, or a text without a field: all clients have one space
-            of keys, as the deliveries of a webhook do; then an authenticated request is refused.
+            others; without these it is refused. None, or a text without a field: all clients have
+            one space of keys, as the deliveries of a webhook do; then an authenticated request is
+            refused.
         key: takes the request and returns its key; None or empty: it has none.
         ttl: seconds for which a response is kept.
         methods: the HTTP methods that are protected.
