@@ -419,7 +419,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
     def _client_for(self, method: str) -> object:
         """None if ``method`` is to run in Django's thread."""
         one_server = type(self.client) is DefaultClient and self._connections.breaker is not None
-        one_server = one_server and self._has_plain_keys
+        one_server = one_server and self._has_plain_keys and self._connections.plain
         # A loop for which a thread waits lasts for one call, and would have to connect for each.
         if not one_server or not self._is_own(method) or waiting_thread() is not None:
             return None

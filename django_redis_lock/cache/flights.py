@@ -158,7 +158,11 @@ class Flights:
         deadline = time.monotonic() + chosen.wait
         names = list(dict.fromkeys(keys))
         began = time.monotonic()
-        values, outage = self._values.read_many(names, version) if read else ({}, None)
+        values, outage = dict[str, object](), None
+        if read:
+            values, outage = self._values.read_many(names, version)
+        elif not self._connections.plain:
+            values, outage = yield sync_to_async(self._values.read_many)(names, version)
         read_at, hits = (began, time.monotonic() - began), len(values)
         names_missing = [name for name in names if name not in values]
         nkeys = yield from self.keys(runner, names_missing, version)

@@ -265,12 +265,13 @@ class Values:
         value: object = MISSING
         outage: BaseException | None = None
         observed = not self._cache._is_own("get")
+        by_get = observed or not (stale or self._connections.plain)
         try:
-            if stale or not observed:
+            if stale or not by_get:
                 stored = yield from self._stored(runner, nkey, stale)
-            if observed and isinstance(runner, ThreadRunner):
+            if by_get and isinstance(runner, ThreadRunner):
                 value = self._read_by_tool(key, version, None)
-            elif observed:
+            elif by_get:
                 value = yield self._cache.aget(key, MISSING, version)
         except genuine(ConnectionInterrupted) as error:
             outage = self.without_redis(error.__cause__ or error)

@@ -20,6 +20,7 @@ from ..threads import InCaller, ThreadEvent, ThreadPool, Work, this_process
 from ..transport import (
     exchange_with,
     is_observed,
+    is_plain,
     pack_words,
     read_value,
     run_all,
@@ -119,7 +120,7 @@ class ThreadRunner:
 
     @property
     def is_observed(self) -> bool:
-        return is_observed(self._client)
+        return is_observed(self._client) or not is_plain(self._client)
 
     def do(self, steps: Steps[R]) -> R:
         """What ``steps`` return in the end. The function that computes is called here, and not by

@@ -24,7 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import real_time, time
 from ..protocol import Call, Reply
 from ..steps import Step, adrive
-from .address import TWINS, common_settings, timeout_of
+from .address import TWINS, Client, Pool, common_settings, timeout_of
 from .aio_connection import AsyncRawConnection, connect_to
 from .aio_tasks import cancellable, in_background, wait_awake
 from .execute import (
@@ -46,7 +46,7 @@ from .refusals import (
     note_sent,
     redis_errors,
 )
-from .registry import Client, Pool, server_of
+from .registry import server_of
 from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
 from .server import Server
 

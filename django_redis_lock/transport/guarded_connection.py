@@ -14,6 +14,8 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib import import_module
 from typing import Any, TypeVar
 
 from redis.backoff import NoBackoff
@@ -22,10 +24,18 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
-from .address import PROBE_SECONDS, TRUSTED_SECONDS, connecting, name_driver, still_answers
+from .address import (
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
+    Client,
+    Pool,
+    connecting,
+    name_driver,
+    still_answers,
+)
 from .interrupts import Interruptible, interruptible
-from .refusals import genuine, is_misdirected, redis_errors
-from .registry import Client, Pool, renew_pool
+from .refusals import genuine, is_misdirected, redis_errors, suppress
+from .registry import RETRY, renew_pool
 
 C = TypeVar("C", bound=Client)
 T = TypeVar("T")
@@ -56,6 +66,8 @@ class _ReplyCounter(_Any):  # type: ignore[misc]  # the class of Any is known la
     _streams = False
     #: When a reply was read, in monotonic seconds.
     _answered_at = 0.0
+    #: redis-py's in front of this one, which keeps values in memory; see ``_apart``.
+    in_front: Callable[[], Any] = staticmethod(lambda: None)
 
     def pack_commands(self, commands: Iterable[Iterable[object]]) -> object:
         commands = [_without_numbers(command) for command in commands]
@@ -66,6 +78,12 @@ class _ReplyCounter(_Any):  # type: ignore[misc]  # the class of Any is known la
     def _begin(self) -> None:
         """A new socket is about to be made."""
         self._is_ready, self._outstanding, self._streams = False, 0, False
+        self._forget_values()
+
+    def _forget_values(self) -> None:
+        """The server no longer says which of the values in memory have changed."""
+        if (front := self.in_front()) is not None:
+            front._cache.flush()
 
     def _is_clean(self) -> bool:
         return self._is_ready and not self._outstanding and not self._streams
@@ -92,6 +110,8 @@ class GuardedConnection(_ReplyCounter, Interruptible):
     # The pool calls it before each use.
     def connect(self) -> None:
         self._packed = 0
+        if (front := self.in_front()) is not None:
+            front._current_command_cache_key = None  # Of a call that was interrupted.
         if self._sock is not None and not self._may_be_used():
             self.disconnect()
         try:
@@ -104,7 +124,12 @@ class GuardedConnection(_ReplyCounter, Interruptible):
     def _may_be_used(self) -> bool:
         if not self._is_clean() or not self._was_idle():
             return self._is_clean()
-        return still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
+        answers = False
+        with suppress(RedisError, OSError):
+            while self.in_front() is not None and self.can_read():
+                self.read_response(push_request=True)  # What has changed.
+            answers = still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
+        return answers
 
     # redis-py 8 calls it where a connection has ended.
     def connect_check_health(self, *args: object, **kwargs: object) -> None:
@@ -119,6 +144,7 @@ class GuardedConnection(_ReplyCounter, Interruptible):
     def disconnect(self, *args: object, **kwargs: object) -> None:
         self._is_ready = False  # Also if an exception cuts this short.
         super().disconnect(*args, **kwargs)
+        self._forget_values()
 
     def send_command(self, *args: object, **kwargs: object) -> None:
         super().send_command(*_without_numbers(args), **kwargs)
@@ -144,6 +170,8 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         super().send_packed_command(command, check_health=False)
 
     def read_response(self, *args: object, **kwargs: object) -> object:
+        if kwargs.get("push_request"):  # No reply is awaited.
+            return super().read_response(*args, **kwargs)
         try:
             reply = super().read_response(*args, **kwargs)
         except ResponseError:
@@ -230,16 +258,29 @@ def guarded(kind: type) -> type[Any]:
     return interruptible(kind, guard)
 
 
-def guard(client: T) -> T:
+def guard(client: T, cache_config: Any = None) -> T:
     """``client``, a redis-py client for threads, after its pool is made to guard its connections;
-    those that the pool had are replaced."""
+    those that the pool had are replaced. ``cache_config``: of its client-side cache, if it has
+    one."""
     pool: Any = getattr(client, "connection_pool", None)
     kind: Any = getattr(pool, "connection_class", None)
     known = isinstance(kind, type) and issubclass(kind, AbstractConnection)
     if known and not issubclass(kind, GuardedConnection):
         pool.connection_class = guarded(kind)
+        if cache_config is not None:
+            pool.make_connection = partial(_apart, pool.make_connection, cache_config)
         pool.reset()
     return client
+
+
+def _apart(make_connection: Callable[[], Any], cache_config: Any) -> Any:
+    """A connection with a client-side cache of its own. redis-py has one for all of a pool: then a
+    thread reads on the connections of others, perhaps the reply for which another waits, and may
+    wait for the reply to a command that only another has sent."""
+    connection = make_connection()
+    connection._cache = import_module("redis.cache").CacheFactory(cache_config).get_cache()
+    connection._conn.in_front = weakref.ref(connection)
+    return connection
 
 
 # -- pools whose address may lead to another server ------------------------------------------------
@@ -253,6 +294,8 @@ class FollowingRetry(Retry):
     def __init__(self, usual: Retry, pool: Pool) -> None:
         super().__init__(NoBackoff(), 0)
         self._usual = usual
+        #: The arguments with which the project has chosen its own.
+        self.configured = {name: pool.connection_kwargs.get(name) for name in RETRY}
         self._pool = weakref.ref(pool)
 
     def update_supported_errors(self, specified_errors: Iterable[type[Exception]]) -> None:
@@ -333,4 +376,5 @@ def connect(factory: Any, original: Callable[[str], C], url: str) -> C:
     pools = getattr(factory, "_pools", None)  # A project's own factory may have none.
     if type(pools) is dict:
         factory._pools = _PoolsByOptions(pools, factory.options)
-    return follow_address(guard(original(url)))
+    pool_settings = getattr(factory, "pool_cls_kwargs", {})
+    return follow_address(guard(original(url), pool_settings.get("cache_config")))

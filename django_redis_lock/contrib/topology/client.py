@@ -130,9 +130,10 @@ class LazyCluster:
                         cluster = _Cluster(startup_nodes=nodes, **self._settings)
                     manager: Any = cluster.nodes_manager
                     make = manager.create_redis_node
-                    manager.create_redis_node = lambda *args, **kw: guard(make(*args, **kw))
+                    config = self._settings.get("cache_config")
+                    manager.create_redis_node = lambda *args, **kw: guard(make(*args, **kw), config)
                     for node in manager.nodes_cache.values():
-                        guard(node.redis_connection)
+                        guard(node.redis_connection, config)
                     self._cluster = cluster
         return self._cluster
 
