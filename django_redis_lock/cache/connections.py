@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from django.conf import settings
 from django.utils.functional import cached_property
 from django_redis.exceptions import ConnectionInterrupted
-from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError, NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -35,6 +34,7 @@ from ..transport import (
     exchange,
     is_cluster,
     is_observed,
+    is_plain,
     pack,
     pack_words,
     run,
@@ -43,6 +43,7 @@ from ..transport import (
 )
 from ..transport.execute import joined, pack_word
 from ..transport.refusals import OUTAGE, genuine, is_pool_exhausted, suppress
+from ..transport.registry import in_memory
 from .keys import encoding
 
 T = TypeVar("T")
@@ -401,31 +402,21 @@ def flight_ending(client: object) -> FlightEnding:
 
 # -- of one cache ----------------------------------------------------------------------------------
 
-#: The methods of django-redis's client that are given ``OwnConnections``, and those of redis-py's
-#: that these stand for.
+#: The methods of django-redis's client that are given ``OwnConnections``.
 _GIVEN = ("get", "get_many", "set", "delete", "delete_many", "has_key", "ttl", "pttl", "touch")
-_STOOD_FOR = (
-    *("get", "mget", "set", "delete", "exists", "ttl", "pttl", "expire", "pexpire", "persist"),
-    *("expireat", "pexpireat", "eval", "evalsha", "pipeline"),
-)
 
 
 def own_connections(client: Any) -> OwnConnections | None:
     """None if django-redis's ``client`` takes no other, if it closes its connections after each
-    request, or if a class of the project's own sends its commands, or connects."""
+    request, if its redis-py client has what ours do not know, or leads to a server in memory, which
+    has no transactions."""
     closing = getattr(settings, "DJANGO_REDIS_CLOSE_CONNECTION", False)
     closes = client._options.get("CLOSE_CONNECTION", closing)
     if closes or not all(takes_client(getattr(client, name)) for name in _GIVEN):
         return None
     redis = client.get_client(write=True)
-    kind = type(redis)
-    plain = all(getattr(kind, name) is getattr(Redis, name) for name in _STOOD_FOR)
-    connects = redis.connection_pool.connection_class
-    connects = getattr(connects, "guards", connects)
-    ours = hasattr(connects, "asyncio_class")
-    known = ours or connects.__module__.startswith("redis.")
-    plain = plain and known and not redis.get_encoder().decode_responses
-    return OwnConnections(redis) if plain else None
+    other = in_memory(redis) or redis.get_encoder().decode_responses
+    return OwnConnections(redis) if is_plain(redis) and not other else None
 
 
 def takes_client(method: Callable[..., object]) -> bool:
@@ -478,6 +469,12 @@ class Connections:
     @cached_property
     def own(self) -> OwnConnections | None:
         return None if self.breaker is None else own_connections(self._cache.client)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether tasks may use connections of ours. There is no asyncio twin of a client that has
+        what those do not know: what is configured for threads is there in threads."""
+        return is_plain(self._cache._lock_client())
 
     def direct(self) -> OwnConnections | None:
         """What sends calls on connections of our own; None while a tool observes the client, and

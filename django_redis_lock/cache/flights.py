@@ -158,7 +158,11 @@ class Flights:
         deadline = time.monotonic() + chosen.wait
         names = list(dict.fromkeys(keys))
         began = time.monotonic()
-        values, outage = self._values.read_many(names, version) if read else ({}, None)
+        values, outage = dict[str, object](), None
+        if read:
+            values, outage = self._values.read_many(names, version)
+        elif not self._connections.plain:
+            values, outage = yield sync_to_async(self._values.read_many)(names, version)
         read_at, hits = (began, time.monotonic() - began), len(values)
         names_missing = [name for name in names if name not in values]
         nkeys = yield from self.keys(runner, names_missing, version)
@@ -198,7 +202,7 @@ class Flights:
                 outage = self._values.without_redis(error.__cause__ or error)
                 late = [key for key in late if key not in values]
         if outage is not None:
-            values.update((yield from flight.leader(late).without_redis(outage)))
+            values.update((yield from flight.without_redis(late, outage)))
         elif late and chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
 

@@ -18,7 +18,7 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.serializers.pickle import PickleSerializer
 from redis.exceptions import RedisError
 
-from .. import events
+from .. import events, singleflight
 from ..clock import time
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import Read
@@ -265,12 +265,13 @@ class Values:
         value: object = MISSING
         outage: BaseException | None = None
         observed = not self._cache._is_own("get")
+        by_get = observed or not (stale or self._connections.plain)
         try:
-            if stale or not observed:
+            if stale or not by_get:
                 stored = yield from self._stored(runner, nkey, stale)
-            if observed and isinstance(runner, ThreadRunner):
+            if by_get and isinstance(runner, ThreadRunner):
                 value = self._read_by_tool(key, version, None)
-            elif observed:
+            elif by_get:
                 value = yield self._cache.aget(key, MISSING, version)
         except genuine(ConnectionInterrupted) as error:
             outage = self.without_redis(error.__cause__ or error)
@@ -296,9 +297,9 @@ class Values:
         if not (stale or probably_there or runner.is_observed or is_crowd):
             return None
         if runner.group is not None or not (is_crowd or server.must_connect()):
-            return (yield runner.read(nkey))
+            return (yield from singleflight.read(runner, nkey))
         with cold_read(server):
-            return (yield runner.read(nkey))
+            return (yield from singleflight.read(runner, nkey))
 
     def read_many(
         self, names: list[str], version: int | None
@@ -408,7 +409,7 @@ class Values:
         self, runner: Runner, error: Exception, key: str, version: int | None
     ) -> Steps[None]:
         """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
-        stored = yield runner.read(self._cache._encoded_key(key, version))
+        stored = yield from singleflight.read(runner, self._cache._encoded_key(key, version))
         try:
             if stored is not None:
                 self._decode(stored[0])

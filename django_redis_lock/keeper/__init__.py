@@ -33,6 +33,7 @@ __all__ = [
     "DeferredRelease",
     "Job",
     "Keeper",
+    "LateRequest",
     "SentOnce",
     "Subscription",
     "Worker",
@@ -129,13 +130,19 @@ class DeferredRelease(Job):
     still lie unread in the server's buffers, where no lifetime has begun yet; for an hour, or as
     long as the lock would live, in seconds (None: it has no lifetime, and nothing else ends it). It
     bears a refusal that does not pass by itself, as of a permission, as long as the lock lives.
+
+    Args:
+        late: whether what has taken it may yet be carried out; see ``LateRequest``.
     """
 
     flush_at_exit = True
 
-    def __init__(self, server: Server, release: Call, lifetime: float | None = 0.0) -> None:
+    def __init__(
+        self, server: Server, release: Call, lifetime: float | None = 0.0, late: bool = False
+    ) -> None:
         super().__init__(server, time.monotonic())
         self._call = release
+        self._lifetime, self._late = lifetime, late
         lasts = math.inf if lifetime is None else lifetime
         self._lives_until = self.due + lasts
         self._gives_up_at = self.due + max(MAX_ATTEMPT_SECONDS, lasts)
@@ -146,6 +153,8 @@ class DeferredRelease(Job):
         if self._answers < 2 and now < self._gives_up_at:
             return self._call
         keeper().discard(self)
+        if self._late:
+            keeper().add(LateRequest(self.server, self._call, self._lifetime))
         return None
 
     def answered(self, value: Reply, sent_at: float) -> None:
@@ -158,7 +167,34 @@ class DeferredRelease(Job):
         passes = is_outage(error) or self.server.refuses(error)
         self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS if passes else REFUSED_PAUSE_SECONDS)
         # Else it would be refused forever; and a key of another type is no lock.
-        self._answers += not passes and (now >= self._lives_until or "WRONGTYPE" in str(error))
+        if not passes and (now >= self._lives_until or "WRONGTYPE" in str(error)):
+            self._answers += 1
+
+
+class LateRequest(Job):
+    """Releases what a request takes that Redis carries out when nobody waits for it any more: a
+    proxy, or TCP by its own repetition, may deliver it long after its caller has given it up. So it
+    releases again and again, at growing pauses, for as long as the lock would live, in seconds
+    (None: it has no lifetime), and at least a minute."""
+
+    def __init__(self, server: Server, release: Call, lifetime: float | None) -> None:
+        now, self._pause = time.monotonic(), 0.5
+        super().__init__(server, now + self._pause)
+        self._call = release
+        self._ends_at = now + (MAX_ATTEMPT_SECONDS if lifetime is None else max(lifetime, 60.0))
+
+    def call(self, now: float) -> Call | None:
+        if now < self._ends_at:
+            return self._call
+        keeper().discard(self)
+        return None
+
+    def answered(self, value: Reply, sent_at: float) -> None:
+        self._pause = min(self._pause * 2, 60.0)
+        self.due = sent_at + self._pause
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.answered(None, now)
 
 
 @contextmanager

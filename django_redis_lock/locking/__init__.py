@@ -8,6 +8,7 @@ from .base import BaseLock as BaseLock
 from .causes import code_here as code_here
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
+from .hold import release_late as release_late
 from .local_state import is_by_caller as is_by_caller
 from .local_state import is_inside as is_inside
 from .lock import Lock as Lock

@@ -303,6 +303,7 @@ class BaseLock:
             b"" if wait == 0 else self._new_waiter(),
             self.limit,
             asked_at,
+            unanswered=[],
         )
         return request, wait
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from .. import events, protocol
 from ..clock import time
 from ..events import Lost, Subject, group_of
-from ..keeper import DeferredRelease, Job, SentOnce, keeper
+from ..keeper import DeferredRelease, Job, LateRequest, SentOnce, keeper
 from ..protocol import (
+    AcquireRequest,
     Acquisition,
     Call,
     LockKeys,
@@ -76,6 +77,7 @@ class Hold:
         degraded: how it is held without Redis, None for a lock in Redis.
         on_end: called at its release, for the lock of this host.
         pending: the reply that confirms a grant, if it is to come.
+        request: what it was acquired by, until it ends; see ``release_late``.
         renewed_by: the server that has confirmed the last renewal, and when that was sent.
     """
 
@@ -91,6 +93,7 @@ class Hold:
     degraded: str | None = None
     on_end: Callable[[], object] | None = None
     pending: PendingLifetime | None = None
+    request: AcquireRequest | None = None
     renewed_by: tuple[Server | None, float] = None, -math.inf
     #: Shared by all holds: it is held for a few lines only.
     _mutex = free_after_fork(Mutex())
@@ -227,8 +230,15 @@ class Hold:
             if events.listeners and self.subject is not None:
                 events.emit(Lost(self.subject, fields["held"], reason, self.fence))
         finally:
+            self.release_late()
             self._tell_holder()
         return True
+
+    def release_late(self) -> None:
+        """It is over, and so is what its request may yet take; see ``LateRequest``."""
+        request, self.request = self.request, None
+        if request is not None:
+            release_late(request)
 
     def _tell_holder(self) -> None:
         others = (tell for key, tell in self.also_on_lost.items() if key())
@@ -238,6 +248,12 @@ class Hold:
                     tell()
                 except Exception:
                     records.log_failed(tell, self.keys.name)
+
+
+def release_late(request: AcquireRequest) -> None:
+    """The call of ``acquire`` has ended without the lock, or with one that is over."""
+    for server, release in request.releases_of_unanswered():
+        keeper().add(LateRequest(server, release, request.lifetime))
 
 
 #: What keeps each lock alive that this process has, by its server and key: the last one that began.

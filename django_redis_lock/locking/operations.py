@@ -40,7 +40,7 @@ from ..transport.refusals import suppress
 from . import causes, questions, records, waiting
 from . import replicas as replication
 from .base import BaseLock, logger
-from .hold import Hold, Renewal
+from .hold import Hold, Renewal, release_late
 from .local_state import Known
 from .renewals import Renewals
 from .waiting import QueueKey, queues
@@ -82,12 +82,13 @@ class LockOperations(BaseLock):
         renewals = self._new_renewals()
         acquired = yield from self._obtain(request, wait)
         if acquired is None:
+            release_late(request)
             self._emit_timed_out(request.asked_at, wait != 0)
             return False
         if self.replicas:
             until = math.inf if wait is None else request.asked_at + wait
             yield from replication.confirmed(self, request, acquired, until)
-        hold = self._start_renewal(acquired, renewals)
+        hold = self._start_renewal(request, acquired, renewals)
         self._emit_acquired(hold, request.asked_at, acquired.contended)
         return True
 
@@ -129,11 +130,14 @@ class LockOperations(BaseLock):
         hold = self._new_hold()
         return Renewals(hold, Renewal(server_of(self.redis), hold))
 
-    def _start_renewal(self, granted: Acquisition, renewals: Renewals) -> Hold:
+    def _start_renewal(
+        self, request: AcquireRequest, granted: Acquisition, renewals: Renewals
+    ) -> Hold:
         hold, place = renewals.hold, granted.place
         keys = self.keys if place == 1 else self.keys.at_place(place)
         # A place above the limit, which a process with a larger one has passed on, ends here.
         hold.begin(granted, keys, self.limit if place <= self.limit else 0)
+        hold.request = request
         self._note_hold(hold, renewals)
         renewals.begin()
         return hold
@@ -204,6 +208,8 @@ class LockOperations(BaseLock):
         local = self.local
         if local.hold is hold:  # Or somebody who shares this handle has the lock by now.
             local.token = local.renewal = local.entry = None
+        if hold is not None:
+            hold.release_late()
 
     def _leave_inner(self) -> bool:
         """Whether the caller has gone in more than once, and is out once now."""
@@ -231,7 +237,7 @@ class LockOperations(BaseLock):
         unsent = None if sent else (request.token, request.attempt, 1)
         for claim in request.may_hold:
             if claim != unsent:
-                self._hand_over(request.release_call(*claim))
+                self._hand_over(request.release_call(*claim), late=True)
 
     def _undo(self, before: Known) -> None:
         """``acquire`` was interrupted: restore the state ``before``."""
@@ -277,11 +283,13 @@ class LockOperations(BaseLock):
         release = self._release_call(self._owned_token("release"), hold)
         self._end_hold(hold, self.local.renewal)
         self._hand_over(release)
+        if hold is not None:
+            hold.release_late()
         self.local.token = self.local.renewal = self.local.entry = None
         self._emit_released(hold)
 
-    def _hand_over(self, release: Call) -> None:
-        keeper().add(DeferredRelease(server_of(self.redis), release, self.timeout))
+    def _hand_over(self, release: Call, late: bool = False) -> None:
+        keeper().add(DeferredRelease(server_of(self.redis), release, self.timeout, late))
 
     def _release_failed(self, before: Known, error: BaseException, body_failed: bool) -> bool:
         """The release at the end of a block failed. Returns whether the block swallows ``error``;

@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 from ..clock import time
 from ..events import Subject
 from ..extension import part
-from .identity import new_token, process_id
+from .identity import as_bytes, new_token, process_id
 from .keys import INDEX, LockKeys, events_key, process_key, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RENEW, TAKE_GRANT, WATCH
-from .script import Call, Reply
+from .script import Call, Reply, Unanswered
 from .validation import milliseconds
 
 WAITER_LIFETIME_SECONDS = 6.0
@@ -188,6 +188,7 @@ class AcquireRequest(NamedTuple):
         may_hold: the tokens with which this call may have acquired the lock: a list that all copies
             share. Each is added before it is sent, and removed when its release is certain. If the
             call is interrupted, ``LockOperations._abandon`` releases all of them.
+        unanswered: see ``Call``; all copies share it, too.
         waiter: the waiter id that ACQUIRE sent; empty if it sent none.
         asked_at: monotonic time of the call.
     """
@@ -207,6 +208,7 @@ class AcquireRequest(NamedTuple):
     asked_at: float = math.inf
     margin: float = 0.0
     outage_patience: float = math.inf
+    unanswered: list[Unanswered] | None = None
 
     @property
     def chosen(self) -> bool:
@@ -251,8 +253,9 @@ class AcquireRequest(NamedTuple):
         mine = (self.token, milliseconds(self.lifetime), self.attempt)
         args = (*mine, waiter, milliseconds(WAITER_LIFETIME_SECONDS))
         if self.limit > 1:
-            return Call(part("limit").PLACE_ACQUIRE, self.keys, (*args, self.limit))
-        return Call(ACQUIRE, self.keys, args)
+            limited = (*args, self.limit)
+            return Call(part("limit").PLACE_ACQUIRE, self.keys, limited, self.unanswered)
+        return Call(ACQUIRE, self.keys, args, self.unanswered)
 
     @property
     def wake(self) -> bytes:
@@ -262,9 +265,10 @@ class AcquireRequest(NamedTuple):
         """Stop waiting, with or without a last try; unregister ``waiter``, if given."""
         token = self.token if try_again else b""
         args = (token, milliseconds(self.lifetime), self.attempt, waiter)
+        keys, unanswered = (*self.keys, self.wake), self.unanswered if try_again else None
         if self.limit > 1:
-            return Call(part("limit").PLACE_LEAVE, (*self.keys, self.wake), (*args, self.limit))
-        return Call(LEAVE, (*self.keys, self.wake), args)
+            return Call(part("limit").PLACE_LEAVE, keys, (*args, self.limit), unanswered)
+        return Call(LEAVE, keys, args, unanswered)
 
     def take_grant_call(self, grant: Grant, waiter: bytes) -> Call:
         """Give a grant its full lifetime; unregister ``waiter``, if given."""
@@ -294,6 +298,12 @@ class AcquireRequest(NamedTuple):
         limit = self.limit if place <= self.limit else 0
         grant = new_token(), self.grant_timeout
         return release_call(keys, token, *grant, attempt=attempt, limit=limit)
+
+    def releases_of_unanswered(self) -> list[Unanswered]:
+        """The servers on which this may yet take the lock, and how to release it there."""
+        calls = self.unanswered or ()
+        claims = {(server, as_bytes(c.args[0]), as_bytes(c.args[2])) for server, c in calls}
+        return [(server, self.release_call(token, name)) for server, token, name in claims]
 
     # -- replies ----------------------------------------------------------------------------
 

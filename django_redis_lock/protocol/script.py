@@ -71,9 +71,21 @@ script = Script
 
 
 class Call(NamedTuple):
+    """A script to run.
+
+    Attributes:
+        unanswered: of a script that takes something, where it is noted with its server that nobody
+            waits for a reply any more, although Redis may yet carry the call out.
+    """
+
     script: Script
     keys: tuple[bytes, ...]
     args: tuple[bytes | str | int, ...]
+    unanswered: "list[Unanswered] | None" = None
+
+
+#: A server and a call.
+Unanswered: TypeAlias = tuple[Any, Call]
 
 
 #: What a call returns: None, an int, bytes, or a list of these. Which of them, the script's

@@ -6,6 +6,7 @@ What tasks and pools use is imported when it is used.
 from typing import TYPE_CHECKING
 
 from ..extension import on_first_use
+from .address import Client as Client
 from .address import RawConnection as RawConnection
 from .address import is_cluster as is_cluster
 from .circuit_breaker import Breaker as Breaker
@@ -23,8 +24,8 @@ from .refusals import is_outage as is_outage
 from .refusals import is_refusal as is_refusal
 from .refusals import may_have_run as may_have_run
 from .refusals import note_sent as note_sent
-from .registry import Client as Client
 from .registry import encoded as encoded
+from .registry import is_plain as is_plain
 from .registry import server_of as server_of
 from .retry import Answer as Answer
 from .server import Server as Server

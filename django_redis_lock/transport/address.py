@@ -7,13 +7,16 @@ release when the application's pool is exhausted. So none of them uses the pool.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401  # The first connection to a name needs it.
+import os
 import select
 import socket
+import struct
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -34,11 +37,8 @@ from redis.retry import Retry
 
 from ..clock import time
 from ..extension import PACKAGE
+from ..protocol import Reply
 from .refusals import NO_REDIS, genuine, redis_errors, suppress
-
-if TYPE_CHECKING:
-    from ..protocol import Reply
-    from .registry import Pool, Settings
 
 try:
     import hiredis
@@ -81,6 +81,29 @@ if hasattr(socket, "TCP_USER_TIMEOUT"):
     KEEPALIVE_OPTIONS[socket.TCP_USER_TIMEOUT] = _USER_TIMEOUT_MS
 
 
+#: The arguments of redis-py's connections.
+Settings: TypeAlias = dict[str, Any]
+#: Equal for connections to one database as one user.
+Database: TypeAlias = tuple[object, ...]
+
+
+class Pool(Protocol):
+    """One of redis-py's pools, for threads or for tasks; or an ``Address``."""
+
+    @property
+    def connection_class(self) -> type: ...
+    @property
+    def connection_kwargs(self) -> Settings: ...
+
+
+class Client(Protocol):
+    """One of redis-py's clients: for threads, for tasks, or for a cluster."""
+
+    @property
+    def connection_pool(self) -> Pool: ...  # Not a cluster's: it has one for each of its nodes.
+    def get_encoder(self) -> Any: ...
+
+
 class Address(NamedTuple):
     """Where connections lead, with the arguments of redis-py's pools."""
 
@@ -88,8 +111,14 @@ class Address(NamedTuple):
     connection_kwargs: Settings
 
 
-class RawConnection(Protocol):
+class Made(Protocol):
+    """A connection of our own, for threads or for tasks."""
+
     generation: int  #: See ``Server.renew``.
+
+
+class RawConnection(Made, Protocol):
+    """One for threads."""
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
@@ -234,9 +263,15 @@ def refuse_to_connect() -> NoReturn:
 # -- connections for threads ----------------------------------------------------------------------
 
 
+def _is_own(connection: object) -> bool:
+    """Whether it was made in this process, and not in its parent."""
+    return getattr(connection, "pid", os.getpid()) == os.getpid()
+
+
 @cache
 def closed_once(kind: type[RawConnection]) -> type:
-    """``kind``, of redis-py's: to read on one that was closed is an error of the connection."""
+    """``kind``, of redis-py's: to read on one that was closed is an error of the connection. One
+    that is closed because of an error, perhaps before its call was answered, is reset."""
 
     def read_response(self: RawConnection, *args: object, **options: object) -> Reply:
         try:
@@ -246,7 +281,14 @@ def closed_once(kind: type[RawConnection]) -> type:
                 refuse_to_connect()
             raise
 
-    return type(kind.__name__, (kind,), {"read_response": read_response})
+    def disconnect(self: RawConnection, *args: object) -> None:
+        sock = getattr(self, "_sock", None)
+        if sys.exc_info()[1] is not None and isinstance(sock, socket.socket) and _is_own(self):
+            reset_when_closed(sock)
+            sock.close()  # redis-py would send FIN first.
+        kind.disconnect(self, *args)
+
+    return type(kind.__name__, (kind,), {"read_response": read_response, "disconnect": disconnect})
 
 
 def shut(connection: RawConnection | None) -> None:
@@ -255,6 +297,16 @@ def shut(connection: RawConnection | None) -> None:
     if sock is not None:
         with suppress(OSError):  # It had broken.
             sock.shutdown(socket.SHUT_RDWR)
+
+
+_RESET = struct.pack("ii", 1, 0)
+
+
+def reset_when_closed(sock: Any) -> None:
+    """``sock`` will be closed while a call has no answer: by a reset, so that the system drops what
+    it has not delivered yet, instead of doing so when its caller has done without it."""
+    with suppress(AttributeError, OSError):  # In memory; or it had broken.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 def has_socket(connection: object) -> bool:

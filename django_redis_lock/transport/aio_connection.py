@@ -16,7 +16,7 @@ import select
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -32,16 +32,15 @@ from .address import (
     INCOMPLETE,
     PROBE_SECONDS,
     TRUSTED_SECONDS,
+    Pool,
     connecting,
     own_settings,
     reader_for,
+    reset_when_closed,
     unguarded,
 )
 from .aio_tasks import wait_awake
 from .refusals import LostLogin, redis_errors, suppress
-
-if TYPE_CHECKING:
-    from .registry import Pool
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after its time in which a loop that stood still reads a reply that has come.
@@ -301,6 +300,8 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         self._fail(error)
 
     def disconnect(self) -> None:
+        if self._calls:
+            reset_when_closed(self._transport.get_extra_info("socket"))
         self._transport.abort()
 
     def cut(self) -> None:
@@ -348,6 +349,8 @@ class IndirectConnection(AsyncRawConnection):
     def disconnect(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
+        if self._calls and self._writer is not None:
+            reset_when_closed(self._writer.get_extra_info("socket"))
         self._fail(None)
         self._close()
 

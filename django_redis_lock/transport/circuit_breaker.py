@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -21,10 +20,7 @@ from ..clock import real_time as time
 from ..events import Outage, ServerDown, ServerUp
 from ..extension import hooks
 from ..threads import Mutex, free_after_fork, get_logger
-from .address import PROBE_SECONDS
-
-if TYPE_CHECKING:
-    from .registry import Settings
+from .address import PROBE_SECONDS, Settings
 
 logger = get_logger("django_redis_lock.outage")
 

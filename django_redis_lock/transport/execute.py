@@ -15,9 +15,10 @@ from ..clock import time
 from ..events import MAX_CACHED, MAX_CACHED_LENGTH
 from ..protocol import Call, Reply, Script
 from ..steps import drive
+from .address import Client
 from .circuit_breaker import Breaker
 from .refusals import note_sent
-from .registry import Client, server_of
+from .registry import server_of
 from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
 from .server import Server
 
@@ -49,7 +50,7 @@ def _bulks(parts: Sequence[bytes]) -> bytes:
 def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
-    script, keys, args = call
+    script, keys, args, _ = call
     parts = [
         # A source is long and rarely sent: not to be remembered.
         (_head if known else _head.__wrapped__)(script, len(keys), len(args), known),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
+from redis import Redis
+from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
+from redis.retry import Retry
 
 from ..extension import TOPOLOGIES, part
 from ..threads import FORKS_UNNOTICED, Mutex, after_fork, free_after_fork, notice_fork
-from .address import is_cluster
+from .address import Client, Database, Pool, is_cluster, unguarded
 from .server import Server, disconnect_idle
 
 _servers: weakref.WeakValueDictionary[Database, Server] = weakref.WeakValueDictionary()
@@ -20,28 +23,6 @@ _encoders: weakref.WeakKeyDictionary[object, Any] = weakref.WeakKeyDictionary()
 #: Makes what takes the place of a server, while something does.
 _make_stand_in: Callable[[Database], Server | None] | None = None
 _registry = free_after_fork(Mutex())
-
-#: The arguments of redis-py's connections.
-Settings: TypeAlias = dict[str, Any]
-#: Equal for connections to one database as one user.
-Database: TypeAlias = tuple[object, ...]
-
-
-class Pool(Protocol):
-    """One of redis-py's pools, for threads or for tasks; or an ``Address``."""
-
-    @property
-    def connection_class(self) -> type: ...
-    @property
-    def connection_kwargs(self) -> Settings: ...
-
-
-class Client(Protocol):
-    """One of redis-py's clients: for threads, for tasks, or for a cluster."""
-
-    @property
-    def connection_pool(self) -> Pool: ...  # Not a cluster's: it has one for each of its nodes.
-    def get_encoder(self) -> Any: ...
 
 
 def server_of(client: Client) -> Server:
@@ -98,6 +79,76 @@ def encoded(client: Client, text: str | bytes) -> bytes:
         raise _no_client(client) from None
     data: bytes = encoder.encode(text)
     return data
+
+
+# -- whose calls may go past redis-py --------------------------------------------------------------
+
+#: The arguments of redis-py's connections to which ours do justice, besides those of TLS.
+_KNOWN = frozenset(
+    (
+        *("host", "port", "path", "db", "username", "password", "client_name", "encoding"),
+        *("encoding_errors", "decode_responses", "socket_timeout", "socket_connect_timeout"),
+        *("socket_read_size", "socket_keepalive", "socket_keepalive_options", "socket_type"),
+        *("health_check_interval", "lib_name", "lib_version", "driver_info", "command_packer"),
+        *("redis_connect_func", "protocol", "legacy_responses", "himport_registry", "database"),
+        # redis-py's own, of its pool; and of those the next two also look at the value.
+        *("connection_pool", "orig_host_address", "orig_socket_timeout"),
+        *("orig_socket_connect_timeout", "maint_notifications_pool_handler"),
+        *("maint_notifications_config", "credential_provider", "parser_class"),
+    )
+)
+#: The arguments that say what is sent again; see ``FollowingRetry.configured``.
+RETRY = ("retry", "retry_on_error", "retry_on_timeout")
+#: The methods of redis-py's client for which ours stand.
+_STOOD_FOR = (
+    *("get", "mget", "set", "delete", "exists", "ttl", "pttl", "expire", "pexpire", "persist"),
+    *("expireat", "pexpireat", "eval", "evalsha", "pipeline", "execute_command", "parse_response"),
+)
+_plain: weakref.WeakKeyDictionary[Client, bool] = weakref.WeakKeyDictionary()
+
+
+def is_plain(client: Client) -> bool:
+    """Whether calls for values may go over connections of our own, past this ``client`` for
+    threads: it, its pool and its connections are redis-py's, and have been given nothing but what
+    ours know, too; no client-side cache, retry, renewed credentials or class of the project's."""
+    plain = _plain.get(client)
+    if plain is None:
+        plain = _plain[client] = in_memory(client) or is_cluster(client) or _looks_plain(client)
+    return plain
+
+
+def _looks_plain(client: Any) -> bool:
+    pool, kind = client.connection_pool, type(client)
+    if any(getattr(kind, name) is not getattr(Redis, name) for name in _STOOD_FOR):
+        return False
+    settings = pool.connection_kwargs
+    configured = getattr(settings.get("retry"), "configured", settings)
+    retry = configured.get("retry") or Retry(NoBackoff(), 0)
+    notifications = settings.get("maint_notifications_config")
+    return (
+        client.connection is None  # Else it is the only one for all calls.
+        and _is_of_redis_py(type(pool))
+        and _is_of_redis_py(unguarded(pool.connection_class))
+        and _is_of_redis_py(settings.get("parser_class"))
+        and not any(map(configured.get, RETRY[1:]))
+        and _is_of_redis_py(type(retry))
+        and not getattr(retry, "_retries", 0)
+        and not hasattr(settings.get("credential_provider"), "on_next")
+        and getattr(pool, "cache", None) is None
+        and getattr(notifications, "enabled", None) is not True
+        and all(n in _KNOWN or n in RETRY or n[:4] == "ssl_" for n in settings)
+    )
+
+
+def in_memory(client: object) -> bool:
+    """Whether ``client`` leads to a server in memory."""
+    # Each class of such connections names its twin, for tasks or for threads.
+    connects = getattr(getattr(client, "connection_pool", None), "connection_class", None)
+    return hasattr(connects, "asyncio_class") or hasattr(connects, "thread_class")
+
+
+def _is_of_redis_py(kind: type | None) -> bool:
+    return kind is None or kind.__module__[:6] == "redis."
 
 
 def renew_pool(pool: Pool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from redis.exceptions import AskError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -19,13 +19,11 @@ from .server import Server
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 
-class Answer:
+class Answer(NamedTuple):
     """What a script returned, and whether it may have run twice; see ``RetryPolicy.after``."""
 
-    __slots__ = ("sent_twice", "value")
-
-    def __init__(self, value: Reply, sent_twice: bool) -> None:
-        self.value, self.sent_twice = value, sent_twice
+    value: Reply
+    sent_twice: bool
 
 
 #: Seconds for which a call is retried whose keys have moved: a slot with few keys moves faster.
@@ -119,6 +117,12 @@ class Exchange(Protocol):
     def sleep(self, seconds: float) -> Step[None]: ...
 
 
+def note_unanswered(server: Server, call: Call, error: Exception) -> None:
+    """``call`` has ended with ``error``; see ``Call``."""
+    if call.unanswered is not None and may_have_run(error):
+        call.unanswered.append((server, call))
+
+
 def run_again(
     exchange: Exchange,
     call: Call,
@@ -129,8 +133,10 @@ def run_again(
     """Run ``call``, which may have failed with ``error`` at ``node``."""
     policy = RetryPolicy(exchange.server, until)
     while True:
-        if error is not None and (pause := policy.after(error, node)):
-            yield exchange.sleep(pause)
+        if error is not None:
+            note_unanswered(exchange.server, call, error)
+            if pause := policy.after(error, node):
+                yield exchange.sleep(pause)
         node = None
         try:
             node = policy.towards or (yield exchange.locate(call.keys))
@@ -155,6 +161,7 @@ def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply
             exchange.server.on_error(error)
             values = []
             for number in numbers:
+                note_unanswered(exchange.server, calls[number], error)
                 answer = yield from run_again(exchange, calls[number])
                 values.append(answer.value)
         for number, value in zip(numbers, values, strict=True):

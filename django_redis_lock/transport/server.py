@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from redis.connection import ConnectionPool
 from redis.exceptions import AskError, BusyLoadingError, RedisError, ResponseError
@@ -17,7 +17,11 @@ from ..threads import after_fork
 from .address import (
     PROBE_SECONDS,
     TRUSTED_SECONDS,
+    Database,
+    Made,
+    Pool,
     RawConnection,
+    Settings,
     allow,
     closed_once,
     connecting,
@@ -44,11 +48,7 @@ from .refusals import (
     redis_errors,
 )
 
-if TYPE_CHECKING:
-    from .aio_connection import AsyncRawConnection
-    from .registry import Database, Pool, Settings
-
-T = TypeVar("T", bound="RawConnection | AsyncRawConnection")
+T = TypeVar("T", bound=Made)
 #: A connection, what it still owes, and when its last use began (monotonic; infinite before that).
 Idle: TypeAlias = "tuple[RawConnection, UnreadReply | None, float]"
 _all: set[weakref.ref[Server]] = set()
@@ -307,7 +307,7 @@ class Server:
         self._made.add(weakref.ref(connection, self._made.discard))
         return connection
 
-    def renew(self, connection: RawConnection | AsyncRawConnection | None = None) -> bool:
+    def renew(self, connection: Made | None = None) -> bool:
         """``connection`` leads to a replica: the address may have moved to another server. End all
         that were made before now, wherever they are used; who waits for a reply on one of them gets
         an error, and connects again.

@@ -24,6 +24,45 @@ from django_redis_lock.protocol.script import Script
 from tests.redis_server import RedisServer
 
 
+class HeldBack:
+    """The next requests that contain one of ``marks`` are kept here, and reach the server when they
+    are delivered, whatever their client has done since."""
+
+    def __init__(self, marks: tuple[bytes, ...], times: int) -> None:
+        self.marks, self.left = marks, times
+        #: Released with each that is kept.
+        self.kept = threading.Semaphore(0)
+        #: How each client has ended its connection: by RST, or else FIN.
+        self.resets: list[bool] = []
+        self._requests: list[tuple[socket.socket, bytes]] = []
+
+    def take(self, here: socket.socket, there: socket.socket, data: bytes) -> bool:
+        """Whether ``data`` is one of them; returns when its client has ended the connection."""
+        if self.left <= 0 or not any(mark in data for mark in self.marks):
+            return False
+        self.left -= 1
+        self._requests.append((there, data))
+        self.kept.release()
+        try:
+            while here.recv(65536):
+                pass
+            self.resets.append(False)
+        except ConnectionResetError:
+            self.resets.append(True)
+        here.close()
+        return True
+
+    def deliver(self) -> list[bytes]:
+        """What the server answers to each, when it has carried all of them out."""
+        requests, self._requests = self._requests, []
+        replies = []
+        for there, data in requests:
+            there.sendall(data)
+            replies.append(there.recv(65536))
+            there.close()
+        return replies
+
+
 class Rule:
     """What to do with the next requests that contain one of ``marks``."""
 
@@ -62,6 +101,7 @@ class Proxy:
     def __init__(self, server: RedisServer) -> None:
         self._there = ("127.0.0.1", server.port)
         self._rules: list[Rule] = []
+        self._holding_back: list[HeldBack] = []
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._closed = self._away = False
         self._greets: Callable[[socket.socket], object] | None = None
@@ -122,6 +162,13 @@ class Proxy:
     def lose_request(self, script: Script, times: int = 1) -> Rule:
         """Cut the connections of the next requests for ``script``; the server never sees them."""
         return self._add(Rule((script.sha.encode(), script.source.encode()), times, False))
+
+    def hold_back(self, *scripts: Script, command: bytes = b"", times: int = 1) -> HeldBack:
+        """Keep the next requests for one of ``scripts``, or with ``command``, for later."""
+        marks = [mark for each in scripts for mark in (each.sha.encode(), each.source.encode())]
+        held = HeldBack((*marks, *([command] if command else ())), times)
+        self._holding_back.append(held)
+        return held
 
     def swallow(self, command: bytes, times: int = 1) -> Rule:
         """Lose the next requests for ``command``, and let nobody know."""
@@ -320,6 +367,9 @@ class Proxy:
                         name for name in commands_in(data) or [b""] if name != b"PING"
                     ):
                         continue
+                    if any(each.take(here, there, data) for each in self._holding_back):
+                        self._pairs.discard((here, there))
+                        return
                     rule = next((each for each in list(self._rules) if each.matches(data)), None)
                     if rule is not None:
                         rule.left -= 1

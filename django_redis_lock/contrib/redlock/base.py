@@ -113,7 +113,7 @@ class Election:
         if request.deadline is not None:
             limit = min(limit, request.left() + LAST_TRY_SECONDS)
         asked = (request.token, milliseconds(request.lifetime), self._attempt)
-        call = vote_call(request.keys, *asked, floor or self._floor())
+        call = vote_call(request.keys, *asked, floor or self._floor(), request.unanswered)
         sent_at = time.monotonic()
         answers = yield self._lock._ask_servers(dict.fromkeys(self._places, call), limit)
         votes = {p: parse_vote(answers[p], sent_at) for p in self._places if p in answers}
@@ -165,7 +165,7 @@ class Election:
             # Use a new token from now on, so that late effects do no harm: neither those of calls
             # without a reply, nor the release that the keeper repeats.
             yield from self._release(self._places[:begin])
-            self._lock._release_later(self._unanswered, self._back)
+            self._lock._release_later(self._unanswered, self._back, late=True)
             self._unanswered = set()
             self.request.may_hold.clear()
             self._renew_token()
@@ -343,10 +343,10 @@ class Quorum(LockOperations):
                 hold.vote(place, until if int(answer) > 0 else -math.inf, sent_at)
         return Answer(merged(call, answers, len(self.redis), self._shown), sent_twice=False)
 
-    def _release_later(self, places: Iterable[int], release: Call) -> None:
+    def _release_later(self, places: Iterable[int], release: Call, late: bool = False) -> None:
         servers = self._servers
         for place in places:
-            keeper().add(DeferredRelease(servers[place], release, self.timeout))
+            keeper().add(DeferredRelease(servers[place], release, self.timeout, late))
 
     # -- renewal ------------------------------------------------------------------------------
 
@@ -359,8 +359,8 @@ class Quorum(LockOperations):
         if self.local.renewal is not None:
             self.local.renewal.reschedule(asked_at)
 
-    def _hand_over(self, release: Call) -> None:
-        self._release_later(range(len(self.redis)), release)
+    def _hand_over(self, release: Call, late: bool = False) -> None:
+        self._release_later(range(len(self.redis)), release, late)
 
 
 def _checked(redis: Iterable[Any]) -> tuple[object, ...]:

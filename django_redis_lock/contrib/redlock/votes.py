@@ -35,6 +35,7 @@ from ...protocol.holders import HeldReply
 from ...protocol.keys import quorum_fence_key
 from ...protocol.lock_scripts import RENEW
 from ...protocol.owner import MAX_FENCE, bounded
+from ...protocol.script import Unanswered
 from ...threads import get_logger
 from ...transport import Server, is_refusal
 
@@ -64,8 +65,16 @@ return {1, fence, now(), gone}
 """)
 
 
-def vote_call(keys: LockKeys, token: bytes, lifetime: int, attempt: bytes, floor: int) -> Call:
-    return Call(VOTE, (*keys, quorum_fence_key(keys.lock)), (token, lifetime, attempt, floor))
+def vote_call(
+    keys: LockKeys,
+    token: bytes,
+    lifetime: int,
+    attempt: bytes,
+    floor: int,
+    unanswered: list[Unanswered] | None = None,
+) -> Call:
+    args = (token, lifetime, attempt, floor)
+    return Call(VOTE, (*keys, quorum_fence_key(keys.lock)), args, unanswered)
 
 
 #: What one server has replied, or the error of the call.

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from ...clock import time
 from ...exceptions import LockError
-from ...locking import AsyncLock, Hold, Lock, LockOperations, note_vanished, questions
+from ...locking import AsyncLock, Hold, Lock, LockOperations, note_vanished, questions, release_late
 from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Call, Reply, named_token
 from ...protocol.holders import HolderInfo
@@ -150,6 +150,9 @@ class SeveralNames(LockOperations):
                 break
             yield from self._give_up(held)
             if not acquired:
+                noted: list[Any] = request.may_hold
+                for _, asked, _ in noted:
+                    release_late(asked)
                 return False
         holds = self._holds()
         on_lost = None if self.on_lost is None else self._for_keeper(self.on_lost)
@@ -175,7 +178,7 @@ class SeveralNames(LockOperations):
                 if taken.vanished is not None:
                     server = server_of(member.redis)
                     note_vanished(server, member.keys, taken.vanished, member.subject)
-                self._note(member, mine.acquired_by_reply(taken, contended), began, held)
+                self._note(member, mine, mine.acquired_by_reply(taken, contended), began, held)
             if reply.gate is None:
                 break
             if not (yield from self._wait_at(asked[reply.gate], reply, waits, began, held)):
@@ -234,13 +237,18 @@ class SeveralNames(LockOperations):
         if granted is None:
             member._emit_timed_out(began, waits)
             return False
-        self._note(member, granted, began, held)
+        self._note(member, mine, granted, began, held)
         return True
 
     def _note(
-        self, member: Member, acquired: Acquisition, asked_at: float, held: list[Member]
+        self,
+        member: Member,
+        mine: AcquireRequest,
+        acquired: Acquisition,
+        asked_at: float,
+        held: list[Member],
     ) -> None:
-        hold = member._start_renewal(acquired, member._new_renewals())
+        hold = member._start_renewal(mine, acquired, member._new_renewals())
         held.append(member)
         member._emit_acquired(hold, asked_at, acquired.contended)
 
@@ -379,9 +387,9 @@ class AsyncMultiLock(SeveralNames, AsyncLock):
 
 
 def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:
-    _, _, args = asked[0].acquire_call(asked[0].waiter)
+    _, _, args, unanswered = asked[0].acquire_call(asked[0].waiter)
     keys = tuple(chain(*(one.keys for one in asked)))
-    return Call(ACQUIRE_ALL, keys, (*args, len(asked), "1" if keep else ""))
+    return Call(ACQUIRE_ALL, keys, (*args, len(asked), "1" if keep else ""), unanswered)
 
 
 def _passes(error: Exception, contended: bool, wait: float | None) -> bool:

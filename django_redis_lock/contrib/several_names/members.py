@@ -89,6 +89,9 @@ class MultiHold:
     def end(self) -> None:
         self.ended = True
 
+    def release_late(self) -> None:
+        """The hold of each name does."""
+
     def _lose(self) -> None:
         """A name is lost: so are the others, which are released."""
         with self._mutex:  # The caller may find out at the same time as the keeper.
@@ -228,7 +231,9 @@ return replies
 
 def for_each(*calls: Call) -> Call:
     """These calls of one script, with as many keys and arguments each, as one."""
-    keys, args = (tuple(chain(*parts)) for parts in zip(*(call[1:] for call in calls), strict=True))
+    keys, args = (
+        tuple(chain(*parts)) for parts in zip(*(call[1:3] for call in calls), strict=True)
+    )
     return Call(_for_each(calls[0].script), keys, (len(calls), *args))
 
 

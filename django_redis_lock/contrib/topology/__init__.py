@@ -37,9 +37,8 @@ from ...protocol import Reply
 from ...protocol.keys import SLOTS, index_key, slot_of
 from ...threads import free_after_fork, get_logger
 from ...transport import RawConnection, Server, exchange_with, note_sent, pack_words
-from ...transport.address import Address, common_settings, who
+from ...transport.address import Address, Database, Pool, Settings, common_settings, who
 from ...transport.refusals import is_misdirected, redis_errors
-from ...transport.registry import Database, Pool, Settings
 
 logger = get_logger("django_redis_lock.topology")
 

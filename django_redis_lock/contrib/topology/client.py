@@ -19,8 +19,8 @@ from redis.connection import ConnectionPool, SSLConnection, parse_url
 from redis.exceptions import ClusterError, RedisClusterException, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from ...pools import guard
 from ...threads import Mutex, after_fork, free_after_fork
-from ...transport.guarded_connection import guard
 from ...transport.refusals import redis_errors
 
 __all__ = ["ClusterClient"]
@@ -130,9 +130,10 @@ class LazyCluster:
                         cluster = _Cluster(startup_nodes=nodes, **self._settings)
                     manager: Any = cluster.nodes_manager
                     make = manager.create_redis_node
-                    manager.create_redis_node = lambda *args, **kw: guard(make(*args, **kw))
+                    config = self._settings.get("cache_config")
+                    manager.create_redis_node = lambda *args, **kw: guard(make(*args, **kw), config)
                     for node in manager.nodes_cache.values():
-                        guard(node.redis_connection)
+                        guard(node.redis_connection, config)
                     self._cluster = cluster
         return self._cluster
 

@@ -252,6 +252,6 @@ class Waiter:
     def _release_by_keeper(self, claim: tuple[bytes, bytes, int]) -> None:
         """Have the keeper release what ``claim``, one of ``may_hold``, has or may yet get."""
         release = self._request.release_call(*claim)
-        keeper().add(DeferredRelease(self.queue.server, release, self._request.lifetime))
+        keeper().add(DeferredRelease(self.queue.server, release, self._request.lifetime, late=True))
         noted = self._request.may_hold
         noted[:] = [each for each in noted if each != claim]

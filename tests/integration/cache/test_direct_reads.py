@@ -3,6 +3,7 @@ wants to see them there."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,9 @@ import psutil
 import pytest
 import redis
 from django_redis.client import DefaultClient
+from redis.backoff import NoBackoff
+from redis.connection import DefaultParser
+from redis.retry import Retry
 
 from django_redis_lock.cache import RedisCache
 from tests.redis_server import RedisServer
@@ -127,6 +131,20 @@ def connections_of_the_pool(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) 
     return taken
 
 
+def sent_by_the_client(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Notes what its connections send."""
+    pool, sent = cache.client.get_client(write=True).connection_pool, list[object]()
+    kind = pool.connection_class
+    send = kind.send_packed_command
+
+    def send_packed_command(self: Any, command: Any, *args: Any, **options: Any) -> Any:
+        sent.append(command)
+        return send(self, command, *args, **options)
+
+    monkeypatch.setattr(kind, "send_packed_command", send_packed_command)
+    return sent
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_uses_no_connection_of_the_pool(
     cache: RedisCache, name: str, monkeypatch: pytest.MonkeyPatch
@@ -138,37 +156,113 @@ def test_a_call_uses_no_connection_of_the_pool(
 
 
 class OwnRedis(redis.Redis):
-    """A project's."""
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        return super().execute_command(*args, **options)
+    """A project's, like those below."""
 
     def ttl(self, name: Any) -> Any:
         return super().ttl(name)
 
 
+class SendingRedis(redis.Redis):
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        return super().execute_command(*args, **options)
+
+
+class ReadingRedis(redis.Redis):
+    def parse_response(self, *args: Any, **options: Any) -> Any:
+        return super().parse_response(*args, **options)
+
+
 class OwnConnection(redis.Connection):
-    """A project's."""
+    pass
+
+
+class OwnPool(redis.ConnectionPool):
+    pass
+
+
+class OwnParser(DefaultParser):  # type: ignore[misc,valid-type]  # one of redis-py's
+    pass
+
+
+class Renewed:
+    """Credentials of which the connections hear when there are new ones."""
+
+    def get_credentials(self) -> tuple[str, ...]:
+        return ("default", "")
+
+    async def get_credentials_async(self) -> tuple[str, ...]:
+        return ("default", "")
+
+    def on_next(self, callback: Callable[[Any], Any]) -> None:
+        pass
+
+    def on_error(self, callback: Callable[[Exception], Any]) -> None:
+        pass
+
+    def is_streaming(self) -> bool:
+        return True
+
+
+def pool_with(**settings: Any) -> dict[str, Any]:
+    return {"CONNECTION_POOL_KWARGS": settings}
 
 
 #: What keeps calls in redis-py.
 KEPT: dict[str, dict[str, Any]] = {
     "a client of the project's own": {"REDIS_CLIENT_CLASS": f"{__name__}.OwnRedis"},
-    "a connection of its own": {"CONNECTION_POOL_KWARGS": {"connection_class": OwnConnection}},
-    "connections that are closed": {"CLOSE_CONNECTION": True},
+    "a client that sends": {"REDIS_CLIENT_CLASS": f"{__name__}.SendingRedis"},
+    "a client that reads": {"REDIS_CLIENT_CLASS": f"{__name__}.ReadingRedis"},
+    "a client with one connection": {"REDIS_CLIENT_KWARGS": {"single_connection_client": True}},
+    "a pool of its own": {"CONNECTION_POOL_CLASS": f"{__name__}.OwnPool"},
+    "a connection of its own": pool_with(connection_class=OwnConnection),
+    "a parser of its own": {"PARSER_CLASS": f"{__name__}.OwnParser"},
+    "a retry of its own": pool_with(retry=Retry(NoBackoff(), 3)),
+    "a second try after a time-out": pool_with(retry_on_timeout=True),
+    "a second try after some errors": pool_with(retry_on_error=[redis.BusyLoadingError]),
+    "credentials that renew": pool_with(credential_provider=Renewed()),
+}
+
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "get_or_set": lambda c: c.get_or_set("number", never),
+    "get_or_set, stale": lambda c: c.get_or_set("number", never, 60, stale=60),
+    "get_or_set_many": lambda c: c.get_or_set_many(["number"], never),
+}
+IN_TASKS: dict[str, Callable[[Any], Any]] = {
+    "aget": lambda c: c.aget("number"),
+    "aset": lambda c: c.aset("number", 2),
+    "aincr": lambda c: c.aincr("number"),
+    "aget_or_set": lambda c: c.aget_or_set("number", never),
+    "aget_or_set_many": lambda c: c.aget_or_set_many(["number"], never),
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("how", KEPT)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [*CALLS, *OTHERS, *IN_TASKS])
 def test_a_call_goes_through_redis_py_where_it_must(
     redis_server: RedisServer, name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Pools are kept by URL.
-    url = f"{redis_server.url}?client_name={list(KEPT).index(how)}"
-    found = RedisCache(url, {"OPTIONS": KEPT[how]})
+    found = RedisCache(redis_server.url, {"OPTIONS": KEPT[how]})
+    found.set("number", 1, 600)
+    taken = sent_by_the_client(found, monkeypatch)
+    if name in IN_TASKS:
+        asyncio.run(in_a_task(IN_TASKS[name], found))
+    else:
+        (CALLS | OTHERS)[name](found)
+    assert taken
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_goes_through_redis_py_if_its_connection_is_closed_afterwards(
+    redis_server: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = RedisCache(redis_server.url, {"OPTIONS": {"CLOSE_CONNECTION": True}})
     found.set("number", 1)
-    taken = connections_of_the_pool(found, monkeypatch)
+    taken = sent_by_the_client(found, monkeypatch)
     CALLS[name](found)
     assert taken
+
+
+async def in_a_task(call: Callable[[Any], Any], cache: RedisCache) -> None:
+    await call(cache)

@@ -1,4 +1,5 @@
-"""Connections of redis-py's pools, of which each serves one call at a time.
+"""redis-py's own pools, of this package's caches: each of their connections serves one call at a
+time. Calls on raw clients need that, pipelines, and values that do not go past redis-py.
 
 redis-py puts a connection back into its pool also if an exception from a signal handler (Ctrl-C, a
 time limit of Celery) came between a request and its reply. The next call would return that reply,
@@ -9,11 +10,12 @@ of a class that counts the replies to come, and that connects again before it se
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib import import_module
 from typing import Any, TypeVar
 
 from redis.backoff import NoBackoff
@@ -22,10 +24,18 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
-from .address import PROBE_SECONDS, TRUSTED_SECONDS, connecting, name_driver, still_answers
-from .interrupts import Interruptible, interruptible
-from .refusals import genuine, is_misdirected, redis_errors
-from .registry import Client, Pool, renew_pool
+from .transport.address import (
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
+    Client,
+    Pool,
+    connecting,
+    name_driver,
+    still_answers,
+)
+from .transport.interrupts import Interruptible, interruptible
+from .transport.refusals import is_misdirected, redis_errors, suppress
+from .transport.registry import RETRY, renew_pool
 
 C = TypeVar("C", bound=Client)
 T = TypeVar("T")
@@ -40,12 +50,9 @@ _STREAMING = frozenset(
     )
 )
 
-#: What is guarded is known when a pool is.
-_Any: Any = object
 
-
-class _ReplyCounter(_Any):  # type: ignore[misc]  # the class of Any is known later
-    """In front of a connection class of redis-py's or of the project's, see ``guarded``."""
+class GuardedConnection(Interruptible):
+    """In front of a connection class for threads, of redis-py's or of the project's."""
 
     #: Requests that were, or may have been, sent without their replies having been read.
     _outstanding = 0
@@ -56,42 +63,22 @@ class _ReplyCounter(_Any):  # type: ignore[misc]  # the class of Any is known la
     _streams = False
     #: When a reply was read, in monotonic seconds.
     _answered_at = 0.0
-
-    def pack_commands(self, commands: Iterable[Iterable[object]]) -> object:
-        commands = [_without_numbers(command) for command in commands]
-        packed = super().pack_commands(commands)
-        self._packed = len(commands)
-        return packed
-
-    def _begin(self) -> None:
-        """A new socket is about to be made."""
-        self._is_ready, self._outstanding, self._streams = False, 0, False
+    #: redis-py's in front of this one, which keeps values in memory; see ``_apart``.
+    in_front: Callable[[], Any] = staticmethod(lambda: None)
 
     def _is_clean(self) -> bool:
         return self._is_ready and not self._outstanding and not self._streams
 
-    def _was_idle(self) -> bool:
-        return time.monotonic() - self._answered_at > TRUSTED_SECONDS
-
-    def _owes_a_reply(self) -> bool:
-        return bool(self._outstanding) and self._is_ready and not self._streams
-
-    def _note_request(self) -> None:
-        """From here on nothing but sending is done."""
-        self._outstanding += self._packed or 1
-        self._packed = 0
-
-    def _note_reply(self) -> None:
-        self._outstanding -= 1
-        self._answered_at = time.monotonic()
-
-
-class GuardedConnection(_ReplyCounter, Interruptible):
-    """For threads."""
+    def _forget_values(self) -> None:
+        """The server no longer says which of the values in memory have changed."""
+        if (front := self.in_front()) is not None:
+            front._cache.flush()
 
     # The pool calls it before each use.
     def connect(self) -> None:
         self._packed = 0
+        if (front := self.in_front()) is not None:
+            front._current_command_cache_key = None  # Of a call that was interrupted.
         if self._sock is not None and not self._may_be_used():
             self.disconnect()
         try:
@@ -102,9 +89,14 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         self._is_ready = True
 
     def _may_be_used(self) -> bool:
-        if not self._is_clean() or not self._was_idle():
+        if not self._is_clean() or time.monotonic() - self._answered_at <= TRUSTED_SECONDS:
             return self._is_clean()
-        return still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
+        answers = False
+        with suppress(RedisError, OSError):
+            while self.in_front() is not None and self.can_read():
+                self.read_response(push_request=True)  # What has changed.
+            answers = still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
+        return answers
 
     # redis-py 8 calls it where a connection has ended.
     def connect_check_health(self, *args: object, **kwargs: object) -> None:
@@ -113,12 +105,20 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         self._is_ready = True
 
     def _connect(self) -> socket.socket:
-        self._begin()
+        self._is_ready, self._outstanding, self._streams = False, 0, False
+        self._forget_values()
         return super()._connect()
 
     def disconnect(self, *args: object, **kwargs: object) -> None:
         self._is_ready = False  # Also if an exception cuts this short.
         super().disconnect(*args, **kwargs)
+        self._forget_values()
+
+    def pack_commands(self, commands: Iterable[Iterable[object]]) -> object:
+        commands = [_without_numbers(command) for command in commands]
+        packed = super().pack_commands(commands)
+        self._packed = len(commands)
+        return packed
 
     def send_command(self, *args: object, **kwargs: object) -> None:
         super().send_command(*_without_numbers(args), **kwargs)
@@ -134,16 +134,17 @@ class GuardedConnection(_ReplyCounter, Interruptible):
                 self.connect_check_health(check_health=False)
             else:
                 self.connect()
-        if self._owes_a_reply():
+        if self._outstanding and self._is_ready and not self._streams:
             self.disconnect()
             raise RedisConnectionError(UNREAD)
         if check_health:
             self.check_health()
-        self._packed = packed
-        self._note_request()
+        self._outstanding += packed or 1  # From here on nothing but sending is done.
         super().send_packed_command(command, check_health=False)
 
     def read_response(self, *args: object, **kwargs: object) -> object:
+        if kwargs.get("push_request"):  # No reply is awaited.
+            return super().read_response(*args, **kwargs)
         try:
             reply = super().read_response(*args, **kwargs)
         except ResponseError:
@@ -152,94 +153,39 @@ class GuardedConnection(_ReplyCounter, Interruptible):
         self._note_reply()
         return reply
 
-
-class AsyncGuardedConnection(_ReplyCounter):
-    """For tasks."""
-
-    async def connect(self) -> None:
-        self._packed = 0
-        if self.is_connected and not await self._may_be_used():
-            await self.disconnect(nowait=True)
-        with connecting():
-            await super().connect()
-        self._is_ready = True
-
-    async def _may_be_used(self) -> bool:
-        if not self._is_clean() or not self._was_idle():
-            return self._is_clean()
-        try:
-            await self.send_command("PING", check_health=False)
-            await asyncio.wait_for(self.read_response(), PROBE_SECONDS)
-        except ResponseError:
-            pass
-        except genuine(RedisError, OSError, asyncio.TimeoutError):
-            return False
-        return True
-
-    async def connect_check_health(self, *args: object, **kwargs: object) -> None:
-        with connecting():
-            await super().connect_check_health(*args, **kwargs)
-        self._is_ready = True
-
-    async def _connect(self) -> object:
-        self._begin()
-        return await super()._connect()
-
-    async def disconnect(self, *args: object, **kwargs: object) -> None:
-        self._is_ready = False
-        await super().disconnect(*args, **kwargs)
-
-    async def send_command(self, *args: object, **kwargs: object) -> None:
-        await super().send_command(*_without_numbers(args), **kwargs)
-        self._streams = self._streams or args[0] in _STREAMING
-
-    async def send_packed_command(self, command: object, check_health: bool = True) -> None:
-        packed, self._packed = self._packed, 0
-        if not self.is_connected:
-            if _CHECKS_WHILE_CONNECTING:
-                await self.connect_check_health(check_health=False)
-            else:
-                await self.connect()
-        if self._owes_a_reply():
-            await self.disconnect(nowait=True)
-            raise RedisConnectionError(UNREAD)
-        if check_health:
-            await self.check_health()
-        self._packed = packed
-        self._note_request()
-        await super().send_packed_command(command, check_health=False)
-
-    async def read_response(self, *args: object, **kwargs: object) -> object:
-        try:
-            reply = await super().read_response(*args, **kwargs)
-        except ResponseError:
-            self._note_reply()
-            raise
-        self._note_reply()
-        return reply
+    def _note_reply(self) -> None:
+        self._outstanding -= 1
+        self._answered_at = time.monotonic()
 
 
 def _without_numbers(args: Iterable[object]) -> list[object]:
-    """See ``execute.pack_words``."""
+    """See ``transport.pack_words``."""
     return [str(arg) if type(arg) in (int, float) else arg for arg in args]
 
 
-def guarded(kind: type) -> type[Any]:
-    """The connection class ``kind`` of a pool, for threads or for tasks, guarded."""
-    guard = GuardedConnection if issubclass(kind, AbstractConnection) else AsyncGuardedConnection
-    return interruptible(kind, guard)
-
-
-def guard(client: T) -> T:
+def guard(client: T, cache_config: Any = None) -> T:
     """``client``, a redis-py client for threads, after its pool is made to guard its connections;
-    those that the pool had are replaced."""
+    those that the pool had are replaced. ``cache_config``: of its client-side cache, if it has
+    one."""
     pool: Any = getattr(client, "connection_pool", None)
     kind: Any = getattr(pool, "connection_class", None)
     known = isinstance(kind, type) and issubclass(kind, AbstractConnection)
     if known and not issubclass(kind, GuardedConnection):
-        pool.connection_class = guarded(kind)
+        pool.connection_class = interruptible(kind, GuardedConnection)
+        if cache_config is not None:
+            pool.make_connection = partial(_apart, pool.make_connection, cache_config)
         pool.reset()
     return client
+
+
+def _apart(make_connection: Callable[[], Any], cache_config: Any) -> Any:
+    """A connection with a client-side cache of its own. redis-py has one for all of a pool: then a
+    thread reads on the connections of others, perhaps the reply for which another waits, and may
+    wait for the reply to a command that only another has sent."""
+    connection = make_connection()
+    connection._cache = import_module("redis.cache").CacheFactory(cache_config).get_cache()
+    connection._conn.in_front = weakref.ref(connection)
+    return connection
 
 
 # -- pools whose address may lead to another server ------------------------------------------------
@@ -253,6 +199,8 @@ class FollowingRetry(Retry):
     def __init__(self, usual: Retry, pool: Pool) -> None:
         super().__init__(NoBackoff(), 0)
         self._usual = usual
+        #: The arguments with which the project has chosen its own.
+        self.configured = {name: pool.connection_kwargs.get(name) for name in RETRY}
         self._pool = weakref.ref(pool)
 
     def update_supported_errors(self, specified_errors: Iterable[type[Exception]]) -> None:
@@ -333,4 +281,5 @@ def connect(factory: Any, original: Callable[[str], C], url: str) -> C:
     pools = getattr(factory, "_pools", None)  # A project's own factory may have none.
     if type(pools) is dict:
         factory._pools = _PoolsByOptions(pools, factory.options)
-    return follow_address(guard(original(url)))
+    pool_settings = getattr(factory, "pool_cls_kwargs", {})
+    return follow_address(guard(original(url), pool_settings.get("cache_config")))

@@ -1,0 +1,190 @@
+"""A client-side cache of redis-py: hot values are read from the memory of the process until the
+server says that they have changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import Lock
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.decorators import cached
+from tests.processes import until
+from tests.redis_server import FOR_COMMAND, RedisServer, newer_redis_server
+from tests.support.background import Background
+
+if int(redis.__version__.split(".")[0]) < 6:
+    pytest.skip("needs redis-py 6: before, not with hiredis", allow_module_level=True)
+
+from redis.cache import CacheConfig
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer(program=newer_redis_server((7, 4))) as found:
+        yield found
+
+
+@pytest.fixture
+def other(server: RedisServer) -> redis.Redis:
+    """Another client, which writes what the cache can read."""
+    server.flush()
+    return server.client(protocol=2)
+
+
+@pytest.fixture
+def cache(server: RedisServer, other: redis.Redis, settings: Any) -> Any:
+    pool = {"protocol": 3, "cache_config": CacheConfig(), "socket_timeout": 2}
+    config = {
+        "BACKEND": "django_redis_lock.cache.RedisCache",
+        "LOCATION": server.url,
+        "OPTIONS": {"CONNECTION_POOL_KWARGS": pool},
+    }
+    settings.CACHES = {"default": config}
+    found = RedisCache(server.url, config)
+    found.set("report", 1)
+    found.get("report")
+    return found
+
+
+def never() -> Any:
+    pytest.fail("there is a value")
+
+
+@cached("report", timeout=60)
+def report() -> Any:
+    never()
+
+
+@cached("report", timeout=60)
+async def areport() -> Any:
+    never()
+
+
+async def _after(step: Any) -> Any:
+    return await step
+
+
+#: What reads the value 1 of "report".
+READS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda c: c.get("report"),
+    "get_many": lambda c: c.get_many(["report", "report"])["report"],
+    "get_or_set": lambda c: c.get_or_set("report", never, 60),
+    "get_or_set_many": lambda c: c.get_or_set_many(["report"], never, 60)["report"],
+    "cached": lambda c: report(),
+    "aget": lambda c: asyncio.run(c.aget("report")),
+    "aget_many": lambda c: asyncio.run(c.aget_many(["report"]))["report"],
+    "aget_or_set": lambda c: asyncio.run(c.aget_or_set("report", never, 60)),
+    "aget_or_set_many": lambda c: asyncio.run(c.aget_or_set_many(["report"], never, 60))["report"],
+    "cached, asyncio": lambda c: asyncio.run(_after(areport())),
+}
+
+
+def commands(other: redis.Redis) -> int:
+    stats: dict[str, Any] = other.info("commandstats")
+    ours = {n: s["calls"] for n, s in stats.items() if n not in ("cmdstat_info", "cmdstat_ping")}
+    return int(sum(ours.values()))
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_hot_key_is_read_without_a_trip(cache: Any, other: redis.Redis, name: str) -> None:
+    for _ in range(3):
+        assert READS[name](cache) == 1
+    before = commands(other)
+    for _ in range(30):
+        assert READS[name](cache) == 1
+    assert commands(other) <= before + 3
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_write_of_another_client_is_seen(cache: Any, other: redis.Redis, name: str) -> None:
+    assert READS[name](cache) == 1
+    other.set(cache.make_key("report"), 2)
+    until(lambda: READS[name](cache) == 2)
+
+
+#: What leaves the number 2 at "report", or nothing.
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "set": lambda c: c.set("report", 2),
+    "set_many": lambda c: c.set_many({"report": 2}),
+    "incr": lambda c: c.incr("report"),
+    "delete": lambda c: c.delete("report"),
+    "delete_many": lambda c: c.delete_many(["report"]),
+    "delete and get_or_set": lambda c: (c.delete("report"), c.get_or_set("report", lambda: 2)),
+    "aset": lambda c: asyncio.run(c.aset("report", 2)),
+    "adelete": lambda c: asyncio.run(c.adelete("report")),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_of_its_own_is_seen(cache: Any, name: str) -> None:
+    for _ in range(20):
+        cache.set("report", 1)
+        assert cache.get("report") == 1
+        WRITES[name](cache)
+        assert cache.get("report") == (None if "delete" in name.rsplit(maxsplit=1)[-1] else 2)
+
+
+def test_what_is_known_of_a_lock_is_not_from_memory(cache: Any, other: redis.Redis) -> None:
+    theirs = Lock(other, cache.make_key("lock:report"), timeout=30)
+    ours = cache.lock("report", timeout=30)
+    for _ in range(3):
+        assert theirs.acquire()
+        assert ours.locked()
+        assert ours.holder()
+        theirs.release()
+        assert not ours.locked()
+        assert ours.acquire(blocking=False)
+        ours.release()
+
+
+def test_threads_that_read_a_value_that_changes_get_it_or_its_successor(
+    cache: Any, other: redis.Redis
+) -> None:
+    nkeys = [cache.make_key(f"hot {number}") for number in range(10)]
+
+    def write() -> None:
+        for version in range(300):
+            for nkey in nkeys:
+                other.set(nkey, version)
+
+    def read() -> None:
+        last = dict.fromkeys(range(10), 0)
+        while not writing.done:
+            for number in range(10):
+                value = cache.get(f"hot {number}", 0)
+                assert value >= last[number] - 1
+                last[number] = max(value, last[number])
+
+    writing = Background(write)
+    for reading in [Background(read) for _ in range(6)]:
+        reading.result()
+    writing.result()
+    until(lambda: all(cache.get(f"hot {number}") == 299 for number in range(10)))
+
+
+def test_after_its_connection_was_cut_it_believes_no_old_value(
+    cache: Any, other: redis.Redis
+) -> None:
+    assert cache.get("report") == 1
+    with other.pipeline() as pipe:
+        for connection in other.client_list():
+            if connection["id"] != str(other.client_id()):
+                pipe.client_kill_filter(_id=connection["id"])
+        pipe.set(cache.make_key("report"), 2)
+        pipe.execute()
+    until(lambda: cache.get("report") == 2)
+
+
+def test_after_an_interrupted_call_it_believes_no_old_value(cache: Any, other: redis.Redis) -> None:
+    assert cache.get("report") == 1
+    pool = cache.client.get_client().connection_pool
+    connection = pool.get_connection(*FOR_COMMAND)
+    connection.send_command("PING")  # An exception of a signal handler comes before the reply.
+    pool.release(connection)
+    other.set(cache.make_key("report"), 2)
+    assert cache.get("report") == 2
