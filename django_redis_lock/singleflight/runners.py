@@ -29,6 +29,7 @@ from ..transport import (
     run_all,
     server_of,
 )
+from ..transport.address import readable
 from ..transport.refusals import redis_errors
 from .scripts import READ
 
@@ -222,7 +223,7 @@ class ThreadRunner:
             connection = server.checkout()
             connection.send_packed_command([reading(streams, until)])
             # Redis checks the timeouts of blocked clients only ten times a second.
-            if connection.can_read(max(0.0, until - time.monotonic())):
+            if readable(connection, until - time.monotonic()):
                 reply = connection.read_response()
                 server.answered()
                 server.checkin(connection)

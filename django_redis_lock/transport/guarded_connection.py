@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -31,10 +33,10 @@ from .address import (
     Pool,
     connecting,
     name_driver,
+    poll_of,
     still_answers,
 )
-from .interrupts import Interruptible, interruptible
-from .refusals import genuine, is_misdirected, redis_errors, suppress
+from .refusals import is_misdirected, module_of, raise_interrupt
 from .registry import RETRY, renew_pool
 
 C = TypeVar("C", bound=Client)
@@ -104,7 +106,7 @@ class _ReplyCounter(_Any):  # type: ignore[misc]  # the class of Any is known la
         self._answered_at = time.monotonic()
 
 
-class GuardedConnection(_ReplyCounter, Interruptible):
+class GuardedConnection(_ReplyCounter):
     """For threads."""
 
     # The pool calls it before each use.
@@ -114,18 +116,15 @@ class GuardedConnection(_ReplyCounter, Interruptible):
             front._current_command_cache_key = None  # Of a call that was interrupted.
         if self._sock is not None and not self._may_be_used():
             self.disconnect()
-        try:
-            with connecting():
-                super().connect()
-        except redis_errors():  # This raises what a signal handler has raised, as it was.
-            raise
+        with connecting():
+            super().connect()
         self._is_ready = True
 
     def _may_be_used(self) -> bool:
         if not self._is_clean() or not self._was_idle():
             return self._is_clean()
         answers = False
-        with suppress(RedisError, OSError):
+        with suppress(RedisError):
             while self.in_front() is not None and self.can_read():
                 self.read_response(push_request=True)  # What has changed.
             answers = still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
@@ -139,12 +138,20 @@ class GuardedConnection(_ReplyCounter, Interruptible):
 
     def _connect(self) -> socket.socket:
         self._begin()
-        return super()._connect()
+        sock: socket.socket = super()._connect()
+        return sock
 
     def disconnect(self, *args: object, **kwargs: object) -> None:
         self._is_ready = False  # Also if an exception cuts this short.
         super().disconnect(*args, **kwargs)
         self._forget_values()
+        error = sys.exc_info()[1]
+        trace = None if error is None else error.__traceback__
+        if error and trace and module_of(trace.tb_frame).startswith("redis."):
+            raise_interrupt(error)  # redis-py would raise another error, or try again.
+
+    def can_read(self, timeout: float = 0) -> bool:
+        return bool(super().can_read(0) or (timeout and poll_of(self)(timeout * 1000)))
 
     def send_command(self, *args: object, **kwargs: object) -> None:
         super().send_command(*_without_numbers(args), **kwargs)
@@ -200,7 +207,7 @@ class AsyncGuardedConnection(_ReplyCounter):
             await asyncio.wait_for(self.read_response(), PROBE_SECONDS)
         except ResponseError:
             pass
-        except genuine(RedisError, OSError, asyncio.TimeoutError):
+        except (RedisError, asyncio.TimeoutError):
             return False
         return True
 
@@ -255,7 +262,13 @@ def _without_numbers(args: Iterable[object]) -> list[object]:
 def guarded(kind: type) -> type[Any]:
     """The connection class ``kind`` of a pool, for threads or for tasks, guarded."""
     guard = GuardedConnection if issubclass(kind, AbstractConnection) else AsyncGuardedConnection
-    return interruptible(kind, guard)
+    return _behind(guard, kind)
+
+
+@cache
+def _behind(guard: type, kind: type) -> type[Any]:
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "guards": kind}
+    return type(kind.__name__, (guard, kind), members)
 
 
 def guard(client: T, cache_config: Any = None) -> T:
