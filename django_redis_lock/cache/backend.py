@@ -22,12 +22,12 @@ from django_redis.client import DefaultClient, HerdClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 
-from .. import transport
+from .. import pools, transport
 from ..conf import SETTING, Conf, Timeout, given
 from ..events import Subject
 from ..extension import PACKAGE, PartMissing, part
 from ..singleflight import encode_value
-from ..transport import guarded_connection, server_of
+from ..transport import server_of
 from ..transport.refusals import genuine
 from .connections import Connections, failing_as_django_redis, flight_ending
 from .flights import Flights, awaitable, waiting_thread
@@ -137,7 +137,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
             client.encode = partial(_encoded, client.encode)
             factory = client.connection_factory
             connect = factory.connect
-            factory.connect = lambda url: guarded_connection.connect(factory, connect, url)
+            factory.connect = lambda url: pools.connect(factory, connect, url)
             self._client = client
         return self._client
 

@@ -202,7 +202,7 @@ class Flights:
                 outage = self._values.without_redis(error.__cause__ or error)
                 late = [key for key in late if key not in values]
         if outage is not None:
-            values.update((yield from flight.leader(late).without_redis(outage)))
+            values.update((yield from flight.without_redis(late, outage)))
         elif late and chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
 

@@ -18,7 +18,7 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.serializers.pickle import PickleSerializer
 from redis.exceptions import RedisError
 
-from .. import events
+from .. import events, singleflight
 from ..clock import time
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import Read
@@ -297,9 +297,9 @@ class Values:
         if not (stale or probably_there or runner.is_observed or is_crowd):
             return None
         if runner.group is not None or not (is_crowd or server.must_connect()):
-            return (yield runner.read(nkey))
+            return (yield from singleflight.read(runner, nkey))
         with cold_read(server):
-            return (yield runner.read(nkey))
+            return (yield from singleflight.read(runner, nkey))
 
     def read_many(
         self, names: list[str], version: int | None
@@ -409,7 +409,7 @@ class Values:
         self, runner: Runner, error: Exception, key: str, version: int | None
     ) -> Steps[None]:
         """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
-        stored = yield runner.read(self._cache._encoded_key(key, version))
+        stored = yield from singleflight.read(runner, self._cache._encoded_key(key, version))
         try:
             if stored is not None:
                 self._decode(stored[0])

@@ -19,21 +19,22 @@ from typing import TYPE_CHECKING
 from ..extension import on_first_use
 from .flight import TOO_LATE as TOO_LATE
 from .flight import CoordinationError as CoordinationError
+from .flight import FlightRenewal as FlightRenewal
 from .flight import MultiFlight as MultiFlight
+from .flight import Producer as Producer
 from .flight import SingleFlight as SingleFlight
+from .flight import Undecodable as Undecodable
+from .flight import encode_value as encode_value
+from .flight import read as read
 from .in_process import DeferredCall as DeferredCall
-from .in_process import FlightRenewal as FlightRenewal
 from .in_process import Overtaken as Overtaken
 from .in_process import Postponed as Postponed
+from .in_process import Runner as Runner
 from .in_process import computing as computing
 from .in_process import in_flight as in_flight
 from .in_process import innermost_flight as innermost_flight
 from .in_process import own_flights as own_flights
-from .leader import Producer as Producer
-from .leader import Undecodable as Undecodable
-from .leader import encode_value as encode_value
 from .refreshing import Refreshing as Refreshing
-from .runners import Runner as Runner
 from .runners import ThreadRunner as ThreadRunner
 from .runners import use_background as use_background
 from .scripts import DELETE as DELETE

@@ -1,42 +1,576 @@
-"""The flights of one value or several, in four steps: query who leads; compute what this caller
-leads; store that; follow the others. Each step takes one round trip for all values."""
+"""The flights of one value or several. ``MultiFlight`` has four steps: query who leads; compute
+what this caller leads; store that; follow the others. Each takes one round trip for all values. A
+``Leader`` is what this caller leads in one such round: it begins the flights, has the keeper renew
+them, and ends them with a value, without one, or after an interruption."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from .. import events, protocol
 from ..clock import time
-from ..events import Shared
+from ..events import Computed, Computing, Shared, Stored, Subject
 from ..exceptions import ComputationFailed
-from ..protocol import as_bytes, printable
-from ..protocol.keys import flight_stream
+from ..keeper import DeferredRelease, Job, keeper
+from ..protocol import (
+    Call,
+    Reply,
+    as_bytes,
+    encodable,
+    fingerprint,
+    hostname,
+    milliseconds,
+    printable,
+)
+from ..protocol.keys import (
+    FLIGHTS,
+    flight_key,
+    flight_keys,
+    flight_leader,
+    flight_stream,
+)
 from ..steps import Steps
-from ..threads import get_logger
+from ..threads import get_logger, may_log, this_process
+from ..transport import Server, is_outage, is_refusal, pack_words
 from ..transport.refusals import redis_errors
+from ..transport.refusals import suppress as suppress_errors
 from .in_process import (
     InProcessFlight,
     Overtaken,
+    Postponed,
+    Runner,
     SharedValue,
     computes_in,
+    computing,
     join,
     leave,
     overtake,
     refuse_recursion,
+    token_for,
     waits_for_itself,
 )
-from .leader import Leader, Producer, Undecodable
-from .runners import Runner
-from .scripts import NOTHING, Before, Failed, Follows, Found, Leads, State
+from .runners import Computation, ProducerFailed
+from .scripts import (
+    END_FLIGHT,
+    NOTHING,
+    READ,
+    RENEW_FLIGHT,
+    STORE,
+    TAKE_FLIGHT,
+    TAKE_OVER,
+    Before,
+    Failed,
+    Follows,
+    Found,
+    Leads,
+    State,
+    parse,
+)
+
+R = TypeVar("R")
 
 logger = get_logger("django_redis_lock.flights")
+outage_logger = get_logger("django_redis_lock.outage")
 
+#: Milliseconds for which followers can read the end of a flight.
+STREAM_LIFETIME_MILLISECONDS = 10_000
+#: The same if they get a value there that is not stored: it may be large.
+SHARED_LIFETIME_MILLISECONDS = 2_000
 #: Seconds after which a follower checks whether its flight still exists.
 FOLLOWER_CHECK_SECONDS = 2.0
+#: Seconds a follower pauses after a wait that was cut short.
+RETRY_PAUSE_SECONDS = 0.05
+#: Seconds after which a computation is listed in the admin.
+DESCRIBE_AFTER_SECONDS = 0.5
+
+_logged_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
+_NONE: Mapping[bytes, Any] = MappingProxyType({})
+
+
+class Undecodable(Exception):
+    """A stored value cannot be decoded, so it counts as missing: it is from another version of the
+    project, or from another serializer."""
+
+
+def encode_value(encode: Callable[[object], R], key: object, value: object) -> R:
+    """What ``encode`` makes of ``value``; an error of a serializer names its ``key``."""
+    try:
+        return encode(value)
+    except Exception as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (f"{error.args[0]} (the value of {key!r})", *error.args[1:])
+        raise
+
+
+class Producer(NamedTuple):
+    """What to compute and how to store it.
+
+    Attributes:
+        compute: returns the value; or, given a list of names, those of several, as a dict.
+        encode: turns the value into what Redis stores.
+        decode: turns that into the value, or raises Undecodable.
+        lifetime: returns the milliseconds to store a value; 0 without end, negative not at all.
+        stale: at the end of its lifetime, the milliseconds for which it is stale.
+        keeps_objects: whether decoding what is stored gives an equal object, as with pickle. Else
+            the caller that computes a value gets it decoded, as all others do.
+        error_ttl: milliseconds after a failure in which others do not try again; 0 for none.
+        name, group, cache: see ``events.Subject``.
+    """
+
+    compute: Callable[..., object]
+    encode: Callable[[object], bytes | int]
+    decode: Callable[[object], object]
+    lifetime: Callable[[object], int]
+    stale: int = 0
+    error_ttl: int = 0
+    keeps_objects: bool = True
+    name: str = ""
+    group: str = ""
+    cache: object = None
+
+    def subject(self, server: Server) -> Subject:
+        return Subject.of(self.name, self.group, "", server, self.cache)
+
+    def emit(self, server: Server, kind: Callable[..., object], *details: object) -> None:
+        """Emit an event of this ``kind`` about the value."""
+        if events.listeners:
+            events.emit(kind(self.subject(server), *details))
+
+
+class Encoded(NamedTuple):
+    """A computed value as Redis stores it, for so many milliseconds; see ``Producer.lifetime``."""
+
+    value: bytes | int
+    lifetime: int
+
+
+class Leader:
+    """A caller that leads the flights of some keys, or wants to.
+
+    Args:
+        runner: executes the steps.
+        timeout: seconds after which the flights end by themselves.
+        keys: of the values.
+        producer: how to compute and store the values.
+        told: gets the events, which wait until the callers of this process have their value.
+        shared: what the other callers of this process wait for, if there are any.
+        names: of several keys, as ``producer.compute`` is given them; it returns a dict by name.
+            None: it computes the value of the only key.
+    """
+
+    #: The trace of the computation; see ``events.trace_parent``.
+    trace = ""
+    #: When the last request to lead was sent: the lifetimes of the flights began no earlier.
+    sent_at = 0.0
+    #: Whether there may be flights that it leads: see ``left``.
+    may_lead = False
+
+    def __init__(
+        self,
+        runner: Runner,
+        timeout: float,
+        keys: list[bytes],
+        producer: Producer,
+        told: list[Callable[[], object]],
+        shared: InProcessFlight | None = None,
+        names: Mapping[bytes, str] | None = None,
+    ) -> None:
+        self.server = runner.server
+        self.timeout = timeout
+        self.keys = keys
+        self.producer = producer
+        self.token = token_for(producer.compute)
+        self.renewals: list[FlightRenewal] = []
+        self.own_writes: dict[bytes, str] = {}
+        self._told = told
+        #: What was computed.
+        self.encoded: Mapping[bytes, Encoded] = _NONE
+        self._before: Mapping[bytes, Before] = _NONE
+        self._names = names
+        self._process = this_process()
+        self._runner = runner
+        self._shared = shared
+        runner.begun.append(self)
+
+    def __str__(self) -> str:
+        first = printable(self.keys[0])
+        return first if len(self.keys) == 1 else f"{first} and {len(self.keys) - 1} more"
+
+    def name_of(self, key: bytes) -> str:
+        """The name for people, where ``key`` may not show it; else empty."""
+        producer = self.producer
+        if getattr(producer.cache, "_has_plain_keys", True):
+            return ""
+        return producer.name if self._names is None else self._names[key]
+
+    # -- to query Redis ----------------------------------------------------------------------
+
+    def query(
+        self,
+        followed: Mapping[bytes, bytes] = _NONE,
+        undecodable: Mapping[bytes, str] = _NONE,
+    ) -> Steps[list[State]]:
+        """Who leads the flight of each key, or its value.
+
+        Args:
+            followed: the streams of the flights that this caller has waited for, by key. Then it
+                wants the value and not an error, so an outage is retried until a failover would be
+                complete.
+            undecodable: the SHA-1 of what is at a key and cannot be decoded.
+        """
+        args = self.token, milliseconds(self.timeout), self.producer.stale
+        calls = [
+            Call(
+                TAKE_FLIGHT,
+                (key, flight_key(key), *([followed[key]] if key in followed else ())),
+                (*args, undecodable.get(key, "")),
+            )
+            for key in self.keys
+        ]
+        until = time.monotonic() + (self.server.FAILOVER_SECONDS if followed else 0.0)
+        while True:
+            try:
+                replies = [parse(reply) for reply in (yield from self._ask_to_lead(*calls))]
+                self.may_lead = any(type(reply) is Leads for reply in replies)
+                return replies
+            except redis_errors() as error:
+                if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
+                    yield from self.fail()
+                self.may_lead = False  # Or else the flight expires.
+                if not is_outage(error) or time.monotonic() >= until:
+                    raise
+            yield self._runner.pause(0.1)
+
+    def take_unseen(self) -> Steps[bool]:
+        """Lead the flight of a value that is still missing and that no caller computes: by plain
+        commands, which cost the server less than a script. Returns False if TAKE_FLIGHT has to
+        decide."""
+        server, [key, *others] = self.server, self.keys
+        if others or server.is_topology or server.breaker.failing:
+            return False
+        lifetime = b"%d" % milliseconds(self.timeout)
+        command = pack_words(b"SET", flight_key(key), self.token, b"PX", lifetime, b"NX")
+        command += pack_words(b"GET", key)
+        self.sent_at, self.may_lead = time.monotonic(), True
+        try:
+            taken, value = yield self._runner.exchange(command, 2)
+        except (ResponseError, BusyLoadingError) as error:
+            taken, value = not is_refusal(error), b""  # There may be another type of value.
+        if taken and value is not None:
+            with suppress_errors(RedisError, OSError):
+                yield self._runner.run(*self._endings())
+        return bool(taken) and value is None and not self._may_be_over()
+
+    def take_over(
+        self, leaders: Mapping[bytes, bytes] | None = None
+    ) -> Steps[dict[bytes, Before | None]]:
+        """Lead from now on, for each key in place of this leader (b"": of none, but together with
+        it), or of any; returns what is at the keys now, None where it does not lead any more."""
+        args = (self.token, milliseconds(self.timeout))
+        keys = list(leaders or self.keys)
+        replies = yield from self._ask_to_lead(
+            *(
+                Call(TAKE_OVER, (key, flight_key(key)), (*args, leaders[key]) if leaders else args)
+                for key in keys
+            )
+        )
+        return {
+            key: None if reply is None else Before(*reply)
+            for key, reply in zip(keys, replies, strict=True)
+        }
+
+    def _ask_to_lead(self, *calls: Call) -> Steps[list[Reply]]:
+        """Once more if the replies come so late that the flights may be others' by now."""
+        for _ in range(2):
+            self.sent_at, self.may_lead = time.monotonic(), True
+            replies: list[Reply] = yield self._runner.run(*calls)
+            if not self._may_be_over():
+                break
+        return replies
+
+    def _may_be_over(self) -> bool:
+        return time.monotonic() > self.sent_at + self.timeout / 2
+
+    # -- to compute --------------------------------------------------------------------------
+
+    def begin(self, before: Mapping[bytes, Before]) -> None:
+        """The caller leads the flights of these keys.
+
+        Args:
+            before: what is at the keys now.
+        """
+        self.keys, self._before = list(before), before
+        self.renewals = [FlightRenewal(self, key) for key in self.keys]
+
+    def lead(self) -> Steps[dict[bytes, object]]:
+        """Compute the values, while the keeper renews the flights; if that fails, they end. Sets
+        ``encoded``, for ``store``.
+
+        Raises:
+            Overtaken: another thread leads instead.
+        """
+        keeping = keeper()
+        try:
+            computes_in[self.token] = threading.get_ident()
+            for renewal in self.renewals:
+                keeping.add(renewal)
+            values = yield from self.compute()
+            self.encoded = self._encode(values)
+            return self._as_stored(values)
+        except ProducerFailed as failed:
+            error = failed.error
+            if isinstance(error, Overtaken):
+                yield from self.fail()
+                raise error from None
+            if isinstance(error, Postponed):
+                error.leader, self.may_lead = self, False
+                raise
+            pause = self.producer.error_ttl if isinstance(error, Exception) else 0
+            yield from self.fail(failed.describe(), pause)
+            raise
+        finally:  # In every case: followers would wait forever for a flight that is renewed.
+            computes_in.pop(self.token, None)
+            for renewal in self.renewals:
+                keeping.discard(renewal)
+
+    def resume(self, runner: Runner, compute: Callable[[], object]) -> Steps[None]:
+        """As ``lead`` and ``store``, after the computation was postponed."""
+        self._runner, self.producer = runner, self.producer._replace(compute=compute)
+        self.may_lead = True
+        runner.begun.append(self)
+        yield from self.lead()
+        yield from self.store()
+        while self._told:
+            self._told.pop(0)()
+
+    def lose(self) -> None:
+        """The flight has ended before the computation: the callers of this process that wait for it
+        look again at once, as those of other processes do. The keeper calls this."""
+        if self._shared is not None:
+            self._runner.call_soon(leave, self._shared)
+
+    def compute(self, outage: BaseException | None = None) -> Steps[dict[bytes, object]]:
+        """The values by key.
+
+        Args:
+            outage: why Redis is unavailable.
+        """
+        if outage and may_log(self.server, _logged_at):  # Once a minute for each server.
+            text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
+            outage_logger.warning(text, {"key": printable(self.keys[0]), "error": outage})
+        compute, names = self.producer.compute, self._names
+        if names is not None:
+            compute = partial(compute, [names[key] for key in self.keys])
+        count, error = len(self.keys), None
+        with computing(self.server, self.keys, self):
+            subject, began = None, 0.0
+            if events.listeners:
+                subject = self.producer.subject(self.server)
+                events.emit(Computing(subject))
+                if events.trace_parent is not None:
+                    self.trace = events.trace_parent()
+                began = time.monotonic()
+            try:
+                value = yield Computation(compute)
+                return {self.keys[0]: value} if names is None else self._by_key(value, names)
+            except BaseException as failed:
+                error = getattr(failed, "error", failed)  # As the producer raised it.
+                if isinstance(error, (Overtaken, Postponed)):
+                    error, count = None, 0
+                raise
+            finally:
+                if subject is not None:
+                    seconds = time.monotonic() - began
+                    event = Computed(subject, seconds, error, count, outage is not None)
+                    self._told.append(partial(events.emit, event))
+
+    def without_redis(
+        self, outage: BaseException, shared: bool = False
+    ) -> Steps[dict[bytes, object]]:
+        """Compute the values, which are not stored; callers get the same as if they were.
+
+        Args:
+            shared: whether ``encoded`` is needed, for the other callers of this process.
+        """
+        values = yield from self.compute(outage)
+        if shared or not self.producer.keeps_objects:
+            self.encoded = self._encode(values)
+        return self._as_stored(values)
+
+    def _by_key(self, values: object, names: Mapping[bytes, str]) -> dict[bytes, object]:
+        if not isinstance(values, Mapping):
+            wrong = f"default_many must return a dict by key, not {values!r}"
+            raise ProducerFailed(TypeError(wrong))
+        try:
+            return {key: values[names[key]] for key in self.keys if names[key] in values}
+        except BaseException as error:  # It may compute its values only now.
+            raise ProducerFailed(error) from error
+
+    def _encode(self, values: Mapping[bytes, object]) -> dict[bytes, Encoded]:
+        """The values as Redis stores them; without one of these none can be stored."""
+        encode, lifetime = self.producer.encode, self.producer.lifetime
+        names = self._names or dict.fromkeys(values, self.producer.name)
+        try:
+            return {
+                key: Encoded(encode_value(encode, names[key], value), lifetime(value))
+                for key, value in values.items()
+            }
+        except BaseException as error:  # Of a function of the user's.
+            raise ProducerFailed(error) from error
+
+    def _as_stored(self, values: dict[bytes, object]) -> dict[bytes, object]:
+        """The ``values`` as everybody gets them. One that cannot be decoded stays as it is: it
+        counts as missing for others."""
+        if self.producer.keeps_objects:
+            return values
+        decoded = dict(values)
+        for key, encoded in self.encoded.items():
+            with suppress(Undecodable):
+                decoded[key] = self.producer.decode(encoded.value)
+        return decoded
+
+    # -- to store, or to end without a value -------------------------------------------------
+
+    def store(self) -> Steps[list[bool | None]]:
+        """End the flights, each with its value if there is one, in one round trip. Does not raise
+        if Redis is down: the caller still gets the computed values.
+
+        Returns: for each key whether the value was stored; None: unknown.
+        """
+        calls = [
+            self._storing(key) if key in self.encoded else self._ending(key) for key in self.keys
+        ]
+        began = time.monotonic()
+        try:
+            stored = [bool(reply) for reply in (yield self._runner.run(*calls))]
+            self.may_lead = False
+        except redis_errors() as error:
+            logger.warning("Could not store %s: %s", self, error)
+            if is_outage(error) and not is_refusal(error):
+                self._end_later(calls)
+            else:  # Redis refuses the value, so the followers must not wait for it.
+                yield from self.fail()
+            return [None for _ in self.keys]
+        if events.read_listeners and (count := sum(stored)):
+            seconds = time.monotonic() - began
+            self._told.append(partial(self.producer.emit, self.server, Stored, seconds, count))
+        return [*stored]
+
+    def _storing(self, key: bytes) -> Call:
+        value, lifetime = self.encoded[key]
+        before, did = self._before.get(key, NOTHING), self.own_writes.get(key, "")
+        token = as_bytes(before.leader) if before.leader else self.token
+        stream = SHARED_LIFETIME_MILLISECONDS if lifetime < 0 else STREAM_LIFETIME_MILLISECONDS
+        args: tuple[bytes | str | int, ...] = token, value, lifetime, stream
+        if self.trace:
+            args += before.digest, before.expires_at, did, self.trace
+        elif did or before is not NOTHING:
+            args += before.digest, before.expires_at, did
+        return Call(STORE, flight_keys(key, token), args)
+
+    def fail(self, message: str = "", pause: int = 0) -> Steps[None]:
+        """End the flights without a value. For ``pause`` ms other callers do not compute, but get
+        an error with ``message``."""
+        calls = self._endings(message, pause)
+        try:
+            yield self._runner.run(*calls)
+        except redis_errors() as error:
+            logger.warning("Could not end the computation of %s: %s", self, error)
+            if is_outage(error):
+                self._end_later(calls)
+        self.may_lead = False
+
+    def end_later(self) -> None:
+        self._end_later(self._endings())
+
+    def _endings(self, message: str = "", pause: int = 0) -> list[Call]:
+        return [self._ending(key, message, pause) for key in self.keys]
+
+    def _ending(self, key: bytes, message: str = "", pause: int = 0) -> Call:
+        args = (self.token, STREAM_LIFETIME_MILLISECONDS, message if pause else "", pause)
+        return Call(END_FLIGHT, flight_keys(key, self.token), args)
+
+    def _end_later(self, calls: Sequence[Call]) -> None:
+        """Have the keeper repeat ``calls``, which failed: until then the followers wait. Not in a
+        forked child, because its parent leads."""
+        for call in calls if this_process() is self._process else ():
+            keeper().add(DeferredRelease(self.server, call))
+        self.may_lead = False
+
+    def left(self) -> None:
+        """The public method has ended, however. A caller may be interrupted (by a time limit,
+        Ctrl-C, cancellation) at any line, and then cannot know whether it leads."""
+        if self.may_lead:
+            self.end_later()
+
+
+# -- the renewal -----------------------------------------------------------------------------------
+
+
+class FlightRenewal(Job):
+    """Renews the flight of the cache key ``key`` during the computation, as long as its leader is
+    not garbage-collected."""
+
+    def __init__(self, leader: Leader, key: bytes) -> None:
+        self.key, self.token = key, leader.token
+        self.deadline_scale = leader.timeout
+        self._leader_ref = weakref.ref(leader)
+        self._began = time.monotonic()
+        self._thread = threading.current_thread()
+        self._named = False
+        due = leader.sent_at + min(leader.timeout / 3, DESCRIBE_AFTER_SECONDS)
+        super().__init__(leader.server, due)
+
+    def call(self, now: float) -> Call | None:
+        leader = self._leader_ref()
+        if leader is None:  # A signal handler's exception kept it from that.
+            keeper().discard(self)
+            return None
+        key = self.key
+        keys = flight_key(key), flight_leader(key), self.server.index_of(FLIGHTS, key)
+        args = self.token, milliseconds(self.deadline_scale), key
+        return Call(RENEW_FLIGHT, keys, args if self._named else (*args, *self._owner(leader, now)))
+
+    def _owner(self, leader: Leader, now: float) -> tuple[str, ...]:
+        """The milliseconds since the computation began, and the description of the leader."""
+        owner = protocol.Owner(
+            fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread.name)
+        )
+        described = {
+            "lifetime": str(milliseconds(self.deadline_scale)),
+            "renews": "1",
+            "group": leader.producer.group,
+            "name": leader.name_of(self.key),
+        }
+        known = {name: encodable(text) for name, text in described.items() if text}
+        return (f"{(now - self._began) * 1000:.0f}", *owner.fields(), *chain(*known.items()))
+
+    def answered(self, value: Reply, sent_at: float) -> None:
+        self._named = True
+        self.due = sent_at + self.deadline_scale / 3
+        if not value:  # A write has ended the flight. STORE will tell the leader.
+            keeper().discard(self)
+            if (leader := self._leader_ref()) is not None:
+                leader.lose()
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + min(self.deadline_scale / 12, 1.0)
+
+
+# -- the steps -------------------------------------------------------------------------------------
 
 
 class CoordinationError(Exception):
@@ -123,7 +657,7 @@ class MultiFlight:
     def leader(self, keys: list[bytes]) -> Leader:
         shared = self._shared if isinstance(self._shared, InProcessFlight) else None
         timeout, producer = self._flight_timeout, self._producer
-        return Leader(self._runner, timeout, keys, producer, shared, self._names)
+        return Leader(self._runner, timeout, keys, producer, self._told, shared, self._names)
 
     def get_values(self, keys: list[bytes], deadline: float) -> Steps[list[bytes]]:
         """Sets ``values``; returns the keys that others were still computing at ``deadline``
@@ -175,12 +709,15 @@ class MultiFlight:
         self, leader: Leader, followed: Mapping[bytes, bytes], overtakes: bool
     ) -> Steps[Round]:
         """Query who leads."""
-        replies, keys, unseen = Round(), leader.keys, self.unseen
+        replies, unseen = Round(), self.unseen
         self.unseen = False
         self._shared.requests += 1
         try:
-            answers = yield from leader.query(followed, self._undecodable, unseen)
-            for key, reply in zip(keys, answers, strict=True):
+            if unseen and (yield from leader.take_unseen()):
+                replies.led[leader.keys[0]] = NOTHING
+                return replies
+            answers = yield from leader.query(followed, self._undecodable)
+            for key, reply in zip(leader.keys, answers, strict=True):
                 replies.add(key, reply, overtakes)
             if replies.overtaken:
                 for key, before in (yield from leader.take_over(replies.overtaken)).items():
@@ -206,7 +743,6 @@ class MultiFlight:
         values = yield from leader.lead()
         shared = self._shared
         shared.requests += 1
-        leader.told = self._told
         stored = yield from leader.store()
         for key, is_stored in zip(leader.keys, stored, strict=True):
             if is_stored is False:
@@ -239,11 +775,18 @@ class MultiFlight:
 
     def _follow(self, streams: Mapping[bytes, bytes], until: float) -> Steps[None]:
         """Wait for the end of one of the flights with these ``streams``."""
-        self._shared.computed = True
+        runner, shared, reply = self._runner, self._shared, None
+        shared.computed = True
         try:
-            self._shared.trace = yield self._runner.wait_for_leader((*streams.values(),), until)
+            reply = yield runner.read_streams((*streams.values(),), until)
         except redis_errors() as error:
-            raise self._failed(error) from error
+            self._server.on_error(error)
+            # Where there are no blocking commands, it polls.
+            if not (isinstance(error, ResponseError) or is_outage(error)):
+                raise self._failed(error) from error
+        if not reply:
+            yield runner.pause(max(0.0, min(RETRY_PAUSE_SECONDS, until - time.monotonic())))
+        shared.trace = _trace_in(reply)
 
     def _failed(self, error: Exception) -> CoordinationError:
         self._shared.outage = error
@@ -269,13 +812,20 @@ class MultiFlight:
         try:
             before = yield from leader.take_over(None if replace else dict.fromkeys(keys, b""))
         except redis_errors() as error:
-            return (yield from leader.without_redis(error))
+            return (yield from self.without_redis(keys, error))
         leader.begin({key: seen or NOTHING for key, seen in before.items()})
         try:
             return (yield from self._compute(leader))
         except Overtaken:
             yield from self.get_values(keys, math.inf)
             return self.values
+        finally:
+            self._tell()
+
+    def without_redis(self, keys: list[bytes], outage: BaseException) -> Steps[dict[bytes, object]]:
+        """The values, computed by this caller, and not stored."""
+        try:
+            return (yield from self.leader(keys).without_redis(outage))
         finally:
             self._tell()
 
@@ -344,7 +894,7 @@ class SingleFlight(MultiFlight):
     def compute_value(self, outage: BaseException | None = None) -> Steps[object]:
         """As ``compute_anyway``. ``outage``: as for ``get_value``."""
         if outage:
-            return (yield from self.leader([self._key]).without_redis(outage))[self._key]
+            return (yield from self.without_redis([self._key], outage))[self._key]
         return (yield from self.compute_anyway([self._key]))[self._key]
 
     def _compute_without_redis(self, shared: InProcessFlight, outage: BaseException) -> Steps[Any]:
@@ -357,9 +907,38 @@ class SingleFlight(MultiFlight):
     def _final_read(self) -> Steps[object]:
         """The value, or TOO_LATE. The caller we waited for may have read a value in Redis."""
         try:
-            stored = yield self._runner.read(self._key)
+            stored = yield from read(self._runner, self._key)
         except redis_errors():
             return TOO_LATE
         with suppress(Undecodable):
             return TOO_LATE if stored is None else self._producer.decode(stored[0])
         return TOO_LATE
+
+
+# -- reads -----------------------------------------------------------------------------------------
+
+
+def read(runner: Runner, key: bytes) -> Steps[Reply]:
+    """The value at ``key`` and its PTTL, None if there is none: by the client if a tool observes
+    that. After some errors a call does better: it sends the script, waits for a server that is
+    busy, and has connections of our own."""
+    call = Call(READ, (key,), ())
+    if not runner.server.breaker.failing:
+        with suppress(ResponseError, RedisConnectionError):
+            if runner.is_observed:
+                return (yield runner.evalsha(call))
+            if not runner.server.is_topology:
+                return (yield runner.read(key))
+    [reply] = yield runner.run(call)
+    return reply
+
+
+def _trace_in(reply: Reply) -> str:
+    """The trace of a computation in the reply to ``reading``, empty if it is not there."""
+    streams = reply.values() if isinstance(reply, dict) else (of for _, of in reply or ())
+    for entries in streams:
+        for _, fields in entries:
+            words = [as_bytes(word) for word in fields]
+            if b"trace" in words[::2]:
+                return words[words.index(b"trace") + 1].decode(errors="replace")
+    return ""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..clock import time
 from ..events import RefreshFailed, Shared
 from ..steps import Steps
 from ..threads import Repeated, get_logger
 from ..transport.refusals import redis_errors
-from .flight import SingleFlight
+from .flight import Leader, SingleFlight
 from .in_process import Overtaken
-from .leader import Leader
 from .runners import ProducerFailed
 from .scripts import Found, Leads
 
@@ -58,7 +59,7 @@ class Refreshing(SingleFlight):
             finally:
                 ended.set()
 
-        if not (yield self._runner.run_in_background(in_background(), leader)):
+        if not (yield self._runner.run_in_background(in_background(), leader, *leader.renewals)):
             _too_many.warn(leader)
             yield from leader.fail()
         elif wait:
@@ -74,7 +75,8 @@ class Refreshing(SingleFlight):
             if not isinstance(failed.error, Exception):
                 raise
             _failed.warn(leader, exc_info=failed.error)
-            self._producer.emit(self._server, RefreshFailed, failed.error)
+            emit = self._producer.emit
+            self._told.append(partial(emit, self._server, RefreshFailed, failed.error))
             return old
         finally:
             self._tell()

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 
 from ..clock import time
-from ..keeper import keeper
-from ..protocol import Call, Reply, as_bytes
+from ..keeper import Job, keeper
+from ..protocol import Call, Reply
 from ..steps import Steps
 from ..threads import InCaller, ThreadEvent, ThreadPool, Work, this_process
 from ..transport import (
     exchange_with,
     is_observed,
-    is_outage,
     is_plain,
     pack_words,
     read_value,
@@ -30,20 +27,11 @@ from ..transport import (
     server_of,
 )
 from ..transport.address import readable
-from ..transport.refusals import redis_errors
-from .scripts import READ
-
-if TYPE_CHECKING:
-    from .in_process import InProcessFlight
-    from .leader import Leader
-    from .tasks import AsyncRunner
 
 R = TypeVar("R")
 
 #: The longest message of a failed computation that other callers get.
 MAX_MESSAGE_CHARACTERS = 500
-#: Seconds a follower pauses after a wait that was cut short.
-RETRY_PAUSE_SECONDS = 0.05
 
 #: Refreshes stale values. Its threads end after five idle seconds.
 background: ThreadPool | InCaller = ThreadPool(
@@ -96,6 +84,13 @@ def _refuse(coroutine: CoroutineType[object, object, object]) -> NoReturn:
     )
 
 
+class Begun(Protocol):
+    """What a call has begun."""
+
+    def left(self) -> None:
+        """The call has ended, however."""
+
+
 class ThreadRunner:
     """Executes the steps of a flight in the calling thread.
 
@@ -121,7 +116,7 @@ class ThreadRunner:
         self._afterwards = afterwards
         #: What the call has begun that this executes: whatever leaves it, this ends. Between two
         #: steps, or within a ``finally``, no generator can see to that.
-        self.begun: list[Leader | InProcessFlight] = []
+        self.begun: list[Begun] = []
         self.server = server_of(client)
 
     @property
@@ -174,17 +169,13 @@ class ThreadRunner:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return exchange_with(self.server, command, replies)
 
+    def evalsha(self, call: Call) -> Reply:
+        """The reply to a script, through the client, for a tool that observes that."""
+        return self._client.evalsha(*arguments_of(call))
+
     def read(self, key: bytes) -> Reply:
-        """The value at ``key`` and its PTTL, None if there is none: by the client if a tool
-        observes that."""
-        call = Call(READ, (key,), ())
-        if not self.server.breaker.failing:
-            with suppress(*SENT_AGAIN):
-                if self.is_observed:
-                    return self._client.evalsha(*arguments_of(call))
-                if not self.server.is_topology:
-                    return read_value(self._client, key, lifetime=True)
-        return self.run(call)[0]
+        """The value at ``key`` and its PTTL, None if there is none."""
+        return read_value(self._client, key, lifetime=True)
 
     def wait_for_event(self, event: Any, until: float) -> bool:
         """Wait for an event of this process, or until a monotonic time; returns whether it came."""
@@ -197,10 +188,10 @@ class ThreadRunner:
         """Whether more can be done in the background."""
         return background.has_room()
 
-    def run_in_background(self, steps: Steps[object], leader: Leader) -> bool:
+    def run_in_background(self, steps: Steps[object], leader: Begun, renewal: Job) -> bool:
         """Execute ``steps`` of the ``leader`` of one flight in the background; returns whether the
         queue had room. Until they begin, the keeper renews the flight."""
-        [renewal], runner = leader.renewals, copy(self)
+        runner = copy(self)
         runner.begun = [leader]
         accepted = False
         try:
@@ -213,68 +204,32 @@ class ThreadRunner:
             self.begun.remove(leader)
         return accepted
 
-    def wait_for_leader(self, streams: Sequence[bytes], until: float) -> str:
-        """Wait until one of the flights with these streams has ended, or until a monotonic time;
-        returns the trace of its computation, if that is known."""
-        streams, reply = self.server.in_one_call(streams), None
-        server, connection = self.server, None
+    def read_streams(self, streams: Sequence[bytes], until: float) -> Reply:
+        """What is first added to one of the ``streams``; None if nothing is until a monotonic
+        time."""
+        streams, connection = self.server.in_one_call(streams), None
         try:
             server = self.server.locate(streams)
             connection = server.checkout()
             connection.send_packed_command([reading(streams, until)])
             # Redis checks the timeouts of blocked clients only ten times a second.
-            if readable(connection, until - time.monotonic()):
-                reply = connection.read_response()
-                server.answered()
-                server.checkin(connection)
-                connection = None
-        except redis_errors() as error:
-            self.server.on_error(error)
-            if not may_end_a_wait(error):
-                raise
+            if not readable(connection, until - time.monotonic()):
+                return None
+            reply = connection.read_response()
+            server.answered()
+            server.checkin(connection)
+            connection = None
+            return reply
         finally:
             if connection is not None:
                 connection.disconnect()
-        if not reply:
-            time.sleep(pause_before(until))
-        return trace_in(reply)
-
-
-#: Tasks have theirs in a module that is imported when it is used.
-Runner: TypeAlias = "ThreadRunner | AsyncRunner"
-
-#: Errors of a read after which a call does better: it sends the script, waits for a server that is
-#: busy, and has connections of our own.
-SENT_AGAIN = (ResponseError, RedisConnectionError)
 
 
 def arguments_of(call: Call) -> tuple[object, ...]:
     return call.script.sha, len(call.keys), *call.keys, *call.args
 
 
-def trace_in(reply: Reply) -> str:
-    """The trace of a computation in the reply to ``reading``, empty if it is not there."""
-    streams = reply.values() if isinstance(reply, dict) else (of for _, of in reply or ())
-    for entries in streams:
-        for _, fields in entries:
-            words = [as_bytes(word) for word in fields]
-            if b"trace" in words[::2]:
-                return words[words.index(b"trace") + 1].decode(errors="replace")
-    return ""
-
-
 def reading(streams: Sequence[bytes], until: float) -> bytes:
     # Not earlier than the caller, who would only ask again; 0 would be forever.
     pause = b"%d" % max(1, math.ceil((until - time.monotonic()) * 1000))
     return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0-1" for _ in streams))
-
-
-def may_end_a_wait(error: Exception) -> bool:
-    """Whether a follower asks again after ``error``: an outage, or there are no blocking commands,
-    and so it polls."""
-    return isinstance(error, ResponseError) or is_outage(error)
-
-
-def pause_before(until: float) -> float:
-    """Seconds after a wait that has ended early and without a result."""
-    return max(0.0, min(RETRY_PAUSE_SECONDS, until - time.monotonic()))

@@ -7,34 +7,26 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis as AsyncRedis
 
 from ..clock import time
+from ..keeper import Job
 from ..protocol import Call, Reply
 from ..steps import Steps
 from ..transport import in_background, is_observed, server_of
 from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all
 from ..transport.aio_tasks import cancellable
-from ..transport.refusals import redis_errors
 from .runners import (
-    SENT_AGAIN,
+    Begun,
     Computation,
     ProducerFailed,
     arguments_of,
-    may_end_a_wait,
-    pause_before,
     reading,
     refreshes_in_caller,
-    trace_in,
     under_computation,
 )
-from .scripts import READ
-
-if TYPE_CHECKING:
-    from .in_process import InProcessFlight
-    from .leader import Leader
 
 R = TypeVar("R")
 
@@ -54,7 +46,7 @@ class AsyncRunner:
 
     def __init__(self, client: Any, thread: object = None) -> None:
         self._client = client
-        self.begun: list[Leader | InProcessFlight] = []
+        self.begun: list[Begun] = []
         self.server = server_of(client)
         self.in_thread = thread is not None
         self._loop = asyncio.get_running_loop()
@@ -106,15 +98,11 @@ class AsyncRunner:
     async def exchange(self, command: bytes, replies: int) -> Reply:
         return await aexchange(self._client, command, replies)
 
+    async def evalsha(self, call: Call) -> Reply:
+        return await cancellable(self._client.evalsha(*arguments_of(call)))
+
     async def read(self, key: bytes) -> Reply:
-        call = Call(READ, (key,), ())
-        if not self.server.breaker.failing:
-            with suppress(*SENT_AGAIN):
-                if self.is_observed:
-                    return await cancellable(self._client.evalsha(*arguments_of(call)))
-                if not self.server.is_topology:
-                    return await aread_value(self._client, key)
-        return (await self.run(call))[0]
+        return await aread_value(self._client, key)
 
     async def wait_for_event(self, event: Any, until: float) -> bool:
         return bool(await _within(event.wait(), until))
@@ -125,7 +113,7 @@ class AsyncRunner:
     def has_room(self) -> bool:
         return True
 
-    async def run_in_background(self, steps: Steps[object], leader: Leader) -> bool:
+    async def run_in_background(self, steps: Steps[object], leader: Begun, renewal: Job) -> bool:
         runner = copy(self)
         runner.begun = [leader]
         refresh = in_background(runner.do(steps))
@@ -134,23 +122,16 @@ class AsyncRunner:
             await refresh
         return True
 
-    async def wait_for_leader(self, streams: Sequence[bytes], until: float) -> str:
-        streams, reply = self.server.in_one_call(streams), None
+    async def read_streams(self, streams: Sequence[bytes], until: float) -> Reply:
+        streams = self.server.in_one_call(streams)
+        connection = await aconnect(self._client, streams, timeout=5.0)
         try:
-            connection = await aconnect(self._client, streams, timeout=5.0)
-            try:
-                reply = await _within(connection.request(reading(streams, until)), until)
-                if reply is not None:
-                    (self.server.seen_at(streams) or self.server).answered()
-            finally:
-                connection.disconnect()
-        except redis_errors() as error:
-            self.server.on_error(error)
-            if not may_end_a_wait(error):
-                raise
-        if not reply:
-            await time.asleep(pause_before(until))
-        return trace_in(reply)
+            reply = await _within(connection.request(reading(streams, until)), until)
+        finally:
+            connection.disconnect()
+        if reply is not None:
+            (self.server.seen_at(streams) or self.server).answered()
+        return reply
 
 
 async def _within(work: Awaitable[R], until: float) -> R | None:

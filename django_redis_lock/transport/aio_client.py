@@ -12,19 +12,27 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time, time
 from ..protocol import Call, Reply
 from ..steps import Step, adrive
-from .address import TWINS, Client, Pool, common_settings, timeout_of
+from .address import (
+    PROBE_SECONDS,
+    TRUSTED_SECONDS,
+    TWINS,
+    Client,
+    Pool,
+    common_settings,
+    timeout_of,
+)
 from .aio_connection import AsyncRawConnection, connect_to
 from .aio_tasks import cancellable, in_background, wait_awake
 from .execute import (
@@ -36,7 +44,6 @@ from .execute import (
     pack_words,
     value_with_lifetime,
 )
-from .guarded_connection import guarded
 from .refusals import (
     LostLogin,
     is_fault_of_connection,
@@ -227,8 +234,45 @@ def _pool_like(pool: Pool) -> ConnectionPool:
             for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]
-            return ConnectionPool(connection_class=guarded(ours), **settings)
+            return ConnectionPool(connection_class=_checked(ours), **settings)
     raise TypeError(f"{pool.connection_class.__name__} has no twin for asyncio")
+
+
+class _Checked:
+    """In front of redis-py's connections of a loop's pool, which serve it while a tool observes the
+    client: one on which a reply was not read is not used, and one that was idle must answer."""
+
+    _answered_at, _is_asked = 0.0, False
+
+    async def connect(self: Any) -> None:
+        if self.is_connected and not await self._may_be_used():
+            await self.disconnect(nowait=True)
+        await super().connect()  # type: ignore[misc]  # redis-py's
+
+    async def _may_be_used(self: Any) -> bool:
+        if self._is_asked or time.monotonic() - self._answered_at <= TRUSTED_SECONDS:
+            return not self._is_asked
+        try:
+            await self.send_command("PING", check_health=False)
+            await asyncio.wait_for(self.read_response(), PROBE_SECONDS)
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            return isinstance(error, ResponseError)
+        return True
+
+    async def send_packed_command(self, *args: object, **kwargs: object) -> None:
+        self._is_asked = True
+        await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+
+    async def read_response(self, *args: object, **kwargs: object) -> object:
+        self._is_asked = False  # If it fails, the connection is closed.
+        reply: object = await super().read_response(*args, **kwargs)  # type: ignore[misc]
+        self._answered_at = time.monotonic()
+        return reply
+
+
+@cache
+def _checked(kind: type) -> type:
+    return type(kind.__name__, (_Checked, kind), {})
 
 
 # -- calls ---------------------------------------------------------------------------------------

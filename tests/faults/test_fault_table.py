@@ -688,8 +688,9 @@ def table() -> str:
 
 @pytest.mark.parametrize("late", [0.7, 1.6], ids=["it is nearly over", "it is over"])
 @pytest.mark.parametrize("world", FAULTS[:1], ids=["late"], indirect=True)
+@pytest.mark.parametrize("many", [False, True], ids=["one value", "several"])
 def test_the_reply_that_makes_a_leader_comes_when_its_flight_ends(
-    world: World, late: float
+    world: World, late: float, many: bool
 ) -> None:
     """Kind: what a late reply grants counts from its request."""
     location, options = world.another_cache
@@ -706,8 +707,14 @@ def test_the_reply_that_makes_a_leader_comes_when_its_flight_ends(
         assert go_on.wait(PATIENCE)
         return name
 
-    world.proxy.delay_reply(late * world.pace, TAKE_FLIGHT.sha.encode())
-    leader = Background(lambda: one.get_or_set("led", lambda: compute("first"), 300))
+    def lead() -> object:
+        if many:
+            return one.get_or_set_many(["led"], lambda _: {"led": compute("first")}, 300)["led"]
+        return one.get_or_set("led", lambda: compute("first"), 300)
+
+    # A single value that a read has just missed needs no script.
+    world.proxy.delay_reply(late * world.pace, TAKE_FLIGHT.sha.encode() if many else b"NX")
+    leader = Background(lead)
     assert began.wait(PATIENCE)
     # Nobody has renewed it so far: is it over now?
     time.sleep(max(0.0, 1.2 - late) * world.pace)

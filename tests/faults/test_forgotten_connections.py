@@ -14,15 +14,15 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncRedlock, Lock, MultiLock, Redlock, events
+from django_redis_lock import AsyncRedlock, Lock, MultiLock, Redlock, events, pools
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import link
 from django_redis_lock.singleflight import flight
 from django_redis_lock.transport import (
+    aio_client,
     aio_connection,
     asyncio_client,
     circuit_breaker,
-    guarded_connection,
     server,
     server_of,
 )
@@ -42,7 +42,7 @@ PROBE, TIMEOUT, SOON, GRANT = 0.1, 2 * PATIENCE, 15.0, 0.5
 
 
 def trust(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for module in (aio_connection, link, guarded_connection, server):
+    for module in (aio_client, aio_connection, link, pools, server):
         monkeypatch.setattr(module, "TRUSTED_SECONDS", seconds)
 
 
@@ -52,7 +52,7 @@ def _in_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     idle for a moment. A check that comes too late on a busy machine costs a connection, and
     nothing else."""
     trust(monkeypatch, 0.0)
-    for module in (circuit_breaker, aio_connection, guarded_connection, link, server):
+    for module in (circuit_breaker, aio_client, aio_connection, link, pools, server):
         monkeypatch.setattr(module, "PROBE_SECONDS", PROBE)
     watch_often(monkeypatch)
     monkeypatch.setattr(flight, "FOLLOWER_CHECK_SECONDS", 0.5)

@@ -31,8 +31,10 @@ SECONDS = 0.4
 
 @pytest.fixture
 def late(proxy: Proxy) -> Any:
-    """A client by way of the proxy that does not wait for long."""
+    """A client by way of the proxy with an idle connection: what is sent there is sent again,
+    because the silence may be its own fault."""
     with proxy.client(socket_timeout=SECONDS) as client:
+        assert Lock(client, "before", timeout=30).locked() is False
         yield client
 
 
@@ -73,15 +75,14 @@ def test_a_lock_is_free_after_a_late_acquire(
 def test_so_it_is_for_tasks(
     client: redis.Redis, proxy: Proxy, redis_server: RedisServer, timeout: float | None
 ) -> None:
-    held = proxy.hold_back(ACQUIRE)
+    async def hold() -> HeldBack:
+        async with redis.asyncio.Redis(port=proxy.port, socket_timeout=SECONDS) as late:
+            assert await AsyncLock(late, "before", timeout=30).locked() is False
+            held = proxy.hold_back(ACQUIRE)
+            async with AsyncLock(late, "late", timeout=timeout):
+                return held
 
-    async def hold() -> None:
-        late = redis.asyncio.Redis(port=proxy.port, socket_timeout=SECONDS)
-        async with late, AsyncLock(late, "late", timeout=timeout):
-            pass
-
-    asyncio.run(hold())
-    deliver(held, client, "late")
+    deliver(asyncio.run(hold()), client, "late")
 
 
 def test_who_holds_the_lock_by_then_keeps_it(
@@ -150,8 +151,6 @@ def test_a_lock_is_free_after_a_wait_that_ended(
     client: redis.Redis, proxy: Proxy, late: redis.Redis
 ) -> None:
     with Lock(client, "late", timeout=30):
-        with Lock(late, "another", timeout=30):
-            """Its connection is used again, and may be silent by its own fault."""
         held = proxy.hold_back(ACQUIRE)
         waiter = Background(waits(late, blocking_timeout=5 * SECONDS))
         assert held.kept.acquire(timeout=PATIENCE)
@@ -197,13 +196,13 @@ def test_a_connection_is_given_up_by_a_reset(proxy: Proxy, late: redis.Redis) ->
 
 
 def test_a_task_gives_a_connection_up_by_a_reset(proxy: Proxy) -> None:
-    held = proxy.hold_back(ACQUIRE)
+    async def hold() -> list[bool]:
+        async with redis.asyncio.Redis(port=proxy.port, socket_timeout=SECONDS) as late:
+            assert await AsyncLock(late, "before", timeout=30).locked() is False
+            held = proxy.hold_back(ACQUIRE)
+            async with AsyncLock(late, "late", timeout=30):
+                while not held.resets:
+                    await asyncio.sleep(0.01)
+            return held.resets
 
-    async def hold() -> None:
-        late = redis.asyncio.Redis(port=proxy.port, socket_timeout=SECONDS)
-        async with late, AsyncLock(late, "late", timeout=30):
-            while not held.resets:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(hold(), PATIENCE))
-    assert held.resets == [True]
+    assert asyncio.run(asyncio.wait_for(hold(), PATIENCE)) == [True]

@@ -15,7 +15,7 @@ from django.test import override_settings
 from redis.exceptions import OutOfMemoryError
 
 from django_redis_lock import Lock, Redlock
-from django_redis_lock.singleflight.in_process import FlightRenewal
+from django_redis_lock.singleflight.flight import FlightRenewal
 from tests.holding import hurry, renew, watch_often
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer

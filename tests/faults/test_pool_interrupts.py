@@ -15,8 +15,8 @@ from django_redis.pool import ConnectionFactory
 from redis.connection import Connection, UnixDomainSocketConnection
 
 from django_redis_lock.cache import LocMemCache, RedisCache
+from django_redis_lock.pools import GuardedConnection
 from django_redis_lock.transport import asyncio_client
-from django_redis_lock.transport.guarded_connection import GuardedConnection
 from tests.processes import Link, processes
 from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.interrupts import Interrupt, Points, TimeLimit, each_point

@@ -53,8 +53,7 @@ TESTS: dict[str, str] = {
     "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections",
     "transport.circuit_breaker": "breaker redis_down outage",
     "transport.execute": "packing observed_reads lost_replies_of_the_cache lost_replies outage",
-    "transport.guarded_connection": "pool_interrupts lost_replies_of_the_cache postponed_timeouts "
-    "clients moved_address",
+    "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
     "transport.hints": "hints refusals",
     "keeper.over_a_loop": "full_server",
     "transport.refusals": "hints refusals full_server busy out_of_memory",
@@ -313,7 +312,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
 }
 
 EQUIVALENT |= {
-    ("transport.guarded_connection", line): "none and one both mean one request"
+    ("pools", line): "none and one both mean one request"
     for line in ("self._packed = 1", "packed, self._packed = self._packed, 1")
 }
 

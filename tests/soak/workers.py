@@ -49,7 +49,7 @@ from django_redis_lock import (
     Redlock,
     events,
 )
-from django_redis_lock.singleflight.leader import Leader
+from django_redis_lock.singleflight.flight import Leader
 from tests.redis_topologies import SentinelServers
 
 from .checker import BLOCKING_TIMEOUT, LIFETIME

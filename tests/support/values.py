@@ -13,7 +13,7 @@ import redis
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
-from django_redis_lock.singleflight.in_process import FlightRenewal
+from django_redis_lock.singleflight.flight import FlightRenewal
 from tests.processes import PATIENCE, waiting_in
 from tests.redis_server import RedisServer
 

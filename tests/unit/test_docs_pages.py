@@ -49,6 +49,8 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
+        if target.parent.name == "images" and not target.parent.exists():
+            continue  # A source distribution has no pictures.
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []

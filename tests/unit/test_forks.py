@@ -26,7 +26,7 @@ OF_THE_PARENT = {
     "keeper/__init__.py": 2,
     "threads.py": 5,  # One only for its type.
     "singleflight/in_process.py": 1,
-    "cache/reading.py": 1,
+    "cache/values.py": 1,
     "contrib/metrics/collecting.py": 1,
     "contrib/debug_toolbar/__init__.py": 1,
     "decorators/on_lost.py": 2,
@@ -69,7 +69,7 @@ def test_only_a_mutex_is_entered_by_with() -> None:
     # These are not entered by ``with``; ``threads`` has the type of ``Mutex`` from one.
     optional = ["contrib/topology/__init__.py"]
     others = ["locking/waiting/threads.py", "threads.py", "threads.py"]
-    assert made == ["cache/reading.py", *optional, *others]
+    assert made == ["cache/values.py", *optional, *others]
 
 
 def test_no_property_has_a_mutex_for_all_objects_of_its_class() -> None:

@@ -37,7 +37,10 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     {"protocol": "what is in Redis: keys, scripts, what their answers mean; no input or output"},
     {"transport": "how a script reaches a server; the only user of redis-py's connections"},
-    {"keeper": "the one background thread of a process, and threads for background work"},
+    {
+        "keeper": "the one background thread of a process, and threads for background work",
+        "pools": "redis-py's own pools, each connection of which serves one call at a time",
+    },
     {"locking": "the locks on one server, for threads and for asyncio, and how they wait"},
     {"singleflight": "one computation of a missing value, awaited by everyone else"},
     # Django begins here.
@@ -256,7 +259,7 @@ SECOND_FACES |= {
     for name in ("refusals", "hints", "aio_client", "aio_connection", "aio_tasks")
 }
 SECOND_FACES |= {f"transport.{name}" for name in ("address", "execute", "registry")}
-SECOND_FACES |= {"transport.guarded_connection", "locking.questions"}
+SECOND_FACES |= {"locking.questions"}
 
 
 #: The most names that a package may offer to the others of the core.

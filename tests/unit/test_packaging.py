@@ -131,28 +131,54 @@ def test_the_description_has_no_link_that_is_dead_on_a_package_index(
     assert [target for target in targets if not re.match(r"https?://", target)] == []
 
 
-def test_links_lead_to_the_source_once_it_has_a_url(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("README.md").write_text("![x](docs/x.png) [a](docs/a.md#b) [c](https://c.example)")
-    shutil.copy(ROOT / "setup.py", tmp_path)
+def test_links_lead_to_the_source_once_it_has_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr("setuptools.setup", lambda **options: None)
-
-    def described() -> str:
-        return str(runpy.run_path("setup.py")["description"]())
-
-    monkeypatch.delenv("PROJECT_URL", raising=False)
-    assert described() == " a [c](https://c.example)"
-    assert runpy.run_path("setup.py")["project_urls"]() == {}
+    setup = runpy.run_path("setup.py")
+    readme = "![x](docs/x.png) [a](docs/a.md#b) [c](https://c.example)"
+    assert setup["description"](readme, "") == " a [c](https://c.example)"
     at = "https://s.example/x"
-    monkeypatch.setenv("PROJECT_URL", f"{at}/")
-    assert described() == (
+    assert setup["description"](readme, at) == (
         f"![x]({at}/raw/HEAD/docs/x.png) [a]({at}/blob/HEAD/docs/a.md#b) [c](https://c.example)"
     )
-    urls = runpy.run_path("setup.py")["project_urls"]()
-    assert urls["Source"] == at
-    assert urls["Issues"] == f"{at}/issues"
+    assert setup["source_url"](f'[project.urls]\nSource = "{at}/"\n') == at
+    assert setup["source_url"]('Source = "https://s.example/OWNER/x"\n') == ""
+
+
+def test_the_package_index_gets_urls(metadata: email.message.Message) -> None:
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+    assert urls.keys() == {"Source", "Documentation", "Changelog", "Issues"}
+    assert all(url.startswith(urls["Source"]) for url in urls.values())
+
+
+def test_the_owner_is_reminded_of_what_only_an_owner_knows(tmp_path: Path) -> None:
+    """``.ci/owner`` names each file with a placeholder, and nothing else."""
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    names = {"pyproject.toml", "SECURITY.md", "CODE_OF_CONDUCT.md"}
+    for name in names:
+        shutil.copy(ROOT / name, tmp_path)
+
+    def asked() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(tmp_path / ".ci" / "owner")]
+        return subprocess.run(command, check=False, capture_output=True, text=True)
+
+    placeholders = re.compile(r"/OWNER/|CONTACT@example\.org")
+    left = {name for name in names if placeholders.search((tmp_path / name).read_text())}
+    assert {line.split(": ")[1] for line in asked().stderr.splitlines()} == left
+    assert asked().returncode == bool(left)
+    for name in names:
+        file = tmp_path / name
+        file.write_text(placeholders.sub("/somebody/", file.read_text()))
+    assert asked().returncode == 0
+
+
+def test_pre_commit_has_the_versions_of_make_lint() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    named = set(re.findall(r'"([a-z-]+[<>=]=[^"]+)"', hooks))
+    assert any(each.startswith("ruff==") for each in named)
+    project = (ROOT / "pyproject.toml").read_text()
+    assert {each for each in named if f'"{each}"' not in project} == set()
+    assert ".venv" not in hooks
 
 
 def test_name_version_and_licence(metadata: email.message.Message, wheel: zipfile.ZipFile) -> None:
@@ -169,7 +195,12 @@ def test_what_is_required(metadata: email.message.Message) -> None:
         for requirement in metadata.get_all("Requires-Dist", [])
         if "extra ==" not in requirement
     }
-    assert required == {"django>=5.2", "django-redis>=7", "redis<9,>=5.0"}
+    assert required == {"django>=5.2", "django-redis<8,>=7", "redis<9,>=5.0"}
+
+
+def test_extras_are_for_users_and_not_for_developers(metadata: email.message.Message) -> None:
+    extras = {"hiredis", "prometheus", "otel", "debug-toolbar", "sentry"}
+    assert set(metadata.get_all("Provides-Extra", [])) == extras
 
 
 def test_what_it_takes_to_run_the_tests_comes_with_the_source(sdist: Path) -> None:
@@ -177,3 +208,5 @@ def test_what_it_takes_to_run_the_tests_comes_with_the_source(sdist: Path) -> No
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "Makefile", "ruff.toml", "tests/conftest.py", "manage.py"} <= names
     assert "testproject/settings.py" in names
+    assert not any(name.endswith(".png") for name in names)
+    assert sdist.stat().st_size < 2_000_000

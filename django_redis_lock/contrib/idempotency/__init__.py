@@ -110,10 +110,12 @@ def idempotent(
 
     Args:
         scope: whose keys these are: a template over ``request`` and the arguments of the URL, or a
-            callable that takes the view's arguments. Two users may send the same key. Clients that
-            are not logged in are told apart by their cookie or their ``Authorization``. None, or a
-            text without a field: all clients have one space of keys, as the deliveries of a webhook
-            do; then an authenticated request is refused.
+            callable that takes the view's arguments. Two users may send the same key. If a field,
+            or what the callable returns, is empty (no user, no such header), the cookie of the
+            session or of forms and the ``Authorization`` of the request tell its client from
+            others; without these it is refused. None, or a text without a field: all clients have
+            one space of keys, as the deliveries of a webhook do; then an authenticated request is
+            refused.
         key: takes the request and returns its key; None or empty: it has none.
         ttl: seconds for which a response is kept.
         methods: the HTTP methods that are protected.
@@ -130,7 +132,8 @@ def idempotent(
     Raises:
         TypeError, ValueError: an argument is invalid.
         ImproperlyConfigured: at the call: there is no scope, and the request is authenticated; or
-            the cache cannot lock.
+            nothing in the request says whose it is (Django answers with 400); or the cache cannot
+            lock.
     """
     check_seconds("ttl", ttl)
     check_seconds("wait", wait, zero=True)

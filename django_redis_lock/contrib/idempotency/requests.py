@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
+from django.core.exceptions import BadRequest, ImproperlyConfigured, RequestDataTooBig
 from django.http import RawPostDataException
 
 from ...decorators import Template
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ...decorators.key_template import Args, Kwargs
 
 _JSON = re.compile(r"application/json|[^;]+\+json")
-_OF_USER = re.compile(r"request\.user\b")
 
 
 def header(name: str) -> Callable[[Any], str | None]:
@@ -35,6 +35,11 @@ def field(name: str = "idempotency_key") -> Callable[[Any], str | None]:
     return lambda request: request.POST.get(name)
 
 
+class ScopeMissing(ImproperlyConfigured, BadRequest):
+    """Nobody knows whose request it is. Perhaps its client does not say it: Django answers with
+    400."""
+
+
 class Scope:
     """Whose keys there are in a request: ``scope`` is that of ``idempotent``."""
 
@@ -42,28 +47,49 @@ class Scope:
         self._call = scope if callable(scope) else None
         # Users are told apart also if their texts are equal.
         self._template = Template("{scope}" if callable(scope) else str(scope or ""), typed=True)
-        self._fields = [] if callable(scope) else list(self._template.fields())
 
     def of(self, request: HttpRequest, args: Args, kwargs: Kwargs) -> Sequence[str]:
         """
         Raises:
-            ImproperlyConfigured: the request is authenticated, and has no scope.
+            ImproperlyConfigured: the request is authenticated, and has no scope; or its scope is
+                empty, and it shows nothing else of its client.
         """
-        logged_in = getattr(getattr(request, "user", None), "is_authenticated", False)
+        values = {**kwargs, "request": request}
         if self._call is not None:
-            scope = self._call(*args, **kwargs)
-            kwargs = {"scope": scope}
-            is_user = scope in (None, "") or not getattr(scope, "is_authenticated", True)
-            is_set = not is_user
-        else:
-            is_set, is_user = bool(self._fields), any(map(_OF_USER.match, self._fields))
-        if logged_in and not is_set:
-            raise ImproperlyConfigured(
-                "idempotent(scope=None) is for clients without accounts, and this request is "
-                'authenticated: give a scope that names its user, such as "{request.user.pk}"'
+            values = {"scope": self._call(*args, **kwargs)}
+        parts: list[object] = []
+        try:
+            for name in self._template.fields():
+                value: Any = _formatter.get_field(name, (), values)[0]
+                parts += (value or [None]) if isinstance(value, (list, tuple)) else [value]
+        except (LookupError, AttributeError) as error:  # No such header, cookie or argument.
+            raise ScopeMissing(f"{_UNKNOWN}: {error!r}") from error
+        empty = [part for part in parts if _says_nothing(part)]
+        if getattr(getattr(request, "user", None), "is_authenticated", False):
+            if len(empty) == len(parts):
+                raise ImproperlyConfigured(
+                    "idempotent(scope=None) is for clients without accounts, and this request is "
+                    'authenticated: give a scope that names its user, such as "{request.user.pk}"'
+                )
+            return [self._template.fill(values)]
+        client = _client(request) if empty else ()
+        if empty and not any(client):
+            raise ScopeMissing(
+                f"{_UNKNOWN}: this request has no user, and no cookie of a session or form, and no "
+                "Authorization, so all such clients would share their answers"
             )
-        text = self._template.fill({**kwargs, "request": request})
-        return [text, *(_client(request) if is_user and not logged_in else ())]
+        return [self._template.fill(values), *client]
+
+
+_formatter = string.Formatter()
+_UNKNOWN = (
+    "the scope of idempotent() must say whose each request is, such as "
+    '"{request.headers[X-Api-Key]}", or be None where all clients have one space of keys'
+)
+
+
+def _says_nothing(part: object) -> bool:
+    return part is None or part == "" or not getattr(part, "is_authenticated", True)
 
 
 def _client(request: HttpRequest) -> Sequence[str]:

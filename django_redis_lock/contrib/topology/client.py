@@ -19,8 +19,8 @@ from redis.connection import ConnectionPool, SSLConnection, parse_url
 from redis.exceptions import ClusterError, RedisClusterException, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from ...pools import guard
 from ...threads import Mutex, after_fork, free_after_fork
-from ...transport.guarded_connection import guard
 from ...transport.refusals import redis_errors
 
 __all__ = ["ClusterClient"]

@@ -8,7 +8,14 @@ import pytest
 import redis
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.events import Computed, Computing, RefreshFailed, Shared
+from django_redis_lock.events import (
+    Computed,
+    Computing,
+    RefreshFailed,
+    Shared,
+    subscribe,
+    unsubscribe,
+)
 from tests.events import RecordedEvents, recording_events
 from tests.processes import until
 from tests.support.values import (
@@ -39,6 +46,21 @@ def test_a_computation(ask: Any, cache: RedisCache, heard: RecordedEvents) -> No
     assert computed.subject.cache is cache
     assert ask("report", Producer()) == "computed"
     assert len(heard) == 2, "a hit is nothing to speak of"
+
+
+def test_who_hears_of_a_computation_finds_the_value(ask: Any, cache: RedisCache) -> None:
+    found: list[object] = []
+
+    def hear(event: object) -> None:
+        if isinstance(event, Computed):
+            found.append(cache.get("report"))
+
+    subscribe(hear)
+    try:
+        ask("report", Producer())
+    finally:
+        unsubscribe(hear)
+    assert found == ["computed"]
 
 
 def test_a_computation_that_fails(ask: Any, heard: RecordedEvents) -> None:

@@ -444,13 +444,13 @@ def test_a_leader_that_is_gone_without_a_word_is_replaced(
 def test_a_computation_slower_than_the_time_out_of_the_socket_is_waited_for_in_one_wait(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow, waits = runners.ThreadRunner.wait_for_leader, []
+    follow, waits = runners.ThreadRunner.read_streams, []
 
-    def noting(self: runners.ThreadRunner, streams: tuple[bytes, ...], until: float) -> None:
+    def noting(self: runners.ThreadRunner, streams: tuple[bytes, ...], until: float) -> Any:
         waits.append(streams)
-        follow(self, streams, until)
+        return follow(self, streams, until)
 
-    monkeypatch.setattr(runners.ThreadRunner, "wait_for_leader", noting)
+    monkeypatch.setattr(runners.ThreadRunner, "read_streams", noting)
     cache = make(redis_server, SOCKET_TIMEOUT=0.1)
     elsewhere(client, 0.5)
     assert cache.get_or_set("report", "mine") == "mine"

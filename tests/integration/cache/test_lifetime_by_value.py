@@ -15,7 +15,7 @@ from django.test import override_settings
 from django_redis_lock import cached
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import leader
+from django_redis_lock.singleflight import flight
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
@@ -161,7 +161,7 @@ def test_the_threads_that_wait_get_a_value_that_is_not_stored(cache: Any, timeou
 
 
 def ask_elsewhere(link: Link, url: str) -> Any:
-    leader.SHARED_LIFETIME_MILLISECONDS = 600_000
+    flight.SHARED_LIFETIME_MILLISECONDS = 600_000
 
     def compute() -> str:
         link.say("computing")

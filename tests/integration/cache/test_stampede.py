@@ -11,7 +11,7 @@ import redis
 from django_redis_lock import LockNotAcquired
 from django_redis_lock.cache import RedisCache, values
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import flight, in_process
+from django_redis_lock.singleflight import flight
 from tests import lanes
 from tests.processes import PATIENCE, Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
@@ -98,7 +98,7 @@ def test_all_get_the_one_value(redis_server: RedisServer, client: redis.Redis, v
 def ask_all_aboard(link: Link, url: str, threads: int = 9) -> list[Any]:
     """As ``ask``; when the leader has spoken and all others wait, it says so. The keeper does not
     describe the computation meanwhile."""
-    in_process.DESCRIBE_AFTER_SECONDS = 3600.0
+    flight.DESCRIBE_AFTER_SECONDS = 3600.0
 
     def watch() -> None:
         until(lambda: waiting_in("django_redis_lock.singleflight.runners") == threads - 1)

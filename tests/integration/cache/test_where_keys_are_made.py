@@ -27,7 +27,7 @@ from django_redis_lock import cached, locked
 from django_redis_lock.cache import LocMemCache, RedisCache, lock_cache
 from django_redis_lock.contrib.locmem import MemoryClient
 from django_redis_lock.locking import hold
-from django_redis_lock.singleflight import in_process
+from django_redis_lock.singleflight import flight
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.invariant("U1")
@@ -166,7 +166,7 @@ def config(
 ) -> dict[str, Any]:
     # What the keeper writes down of a lock that is held for long is not compared.
     monkeypatch.setattr(hold, "DESCRIBE_AFTER", 1000.0)
-    monkeypatch.setattr(in_process, "DESCRIBE_AFTER_SECONDS", 1000.0)
+    monkeypatch.setattr(flight, "DESCRIBE_AFTER_SECONDS", 1000.0)
     if request.param == "redis":
         return {"BACKEND": f"{OURS}.RedisCache", "LOCATION": redis_server.url}
     return {"BACKEND": f"{OURS}.LocMemCache", "LOCATION": request.node.name}

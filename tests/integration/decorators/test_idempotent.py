@@ -14,14 +14,16 @@ from uuid import UUID
 import pytest
 import redis
 from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.sessions.backends.signed_cookies import SessionStore
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.handlers.exception import convert_exception_to_response
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, QueryDict, StreamingHttpResponse
 from django.template import Context, Template
 from django.template.response import TemplateResponse
-from django.test import RequestFactory
+from django.test import RequestFactory, override_settings
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.gzip import gzip_page
@@ -779,7 +781,70 @@ def test_a_scope_whose_parts_run_together_is_refused() -> None:
         idempotent(scope="{request.user.pk}{request.org}")
 
 
-@pytest.mark.parametrize("scope", [None, "", "payments", lambda request: None, lambda request: ""])
+#: Scopes that name the client, and what two clients without an account send besides one key and one
+#: body. ``None``: nothing in the request tells it.
+UNKNOWN: dict[str, Any] = {
+    "keys in a header": ("{request.user.pk}", [{"HTTP_X_API_KEY": key} for key in "ab"]),
+    "signed cookies": ("{request.user.pk}", [{"HTTP_COOKIE": f"account={name}"} for name in "ab"]),
+    "an argument besides": ("{request.user.pk}-{request.path}", [{"HTTP_X_API_KEY": "a"}]),
+    "the text of a user": ("{request.user}", [{"HTTP_X_API_KEY": "a"}]),
+    "a user by a function": (lambda request: request.user, [{"HTTP_X_API_KEY": "a"}]),
+    "a key by a function": (lambda request: request.user.pk, [{"HTTP_X_API_KEY": "a"}]),
+    "several by a function": (lambda request: ["shop", request.user], [{"HTTP_X_API_KEY": "a"}]),
+    "none by a function": (lambda request: [], [{}]),
+    "no session yet": ("{request.session.session_key}", [{}]),
+    "a header that is not sent": ("{request.headers[X-Api-Key]}", [{}]),
+    "an empty header": ("{request.headers[X-Api-Key]}", [{"HTTP_X_API_KEY": ""}]),
+    "a cookie that is not sent": ("{request.COOKIES[account]}", [{"HTTP_X_API_KEY": "a"}]),
+    "an attribute of a user": ("{request.user.profile.pk}", [{}]),
+}
+
+
+def without_account(**headers: str) -> Any:
+    request = sent(**headers)
+    request.user, request.session = AnonymousUser(), SessionStore()
+    return request
+
+
+@pytest.mark.parametrize("case", UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize("kind", [function, coroutine_function, class_of_views])
+def test_clients_that_nothing_tells_apart_need_another_scope(kind: Any, case: Any) -> None:
+    scope, clients = case
+    view = kind(pay, scope=scope)
+    for client in clients:
+        with pytest.raises(ImproperlyConfigured, match="must say whose each request is"):
+            view(without_account(**client))
+    assert not runs
+
+
+def test_for_django_such_a_request_is_a_bad_one(settings: Any) -> None:
+    """It may be the client's fault: no account, no key."""
+    view = function(pay, **BY_USER)
+
+    def answer(request: Any) -> HttpResponse:
+        return view(without_account())
+
+    settings.DEBUG = False
+    with override_settings(ROOT_URLCONF=__name__):
+        response = convert_exception_to_response(answer)(RequestFactory().post("/pay"))
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        "{request.headers[X-Api-Key]}",
+        lambda request: request.user.pk or request.headers["X-Api-Key"],
+    ],
+)
+def test_a_scope_may_name_what_a_client_without_an_account_sends(scope: Any) -> None:
+    view = function(pay, scope=scope)
+    for client in "abab":
+        view(without_account(HTTP_X_API_KEY=client))
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("scope", [None, "", "payments"])
 def test_a_scope_that_says_nothing_is_none(scope: Any) -> None:
     view = function(pay, scope=scope)
     with pytest.raises(ImproperlyConfigured, match="authenticated"):

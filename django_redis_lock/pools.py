@@ -1,4 +1,5 @@
-"""Connections of redis-py's pools, of which each serves one call at a time.
+"""redis-py's own pools, of this package's caches: each of their connections serves one call at a
+time. Calls on raw clients need that, pipelines, and values that do not go past redis-py.
 
 redis-py puts a connection back into its pool also if an exception from a signal handler (Ctrl-C, a
 time limit of Celery) came between a request and its reply. The next call would return that reply,
@@ -9,7 +10,6 @@ of a class that counts the replies to come, and that connects again before it se
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 import time
@@ -26,7 +26,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
-from .address import (
+from .transport.address import (
     PROBE_SECONDS,
     TRUSTED_SECONDS,
     Client,
@@ -36,8 +36,8 @@ from .address import (
     poll_of,
     still_answers,
 )
-from .refusals import is_misdirected, module_of, raise_interrupt
-from .registry import RETRY, renew_pool
+from .transport.refusals import is_misdirected, module_of, raise_interrupt
+from .transport.registry import RETRY, renew_pool
 
 C = TypeVar("C", bound=Client)
 T = TypeVar("T")
@@ -52,12 +52,13 @@ _STREAMING = frozenset(
     )
 )
 
-#: What is guarded is known when a pool is.
+
+#: The class that is guarded is known when a pool is.
 _Any: Any = object
 
 
-class _ReplyCounter(_Any):  # type: ignore[misc]  # the class of Any is known later
-    """In front of a connection class of redis-py's or of the project's, see ``guarded``."""
+class GuardedConnection(_Any):  # type: ignore[misc]  # the class of Any is known later
+    """In front of a connection class for threads, of redis-py's or of the project's."""
 
     #: Requests that were, or may have been, sent without their replies having been read.
     _outstanding = 0
@@ -71,43 +72,13 @@ class _ReplyCounter(_Any):  # type: ignore[misc]  # the class of Any is known la
     #: redis-py's in front of this one, which keeps values in memory; see ``_apart``.
     in_front: Callable[[], Any] = staticmethod(lambda: None)
 
-    def pack_commands(self, commands: Iterable[Iterable[object]]) -> object:
-        commands = [_without_numbers(command) for command in commands]
-        packed = super().pack_commands(commands)
-        self._packed = len(commands)
-        return packed
-
-    def _begin(self) -> None:
-        """A new socket is about to be made."""
-        self._is_ready, self._outstanding, self._streams = False, 0, False
-        self._forget_values()
+    def _is_clean(self) -> bool:
+        return self._is_ready and not self._outstanding and not self._streams
 
     def _forget_values(self) -> None:
         """The server no longer says which of the values in memory have changed."""
         if (front := self.in_front()) is not None:
             front._cache.flush()
-
-    def _is_clean(self) -> bool:
-        return self._is_ready and not self._outstanding and not self._streams
-
-    def _was_idle(self) -> bool:
-        return time.monotonic() - self._answered_at > TRUSTED_SECONDS
-
-    def _owes_a_reply(self) -> bool:
-        return bool(self._outstanding) and self._is_ready and not self._streams
-
-    def _note_request(self) -> None:
-        """From here on nothing but sending is done."""
-        self._outstanding += self._packed or 1
-        self._packed = 0
-
-    def _note_reply(self) -> None:
-        self._outstanding -= 1
-        self._answered_at = time.monotonic()
-
-
-class GuardedConnection(_ReplyCounter):
-    """For threads."""
 
     # The pool calls it before each use.
     def connect(self) -> None:
@@ -121,7 +92,7 @@ class GuardedConnection(_ReplyCounter):
         self._is_ready = True
 
     def _may_be_used(self) -> bool:
-        if not self._is_clean() or not self._was_idle():
+        if not self._is_clean() or time.monotonic() - self._answered_at <= TRUSTED_SECONDS:
             return self._is_clean()
         answers = False
         with suppress(RedisError):
@@ -137,7 +108,8 @@ class GuardedConnection(_ReplyCounter):
         self._is_ready = True
 
     def _connect(self) -> socket.socket:
-        self._begin()
+        self._is_ready, self._outstanding, self._streams = False, 0, False
+        self._forget_values()
         sock: socket.socket = super()._connect()
         return sock
 
@@ -153,6 +125,12 @@ class GuardedConnection(_ReplyCounter):
     def can_read(self, timeout: float = 0) -> bool:
         return bool(super().can_read(0) or (timeout and poll_of(self)(timeout * 1000)))
 
+    def pack_commands(self, commands: Iterable[Iterable[object]]) -> object:
+        commands = [_without_numbers(command) for command in commands]
+        packed = super().pack_commands(commands)
+        self._packed = len(commands)
+        return packed
+
     def send_command(self, *args: object, **kwargs: object) -> None:
         super().send_command(*_without_numbers(args), **kwargs)
         self._streams = self._streams or args[0] in _STREAMING
@@ -167,13 +145,12 @@ class GuardedConnection(_ReplyCounter):
                 self.connect_check_health(check_health=False)
             else:
                 self.connect()
-        if self._owes_a_reply():
+        if self._outstanding and self._is_ready and not self._streams:
             self.disconnect()
             raise RedisConnectionError(UNREAD)
         if check_health:
             self.check_health()
-        self._packed = packed
-        self._note_request()
+        self._outstanding += packed or 1  # From here on nothing but sending is done.
         super().send_packed_command(command, check_health=False)
 
     def read_response(self, *args: object, **kwargs: object) -> object:
@@ -187,88 +164,21 @@ class GuardedConnection(_ReplyCounter):
         self._note_reply()
         return reply
 
-
-class AsyncGuardedConnection(_ReplyCounter):
-    """For tasks."""
-
-    async def connect(self) -> None:
-        self._packed = 0
-        if self.is_connected and not await self._may_be_used():
-            await self.disconnect(nowait=True)
-        with connecting():
-            await super().connect()
-        self._is_ready = True
-
-    async def _may_be_used(self) -> bool:
-        if not self._is_clean() or not self._was_idle():
-            return self._is_clean()
-        try:
-            await self.send_command("PING", check_health=False)
-            await asyncio.wait_for(self.read_response(), PROBE_SECONDS)
-        except ResponseError:
-            pass
-        except (RedisError, asyncio.TimeoutError):
-            return False
-        return True
-
-    async def connect_check_health(self, *args: object, **kwargs: object) -> None:
-        with connecting():
-            await super().connect_check_health(*args, **kwargs)
-        self._is_ready = True
-
-    async def _connect(self) -> object:
-        self._begin()
-        return await super()._connect()
-
-    async def disconnect(self, *args: object, **kwargs: object) -> None:
-        self._is_ready = False
-        await super().disconnect(*args, **kwargs)
-
-    async def send_command(self, *args: object, **kwargs: object) -> None:
-        await super().send_command(*_without_numbers(args), **kwargs)
-        self._streams = self._streams or args[0] in _STREAMING
-
-    async def send_packed_command(self, command: object, check_health: bool = True) -> None:
-        packed, self._packed = self._packed, 0
-        if not self.is_connected:
-            if _CHECKS_WHILE_CONNECTING:
-                await self.connect_check_health(check_health=False)
-            else:
-                await self.connect()
-        if self._owes_a_reply():
-            await self.disconnect(nowait=True)
-            raise RedisConnectionError(UNREAD)
-        if check_health:
-            await self.check_health()
-        self._packed = packed
-        self._note_request()
-        await super().send_packed_command(command, check_health=False)
-
-    async def read_response(self, *args: object, **kwargs: object) -> object:
-        try:
-            reply = await super().read_response(*args, **kwargs)
-        except ResponseError:
-            self._note_reply()
-            raise
-        self._note_reply()
-        return reply
+    def _note_reply(self) -> None:
+        self._outstanding -= 1
+        self._answered_at = time.monotonic()
 
 
 def _without_numbers(args: Iterable[object]) -> list[object]:
-    """See ``execute.pack_words``."""
+    """See ``transport.pack_words``."""
     return [str(arg) if type(arg) in (int, float) else arg for arg in args]
 
 
-def guarded(kind: type) -> type[Any]:
-    """The connection class ``kind`` of a pool, for threads or for tasks, guarded."""
-    guard = GuardedConnection if issubclass(kind, AbstractConnection) else AsyncGuardedConnection
-    return _behind(guard, kind)
-
-
 @cache
-def _behind(guard: type, kind: type) -> type[Any]:
+def guarded(kind: type[Any]) -> type[Any]:
+    """The connection class ``kind`` with a guard in front of it."""
     members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "guards": kind}
-    return type(kind.__name__, (guard, kind), members)
+    return type(kind.__name__, (GuardedConnection, kind), members)
 
 
 def guard(client: T, cache_config: Any = None) -> T:
