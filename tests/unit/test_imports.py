@@ -39,6 +39,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"transport": "how a script reaches a server; the only user of redis-py's connections"},
     {
         "keeper": "the one background thread of a process, and threads for background work",
+        "history": "who held a lock before, and why it was lost",
         "pools": "redis-py's own pools, each connection of which serves one call at a time",
     },
     {"locking": "the locks on one server, for threads and for asyncio, and how they wait"},
