@@ -26,8 +26,8 @@ from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
 from ..transport.refusals import genuine, redis_errors
 from ..transport.registry import check_for_tasks
-from . import questions, records
-from .hold import Hold
+from . import questions
+from .hold import Hold, log_failed
 from .local_state import (
     State,
     Task,
@@ -311,7 +311,7 @@ def _in_loop(
             if asyncio.iscoroutine(outcome):
                 await outcome
         except Exception:
-            records.log_failed(on_lost, name)
+            log_failed(on_lost, name)
 
     def call() -> None:
         in_background(run())

@@ -13,9 +13,9 @@ from ..steps import drive
 from ..threads import in_context
 from ..transport import Answer, run
 from ..transport.refusals import redis_errors
-from . import questions, records
+from . import questions
 from . import replicas as replication
-from .hold import Hold
+from .hold import Hold, log_failed
 from .local_state import enter_again, note_entry
 from .operations import LockOperations
 from .waiting import ThreadWaiter
@@ -240,6 +240,6 @@ def in_a_thread(on_lost: Callable[[], object], name: bytes) -> Callable[[], None
         try:
             in_context(context, on_lost)
         except BaseException:  # Also sys.exit(), which Python would ignore.
-            records.log_failed(on_lost, name)
+            log_failed(on_lost, name)
 
     return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start

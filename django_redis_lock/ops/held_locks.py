@@ -23,7 +23,7 @@ from ..cache import lock_cache, lock_caches
 from ..events import Outage, group_of
 from ..exceptions import LocalLockUnavailable
 from ..extension import PartMissing, part
-from ..locking import Event
+from ..history import Event
 from ..protocol import Owner, printable
 from ..protocol.keys import is_lock, keys_at
 from ..transport import server_of

@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...clock import time
+from ...history import note_vanished
 from ...keeper import DeferredRelease, keeper
 from ...locking import (
     FIRST_PAUSE_SECONDS,
@@ -25,7 +26,6 @@ from ...locking import (
     Renewals,
     TaskWaiter,
     ThreadWaiter,
-    note_vanished,
     questions,
 )
 from ...protocol import (

@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar
 
 from ...clock import time
 from ...exceptions import LockError
-from ...locking import AsyncLock, Hold, Lock, LockOperations, note_vanished, questions, release_late
+from ...history import note_vanished
+from ...locking import AsyncLock, Hold, Lock, LockOperations, questions, release_late
 from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Call, Reply, named_token
 from ...protocol.holders import HolderInfo

@@ -19,9 +19,10 @@ from django.core.cache import caches
 
 from django_redis_lock import Lock
 from django_redis_lock.events import Crashed
+from django_redis_lock.history import records
+from django_redis_lock.history.heartbeat import heartbeats
+from django_redis_lock.history.records import CrashRecord, note_call
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking import records
-from django_redis_lock.locking.records import CrashRecord, heartbeats, note_call
 from django_redis_lock.management import as_json, note
 from django_redis_lock.ops.admin.rows import event_rows, row, waiter_rows
 from django_redis_lock.ops.held_locks import HeldLock
