@@ -202,7 +202,7 @@ class AbandonedPop(SentOnce):
         self._waiter, self._connection = waiter, waiter.queue._connected
 
     def answered(self, value: Reply, sent_at: float) -> None:
-        with suppress(RedisError, OSError):
+        with suppress(RedisError):
             if self._connection.can_read(LAST_TRY_SECONDS):
                 self._waiter.give_back(self._connection.read_response())
         self._connection.disconnect()
