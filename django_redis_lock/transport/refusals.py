@@ -188,9 +188,11 @@ def is_misdirected(error: BaseException) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether ``error`` may pass by itself, so that a waiter should try again."""
+    """Whether ``error`` may pass by itself, so that a waiter should try again. Raises what a signal
+    handler has raised, if ``error`` came of that."""
     if isinstance(error, OUTAGE):
-        return interrupt_in(error) is None
+        raise_interrupt(error)
+        return True
     return bool(refusal(error)) or is_from_proxy(error)
 
 
