@@ -1,9 +1,9 @@
 """Several servers behind one client, of which now one and now another has a key: a service of
 sentinels, and a cluster, in which each key is on the primary that has its slot, and slots move.
 
-The sentinels are asked at first, after errors, and once a second while locks are in use (why: see
-docs/how_it_works.md). Each new connection also checks that its server is a primary, because a
-sentinel that does not know of the failover yet names the old one.
+The sentinels are asked at first, after errors, and once a second while locks are in use: see
+docs/how_connections_work.md. Each new connection also checks that its server is a primary, because
+a sentinel that does not know of the failover yet names the old one.
 
 A cluster's map of slots is our own and not the client's: threads and tasks share it, and it is
 discovered within a bounded time.
