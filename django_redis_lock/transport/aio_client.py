@@ -53,7 +53,7 @@ from .refusals import (
     note_sent,
     redis_errors,
 )
-from .registry import server_of
+from .registry import configured_retry, server_of
 from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
 from .server import Server
 
@@ -230,7 +230,9 @@ def _pool_like(pool: Pool) -> ConnectionPool:
         if issubclass(pool.connection_class, theirs):
             settings = common_settings(pool)
             timeout = timeout_of(pool.connection_kwargs)
-            settings.update(retry=Retry(NoBackoff(), 0), socket_timeout=timeout)
+            never: Any = Retry(NoBackoff(), 0)
+            never.configured = {"retry": configured_retry(pool)}  # For ``RetryPolicy``.
+            settings.update(retry=never, socket_timeout=timeout)
             for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]

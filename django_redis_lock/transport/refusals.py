@@ -110,6 +110,13 @@ def interrupt_in(error: BaseException | None) -> BaseException | None:
     return None
 
 
+def raise_interrupt(error: BaseException) -> None:
+    """Raise what a signal handler has raised, if redis-py or django-redis has turned that into
+    ``error``. Asked where an error would be an outage's, or something would be tried again."""
+    if (interrupt := interrupt_in(error)) is not None:
+        raise interrupt from interrupt.__cause__
+
+
 def _is_handler(frame: FrameType) -> bool:
     """Whether it was called as handlers are, with the frame that it has interrupted, or is one that
     is set, which may have deleted its arguments."""

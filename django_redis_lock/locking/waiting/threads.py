@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from contextlib import suppress
+from functools import partial
 
 from redis.exceptions import NoScriptError, RedisError
 
@@ -15,8 +16,7 @@ from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Ref
 from ...steps import drive
 from ...threads import ThreadEvent
 from ...transport import Client, RawConnection, Server, pack, run, server_of
-from ...transport.address import has_socket, shut
-from ...transport.refusals import genuine, redis_errors
+from ...transport.address import has_socket, read, readable, shut
 from .queue import PopReply, WaitQueue
 from .steps import POPPING, MayNotBlock, Waiter
 
@@ -68,11 +68,11 @@ class PendingReply:
 
     def receive(self) -> None:
         try:
-            taken = self._connection.read_response()
+            taken = read(self._connection)
         except NoScriptError:
             self._server.known_scripts.discard(self._script)
             keeper().hurry()  # A renewal makes up for it.
-        except genuine(RedisError, OSError):
+        except RedisError:
             self._connection.disconnect()
             keeper().hurry()  # Unknown; a renewal tells.
         except BaseException:  # A signal handler's: half of the answer may be left there.
@@ -85,10 +85,7 @@ class PendingReply:
             self._read.set()
 
     def _has_come(self) -> bool:
-        try:
-            return self._connection.can_read(0)
-        except redis_errors():
-            return True  # Reading will say what is wrong.
+        return readable(self._connection)
 
 
 class ThreadQueue(WaitQueue):
@@ -114,7 +111,7 @@ class ThreadQueue(WaitQueue):
         self._connected.send_packed_command([command])
 
     def pop_ended(self, seconds: float) -> bool:
-        return any(map(self._connected.can_read, time.parts(min(seconds, 3600.0))))
+        return any(map(partial(readable, self._connected), time.parts(min(seconds, 3600.0))))
 
     def reply(self) -> PopReply:
         reply: PopReply = self._connected.read_response()
