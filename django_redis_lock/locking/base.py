@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -75,7 +76,6 @@ from ..transport import (
     note_sent,
     server_of,
 )
-from ..transport.refusals import suppress
 from . import questions, waiting
 from . import replicas as replication
 from .hold import Hold, Lifeline, Renewal, latest, release_late
@@ -734,7 +734,7 @@ class BaseLock:
         of_it = self._servers[0], keys, as_bytes(call.args[0]), early, hold
         question, cause = history.question(*of_it)
         reply = None
-        with suppress(RedisError, OSError):
+        with suppress(RedisError):
             reply = (yield self._run(question)).value
         return cause(reply)
 
@@ -842,7 +842,7 @@ class BaseLock:
         query = self._held_query()
 
         def without_redis(error: Exception) -> HolderInfo | None:
-            with suppress(RedisError, OSError):
+            with suppress(RedisError):
                 return query.after(error)
             return None
 

@@ -284,10 +284,14 @@ def resetting(kind: type[RawConnection]) -> type:
     return type(kind.__name__, (kind,), {"disconnect": disconnect})
 
 
+def is_closed(connection: RawConnection) -> bool:
+    """redis-py's own methods do not always notice."""
+    return getattr(connection, "_sock", connection) is None
+
+
 def read(connection: RawConnection) -> Reply:
-    """The next reply on ``connection``, which may have been closed: redis-py does not always say
-    so."""
-    if getattr(connection, "_sock", connection) is None:
+    """The next reply on ``connection``, which may have been closed."""
+    if is_closed(connection):
         refuse_to_connect()
     return connection.read_response()
 
@@ -338,6 +342,8 @@ def readable(connection: RawConnection, seconds: float = 0.0) -> bool:
     """Whether there is something to read within so many seconds, also of what has been received:
     a reply, or the end, about which reading raises an error."""
     try:
+        if is_closed(connection):
+            return True
         return connection.can_read(0) or bool(connection.poll(max(0.0, seconds) * 1000))
     except RedisError:
         return True

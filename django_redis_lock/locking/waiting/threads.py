@@ -114,7 +114,7 @@ class ThreadQueue(WaitQueue):
         return any(map(partial(readable, self._connected), time.parts(min(seconds, 3600.0))))
 
     def reply(self) -> PopReply:
-        reply: PopReply = self._connected.read_response()
+        reply: PopReply = read(self._connected)
         return reply
 
     def send_take_grant(self, call: Call, until: float) -> PendingReply:
@@ -202,9 +202,9 @@ class AbandonedPop(SentOnce):
         self._waiter, self._connection = waiter, waiter.queue._connected
 
     def answered(self, value: Reply, sent_at: float) -> None:
-        with suppress(RedisError, OSError):
-            if self._connection.can_read(LAST_TRY_SECONDS):
-                self._waiter.give_back(self._connection.read_response())
+        with suppress(RedisError):
+            if readable(self._connection, LAST_TRY_SECONDS):
+                self._waiter.give_back(read(self._connection))
         self._connection.disconnect()
         super().answered(value, sent_at)
 
