@@ -23,6 +23,7 @@ from ...models import HeldLock as Model
 from ...protocol import printable
 from ...transport.hints import explained
 from ...transport.refusals import genuine
+from ..facts import shown, taken
 from ..held_locks import (
     UNAVAILABLE,
     Failure,
@@ -45,8 +46,6 @@ from .rows import (
     holder_rows,
     ref_of,
     row,
-    shown,
-    taken,
     waiter_rows,
 )
 from .sections import behaviour_of, events_data, processes_data
