@@ -7,12 +7,13 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
+from redis.exceptions import RedisError
+
 from ..protocol import AcquireRequest, Acquisition, Call, Refused, Reply
 from ..protocol.validation import check_time
 from ..steps import drive
 from ..threads import in_context
 from ..transport import Answer, run
-from ..transport.refusals import redis_errors
 from . import questions
 from . import replicas as replication
 from .hold import Hold, log_failed
@@ -126,7 +127,7 @@ class Lock(LockOperations):
         try:
             if not (self.reentrant and self._leave_inner()):
                 drive(self._release_steps())
-        except redis_errors():
+        except RedisError:
             raise
         except BaseException:  # A signal handler's.
             self._leave_to_keeper(before)

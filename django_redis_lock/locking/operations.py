@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from redis.exceptions import RedisError
@@ -37,7 +38,6 @@ from ..protocol import (
 from ..protocol.validation import check_seconds
 from ..steps import Step, Steps
 from ..transport import Answer, NotReady, is_refusal, may_have_run, server_of
-from ..transport.refusals import suppress
 from . import questions, waiting
 from . import replicas as replication
 from .base import BaseLock, logger
@@ -377,7 +377,7 @@ class LockOperations(BaseLock):
         of_it = self._servers[0], keys, as_bytes(call.args[0]), early, hold
         question, cause = history.question(*of_it)
         reply = None
-        with suppress(RedisError, OSError):
+        with suppress(RedisError):
             reply = (yield self._run(question)).value
         return cause(reply)
 

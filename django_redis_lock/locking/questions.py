@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -14,7 +15,6 @@ from ..extension import part
 from ..protocol import AcquireRequest, Call, Owner, Reply
 from ..protocol.holder_scripts import HELD, reset_call
 from ..protocol.holders import HolderInfo, seconds_to_retry
-from ..transport.refusals import suppress
 from .hold import Hold
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def not_acquired(lock: LockOperations) -> Query[LockNotAcquired]:
     query = held(lock)
 
     def without_redis(error: Exception) -> HolderInfo | None:
-        with suppress(RedisError, OSError):
+        with suppress(RedisError):
             return query.after(error)
         return None
 

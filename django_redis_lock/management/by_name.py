@@ -20,7 +20,6 @@ from ..ops.facts import is_in_trouble
 from ..ops.held_locks import HeldLock, held_locks, look_closely, release, release_many
 from ..ops.inventory import FLIGHT, LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
-from ..transport.refusals import redis_errors
 from . import (
     Exit,
     Options,
@@ -70,7 +69,7 @@ def find(options: Options) -> Found:
     for place in places:
         try:
             looked.append(_look(*place))
-        except redis_errors() as error:
+        except RedisError as error:
             failure = error
     # Caches that share a server all find the same lock.
     held = {_acquisitions(found): found for found in looked if found.holding}

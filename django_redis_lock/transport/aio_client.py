@@ -51,7 +51,6 @@ from .refusals import (
     may_have_run,
     note_fault_of_connection,
     note_sent,
-    redis_errors,
 )
 from .registry import configured_retry, server_of
 from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
@@ -309,7 +308,7 @@ async def exchange(
             connection.retire()
             note_fault_of_connection(error, node.renew(connection))
         raise
-    except redis_errors() as error:
+    except RedisError as error:
         if connection is not None and isinstance(error, LostLogin):
             connection.retire()
             note_sent(error, False)
@@ -365,7 +364,7 @@ async def _is_replaced(client: Client, node: Server, until: float | None) -> boo
     began = real_time.monotonic()
     try:
         await connected(client, node, until, anew=True)
-    except redis_errors() as error:
+    except RedisError as error:
         node.breaker.failed(error, real_time.monotonic() - began, node.timeout)
         return False
     return True

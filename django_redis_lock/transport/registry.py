@@ -9,6 +9,7 @@ from inspect import signature
 from typing import Any
 
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
 from redis.retry import Retry
@@ -145,7 +146,8 @@ def configured_retry(pool: Pool | None) -> Any:
     """The ``retry`` that the project has given a ``pool``; None if it has left that to redis-py."""
     retry = None if pool is None else pool.connection_kwargs.get("retry")
     given = getattr(retry, "configured", {"retry": retry})["retry"]
-    return None if given == signature(Redis).parameters["retry"].default else given
+    usual = [signature(kind).parameters["retry"].default for kind in (Redis, AsyncRedis)]
+    return None if given in usual else given
 
 
 def in_memory(client: object) -> bool:

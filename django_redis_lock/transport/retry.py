@@ -57,7 +57,7 @@ class RetryPolicy:
         self, server: Server, until: float | None, may_run_twice: bool = True, retry: Any = None
     ) -> None:
         self._server, self.until, self._may_run_twice = server, until, may_run_twice
-        self._retry, self._retries = retry, 0
+        self._retry, self._tries = retry, 0
         self._began = time.monotonic()
         self._pause = 0.0
         self._broke = False
@@ -84,12 +84,12 @@ class RetryPolicy:
 
     def _configured_pause(self, error: Exception) -> float | None:
         """Seconds before another try by the project's ``retry``; None if there is none."""
-        retry, self._retries = self._retry, self._retries + 1
+        retry, self._tries = self._retry, self._tries + 1
         if retry is None or not isinstance(error, retry._supported_errors):
             return None
-        if 0 <= retry._retries < self._retries:
+        if 0 <= retry._retries < self._tries:
             return None
-        pause = float(retry._backoff.compute(self._retries))
+        pause = float(retry._backoff.compute(self._tries))
         late = self.until is not None and time.monotonic() + pause >= self.until
         return None if late else pause
 

@@ -54,7 +54,6 @@ TESTS: dict[str, str] = {
     "transport.execute": "packing observed_reads lost_replies_of_the_cache lost_replies outage",
     "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
     "transport.hints": "hints refusals",
-    "transport.interrupts": "signal_errors pool_interrupts names_of_servers",
     "keeper.over_a_loop": "full_server",
     "transport.refusals": "hints refusals full_server busy out_of_memory",
     "transport.registry": "forks clients connections lock moved_address sentinel",

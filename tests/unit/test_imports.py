@@ -258,7 +258,7 @@ SECOND_FACES |= {f"protocol.{name}" for name in ("lock_scripts", "holder_scripts
 SECOND_FACES |= {f"protocol.{name}" for name in ("activities", "mistakes")}
 SECOND_FACES |= {
     f"transport.{name}"
-    for name in ("refusals", "hints", "interrupts", "aio_client", "aio_connection", "aio_tasks")
+    for name in ("refusals", "hints", "aio_client", "aio_connection", "aio_tasks")
 }
 SECOND_FACES |= {f"transport.{name}" for name in ("address", "execute", "registry")}
 SECOND_FACES |= {"locking.questions"}

@@ -13,6 +13,8 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
+from redis.exceptions import RedisError
+
 from ...clock import time
 from ...exceptions import LockError
 from ...history import note_vanished
@@ -24,7 +26,6 @@ from ...protocol.keys import slot_of
 from ...steps import Step, Steps, adrive, drive
 from ...transport import NotReady, is_cluster, is_outage, is_refusal, run, server_of
 from ...transport.aio_client import arun
-from ...transport.refusals import redis_errors
 from .members import (
     ACQUIRE_ALL,
     AllReply,
@@ -286,7 +287,7 @@ class SeveralNames(LockOperations):
     def _give_up(self, members: Sequence[Member]) -> Steps[None]:
         try:
             yield from self._together(*(member._release_steps() for member in members))
-        except redis_errors():
+        except RedisError:
             for member in members:
                 member._leave_to_keeper()
 
