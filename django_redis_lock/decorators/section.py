@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from asgiref.sync import AsyncToSync, sync_to_async
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, RedisError
 
 from .. import events, transport
 from ..cache import lock_cache
@@ -28,7 +28,6 @@ from ..protocol import printable
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger, in_context, is_async
 from ..transport import is_outage
-from ..transport.refusals import redis_errors
 from . import transactions
 from .options import OnLost, Options
 from .refusals import note_outage
@@ -284,7 +283,7 @@ class Section:
             try:
                 acquired: bool = yield self._call("acquire", **options)
                 return acquired
-            except redis_errors() as error:
+            except RedisError as error:
                 note_outage(error, self.name, self.options.retry_after)
                 if not self.options.wait_for_redis:
                     raise
@@ -325,7 +324,7 @@ class Section:
     def _conflict(self) -> Steps[Conflict]:
         try:
             held = yield self._call("held")
-        except redis_errors():  # It is taken; the holder is unknown.
+        except RedisError:  # It is taken; the holder is unknown.
             held = None
         given = self.options.retry_after
         usual = events.usual_hold(self.lock.subject) if given is None else None
@@ -362,7 +361,7 @@ def _release(lock: Any, name: str, release: Callable[[], object]) -> Steps[None]
     before = lock._state()
     try:
         yield release()
-    except redis_errors() as error:
+    except RedisError as error:
         about = {"lock": printable(name), "error": error}
         if isinstance(error, LockError):
             logger.warning("The lock %(lock)s ended before the locked code did: %(error)s", about)

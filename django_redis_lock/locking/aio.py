@@ -16,6 +16,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
@@ -24,10 +25,9 @@ from ..protocol.validation import check_time
 from ..steps import adrive
 from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
-from ..transport.refusals import genuine, redis_errors
 from ..transport.registry import check_for_tasks
-from . import questions, records
-from .hold import Hold
+from . import questions
+from .hold import Hold, log_failed
 from .local_state import (
     State,
     Task,
@@ -165,7 +165,7 @@ class AsyncLock(LockOperations):
         try:
             if not (self.reentrant and self._leave_inner()):
                 await adrive(self._release_steps())
-        except redis_errors():
+        except RedisError:
             raise
         except BaseException:
             self._leave_to_keeper(before)
@@ -293,7 +293,7 @@ async def aconfirm(
         )
         held, confirmed = await asyncio.wait_for(question, patience + REPLY_MARGIN_SECONDS)
         return Confirmed(bool(held), int(confirmed))
-    except genuine(asyncio.TimeoutError):
+    except asyncio.TimeoutError:
         raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None
     finally:
         connection.disconnect()
@@ -311,7 +311,7 @@ def _in_loop(
             if asyncio.iscoroutine(outcome):
                 await outcome
         except Exception:
-            records.log_failed(on_lost, name)
+            log_failed(on_lost, name)
 
     def call() -> None:
         in_background(run())

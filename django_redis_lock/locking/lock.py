@@ -7,15 +7,16 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
+from redis.exceptions import RedisError
+
 from ..protocol import AcquireRequest, Acquisition, Call, Refused, Reply
 from ..protocol.validation import check_time
 from ..steps import drive
 from ..threads import in_context
 from ..transport import Answer, run
-from ..transport.refusals import redis_errors
-from . import questions, records
+from . import questions
 from . import replicas as replication
-from .hold import Hold
+from .hold import Hold, log_failed
 from .local_state import enter_again, note_entry
 from .operations import LockOperations
 from .waiting import ThreadWaiter
@@ -126,7 +127,7 @@ class Lock(LockOperations):
         try:
             if not (self.reentrant and self._leave_inner()):
                 drive(self._release_steps())
-        except redis_errors():
+        except RedisError:
             raise
         except BaseException:  # A signal handler's.
             self._leave_to_keeper(before)
@@ -240,6 +241,6 @@ def in_a_thread(on_lost: Callable[[], object], name: bytes) -> Callable[[], None
         try:
             in_context(context, on_lost)
         except BaseException:  # Also sys.exit(), which Python would ignore.
-            records.log_failed(on_lost, name)
+            log_failed(on_lost, name)
 
     return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start

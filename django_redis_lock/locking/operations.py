@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from redis.exceptions import RedisError
 
+from .. import history
 from ..clock import time
 from ..exceptions import LockError, LockNotOwnedError
 from ..extension import part
@@ -36,8 +38,7 @@ from ..protocol import (
 from ..protocol.validation import check_seconds
 from ..steps import Step, Steps
 from ..transport import Answer, NotReady, is_refusal, may_have_run, server_of
-from ..transport.refusals import suppress
-from . import causes, questions, records, waiting
+from . import questions, waiting
 from . import replicas as replication
 from .base import BaseLock, logger
 from .hold import Hold, Renewal, release_late
@@ -108,7 +109,7 @@ class LockOperations(BaseLock):
             if isinstance(reply, Taken):
                 if reply.vanished is not None:
                     server = server_of(self.redis)
-                    records.note_vanished(server, self.keys, reply.vanished, self.subject)
+                    history.note_vanished(server, self.keys, reply.vanished, self.subject)
                 return request.acquired_by_reply(reply)
             refused = reply
             self._on_contended(wait)
@@ -161,17 +162,19 @@ class LockOperations(BaseLock):
         again = hold is not None and hold.released
         self._end_hold(hold, renewal)  # From here on ``hold.released``.
         answer = yield self._run(call)
-        released = bool(answer.value or answer.sent_twice or again)
+        released = answer.value or answer.sent_twice or again
+        if not answer.value and hold is not None and not hold.released:
+            released = False  # It was known to be lost before.
         self._forget(hold)
         if not released:
             early = None if hold is None else time.monotonic() < hold.deadline
             reason = yield from self._why_steps(call, early, hold)
             self._emit_lost(hold, reason)
             if renewal is not None and hold is not None and hold.released:
-                renewal.emit("lost", reason)
+                renewal.tell("lost", reason)
             self._not_owned("release", reason)
         if renewal is not None:
-            renewal.emit("released")
+            renewal.tell("released")
         self._emit_released(hold)
 
     def _owned_token(self, verb: str) -> bytes:
@@ -367,12 +370,14 @@ class LockOperations(BaseLock):
         raise LockNotOwnedError(text, self._shown, reason=reason)
 
     def _why_steps(self, call: Call, early: bool | None, hold: Hold | None) -> Steps[str]:
-        """Why ``call`` did not find the lock; see ``causes``."""
+        """Why ``call`` did not find the lock."""
         if hold is not None and hold.reason:
             return hold.reason
-        question, cause = causes.question(self, as_bytes(call.args[0]), early, hold)
+        keys = self.keys if hold is None else hold.keys
+        of_it = self._servers[0], keys, as_bytes(call.args[0]), early, hold
+        question, cause = history.question(*of_it)
         reply = None
-        with suppress(RedisError, OSError):
+        with suppress(RedisError):
             reply = (yield self._run(question)).value
         return cause(reply)
 

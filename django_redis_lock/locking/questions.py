@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from redis.exceptions import RedisError
 
-from .. import events
+from .. import events, history
 from ..exceptions import LockNotAcquired
 from ..extension import part
 from ..protocol import AcquireRequest, Call, Owner, Reply
 from ..protocol.holder_scripts import HELD, reset_call
 from ..protocol.holders import HolderInfo, seconds_to_retry
-from ..transport.refusals import suppress
-from . import causes, records
 from .hold import Hold
 
 if TYPE_CHECKING:
@@ -123,8 +122,8 @@ def _is_mine(lock: LockOperations, holders: list[HolderInfo]) -> bool:
 def heartbeat(held: HolderInfo | None) -> Query[Owner | None]:
     """The holder, and when its process was last heard of."""
     owner = None if held is None else held.in_the_way
-    call = None if owner is None else records.heartbeat_call(owner)
-    return Query(call, lambda reply: records.with_heartbeat(owner, reply))
+    call = None if owner is None else history.heartbeat_call(owner)
+    return Query(call, lambda reply: history.with_heartbeat(owner, reply))
 
 
 def owner_id(lock: LockOperations) -> Query[str | None]:
@@ -140,7 +139,7 @@ def not_acquired(lock: LockOperations) -> Query[LockNotAcquired]:
     query = held(lock)
 
     def without_redis(error: Exception) -> HolderInfo | None:
-        with suppress(RedisError, OSError):
+        with suppress(RedisError):
             return query.after(error)
         return None
 
@@ -152,6 +151,6 @@ def not_acquired(lock: LockOperations) -> Query[LockNotAcquired]:
 
 
 def reset_call_of(lock: LockOperations, held: HolderInfo) -> Call:
-    of_it = held.in_the_way, causes.code_here(), held.held_for, lock.stored_name
-    event = records.event_args(lock.keys.name, "reset", *of_it)
+    of_it = held.in_the_way, history.code_here(), held.held_for, lock.stored_name
+    event = history.event_args(lock.keys.name, "reset", *of_it)
     return reset_call(lock.keys, held, lock.grant_timeout, lock.limit, event=event)

@@ -43,9 +43,9 @@ class Renewals:
         for job in self.jobs:
             keeper().reschedule(job, due)
 
-    def emit(self, what: str, note: str = "") -> None:
+    def tell(self, what: str, note: str = "") -> None:
         for job in self.jobs:
-            job.emit(what, note)
+            job.tell(what, note)
 
 
 def _collected(jobs: tuple[Renewal, ...], terms: tuple[float, float], _: object) -> None:

@@ -19,7 +19,6 @@ from ..cache import lock_cache
 from ..ops.held_locks import HeldLock, held_locks, look_closely, release, release_many
 from ..ops.inventory import LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
-from ..transport.refusals import redis_errors
 from . import (
     Exit,
     Options,
@@ -72,7 +71,7 @@ def find(options: Options) -> Found:
     for place in places:
         try:
             looked.append(_look(*place))
-        except redis_errors() as error:
+        except RedisError as error:
             failure = error
     # Caches that share a server all find the same lock.
     held = {_acquisitions(found): found for found in looked if found.holding}

@@ -16,7 +16,6 @@ from django.core.management.base import BaseCommand
 from ..extension import part
 from ..ops.held_locks import UNAVAILABLE, HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..ops.inventory import FLIGHT, LOCK
-from ..transport.refusals import genuine
 from . import (
     COMPACT,
     Column,
@@ -287,7 +286,7 @@ def _read(aliases: Sequence[str], period: str) -> tuple[dict[str, list[Summary]]
             if site not in sites:
                 sites.add(site)
                 found[alias] = figures.summaries(alias, period)
-        except genuine(*UNAVAILABLE) as error:
+        except UNAVAILABLE as error:
             failures[alias] = one_line(str(error))
     return found, failures
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from redis.exceptions import RedisError
+
 from ... import events
 from ...clock import time
 from ...events import FellBack
@@ -25,7 +27,6 @@ from ...protocol.validation import check_policy
 from ...steps import Steps
 from ...threads import get_logger
 from ...transport import is_outage
-from ...transport.refusals import redis_errors
 from .file_lock import LocalLock, held_locally, problem_of
 from .host import HostLock
 
@@ -128,7 +129,7 @@ class Attempt:
             if not (yield from self._take_file(file, hold, in_addition=True)):
                 try:
                     yield from lock._release_steps()
-                except redis_errors():
+                except RedisError:
                     lock._leave_to_keeper()
                 return False
         except BaseException:

@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from redis.exceptions import RedisError
+
 from ...clock import time
+from ...history import note_vanished
 from ...keeper import DeferredRelease, keeper
 from ...locking import (
     FIRST_PAUSE_SECONDS,
@@ -25,7 +28,6 @@ from ...locking import (
     Renewals,
     TaskWaiter,
     ThreadWaiter,
-    note_vanished,
     questions,
 )
 from ...protocol import (
@@ -44,7 +46,6 @@ from ...protocol.lock_scripts import RELEASE
 from ...protocol.validation import check_time
 from ...steps import Steps
 from ...transport import Answer, Server, encoded, is_outage, may_have_run, server_of
-from ...transport.refusals import redis_errors
 from .votes import (
     Ballot,
     QuorumAcquisition,
@@ -148,7 +149,7 @@ class Election:
         self._record_token()
         try:
             granted = (yield self._lock._wait_at(gate, self.request)) is not None
-        except redis_errors() as error:
+        except RedisError as error:
             if not is_outage(error):
                 raise
             self._unanswered.add(gate)

@@ -199,7 +199,7 @@ class VotedRenewal(Renewal):
         hold, early = self.hold, sent_at < self.hold.votes[self._place]
         reply = (parse_acquire if self._requesting_vote else parse_renew)(value, sent_at)
         if reply is None or isinstance(reply, Refused):
-            self.heartbeat = None  # It has no description.
+            self.described = None  # It has no description.
             if self._requesting_vote or hold.votes[self._place] > -math.inf:
                 self._votes_again_at = sent_at + self._interval
             hold.vote(self._place, -math.inf, sent_at)

@@ -13,9 +13,12 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
+from redis.exceptions import RedisError
+
 from ...clock import time
 from ...exceptions import LockError
-from ...locking import AsyncLock, Hold, Lock, LockOperations, note_vanished, questions, release_late
+from ...history import note_vanished
+from ...locking import AsyncLock, Hold, Lock, LockOperations, questions, release_late
 from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Call, Reply, named_token
 from ...protocol.holders import HolderInfo
@@ -23,7 +26,6 @@ from ...protocol.keys import slot_of
 from ...steps import Step, Steps, adrive, drive
 from ...transport import NotReady, is_cluster, is_outage, is_refusal, run, server_of
 from ...transport.aio_client import arun
-from ...transport.refusals import redis_errors
 from .members import (
     ACQUIRE_ALL,
     AllReply,
@@ -285,7 +287,7 @@ class SeveralNames(LockOperations):
     def _give_up(self, members: Sequence[Member]) -> Steps[None]:
         try:
             yield from self._together(*(member._release_steps() for member in members))
-        except redis_errors():
+        except RedisError:
             for member in members:
                 member._leave_to_keeper()
 

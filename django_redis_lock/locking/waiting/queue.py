@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+from ... import history
 from ...clock import time
 from ...keeper import Job, SentOnce, keeper
 from ...protocol import (
@@ -34,7 +35,7 @@ from ...steps import Step
 from ...threads import Mutex, after_fork, free_after_fork, get_logger
 from ...transport import Client, Server
 from ...transport.hints import explained
-from .. import questions, records
+from .. import questions
 
 if TYPE_CHECKING:
     import asyncio
@@ -227,7 +228,7 @@ class WaitQueue:
     def note_taken(self, request: AcquireRequest, taken: Taken) -> Acquisition:
         """ACQUIRE or LEAVE has got the lock."""
         if taken.vanished is not None:
-            records.note_vanished(self.server, request.keys, taken.vanished, request.subject)
+            history.note_vanished(self.server, request.keys, taken.vanished, request.subject)
         return request.acquired_by_reply(taken, contended=True)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
@@ -329,7 +330,7 @@ class QueueWatch(Job):
         pttl, clock, untaken, all_vanished = parse_watch(value, sent_at)
         request = self._queue.request
         for vanished in all_vanished:
-            records.note_vanished(self.server, request.keys, vanished, request.subject)
+            history.note_vanished(self.server, request.keys, vanished, request.subject)
         self.due = self._queue.next_look(pttl, clock)
         self._queue.may_be_registered_again()
         # A grant is untaken although we wait: Redis does not know our blocking pop, because its
@@ -379,11 +380,11 @@ class LongWait(Job):
 
     def answered(self, value: Reply, sent_at: float) -> None:
         if self._owner is not None:
-            self._log(records.with_heartbeat(self._owner, value))
+            self._log(history.with_heartbeat(self._owner, value))
             return
         holders = questions.parse_holders(self._request.limit, value)
         self._owner = holders[0].in_the_way if holders else None
-        call = None if self._owner is None else records.heartbeat_call(self._owner)
+        call = None if self._owner is None else history.heartbeat_call(self._owner)
         if call is None:
             self._log(self._owner)
         else:

@@ -17,7 +17,7 @@ from ...cache import BACKEND, lock_cache, lock_caches
 from ...decorators import outages_not_logged
 from ...extension import PartMissing, part
 from ...transport.hints import explained
-from ...transport.refusals import genuine
+from ...transport.refusals import raise_interrupt
 from .. import Exit, count, seconds, seconds_or_none, usage_error
 
 
@@ -213,7 +213,8 @@ class Command(BaseCommand):
         except RedisError as error:
             failed = f"the request to Redis failed: {explained(error)}"
             raise CommandError(failed, returncode=Exit.UNAVAILABLE) from error
-        except genuine(OSError) as error:
+        except OSError as error:
+            raise_interrupt(error)
             if getattr(self, "_called_from_command_line", False):
                 # The end of the process would try once more to write what is left of the output.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

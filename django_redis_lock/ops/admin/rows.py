@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy
 
 from ...events import Outage
 from ...formatting import DurationFormat
-from ...locking import Event
+from ...history import Event
 from ...protocol import Owner, printable
 from ..held_locks import Failure, HeldLock, News
 from ..inventory import FLIGHT, LOCK, LockInfo, WaiterInfo

@@ -21,7 +21,7 @@ from django.core.management import call_command
 
 from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
-from django_redis_lock.locking.records import note_call
+from django_redis_lock.history.records import note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.identity import hostname
