@@ -1154,7 +1154,7 @@ class Refreshing(SingleFlight):
             return old
         try:
             [reply] = yield from leader.query()
-        except redis_errors() as error:
+        except RedisError as error:
             _not_asked.warn(leader, error)
             return old
         match reply:
