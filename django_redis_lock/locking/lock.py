@@ -98,15 +98,15 @@ class Lock(LockOperations):
             raise
 
     def _send_acquire(self, request: AcquireRequest) -> Reply:
-        call, patience = request.acquire_call(request.waiter), request.patience()
-        return run(self.redis, call, patience=patience).value
+        call, until = request.acquire_call(request.waiter), request.reply_until()
+        return run(self.redis, call, until=until).value
 
     def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return ThreadWaiter(self.redis, request).wait(refused)
 
-    def _confirm(self, acquired: Acquisition, patience: float) -> replication.Confirmed:
+    def _confirm(self, acquired: Acquisition, until: float) -> replication.Confirmed:
         where = self.redis, self.keys.at_place(acquired.place)
-        return replication.confirm(*where, acquired.token, self.replicas, patience)
+        return replication.confirm(*where, acquired.token, self.replicas, until)
 
     def _confirm_lifetime(self, hold: Hold) -> None:
         hold.confirm(wait=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .operations import LockOperations
 
 #: Seconds that replicas have at least, and at most.
-MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0
+MIN_SECONDS, MAX_SECONDS = 1.0, 3.0
 #: The answer to a WAIT may be late.
 REPLY_MARGIN_SECONDS = 1.0
 
@@ -45,10 +45,10 @@ def confirmed(
     """Raises TooFewReplicas unless they confirm ``acquired`` while it may be waited for, ``until``
     a monotonic time, within reason."""
     request.may_hold[:] = [(acquired.token, acquired.attempt, acquired.place)]
-    most = min(MAX_PATIENCE_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
-    patience = min(max(until - time.monotonic(), MIN_PATIENCE_SECONDS), most)
+    most = min(MAX_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
+    now = time.monotonic()
     try:
-        confirmation = yield lock._confirm(acquired, patience)
+        confirmation = yield lock._confirm(acquired, min(max(until, now + MIN_SECONDS), now + most))
     except Exception as error:
         note_sent(error, True)  # The lock is held, also if this question could not be sent.
         raise
@@ -57,17 +57,16 @@ def confirmed(
         raise TooFewReplicas(known, lock.replicas, lock._shown)
 
 
-def confirm(
-    client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
-) -> Confirmed:
-    """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
+def confirm(client: Client, keys: LockKeys, token: bytes, replicas: int, until: float) -> Confirmed:
+    """Wait, until a monotonic time, for so many replicas to know that ``token`` holds the lock."""
     server = server_of(client).locate(keys)
-    question = question_to_replicas(keys, token, replicas, patience)
-    until = time.monotonic() + patience + REPLY_MARGIN_SECONDS
-    replies = exchange_with(server, question, 2, until=until)
+    question = question_to_replicas(keys, token, replicas, until)
+    replies = exchange_with(server, question, 2, until=until + REPLY_MARGIN_SECONDS)
     return Confirmed(bool(replies[0]), int(replies[1]))
 
 
-def question_to_replicas(keys: LockKeys, token: bytes, replicas: int, patience: float) -> bytes:
+def question_to_replicas(keys: LockKeys, token: bytes, replicas: int, until: float) -> bytes:
     mark = pack(Call(MARK, keys, (token,)), known=False)
-    return mark + pack_words(b"WAIT", b"%d" % replicas, b"%d" % milliseconds(patience))
+    return mark + pack_words(
+        b"WAIT", b"%d" % replicas, b"%d" % milliseconds(until - time.monotonic())
+    )

@@ -87,7 +87,7 @@ def release(
     if kind == FLIGHT:
         return _end_flight(client, key, held.token)
     reset = _reset_of(client, key, held, grant_timeout, fence, only_locks, by)
-    answer = run(client, reset, patience=REPLY_TIMEOUT_SECONDS)
+    answer = run(client, reset, until=time.monotonic() + REPLY_TIMEOUT_SECONDS)
     if not answer.value and not answer.sent_twice:
         is_held = key in holders_at(client, kind, [key], only_locks)[0]
         return Outcome.NOT_OWNER if is_held else Outcome.FREE
