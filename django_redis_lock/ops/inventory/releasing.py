@@ -3,7 +3,6 @@ all locks of a database or a cache."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from ...clock import time
 from ...history import code_here, event_args
 from ...protocol import Call
 from ...protocol.holder_scripts import reset_call
