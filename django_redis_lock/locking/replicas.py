@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .operations import LockOperations
 
 #: Seconds that replicas have at least, and at most.
-MIN_SECONDS, MAX_SECONDS = 1.0, 3.0
+MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0
 #: The answer to a WAIT may be late.
 REPLY_MARGIN_SECONDS = 1.0
 
@@ -45,10 +45,12 @@ def confirmed(
     """Raises TooFewReplicas unless they confirm ``acquired`` while it may be waited for, ``until``
     a monotonic time, within reason."""
     request.may_hold[:] = [(acquired.token, acquired.attempt, acquired.place)]
-    most = min(MAX_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
+    most = min(MAX_PATIENCE_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
     now = time.monotonic()
     try:
-        confirmation = yield lock._confirm(acquired, min(max(until, now + MIN_SECONDS), now + most))
+        confirmation = yield lock._confirm(
+            acquired, min(max(until, now + MIN_PATIENCE_SECONDS), now + most)
+        )
     except Exception as error:
         note_sent(error, True)  # The lock is held, also if this question could not be sent.
         raise
