@@ -23,7 +23,7 @@ from ..clock import time
 from ..conf import Conf
 from ..contention import Conflict
 from ..exceptions import LockError
-from ..locking import BaseLock, is_inside
+from ..locking import BaseLock
 from ..protocol import printable
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger, in_context, is_async
@@ -255,7 +255,7 @@ class Section:
         return True
 
     def _refuse_to_wait_for_itself(self) -> None:
-        if not self.options.blocking or is_inside(self.lock):
+        if not self.options.blocking or self.lock._is_inside():
             return
         for lock, key, there in _entered.get():
             here = caller()
@@ -358,7 +358,7 @@ def _is_held_here(lock: BaseLock) -> bool:
 def _release(lock: Any, name: str, release: Callable[[], object]) -> Steps[None]:
     if not _is_held_here(lock):
         return
-    before = lock._state()
+    before = lock.local.known()
     try:
         yield release()
     except RedisError as error:

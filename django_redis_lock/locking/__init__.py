@@ -7,14 +7,12 @@ from .. import history
 from ..extension import PartMissing, on_first_use, part
 from .base import BaseLock as BaseLock
 from .hold import Hold as Hold
+from .hold import Lifeline as Lifeline
 from .hold import Renewal as Renewal
 from .hold import listen
 from .hold import release_late as release_late
-from .local_state import is_by_caller as is_by_caller
-from .local_state import is_inside as is_inside
+from .local_state import Known as Known
 from .lock import Lock as Lock
-from .operations import LockOperations as LockOperations
-from .renewals import Renewals as Renewals
 from .unwind import unwinding as unwinding
 from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
 from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS

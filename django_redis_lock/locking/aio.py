@@ -28,18 +28,16 @@ from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
 from ..transport.registry import check_for_tasks
 from . import questions
+from .base import BaseLock
 from .hold import Hold, log_failed
 from .local_state import (
     State,
     Task,
     TaskStates,
     acting_task,
-    enter_again,
-    note_entry,
     under_way,
 )
 from .lock import refusing
-from .operations import LockOperations
 from .replicas import REPLY_MARGIN_SECONDS, Confirmed, question_to_replicas
 from .waiting.tasks import TaskWaiter
 
@@ -80,7 +78,7 @@ def for_the_caller(
     return call
 
 
-class AsyncLock(LockOperations):
+class AsyncLock(BaseLock):
     """``Lock`` for asyncio: ``redis_client.lock(name, lock_class=AsyncLock)`` of redis.asyncio.
 
     Each task has its own token: the task in which ``acquire`` was called. ``on_lost`` is
@@ -126,11 +124,11 @@ class AsyncLock(LockOperations):
         A cancelled call leaves no lock behind."""
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         try:
-            if self.reentrant and enter_again(self):
+            if self.reentrant and self._enter_again():
                 return True
             acquired = await adrive(self._acquire_steps(request, wait))
             if self.reentrant and acquired:
-                note_entry(self)
+                self._note_entry()
             return acquired
         except BaseException as error:
             self._abandon(request, error)
@@ -143,11 +141,11 @@ class AsyncLock(LockOperations):
     async def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return await TaskWaiter(self.redis, request).wait(refused)
 
-    async def _confirm(self, acquired: Acquisition, until: float) -> Confirmed:
+    async def _ask_replicas(self, acquired: Acquisition, until: float) -> Confirmed:
         token, keys = acquired.token, self.keys.at_place(acquired.place)
-        return await aconfirm(self.redis, keys, token, self.replicas, until)
+        return await aask_replicas(self.redis, keys, token, self.replicas, until)
 
-    async def _confirm_lifetime(self, hold: Hold) -> None:
+    async def _await_confirmation(self, hold: Hold) -> None:
         pending: Any = hold.pending
         if pending is not None:  # The keeper may have had the reply.
             await pending.confirmed()
@@ -162,7 +160,7 @@ class AsyncLock(LockOperations):
     @for_the_caller
     async def release(self) -> None:
         """As ``Lock.release``."""
-        before = self._state()
+        before = self.local.known()
         try:
             if not (self.reentrant and self._leave_inner()):
                 await adrive(self._release_steps())
@@ -188,7 +186,7 @@ class AsyncLock(LockOperations):
 
     async def locked(self) -> bool:
         """As ``Lock.locked``."""
-        return await self._answer(questions.locked(self))
+        return await self._answer(self._locked_query())
 
     @for_the_caller
     async def owned(self) -> bool:
@@ -197,20 +195,20 @@ class AsyncLock(LockOperations):
 
     async def holder(self) -> Owner | None:
         """As ``Lock.holder``."""
-        held = await self._answer(questions.held(self))
+        held = await self._answer(self._held_query())
         return await self._answer(questions.heartbeat(held))
 
     async def get_owner_id(self) -> str | None:
         """As ``Lock.get_owner_id``."""
-        return await self._answer(questions.owner_id(self))
+        return await self._answer(self._owner_id_query())
 
     async def ttl(self) -> float | None:
         """As ``Lock.ttl``."""
-        return await self._answer(questions.ttl(self))
+        return await self._answer(self._ttl_query())
 
     async def held(self) -> HolderInfo | None:
         """As ``Lock.held``."""
-        return await self._answer(questions.held(self))
+        return await self._answer(self._held_query())
 
     async def holders(self) -> list[HolderInfo]:
         """As ``Lock.holders``."""
@@ -237,7 +235,7 @@ class AsyncLock(LockOperations):
         if await self.acquire():
             self._entered()
             return self
-        raise await self._answer(questions.not_acquired(self))
+        raise await self._answer(self._not_acquired_query())
 
     def _entered(self) -> None:
         super()._entered()
@@ -273,7 +271,7 @@ class AsyncLock(LockOperations):
         if hold is not None and hold.from_parent_process:
             return
         cancelled_by_loss = self._is_cancelled_by_loss(exc_value)
-        before = self._state()
+        before = self.local.known()
         try:
             await self.release()
         except BaseException as error:
@@ -283,10 +281,10 @@ class AsyncLock(LockOperations):
             raise self._lost_error() from exc_value
 
 
-async def aconfirm(
+async def aask_replicas(
     client: Client, keys: LockKeys, token: bytes, replicas: int, until: float
 ) -> Confirmed:
-    """As ``confirm``, for tasks."""
+    """As ``ask_replicas``, for tasks."""
     connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)
     try:
         question = connection.request(question_to_replicas(keys, token, replicas, until), replies=2)

@@ -12,12 +12,13 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import events, protocol
 from ..clock import time
 from ..events import Lost, Subject, group_of
-from ..keeper import DeferredRelease, Job, LateRequest, keeper
+from ..keeper import Job, LateRequest, keeper, release_later
 from ..protocol import (
     AcquireRequest,
     Acquisition,
@@ -130,12 +131,11 @@ class Hold:
         where = hostname(), pid, thread
         return protocol.Owner(name, *where, label, since, process_id(), doing=doing)
 
-    def deferred_release(
-        self, server: Server, grant_timeout: float, min_hold: float = 0.0
-    ) -> DeferredRelease:
+    def release_later(self, server: Server, grant_timeout: float, min_hold: float = 0.0) -> None:
+        """Have the keeper release it, which is over."""
         of_it = (min_hold, self.fence, self.attempt, self.limit)
         call = release_call(self.keys, self.token, new_token(), grant_timeout, *of_it)
-        return DeferredRelease(server, call, self.lifetime)
+        release_later(server, call, self.lifetime)
 
     @property
     def least_fence(self) -> int:
@@ -153,14 +153,15 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """May read the reply to come, and so end the hold and tell everyone."""
-        if self.ended:
+        """Whether it has ended before its release. The keeper notices that as well, and tells."""
+        now = time.monotonic()
+        if self.ended or now < self.deadline:
             return self._lost
-        if time.monotonic() < self.deadline:
+        # The reply that confirms a grant may lie there unread.
+        confirmed = None if self.pending is None else self.pending.read_reply(False)
+        if confirmed is not None and now < confirmed:
             return False
-        self.confirm()
-        # The keeper may have ended it at the same time.
-        return self._lost if self.ended else time.monotonic() >= self.deadline
+        return not self.released  # The keeper, or another thread, may have ended it meanwhile.
 
     @property
     def is_valid(self) -> bool:
@@ -289,7 +290,7 @@ _warned_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary
 class Renewal(Job):
     """Keeps a hold alive, describes the holder in Redis, and tells it when the lock is lost."""
 
-    #: Its ``Renewals``, as long as the handle knows them; None: it need not.
+    #: Its ``Lifeline``, as long as the handle knows them; None: it need not.
     kept_by: weakref.ref[Any] | None = None
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
@@ -383,7 +384,7 @@ class Renewal(Job):
             logger.warning(message, hold.log_fields())
             hold.end()
         self.stop()
-        keeper().add(hold.deferred_release(self.server, grant_timeout, min_hold))
+        hold.release_later(self.server, grant_timeout, min_hold)
 
     def _lock_fields(self) -> list[str]:
         """Of the description, what is not about the holder."""
@@ -453,3 +454,49 @@ class Renewal(Job):
         # Look once more just before the deadline, to tell the holder in time.
         last_call = hold.deadline - self._margin
         self.due = now + pause if now >= last_call else min(now + pause, last_call)
+
+
+class Lifeline:
+    """What the keeper does for one hold, one job for each server, as the handle knows it. When
+    no handle knows it any more, the lock cannot be released, and it ends with its lifetime."""
+
+    __slots__ = ("__weakref__", "hold", "jobs")
+
+    def __init__(self, hold: Hold, *jobs: Renewal) -> None:
+        self.hold = hold
+        self.jobs = jobs
+        for job in jobs:
+            job.kept_by = weakref.ref(self)
+
+    def begin(self) -> None:
+        for job in self.jobs:
+            job.begin()
+
+    def entered(self, grant_timeout: float, min_hold: float) -> None:
+        """The lock was taken by ``with``. A signal handler's exception at the entry of ``__exit__``
+        may keep the block's end from releasing it; then the keeper does when the handle is
+        collected."""
+        kept_by = weakref.ref(self, partial(_collected, self.jobs, (grant_timeout, min_hold)))
+        for job in self.jobs:
+            job.kept_by = kept_by
+
+    def discard(self) -> None:
+        for job in self.jobs:
+            job.kept_by = None
+            job.stop()
+
+    def reschedule(self, due: float) -> None:
+        for job in self.jobs:
+            keeper().reschedule(job, due)
+
+    def tell(self, what: str, note: str = "") -> None:
+        for job in self.jobs:
+            job.tell(what, note)
+
+
+def _collected(jobs: tuple[Renewal, ...], terms: tuple[float, float], _: object) -> None:
+    """May run anywhere, as signal handlers do: the keeper does the rest."""
+    for job in jobs:
+        if not job.hold.ended:
+            job.collected = terms
+            keeper().reschedule(job, time.monotonic())

@@ -36,7 +36,7 @@ THRESHOLD = 85
 TESTS: dict[str, str] = {
     "locking": "owner lock_arguments lock lock_waiting async_lock reentry clients logging signals "
     "why_lost lost_replies interrupts",
-    "locking.operations": "lock lock_waiting async_lock logging signals reentry why_lost refusals "
+    "locking.base": "lock lock_waiting async_lock logging signals reentry why_lost refusals "
     "out_of_memory redis_down lost_replies interrupts",
     "history": "inventory_scripts heartbeat logging inventory why_lost instant_loss",
     "locking.questions": "lock async_lock inventory why_lost",
@@ -296,7 +296,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if cost <= 0.9 * min(COSTLY_SECONDS, timeout):",
     ): "no call takes exactly so long",
     (
-        "locking.operations",
+        "locking.base",
         "times = 1 if entry is None else entry.times(self.local)",
     ): "without an entry there is no token left to release",
     (

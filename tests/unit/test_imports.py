@@ -84,6 +84,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     {
         "contrib.testing": "locks and caches without Redis, for the tests of projects",
+        "ops.facts": "what people are told of a held lock",
         "ops.held_locks": "the held locks of all caches, for people",
     },
     {

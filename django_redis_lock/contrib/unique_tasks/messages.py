@@ -18,7 +18,7 @@ from ...clock import time
 from ...conf import Conf
 from ...decorators import namer
 from ...exceptions import LockError, LockNotOwnedError
-from ...locking import Hold, Renewal, Renewals
+from ...locking import Hold, Lifeline, Renewal
 from ...protocol import Acquisition, renew_call
 from ...protocol.validation import check_policy, check_time
 from ...threads import check_plain, get_logger
@@ -250,7 +250,7 @@ class Message:
         fence = held.fence if held else 0
         hold.begin(Acquisition(lock.id, fence, now, now + lock.timeout), lock.keys)
         lock.local.hold = hold
-        lock.local.renewal = Renewals(hold, Renewal(server_of(lock.redis), hold))
+        lock.local.renewal = Lifeline(hold, Renewal(server_of(lock.redis), hold))
         lock.local.renewal.begin()
 
     def end(self) -> None:

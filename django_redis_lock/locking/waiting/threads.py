@@ -163,13 +163,13 @@ class ThreadWaiter(Waiter):
             return acquired
         except BaseException:
             try:
-                self._leave_anywhere()
+                self._abandon()
             except BaseException:  # An interrupt has cut it short.
-                self._leave_anywhere()
+                self._abandon()
                 raise
             raise
 
-    def _leave_anywhere(self) -> None:
+    def _abandon(self) -> None:
         """Leave no trace, wherever the wait has stopped. Nothing is sent to Redis here: the keeper
         does that, in its own thread, which no signal interrupts."""
         request, queue = self._request, self.queue

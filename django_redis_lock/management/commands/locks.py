@@ -10,7 +10,12 @@ from io import TextIOWrapper
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    no_translations,
+)
 from redis.exceptions import RedisError
 
 from ...cache import BACKEND, lock_cache, lock_caches
@@ -187,6 +192,7 @@ class Command(BaseCommand):
         parser.parse_args = parse_args  # type: ignore[method-assign]  # Django's
         return parser
 
+    @no_translations
     def handle(self, *args: object, **options: Any) -> None:
         action = options["action"]
         if self.stdout._out is None:

@@ -14,21 +14,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ...cache import lock_caches
+from ..facts import STATUSES, place, shown, status_of
 from ..held_locks import HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..inventory import FLIGHT, LOCK
-from .rows import (
-    STATUSES,
-    Ref,
-    UrlOf,
-    as_of,
-    brief,
-    failure_rows,
-    place,
-    ref_of,
-    row,
-    shown,
-    status_of,
-)
+from .rows import Ref, UrlOf, as_of, brief, failure_rows, ref_of, row
 from .sections import behaviour_section, log_failure
 
 #: Rows on one page.

@@ -22,6 +22,7 @@ from ...events import group_of
 from ...models import HeldLock as Model
 from ...protocol import printable
 from ...transport.hints import explained
+from ..facts import shown, taken
 from ..held_locks import (
     UNAVAILABLE,
     Failure,
@@ -44,8 +45,6 @@ from .rows import (
     holder_rows,
     ref_of,
     row,
-    shown,
-    taken,
     waiter_rows,
 )
 from .sections import behaviour_of, events_data, processes_data

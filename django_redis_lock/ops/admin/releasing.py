@@ -19,9 +19,10 @@ from django.utils.translation import gettext_lazy, ngettext
 from ...models import HeldLock as Model
 from ...protocol import printable
 from ...transport.hints import explained
+from ..facts import place, shown
 from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
-from .rows import Choice, Ref, UrlOf, duration, moment, place, row, shown
+from .rows import Choice, Ref, UrlOf, duration, moment, row
 
 logger = logging.getLogger("django_redis_lock.admin")
 

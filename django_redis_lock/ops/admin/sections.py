@@ -16,22 +16,10 @@ from django.utils.translation import gettext_lazy
 
 from ...extension import PartMissing, part
 from ...threads import may_log
+from ..facts import EVENTS, short_place, shown
 from ..held_locks import UNAVAILABLE, HeldLock, held_locks, latest_events, look_closely
 from ..inventory import LOCK
-from .rows import (
-    EVENTS,
-    Ref,
-    UrlOf,
-    as_of,
-    duration,
-    failure_rows,
-    measured,
-    news_rows,
-    ref_of,
-    row,
-    short_place,
-    shown,
-)
+from .rows import Ref, UrlOf, as_of, duration, failure_rows, measured, news_rows, ref_of, row
 
 if TYPE_CHECKING:
     from ...contrib.metrics import Distribution, Summary

@@ -297,7 +297,7 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
             r"\n  time left +\d+s of 30s, renewed while its holder lives.*"
             rf"\n  heartbeat +\ds ago\n  fencing token +{nightly.fence}"
             r"\n  cache +default, at the key :1:lock:nightly"
-            r"\n\nWaiting, in this order"
+            r"\n\nWaiting processes, in this order"
             rf"\n    1  {hostname()}, process {os.getpid()}, thread next, for \ds"
             rf"\n\nLast events\n  .* lost  \? \({shown_id('x')}\): it expired\n"
         )
