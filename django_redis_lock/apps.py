@@ -67,8 +67,11 @@ def _load_caches() -> None:
     for of_cache in settings.CACHES.values():
         with suppress(Exception):
             if issubclass(import_string(of_cache["BACKEND"]), RedisCache):
+                options = of_cache.get("OPTIONS") or {}
                 for option, usual in NAMED.items():
-                    import_string((of_cache.get("OPTIONS") or {}).get(option, usual))
+                    import_string(options.get(option, usual))
+                if "SENTINELS" in options:  # The class of a cluster's client has it.
+                    part("topology")
 
 
 def _start_metrics() -> None:

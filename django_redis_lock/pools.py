@@ -11,10 +11,12 @@ of a class that counts the replies to come, and that connects again before it se
 from __future__ import annotations
 
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -31,10 +33,10 @@ from .transport.address import (
     Pool,
     connecting,
     name_driver,
+    poll_of,
     still_answers,
 )
-from .transport.interrupts import Interruptible, interruptible
-from .transport.refusals import is_misdirected, redis_errors, suppress
+from .transport.refusals import is_misdirected, module_of, raise_interrupt
 from .transport.registry import RETRY, renew_pool
 
 C = TypeVar("C", bound=Client)
@@ -51,7 +53,11 @@ _STREAMING = frozenset(
 )
 
 
-class GuardedConnection(Interruptible):
+#: The class that is guarded is known when a pool is.
+_Any: Any = object
+
+
+class GuardedConnection(_Any):  # type: ignore[misc]  # the class of Any is known later
     """In front of a connection class for threads, of redis-py's or of the project's."""
 
     #: Requests that were, or may have been, sent without their replies having been read.
@@ -81,18 +87,15 @@ class GuardedConnection(Interruptible):
             front._current_command_cache_key = None  # Of a call that was interrupted.
         if self._sock is not None and not self._may_be_used():
             self.disconnect()
-        try:
-            with connecting():
-                super().connect()
-        except redis_errors():  # This raises what a signal handler has raised, as it was.
-            raise
+        with connecting():
+            super().connect()
         self._is_ready = True
 
     def _may_be_used(self) -> bool:
         if not self._is_clean() or time.monotonic() - self._answered_at <= TRUSTED_SECONDS:
             return self._is_clean()
         answers = False
-        with suppress(RedisError, OSError):
+        with suppress(RedisError):
             while self.in_front() is not None and self.can_read():
                 self.read_response(push_request=True)  # What has changed.
             answers = still_answers(self, min(PROBE_SECONDS, self.socket_timeout or PROBE_SECONDS))
@@ -107,12 +110,20 @@ class GuardedConnection(Interruptible):
     def _connect(self) -> socket.socket:
         self._is_ready, self._outstanding, self._streams = False, 0, False
         self._forget_values()
-        return super()._connect()
+        sock: socket.socket = super()._connect()
+        return sock
 
     def disconnect(self, *args: object, **kwargs: object) -> None:
         self._is_ready = False  # Also if an exception cuts this short.
         super().disconnect(*args, **kwargs)
         self._forget_values()
+        error = sys.exc_info()[1]
+        trace = None if error is None else error.__traceback__
+        if error and trace and module_of(trace.tb_frame).startswith("redis."):
+            raise_interrupt(error)  # redis-py would raise another error, or try again.
+
+    def can_read(self, timeout: float = 0) -> bool:
+        return bool(super().can_read(0) or (timeout and poll_of(self)(timeout * 1000)))
 
     def pack_commands(self, commands: Iterable[Iterable[object]]) -> object:
         commands = [_without_numbers(command) for command in commands]
@@ -163,6 +174,13 @@ def _without_numbers(args: Iterable[object]) -> list[object]:
     return [str(arg) if type(arg) in (int, float) else arg for arg in args]
 
 
+@cache
+def guarded(kind: type[Any]) -> type[Any]:
+    """The connection class ``kind`` with a guard in front of it."""
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "guards": kind}
+    return type(kind.__name__, (GuardedConnection, kind), members)
+
+
 def guard(client: T, cache_config: Any = None) -> T:
     """``client``, a redis-py client for threads, after its pool is made to guard its connections;
     those that the pool had are replaced. ``cache_config``: of its client-side cache, if it has
@@ -171,7 +189,7 @@ def guard(client: T, cache_config: Any = None) -> T:
     kind: Any = getattr(pool, "connection_class", None)
     known = isinstance(kind, type) and issubclass(kind, AbstractConnection)
     if known and not issubclass(kind, GuardedConnection):
-        pool.connection_class = interruptible(kind, GuardedConnection)
+        pool.connection_class = guarded(kind)
         if cache_config is not None:
             pool.make_connection = partial(_apart, pool.make_connection, cache_config)
         pool.reset()

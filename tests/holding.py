@@ -16,9 +16,9 @@ from django.core.cache import caches
 from django_redis_lock import Lock
 from django_redis_lock.clock import time
 from django_redis_lock.events import Outage
+from django_redis_lock.history.heartbeat import Heartbeat
 from django_redis_lock.keeper import DeferredRelease, Job, keeper
 from django_redis_lock.locking import Renewal
-from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.locking.waiting import queue
 from django_redis_lock.locking.waiting.queue import QueueWatch
 from django_redis_lock.protocol.acquisition import Refused, parse_acquire

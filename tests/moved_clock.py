@@ -12,9 +12,9 @@ import pytest
 from django_redis_lock.clock import Clock, time
 from django_redis_lock.contrib.instant_loss import Subscription
 from django_redis_lock.contrib.locmem.memory import _databases
+from django_redis_lock.history import heartbeat
+from django_redis_lock.history.heartbeat import Heartbeat
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking import records
-from django_redis_lock.locking.records import Heartbeat
 from tests.holding import settle
 from tests.processes import until
 
@@ -60,8 +60,8 @@ def moved_clock() -> Iterator[Callable[[float], None]]:
             _end_heartbeats()
             # The next ones would be late by all the time that has passed; and a lock that is not
             # collected yet refers to one that was sent in what is now the future.
-            records._next_beats.clear()
-            records.heartbeats.clear()
+            heartbeat._next_beats.clear()
+            heartbeat.heartbeats.clear()
 
 
 def _hears_nothing(*args: Any) -> Subscription:

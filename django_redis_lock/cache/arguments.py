@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
 
-from ..locking import LockOperations
+from ..locking import BaseLock
 
 
 class GetOrSetManyArguments(TypedDict, total=False):
@@ -59,7 +59,7 @@ class AsyncLockArguments(LockArguments, total=False):
     cancel_on_lost: bool
 
 
-class CurrentLock(LockOperations):
+class CurrentLock(BaseLock):
     """What ``current_lock()`` returns: a ``Lock``, or in coroutines an ``AsyncLock``, of which
     these methods are awaited."""
 

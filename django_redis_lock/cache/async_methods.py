@@ -15,7 +15,6 @@ from ..singleflight import encode_value, own_flights
 from ..steps import Step
 from ..transport import is_observed, pack, pack_words
 from ..transport.aio_client import aexchange, arun, arun_all
-from ..transport.refusals import genuine
 from .connections import (
     FAILED,
     Batch,
@@ -222,7 +221,7 @@ async def call(cache: Any, client: object, name: str, *args: Any, **options: Any
     """The method ``name`` of ``cache`` by the loop's ``client``."""
     try:
         return await getattr(AsyncMethods(cache, client), name)(*args, **options)
-    except genuine(*FAILED):
+    except FAILED:
         # As in django-redis, ``touch`` raises them always.
         if not cache._ignore_exceptions or name == "touch":
             raise

@@ -3,6 +3,7 @@ together of ``Values``, ``Flights``, ``Locks`` and ``Connections``."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial, wraps
@@ -28,7 +29,7 @@ from ..events import Subject
 from ..extension import PACKAGE, PartMissing, part
 from ..singleflight import encode_value
 from ..transport import server_of
-from ..transport.refusals import genuine
+from ..transport.refusals import raise_interrupt
 from .connections import Connections, failing_as_django_redis, flight_ending
 from .flights import Flights, awaitable, waiting_thread
 from .keys import KeyGuard, WithoutLocks, encoding, has_plain_keys, own_pattern
@@ -144,7 +145,9 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
     @property
     def _ignore_exceptions(self) -> bool:
         """Of django-redis: whether to ignore the error that is being handled."""
-        return self._ignores_errors and bool(genuine(Exception))
+        if self._ignores_errors and (error := sys.exc_info()[1]) is not None:
+            raise_interrupt(error)
+        return self._ignores_errors
 
     @_ignore_exceptions.setter
     def _ignore_exceptions(self, ignores: bool) -> None:
@@ -168,7 +171,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
     def _set(self, values: tuple[object, ...], client: object, **how: bool) -> object:
         try:
             return self.client.set(*values, **how, **self._by(client))
-        except genuine(ConnectionInterrupted):
+        except ConnectionInterrupted as error:
+            raise_interrupt(error)
             if client is not None or self.client._replica_read_only:
                 raise
             # django-redis tries its other servers. The first, which stores the flights, is down, so

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from inspect import signature
@@ -42,7 +42,7 @@ from ..transport import (
     server_of,
 )
 from ..transport.execute import joined, pack_word
-from ..transport.refusals import OUTAGE, genuine, is_pool_exhausted, suppress
+from ..transport.refusals import OUTAGE, is_pool_exhausted, raise_interrupt
 from ..transport.registry import in_memory
 from .keys import encoding
 
@@ -456,7 +456,7 @@ def failing_as_django_redis(redis: object) -> Iterator[None]:
     """An error of ``redis`` becomes the one that django-redis raises."""
     try:
         yield
-    except genuine(*FAILED) as error:
+    except FAILED as error:
         raise ConnectionInterrupted(connection=redis) from error
 
 
@@ -513,7 +513,8 @@ class Connections:
         began = time.monotonic()
         try:
             reply = read(*args)
-        except genuine(ConnectionInterrupted) as error:
+        except ConnectionInterrupted as error:
+            raise_interrupt(error)
             cause = error.__cause__
             unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
             if cause is not None and unreachable and not is_pool_exhausted(cause):

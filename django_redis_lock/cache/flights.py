@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
+from redis.exceptions import RedisError
 
 from .. import singleflight, transport
 from ..clock import time
@@ -29,7 +30,6 @@ from ..singleflight import (
 )
 from ..steps import Steps
 from ..threads import is_async
-from ..transport.refusals import redis_errors
 from .background import Refresh
 from .connections import Connections
 from .values import MISSING, FirstRead, Values
@@ -241,7 +241,7 @@ class Flights:
         calls = [Call(MARK_STALE, (name, flight_key(name)), args) for name in names]
         try:
             return sum(map(int, (yield runner.run(*calls)))) if calls else 0
-        except redis_errors():
+        except RedisError:
             if not cache._ignore_exceptions:
                 raise
             if cache._log_ignored_exceptions:

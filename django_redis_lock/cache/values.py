@@ -27,7 +27,7 @@ from ..singleflight import Runner, ThreadRunner, Undecodable, in_flight
 from ..steps import Steps
 from ..threads import after_fork, get_logger, may_log
 from ..transport import Server, exchange_with, pack_words, server_of
-from ..transport.refusals import genuine, is_busy, is_pool_exhausted, redis_errors
+from ..transport.refusals import is_busy, is_pool_exhausted, raise_interrupt
 from .connections import FAILED, Connections, OwnConnections, failing_as_django_redis
 
 logger = get_logger("django_redis_lock.flights")
@@ -206,7 +206,7 @@ class Values:
         nkey = own._key(client.make_key(key, version=version))
         try:
             stored = exchange_with(server, pack_words(b"GET", nkey))
-        except genuine(*FAILED) as error:
+        except FAILED as error:
             if is_busy(error):
                 return MISSING
             raise ConnectionInterrupted(connection=own) from error
@@ -219,7 +219,8 @@ class Values:
             if own is not None:
                 return get(key, MISSING, version, own)
             return connections.with_breaker(get, key, MISSING, version, connections.replica())
-        except genuine(ConnectionInterrupted) as error:
+        except ConnectionInterrupted as error:
+            raise_interrupt(error)
             return _missing_unless_outage(error)
 
     def _read_by_tool(self, key: str, version: int | None, server: object) -> object:
@@ -232,7 +233,8 @@ class Values:
         try:
             with failing_as_django_redis(connections.own):
                 value = self._cache.get(key, MISSING, version)
-        except genuine(ConnectionInterrupted) as error:
+        except ConnectionInterrupted as error:
+            raise_interrupt(error)
             if not has_replicas:
                 return _missing_unless_outage(error)
         if value is MISSING and has_replicas:
@@ -273,9 +275,10 @@ class Values:
                 value = self._read_by_tool(key, version, None)
             elif by_get:
                 value = yield self._cache.aget(key, MISSING, version)
-        except genuine(ConnectionInterrupted) as error:
+        except ConnectionInterrupted as error:
+            raise_interrupt(error)
             outage = self.without_redis(error.__cause__ or error)
-        except redis_errors() as error:
+        except RedisError as error:
             outage = self.without_redis(error)
         except Exception as error:
             yield from self.check_decoding(runner, error, key, version)
@@ -325,7 +328,7 @@ class Values:
                 return {}, None if others else self.without_redis(cause)
             try:
                 values, failed = self._read_decodable(names, version)
-            except redis_errors() as outage:
+            except RedisError as outage:
                 return {}, self.without_redis(outage)
             if not failed and not isinstance(cause, DECODING_ERRORS):
                 raise cause from None

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from asgiref.sync import AsyncToSync, sync_to_async
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, RedisError
 
 from .. import events, transport
 from ..cache import lock_cache
@@ -23,12 +23,11 @@ from ..clock import time
 from ..conf import Conf
 from ..contention import Conflict
 from ..exceptions import LockError
-from ..locking import BaseLock, is_inside
+from ..locking import BaseLock
 from ..protocol import printable
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger, in_context, is_async
 from ..transport import is_outage
-from ..transport.refusals import redis_errors
 from . import transactions
 from .options import OnLost, Options
 from .refusals import note_outage
@@ -256,7 +255,7 @@ class Section:
         return True
 
     def _refuse_to_wait_for_itself(self) -> None:
-        if not self.options.blocking or is_inside(self.lock):
+        if not self.options.blocking or self.lock._is_inside():
             return
         for lock, key, there in _entered.get():
             here = caller()
@@ -284,7 +283,7 @@ class Section:
             try:
                 acquired: bool = yield self._call("acquire", **options)
                 return acquired
-            except redis_errors() as error:
+            except RedisError as error:
                 note_outage(error, self.name, self.options.retry_after)
                 if not self.options.wait_for_redis:
                     raise
@@ -325,7 +324,7 @@ class Section:
     def _conflict(self) -> Steps[Conflict]:
         try:
             held = yield self._call("held")
-        except redis_errors():  # It is taken; the holder is unknown.
+        except RedisError:  # It is taken; the holder is unknown.
             held = None
         given = self.options.retry_after
         usual = events.usual_hold(self.lock.subject) if given is None else None
@@ -359,10 +358,10 @@ def _is_held_here(lock: BaseLock) -> bool:
 def _release(lock: Any, name: str, release: Callable[[], object]) -> Steps[None]:
     if not _is_held_here(lock):
         return
-    before = lock._state()
+    before = lock.local.known()
     try:
         yield release()
-    except redis_errors() as error:
+    except RedisError as error:
         about = {"lock": printable(name), "error": error}
         if isinstance(error, LockError):
             logger.warning("The lock %(lock)s ended before the locked code did: %(error)s", about)

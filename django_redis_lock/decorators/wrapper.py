@@ -18,6 +18,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.management.base import BaseCommand
+from redis.exceptions import RedisError
 
 from ..conf import Conf
 from ..contention import (
@@ -35,7 +36,7 @@ from ..locking import unwinding
 from ..middleware import RequestActivity, doing, request_of
 from ..threads import is_async
 from ..transport import is_outage
-from ..transport.refusals import is_unusable, redis_errors
+from ..transport.refusals import is_unusable
 from .key_template import Args, Kwargs, Template, made_for_task, names_of
 from .on_lost import CommandTerminator
 from .options import EXIT_CODES, MISSING, Options
@@ -156,7 +157,7 @@ class LockedFunction:
                     section.leave()
         except BaseException as error:
             section.abandon()
-            if entered is None and isinstance(error, redis_errors()):
+            if entered is None and isinstance(error, RedisError):
                 request = self._request_to_answer(error, args, kwargs)
                 if request is not None:
                     return self._unavailable(request, section.name, error)
@@ -224,7 +225,7 @@ class LockedFunction:
         try:
             with _request_noted(args, kwargs):
                 entered = await section.enter()
-        except redis_errors() as error:
+        except RedisError as error:
             request = self._request_to_answer(error, args, kwargs)
             if request is None:
                 raise

@@ -40,6 +40,7 @@ __all__ = [
     "finish",
     "keeper",
     "listeners",
+    "release_later",
     "use_keeper",
 ]
 
@@ -544,6 +545,13 @@ _keeper = Keeper()
 
 def keeper() -> Keeper:
     return _keeper
+
+
+def release_later(
+    server: Server, release: Call, lifetime: float | None = 0.0, late: bool = False
+) -> None:
+    """Have the keeper release what the caller cannot; see ``DeferredRelease``."""
+    _keeper.add(DeferredRelease(server, release, lifetime, late))
 
 
 def use_keeper(keeper: Keeper) -> None:

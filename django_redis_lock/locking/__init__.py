@@ -3,25 +3,16 @@
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from .. import history
 from ..extension import PartMissing, on_first_use, part
 from .base import BaseLock as BaseLock
-from .causes import code_here as code_here
 from .hold import Hold as Hold
+from .hold import Lifeline as Lifeline
 from .hold import Renewal as Renewal
+from .hold import listen
 from .hold import release_late as release_late
-from .local_state import is_by_caller as is_by_caller
-from .local_state import is_inside as is_inside
+from .local_state import Known as Known
 from .lock import Lock as Lock
-from .operations import LockOperations as LockOperations
-from .records import Event as Event
-from .records import Heartbeat as Heartbeat
-from .records import event_args as event_args
-from .records import last_heartbeats as last_heartbeats
-from .records import log_failed as log_failed
-from .records import note_call as note_call
-from .records import note_vanished as note_vanished
-from .records import read_events as read_events
-from .renewals import Renewals as Renewals
 from .unwind import unwinding as unwinding
 from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
 from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
@@ -35,5 +26,6 @@ __getattr__ = on_first_use(
     __name__, {"locking.aio": "AsyncLock", "locking.waiting.tasks": "TaskWaiter"}
 )
 
+listen(history)
 with suppress(PartMissing):
     part("instant_loss")  # Else a loss is noticed at the next renewal.

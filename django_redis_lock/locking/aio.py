@@ -16,6 +16,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
@@ -24,21 +25,18 @@ from ..protocol.validation import check_time
 from ..steps import adrive
 from ..transport import Answer, Client, in_background
 from ..transport.aio_client import aconnect, arun
-from ..transport.refusals import genuine, redis_errors
 from ..transport.registry import check_for_tasks
-from . import questions, records
-from .hold import Hold
+from . import questions
+from .base import BaseLock
+from .hold import Hold, log_failed
 from .local_state import (
     State,
     Task,
     TaskStates,
     acting_task,
-    enter_again,
-    note_entry,
     under_way,
 )
 from .lock import refusing
-from .operations import LockOperations
 from .replicas import REPLY_MARGIN_SECONDS, Confirmed, question_to_replicas
 from .waiting.tasks import TaskWaiter
 
@@ -79,7 +77,7 @@ def for_the_caller(
     return call
 
 
-class AsyncLock(LockOperations):
+class AsyncLock(BaseLock):
     """``Lock`` for asyncio: ``redis_client.lock(name, lock_class=AsyncLock)`` of redis.asyncio.
 
     Each task has its own token: the task in which ``acquire`` was called. ``on_lost`` is
@@ -125,11 +123,11 @@ class AsyncLock(LockOperations):
         A cancelled call leaves no lock behind."""
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         try:
-            if self.reentrant and enter_again(self):
+            if self.reentrant and self._enter_again():
                 return True
             acquired = await adrive(self._acquire_steps(request, wait))
             if self.reentrant and acquired:
-                note_entry(self)
+                self._note_entry()
             return acquired
         except BaseException as error:
             self._abandon(request, error)
@@ -142,11 +140,11 @@ class AsyncLock(LockOperations):
     async def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return await TaskWaiter(self.redis, request).wait(refused)
 
-    async def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
+    async def _ask_replicas(self, acquired: Acquisition, patience: float) -> Confirmed:
         token, keys = acquired.token, self.keys.at_place(acquired.place)
-        return await aconfirm(self.redis, keys, token, self.replicas, patience)
+        return await aask_replicas(self.redis, keys, token, self.replicas, patience)
 
-    async def _confirm_lifetime(self, hold: Hold) -> None:
+    async def _await_confirmation(self, hold: Hold) -> None:
         pending: Any = hold.pending
         if pending is not None:  # The keeper may have had the reply.
             await pending.confirmed()
@@ -161,11 +159,11 @@ class AsyncLock(LockOperations):
     @for_the_caller
     async def release(self) -> None:
         """As ``Lock.release``."""
-        before = self._state()
+        before = self.local.known()
         try:
             if not (self.reentrant and self._leave_inner()):
                 await adrive(self._release_steps())
-        except redis_errors():
+        except RedisError:
             raise
         except BaseException:
             self._leave_to_keeper(before)
@@ -187,7 +185,7 @@ class AsyncLock(LockOperations):
 
     async def locked(self) -> bool:
         """As ``Lock.locked``."""
-        return await self._answer(questions.locked(self))
+        return await self._answer(self._locked_query())
 
     @for_the_caller
     async def owned(self) -> bool:
@@ -196,20 +194,20 @@ class AsyncLock(LockOperations):
 
     async def holder(self) -> Owner | None:
         """As ``Lock.holder``."""
-        held = await self._answer(questions.held(self))
+        held = await self._answer(self._held_query())
         return await self._answer(questions.heartbeat(held))
 
     async def get_owner_id(self) -> str | None:
         """As ``Lock.get_owner_id``."""
-        return await self._answer(questions.owner_id(self))
+        return await self._answer(self._owner_id_query())
 
     async def ttl(self) -> float | None:
         """As ``Lock.ttl``."""
-        return await self._answer(questions.ttl(self))
+        return await self._answer(self._ttl_query())
 
     async def held(self) -> HolderInfo | None:
         """As ``Lock.held``."""
-        return await self._answer(questions.held(self))
+        return await self._answer(self._held_query())
 
     async def holders(self) -> list[HolderInfo]:
         """As ``Lock.holders``."""
@@ -236,7 +234,7 @@ class AsyncLock(LockOperations):
         if await self.acquire():
             self._entered()
             return self
-        raise await self._answer(questions.not_acquired(self))
+        raise await self._answer(self._not_acquired_query())
 
     def _entered(self) -> None:
         super()._entered()
@@ -272,7 +270,7 @@ class AsyncLock(LockOperations):
         if hold is not None and hold.from_parent_process:
             return
         cancelled_by_loss = self._is_cancelled_by_loss(exc_value)
-        before = self._state()
+        before = self.local.known()
         try:
             await self.release()
         except BaseException as error:
@@ -282,10 +280,10 @@ class AsyncLock(LockOperations):
             raise self._lost_error() from exc_value
 
 
-async def aconfirm(
+async def aask_replicas(
     client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
 ) -> Confirmed:
-    """As ``confirm``, for tasks."""
+    """As ``ask_replicas``, for tasks."""
     connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)
     try:
         question = connection.request(
@@ -293,7 +291,7 @@ async def aconfirm(
         )
         held, confirmed = await asyncio.wait_for(question, patience + REPLY_MARGIN_SECONDS)
         return Confirmed(bool(held), int(confirmed))
-    except genuine(asyncio.TimeoutError):
+    except asyncio.TimeoutError:
         raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None
     finally:
         connection.disconnect()
@@ -311,7 +309,7 @@ def _in_loop(
             if asyncio.iscoroutine(outcome):
                 await outcome
         except Exception:
-            records.log_failed(on_lost, name)
+            log_failed(on_lost, name)
 
     def call() -> None:
         in_background(run())

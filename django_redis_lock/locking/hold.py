@@ -12,12 +12,13 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import events, protocol
 from ..clock import time
 from ..events import Lost, Subject, group_of
-from ..keeper import DeferredRelease, Job, LateRequest, SentOnce, keeper
+from ..keeper import Job, LateRequest, keeper, release_later
 from ..protocol import (
     AcquireRequest,
     Acquisition,
@@ -40,8 +41,6 @@ from ..protocol import (
 from ..protocol.activities import described
 from ..threads import Mutex, after_fork, free_after_fork, get_logger, may_log, this_process
 from ..transport import Server
-from . import causes, records
-from .records import Heartbeat
 
 if TYPE_CHECKING:
     from ..protocol import Owner
@@ -132,12 +131,11 @@ class Hold:
         where = hostname(), pid, thread
         return protocol.Owner(name, *where, label, since, process_id(), doing=doing)
 
-    def deferred_release(
-        self, server: Server, grant_timeout: float, min_hold: float = 0.0
-    ) -> DeferredRelease:
+    def release_later(self, server: Server, grant_timeout: float, min_hold: float = 0.0) -> None:
+        """Have the keeper release it, which is over."""
         of_it = (min_hold, self.fence, self.attempt, self.limit)
         call = release_call(self.keys, self.token, new_token(), grant_timeout, *of_it)
-        return DeferredRelease(server, call, self.lifetime)
+        release_later(server, call, self.lifetime)
 
     @property
     def least_fence(self) -> int:
@@ -155,14 +153,15 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """May read the reply to come, and so end the hold and tell everyone."""
-        if self.ended:
+        """Whether it has ended before its release. The keeper notices that as well, and tells."""
+        now = time.monotonic()
+        if self.ended or now < self.deadline:
             return self._lost
-        if time.monotonic() < self.deadline:
+        # The reply that confirms a grant may lie there unread.
+        confirmed = None if self.pending is None else self.pending.read_reply(False)
+        if confirmed is not None and now < confirmed:
             return False
-        self.confirm()
-        # The keeper may have ended it at the same time.
-        return self._lost if self.ended else time.monotonic() >= self.deadline
+        return not self.released  # The keeper, or another thread, may have ended it meanwhile.
 
     @property
     def is_valid(self) -> bool:
@@ -247,13 +246,39 @@ class Hold:
                 try:
                     tell()
                 except Exception:
-                    records.log_failed(tell, self.keys.name)
+                    log_failed(tell, self.keys.name)
 
 
 def release_late(request: AcquireRequest) -> None:
     """The call of ``acquire`` has ended without the lock, or with one that is over."""
     for server, release in request.releases_of_unanswered():
         keeper().add(LateRequest(server, release, request.lifetime))
+
+
+def log_failed(on_lost: object, name: bytes) -> None:
+    lost_logger.exception(
+        "on_lost failed: %(on_lost)r (lock %(lock)s)",
+        {"lock": printable(name), "on_lost": on_lost},
+    )
+
+
+class Listener(Protocol):
+    """What hears of the locks that the keeper renews, and knows why one was lost. Here it is a
+    module, ``history``."""
+
+    def described(self, job: Renewal) -> object: ...
+    def stopped(self, job: Renewal) -> None: ...
+    def ended(self, job: Renewal, what: str, note: str) -> None: ...
+    def why(self, job: Renewal, reply: Reply, early: bool) -> str: ...
+
+
+listener: Listener
+
+
+def listen(other: Any) -> None:
+    """Tell ``other`` from now on."""
+    global listener
+    listener = other
 
 
 #: What keeps each lock alive that this process has, by its server and key: the last one that began.
@@ -265,14 +290,14 @@ _warned_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary
 class Renewal(Job):
     """Keeps a hold alive, describes the holder in Redis, and tells it when the lock is lost."""
 
-    #: Its ``Renewals``, as long as the handle knows them; None: it need not.
+    #: Its ``Lifeline``, as long as the handle knows them; None: it need not.
     kept_by: weakref.ref[Any] | None = None
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
     #: Whether Redis may have the description of the holder.
-    _may_be_described = False
-    #: This process's on the server, once Redis has it.
-    heartbeat: Heartbeat | None = None
+    may_be_described = False
+    #: Once Redis has it: what the listener keeps.
+    described: object = None
 
     def __init__(self, server: Server, hold: Hold) -> None:
         super().__init__(server, math.inf)
@@ -309,18 +334,18 @@ class Renewal(Job):
         keeper().discard(self)
         if latest.get(key := (self.server, self.hold.keys.lock)) is self:
             latest.pop(key, None)
-        if self.heartbeat is not None:
-            self.heartbeat.leave(self)
+        if self.described is not None:
+            listener.stopped(self)
 
     def _note_described(self) -> None:
-        if self.heartbeat is None:
-            self.heartbeat = records.Heartbeat.join(self)
+        if self.described is None:
+            self.described = listener.described(self)
 
     def schedule(self, last: float) -> None:
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
         at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
-        describes_at = math.inf if self.heartbeat else hold.began + DESCRIBE_AFTER
+        describes_at = math.inf if self.described else hold.began + DESCRIBE_AFTER
         due = min(hold.deadline, last + self._interval, hold.warns_at, describes_at)
         if hold.pending is not None:  # Perhaps only a renewal outlasts the grant.
             due = min(due, (hold.began + hold.deadline) / 2)
@@ -334,7 +359,7 @@ class Renewal(Job):
         if hold.ended:
             self.stop()
             if hold.lost:  # As another has noticed.
-                self.emit("lost", hold.reason)
+                self.tell("lost", hold.reason)
             return None
         hold.confirm()
         renewing = self._renewing(now)
@@ -348,8 +373,8 @@ class Renewal(Job):
             hold.renews_until = -math.inf
             message = "Lock %(lock)s was garbage-collected without release(); renewal stopped"
             logger.warning(message, hold.log_fields())
-        self._may_be_described = True
-        fields = () if self.heartbeat else (*hold.owner().fields(), *self._lock_fields())
+        self.may_be_described = True
+        fields = () if self.described else (*hold.owner().fields(), *self._lock_fields())
         return renew_call(hold.keys, hold.token, hold.attempt, *fields, wanted=self._wanted(now))
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
@@ -359,7 +384,7 @@ class Renewal(Job):
             logger.warning(message, hold.log_fields())
             hold.end()
         self.stop()
-        keeper().add(hold.deferred_release(self.server, grant_timeout, min_hold))
+        hold.release_later(self.server, grant_timeout, min_hold)
 
     def _lock_fields(self) -> list[str]:
         """Of the description, what is not about the holder."""
@@ -377,28 +402,20 @@ class Renewal(Job):
             terms += ("group", subject.group)
         return terms
 
-    def emit(self, what: str, note: str = "") -> None:
-        """Record what has happened, unless the lock was held for no time."""
-        if not self._may_be_described:
-            return
-        hold = self.hold
-        held = time.monotonic() - hold.began
-        of_it = (hold.keys.name, what, hold.owner(), note, held, hold.name)
-        event = records.note_call(*of_it, server=self.server)
-        keeper().add(SentOnce(self.server, event))
+    def tell(self, what: str, note: str = "") -> None:
+        """Tell the listener how the lock has ended, unless it was held for no time."""
+        if self.may_be_described:
+            listener.ended(self, what, note)
 
     def _lose(self, reason: str) -> None:
         self.flush_at_exit = True  # Until everybody is told.
         # Recorded before that: who is told may end this job, and the process.
-        self.hold.lose(reason, lambda: self.emit("lost", reason))
+        self.hold.lose(reason, lambda: self.tell("lost", reason))
         self.stop()
 
     def _refused(self, value: Reply, early: bool) -> None:
         """Redis does not have the lock any more, says ``value``."""
-        if self.heartbeat is not None:
-            self.heartbeat.suspect_others()
-        beats = causes.beats_so_far(self.server)
-        self._lose(causes.cause(value, beats, early, self.hold, server=self.server))
+        self._lose(listener.why(self, value, early))
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
@@ -437,3 +454,49 @@ class Renewal(Job):
         # Look once more just before the deadline, to tell the holder in time.
         last_call = hold.deadline - self._margin
         self.due = now + pause if now >= last_call else min(now + pause, last_call)
+
+
+class Lifeline:
+    """What the keeper does for one hold, one job for each server, as the handle knows it. When
+    no handle knows it any more, the lock cannot be released, and it ends with its lifetime."""
+
+    __slots__ = ("__weakref__", "hold", "jobs")
+
+    def __init__(self, hold: Hold, *jobs: Renewal) -> None:
+        self.hold = hold
+        self.jobs = jobs
+        for job in jobs:
+            job.kept_by = weakref.ref(self)
+
+    def begin(self) -> None:
+        for job in self.jobs:
+            job.begin()
+
+    def entered(self, grant_timeout: float, min_hold: float) -> None:
+        """The lock was taken by ``with``. A signal handler's exception at the entry of ``__exit__``
+        may keep the block's end from releasing it; then the keeper does when the handle is
+        collected."""
+        kept_by = weakref.ref(self, partial(_collected, self.jobs, (grant_timeout, min_hold)))
+        for job in self.jobs:
+            job.kept_by = kept_by
+
+    def discard(self) -> None:
+        for job in self.jobs:
+            job.kept_by = None
+            job.stop()
+
+    def reschedule(self, due: float) -> None:
+        for job in self.jobs:
+            keeper().reschedule(job, due)
+
+    def tell(self, what: str, note: str = "") -> None:
+        for job in self.jobs:
+            job.tell(what, note)
+
+
+def _collected(jobs: tuple[Renewal, ...], terms: tuple[float, float], _: object) -> None:
+    """May run anywhere, as signal handlers do: the keeper does the rest."""
+    for job in jobs:
+        if not job.hold.ended:
+            job.collected = terms
+            keeper().reschedule(job, time.monotonic())

@@ -7,15 +7,10 @@ import copy
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from .hold import Hold, Renewal, latest
-
-if TYPE_CHECKING:
-    from .base import BaseLock
-    from .renewals import Renewals
-
+from .hold import Hold, Lifeline
 
 Task = asyncio.Task[object] | None
 
@@ -49,7 +44,7 @@ class Known(NamedTuple):
 
     token: bytes | None
     hold: Hold | None
-    renewal: Renewals | None
+    renewal: Lifeline | None
     entry: Entry | None
     times: int
 
@@ -59,7 +54,7 @@ class State:
 
     token: bytes | None = None
     hold: Hold | None = None
-    renewal: Renewals | None = None
+    renewal: Lifeline | None = None
     entry: Entry | None = None
     #: The task whose state it is.
     task: ref[asyncio.Task[object]] | None = None
@@ -173,55 +168,4 @@ class Entry:
 
 
 #: By caller and lock. A task is not inside what the task or thread that started it holds.
-_entries: WeakValueDictionary[tuple[object, ...], Entry] = WeakValueDictionary()
-
-
-def _key(lock: BaseLock) -> tuple[object, ...]:
-    caller = ref(acting_task() or threading.current_thread())
-    return caller, lock.asynchronous, lock._servers, lock.keys.lock
-
-
-def _entry_of_caller(lock: BaseLock) -> Entry | None:
-    entry = _entries.get(_key(lock))
-    return entry if entry is not None and entry.hold.is_valid else None
-
-
-def is_inside(lock: BaseLock) -> bool:
-    """Whether the caller holds ``lock``, and goes in again without a wait."""
-    return lock.reentrant and _entry_of_caller(lock) is not None
-
-
-def enter_again(lock: BaseLock) -> bool:
-    """Whether the caller holds ``lock`` already, and has gone in once more."""
-    entry = _entry_of_caller(lock)
-    if entry is None:
-        return False
-    on_lost = None if lock.on_lost is None else lock._for_keeper(lock.on_lost)
-    return entry.enter(lock.local, on_lost)
-
-
-def is_by_caller(lock: BaseLock, hold: Hold) -> bool:
-    """Whether the caller, who uses ``lock``, is the one that has acquired ``hold``."""
-    if not lock.asynchronous:  # A thread that waits stops all of its tasks.
-        return hold.by_this_thread
-    return hold.task is not None and hold.task() is acting_task()
-
-
-def own_renewals(lock: BaseLock) -> list[Renewal]:
-    """Those of the caller that keep ``lock`` taken, by any lock objects, as far as is known; none
-    if others have one of its places."""
-    for server in lock._servers:
-        mine: list[Renewal] = []
-        for number in range(1, lock.limit + 1):
-            job = latest.get((server, lock.keys.at_place(number).lock))
-            if job is None or not job.hold.is_valid or not is_by_caller(lock, job.hold):
-                break
-            mine.append(job)
-        else:
-            return mine
-    return []
-
-
-def note_entry(lock: BaseLock) -> None:
-    entry = Entry(lock.local, lock.timeout, lock.min_hold)
-    lock.local.entry = _entries[_key(lock)] = entry
+entries: WeakValueDictionary[tuple[object, ...], Entry] = WeakValueDictionary()

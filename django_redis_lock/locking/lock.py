@@ -7,17 +7,17 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
+from redis.exceptions import RedisError
+
 from ..protocol import AcquireRequest, Acquisition, Call, Refused, Reply
 from ..protocol.validation import check_time
 from ..steps import drive
 from ..threads import in_context
 from ..transport import Answer, run
-from ..transport.refusals import redis_errors
-from . import questions, records
+from . import questions
 from . import replicas as replication
-from .hold import Hold
-from .local_state import enter_again, note_entry
-from .operations import LockOperations
+from .base import BaseLock
+from .hold import Hold, log_failed
 from .waiting import ThreadWaiter
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def refusing(instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-class Lock(LockOperations):
+class Lock(BaseLock):
     """A lock on Redis with redis-py's interface: ``redis_client.lock(name, lock_class=Lock)``.
 
     A waiter is woken by the release, in the order of arrival; it does not poll. What may go wrong,
@@ -83,17 +83,16 @@ class Lock(LockOperations):
             redis.exceptions.RedisError: Redis cannot be reached; the lock is not held.
         """
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
-        before = self._state()
+        before = self.local.known()
         try:
-            if self.reentrant and enter_again(self):
+            if self.reentrant and self._enter_again():
                 return True
             acquired = drive(self._acquire_steps(request, wait))
             if self.reentrant and acquired:
-                note_entry(self)
+                self._note_entry()
             return acquired
         except BaseException as error:  # A signal handler's may come at any point.
-            self._abandon(request, error)
-            self._undo(before)
+            self._abandon(request, error, before)
             raise
 
     def _send_acquire(self, request: AcquireRequest) -> Reply:
@@ -103,11 +102,11 @@ class Lock(LockOperations):
     def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return ThreadWaiter(self.redis, request).wait(refused)
 
-    def _confirm(self, acquired: Acquisition, patience: float) -> replication.Confirmed:
+    def _ask_replicas(self, acquired: Acquisition, patience: float) -> replication.Confirmed:
         where = self.redis, self.keys.at_place(acquired.place)
-        return replication.confirm(*where, acquired.token, self.replicas, patience)
+        return replication.ask_replicas(*where, acquired.token, self.replicas, patience)
 
-    def _confirm_lifetime(self, hold: Hold) -> None:
+    def _await_confirmation(self, hold: Hold) -> None:
         hold.confirm(wait=True)
 
     def _for_keeper(self, on_lost: Callable[[], object]) -> Callable[[], object]:
@@ -122,11 +121,11 @@ class Lock(LockOperations):
             redis.exceptions.RedisError: Redis cannot be reached. The lock object still knows its
                 token, so ``release`` can be called again.
         """
-        before = self._state()
+        before = self.local.known()
         try:
             if not (self.reentrant and self._leave_inner()):
                 drive(self._release_steps())
-        except redis_errors():
+        except RedisError:
             raise
         except BaseException:  # A signal handler's.
             self._leave_to_keeper(before)
@@ -151,7 +150,7 @@ class Lock(LockOperations):
 
     def locked(self) -> bool:
         """Whether any caller holds the lock; with a ``limit``, whether all places are taken."""
-        return self._answer(questions.locked(self))
+        return self._answer(self._locked_query())
 
     def owned(self) -> bool:
         """Whether this lock object (in this thread) holds the lock."""
@@ -161,23 +160,23 @@ class Lock(LockOperations):
         """The holder of the lock; None if it is free. Of several holders, the one whose lifetime
         ends first, as for ``held``, ``ttl`` and ``get_owner_id``. Its label and the like are known
         after half a second; ``seen`` is the age of its process's last heartbeat, in seconds."""
-        held = self._answer(questions.held(self))
+        held = self._answer(self._held_query())
         return self._answer(questions.heartbeat(held))
 
     def get_owner_id(self) -> str | None:
         """The token of the lock's holder, by python-redis-lock's name; None if it is free. A
         lock made with this token as its ``id`` can release it."""
-        return self._answer(questions.owner_id(self))
+        return self._answer(self._owner_id_query())
 
     def ttl(self) -> float | None:
         """Seconds until the lock expires unless it is renewed: ``inf`` for one that never expires,
         None if the lock is free."""
-        return self._answer(questions.ttl(self))
+        return self._answer(self._ttl_query())
 
     def held(self) -> HolderInfo | None:
         """The holder, how long it has held the lock, and the time left, in one round trip; None if
         the lock is free."""
-        return self._answer(questions.held(self))
+        return self._answer(self._held_query())
 
     def holders(self) -> list[HolderInfo]:
         """The holders of all places, the one whose lifetime ends first before the others."""
@@ -207,20 +206,20 @@ class Lock(LockOperations):
         return run(self.redis, call)
 
     def __enter__(self) -> Self:
-        before = self._state()
+        before = self.local.known()
         try:
             if self.acquire():
                 self._entered()
                 return self
         except BaseException:
-            if self._state() != before and not self._is_anothers:
+            if self.local.known() != before and not self._is_anothers:
                 self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
             raise
-        raise self._answer(questions.not_acquired(self))
+        raise self._answer(self._not_acquired_query())
 
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
         try:
-            before = self._state()
+            before = self.local.known()
         except BaseException:
             self._leave_to_keeper()
             raise
@@ -240,6 +239,6 @@ def in_a_thread(on_lost: Callable[[], object], name: bytes) -> Callable[[], None
         try:
             in_context(context, on_lost)
         except BaseException:  # Also sys.exit(), which Python would ignore.
-            records.log_failed(on_lost, name)
+            log_failed(on_lost, name)
 
     return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start

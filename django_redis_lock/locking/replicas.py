@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..clock import time
-from ..exceptions import TooFewReplicas
-from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, milliseconds, script
-from ..steps import Steps
-from ..transport import Client, exchange_with, note_sent, pack, pack_words, server_of
-
-if TYPE_CHECKING:
-    from .operations import LockOperations
+from ..protocol import Call, LockKeys, milliseconds, script
+from ..transport import Client, exchange_with, pack, pack_words, server_of
 
 #: Seconds that replicas have at least, and at most.
 MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0
@@ -39,25 +34,13 @@ class Confirmed(NamedTuple):
     replicas: int
 
 
-def confirmed(
-    lock: LockOperations, request: AcquireRequest, acquired: Acquisition, until: float
-) -> Steps[None]:
-    """Raises TooFewReplicas unless they confirm ``acquired`` while it may be waited for, ``until``
-    a monotonic time, within reason."""
-    request.may_hold[:] = [(acquired.token, acquired.attempt, acquired.place)]
-    most = min(MAX_PATIENCE_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
-    patience = min(max(until - time.monotonic(), MIN_PATIENCE_SECONDS), most)
-    try:
-        confirmation = yield lock._confirm(acquired, patience)
-    except Exception as error:
-        note_sent(error, True)  # The lock is held, also if this question could not be sent.
-        raise
-    known = confirmation.replicas if confirmation.held else 0
-    if known < lock.replicas:
-        raise TooFewReplicas(known, lock.replicas, lock._shown)
+def patience(left: float, lifetime: float | None) -> float:
+    """Seconds that replicas have, if the caller has so many ``left``."""
+    most = min(MAX_PATIENCE_SECONDS, math.inf if lifetime is None else lifetime / 3)
+    return min(max(left, MIN_PATIENCE_SECONDS), most)
 
 
-def confirm(
+def ask_replicas(
     client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
 ) -> Confirmed:
     """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""

@@ -129,21 +129,6 @@ def counted(number: int, one: str, several: str) -> str:
 one_line = partial(printable, limit=200)
 
 
-def holder(lock: LockInfo, *, labelled: bool = True) -> str:
-    owner = lock.owner
-    if lock.resting:
-        return "released, min_hold not over"
-    if not owner.host:
-        return f"? ({owner.id})"
-    label = f" ({owner.label})" if owner.label and labelled else ""
-    return one_line(f"{owner.host}:{owner.pid}{label}")
-
-
-def taken(lock: LockInfo) -> str:
-    """As ``3 of 5`` places; empty for a plain lock."""
-    return f"{lock.taken} of {lock.limit}" if (lock.limit or 1) > 1 else ""
-
-
 def note(lock: LockInfo) -> str:
     """What is unusual about a lock; empty if nothing is."""
     if lock.broken:
@@ -158,14 +143,9 @@ def note(lock: LockInfo) -> str:
         return "computation"
     if lock.queued:
         return "queued"
-    if places := taken(lock):
-        return f"place {lock.place}, {places}"
+    if (lock.limit or 1) > 1:
+        return f"place {lock.place}, {lock.taken} of {lock.limit}"
     return "not renewed" if lock.renews is False and not lock.resting else ""
-
-
-def in_trouble(lock: LockInfo) -> bool:
-    """Whether the holder is silent, or the lock never expires."""
-    return bool(lock.silent) or math.isinf(lock.ttl)
 
 
 def as_json(holding: HeldLock) -> dict[str, object]:

@@ -16,10 +16,10 @@ from django.core.management.base import BaseCommand
 from redis.exceptions import RedisError
 
 from ..cache import lock_cache
+from ..ops.facts import is_in_trouble
 from ..ops.held_locks import HeldLock, held_locks, look_closely, release, release_many
-from ..ops.inventory import LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
+from ..ops.inventory import FLIGHT, LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
-from ..transport.refusals import redis_errors
 from . import (
     Exit,
     Options,
@@ -27,14 +27,11 @@ from . import (
     clock_time,
     duration,
     fields,
-    holder,
-    in_trouble,
     note,
     one_line,
-    taken,
     usage_error,
 )
-from .listing import KINDS, cuts, failures, find_all, lines, verdict
+from .listing import KINDS, cuts, failures, find_all, lines, told, verdict
 
 NO_HEARTBEAT = "none yet: acquired less than half a second ago, or its process died so soon"
 #: The events that users know by another name.
@@ -72,7 +69,7 @@ def find(options: Options) -> Found:
     for place in places:
         try:
             looked.append(_look(*place))
-        except redis_errors() as error:
+        except RedisError as error:
             failure = error
     # Caches that share a server all find the same lock.
     held = {_acquisitions(found): found for found in looked if found.holding}
@@ -141,14 +138,14 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
     out = [style.MIGRATE_HEADING(one_line(name))]
     for title, text in _facts(found):
         out.append(f"  {title:<15}{text}")
-    if found.holding is not None and in_trouble(found.holding.lock):
+    if found.holding is not None and is_in_trouble(found.holding.lock):
         out.append(f"  {'':<15}{style.ERROR(_advice(found.holding))}")
     if len(found.inspection.holders) > 1:
         out += ["", style.MIGRATE_LABEL("All holders")]
         for lock in sorted(found.inspection.holders, key=lambda held: held.place):
-            out.append(f"  {lock.place:>3}  {_who(lock)}")
+            out.append(f"  {lock.place:>3}  {_who(HeldLock(found.alias, name, lock))}")
     if found.inspection.waiters:
-        out += ["", style.MIGRATE_LABEL("Waiting, in this order")]
+        out += ["", style.MIGRATE_LABEL("Waiting processes, in this order")]
         for number, waiter in enumerate(found.inspection.waiters, 1):
             where = f"{waiter.host}, process {waiter.pid}, thread {waiter.thread}"
             out.append(f"  {number:>3}  {one_line(where)}, for {duration(waiter.waited)}")
@@ -179,38 +176,32 @@ def _free(found: Found) -> str:
     return "free; there are no recent events of this name: check the spelling"
 
 
-def _unknown(id: str) -> str:
-    return f"not known ({id}): its token names no process, as those of other programs"
-
-
 def _facts(found: Found) -> list[tuple[str, str]]:
-    place = f"{found.alias}, at the key {one_line(found.key.decode(errors='backslashreplace'))}"
+    key = f"{found.alias}, at the key {one_line(found.key.decode(errors='backslashreplace'))}"
     if found.holding is None:
-        return [("state", _free(found)), ("cache", place)]
-    lock, owner = found.holding.lock, found.holding.lock.owner
+        return [("state", _free(found)), ("cache", key)]
+    lock, owner, of_it = found.holding.lock, found.holding.lock.owner, told(found.holding)
+    state = "being computed" if lock.kind == FLIGHT else "held"
+    state = "of a task in a queue, sent" if lock.queued else state
+    none_yet = NO_HEARTBEAT if lock.unannounced else ""
+    since = (
+        "" if owner.since is None else f"{clock_time(owner.since)}, {duration(lock.held_for)} ago"
+    )
+    facts = {
+        "state": "released, and taken until its min_hold has passed" if lock.resting else state,
+        "by": of_it["place"] if owner.host else f"{of_it['place']}: {of_it['verdict']}",
+        "for": of_it["label"],
+        "doing": of_it["doing"],
+        "since": since,
+        "time left": _time_left(found.holding),
+        "heartbeat": f"{of_it['seen']} ago" if of_it["seen"] else none_yet,
+        "place": of_it["taken"] and f"{lock.place}; {of_it['taken']} are taken",
+        "fencing token": "" if lock.fence is None else of_it["fence"],
+        "cache": key,
+    }
     if lock.resting:
-        facts = [("state", "released, and taken until its min_hold has passed")]
-    else:
-        held = "of a task in a queue, sent" if lock.queued else "held"
-        facts = [("state", held if lock.kind == LOCK else "being computed")]
-        who = f"{owner.host}, process {owner.pid}, thread {owner.thread}"
-        facts.append(("by", one_line(who) if owner.host else _unknown(owner.id)))
-        if owner.label:
-            facts.append(("for", one_line(owner.label)))
-        if owner.doing:
-            facts.append(("doing", one_line(owner.doing)))
-    if owner.since is not None:
-        facts.append(("since", f"{clock_time(owner.since)}, {duration(lock.held_for)} ago"))
-    facts.append(("time left", _time_left(found.holding)))
-    if lock.seen is not None:
-        facts.append(("heartbeat", f"{duration(lock.seen)} ago"))
-    elif lock.unannounced:
-        facts.append(("heartbeat", NO_HEARTBEAT))
-    if places := taken(lock):
-        facts.append(("place", f"{lock.place}; {places} are taken"))
-    if lock.fence is not None:
-        facts.append(("fencing token", str(lock.fence)))
-    return [*facts, ("cache", place)]
+        facts |= dict.fromkeys(("by", "for", "doing"), "")
+    return [(title, text) for title, text in facts.items() if text]
 
 
 def _time_left(holding: HeldLock) -> str:
@@ -226,9 +217,10 @@ def _time_left(holding: HeldLock) -> str:
 
 
 def _advice(holding: HeldLock) -> str:
-    lock = holding.lock
-    if lock.silent:
-        return f"Its process has crashed, is stopped or is cut off from Redis: {note(lock)}."
+    if holding.lock.silent:
+        return (
+            f"Its process has crashed, is stopped or is cut off from Redis: {note(holding.lock)}."
+        )
     return "It ends only when it is released. If its process has crashed: manage.py locks release."
 
 
@@ -260,7 +252,7 @@ def release_lock(command: BaseCommand, options: Options) -> int:
         free = f"Place {options['place']} of {name} is free." if others else ""
         command.stdout.write(free or f"{name} is {_free(found)}.")
         return 0 if found.local is None else Exit.NOT_OWNER
-    command.stdout.write(f"{one_line(name)} is held by {_who(held.lock)}.")
+    command.stdout.write(f"{one_line(name)} is held by {_who(held)}.")
     if not options["yes"] and not _agreed(command, held.lock):
         command.stdout.write("Nothing was released.")
         return 1
@@ -283,7 +275,7 @@ def _chosen(found: Found, name: str, place: int | None) -> HeldLock | None:
 
 
 def _said(held: HeldLock, outcome: Outcome) -> str:
-    name = one_line(held.name) + (f", place {held.lock.place}," if taken(held.lock) else "")
+    name = one_line(held.name) + (f", place {held.lock.place}," if told(held)["taken"] else "")
     if outcome is Outcome.FREE:
         return f"{name} was free already."
     if outcome is Outcome.NOT_OWNER:
@@ -331,7 +323,7 @@ def reset_locks(command: BaseCommand, options: Options) -> int:
             command.stdout.write(f"Nothing was released. To release {these}, add --yes.")
         return code
     for held, outcome in zip(result.found, release_many(result.found, _operator()), strict=True):
-        command.stdout.write(f"{_said(held, outcome)} It was held by {_who(held.lock)}.")
+        command.stdout.write(f"{_said(held, outcome)} It was held by {_who(held)}.")
         if outcome is Outcome.NOT_OWNER:
             code = code or Exit.NOT_OWNER
     for sentence in cuts(result):
@@ -339,10 +331,12 @@ def reset_locks(command: BaseCommand, options: Options) -> int:
     return code
 
 
-def _who(lock: LockInfo) -> str:
-    if lock.resting:
+def _who(held: HeldLock) -> str:
+    of_it = told(held)
+    if held.lock.resting:
         return "no caller: it was released, and its min_hold is not over"
-    return f"{holder(lock)}, for {duration(lock.held_for)}"
+    label = f" ({of_it['label']})" if of_it["label"] else ""
+    return f"{of_it['holder']}{label}, for {of_it['held']}"
 
 
 def _release(held: HeldLock) -> Outcome:

@@ -16,7 +16,6 @@ from ..apps import CHECKS_TAG
 from ..cache import lock_cache
 from ..ops.doctor import Finding, Level, Target, examine, rules
 from ..transport.hints import explained
-from ..transport.refusals import genuine, redis_errors
 from . import Exit, Options, one_line, usage_error, width_of
 
 #: The widths of the columns before a finding's text.
@@ -72,7 +71,7 @@ def _examined(alias: str) -> tuple[list[Finding], bool]:
         found.extend(examine(alias))
     except ImproperlyConfigured as error:
         found.append(Finding("settings", Level.ERROR, str(error)))
-    except redis_errors() as error:
+    except RedisError as error:
         text = explained(error)
         generic = "Check whether it runs, and whether address, user and password are right."
         hint = generic if text == str(error) else ""
@@ -137,7 +136,7 @@ def _write_all(command: BaseCommand, findings: list[Finding], width: int) -> Non
 def _address(alias: str) -> str:
     try:
         return one_line(Target(alias).address)
-    except genuine(ImproperlyConfigured, RedisError, OSError):
+    except (ImproperlyConfigured, RedisError):
         return ""
 
 

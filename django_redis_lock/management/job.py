@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,7 +25,7 @@ from django.core.management.base import BaseCommand
 
 from ..decorators import interrupt_main_thread
 from ..extension import PartMissing, part
-from ..transport.refusals import genuine, suppress
+from ..transport.refusals import raise_interrupt
 from . import Exit, usage_error
 
 #: Ctrl-Z must stop neither this process, which renews the lock, nor the program, for which others
@@ -157,7 +157,8 @@ class Program:
                 if not answer:
                     return self._without_guard(guard)
             return int(answer)
-        except genuine(OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
+            raise_interrupt(error)
             why = getattr(error, "strerror", None) or answer.decode()
             text = f"{self._argv[0]} cannot be started: {why}"
             raise CommandError(text, returncode=Exit.NOT_FOUND) from error

@@ -9,14 +9,15 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from django.core.management.base import BaseCommand
 
 from ..extension import part
+from ..ops.facts import facts, is_in_trouble
 from ..ops.held_locks import UNAVAILABLE, HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..ops.inventory import FLIGHT, LOCK
-from ..transport.refusals import genuine
 from . import (
     COMPACT,
     Column,
@@ -29,8 +30,6 @@ from . import (
     duration,
     fields,
     fits,
-    holder,
-    in_trouble,
     note,
     one_line,
     table,
@@ -93,7 +92,7 @@ def _list(command: BaseCommand, options: Options, screen: bool) -> int:
 
 def verdict(locks: list[HeldLock], *, here: bool) -> int:
     """``here``: a lock is held on this host, without Redis."""
-    if any(in_trouble(held.lock) for held in locks):
+    if any(is_in_trouble(held.lock) for held in locks):
         return Exit.TROUBLE
     return Exit.HELD if locks or here else 0
 
@@ -131,14 +130,14 @@ def lines(result: HeldLocks, command: BaseCommand, options: Options) -> list[str
         return []
     if not result.found:
         return [_summary(result, options)]
-    columns, width = _columns(result.found), _width(command, options)
-    if not fits(columns, result.found, width):
+    rows, width = list(map(told, result.found)), _width(command, options)
+    columns = _columns(rows)
+    if not fits(columns, rows, width):
         # Host and process are more important than the label.
-        columns = _columns(result.found, labelled=False)
+        columns = _columns(rows, labelled=False)
     error = command.style.ERROR
-    styles = [error if in_trouble(held.lock) else str for held in result.found]
-    table = _table(command, columns, result.found, styles, width)
-    return [*table, "", _summary(result, options)]
+    styles = [error if is_in_trouble(held.lock) else str for held in result.found]
+    return [*_table(command, columns, rows, styles, width), "", _summary(result, options)]
 
 
 def _width(command: BaseCommand, options: Options) -> int | None:
@@ -160,27 +159,41 @@ def _table(
     ]
 
 
-def _columns(shown: list[HeldLock], *, labelled: bool = True) -> list[Column]:
+def told(holding: HeldLock) -> dict[str, str]:
+    """The facts of a lock as a table has them; ``note`` is what is most unusual."""
+    lock, owner = holding.lock, holding.lock.owner
+    holder = f"{owner.host}:{owner.pid}" if owner.host else f"? ({owner.id})"
+    return {
+        **facts(lock, COMPACT),
+        "name": one_line(holding.name, limit=MAX_NAME),
+        "cache": holding.alias,
+        "holder": "released, min_hold not over" if lock.resting else one_line(holder),
+        "held": "-" if lock.resting else duration(lock.held_for),
+        "left": "-" if math.isinf(lock.ttl) else duration(lock.ttl),
+        "waiters": "" if lock.waiters is None else str(lock.waiters or "-"),
+        "note": note(lock),
+    }
+
+
+def _columns(rows: list[dict[str, str]], *, labelled: bool = True) -> list[Column]:
+    def holder(of: dict[str, str]) -> str:
+        label = f" ({of['label']})" if labelled and of["label"] and of["spot"] != "-" else ""
+        return one_line(f"{of['holder']}{label}")
+
     columns = [
-        Column("NAME", lambda h: one_line(h.name, limit=MAX_NAME), shrinks=True),
-        Column("HOLDER", lambda h: holder(h.lock, labelled=labelled), shrinks=True),
-        Column("HELD", lambda h: "-" if h.lock.resting else duration(h.lock.held_for), right=True),
-        Column(
-            "LEFT", lambda h: "-" if math.isinf(h.lock.ttl) else duration(h.lock.ttl), right=True
-        ),
-        Column("WAITING", _waiting, right=True),
+        Column("NAME", itemgetter("name"), shrinks=True),
+        Column("HOLDER", holder, shrinks=True),
+        Column("HELD", itemgetter("held"), right=True),
+        Column("LEFT", itemgetter("left"), right=True),
+        Column("WAITING", itemgetter("waiters"), right=True),
     ]
-    if len({held.alias for held in shown}) > 1:
-        columns.append(Column("CACHE", lambda h: h.alias, shrinks=True))
-    if any(held.lock.owner.doing for held in shown):
-        columns.append(Column("DOING", lambda h: one_line(h.lock.owner.doing), shrinks=True))
-    if any(note(held.lock) for held in shown):
-        columns.append(Column("NOTE", lambda h: note(h.lock)))
+    if len({of["cache"] for of in rows}) > 1:
+        columns.append(Column("CACHE", itemgetter("cache"), shrinks=True))
+    if any(of["doing"] for of in rows):
+        columns.append(Column("DOING", itemgetter("doing"), shrinks=True))
+    if any(of["note"] for of in rows):
+        columns.append(Column("NOTE", itemgetter("note")))
     return columns
-
-
-def _waiting(held: HeldLock) -> str:
-    return "" if held.lock.waiters is None else str(held.lock.waiters or "-")
 
 
 def _summary(result: HeldLocks, options: Options) -> str:
@@ -287,7 +300,7 @@ def _read(aliases: Sequence[str], period: str) -> tuple[dict[str, list[Summary]]
             if site not in sites:
                 sites.add(site)
                 found[alias] = figures.summaries(alias, period)
-        except genuine(*UNAVAILABLE) as error:
+        except UNAVAILABLE as error:
             failures[alias] = one_line(str(error))
     return found, failures
 

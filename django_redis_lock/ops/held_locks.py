@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -23,12 +24,11 @@ from ..cache import lock_cache, lock_caches
 from ..events import Outage, group_of
 from ..exceptions import LocalLockUnavailable
 from ..extension import PartMissing, part
-from ..locking import Event
+from ..history import Event
 from ..protocol import Owner, printable
 from ..protocol.keys import is_lock, keys_at
 from ..transport import server_of
 from ..transport.hints import explained
-from ..transport.refusals import genuine, suppress
 from .inventory import (
     FLIGHT,
     LOCK,
@@ -46,7 +46,7 @@ from .inventory import (
 from .inventory import release as release_forced
 
 #: The errors of a cache that is down or wrongly configured.
-UNAVAILABLE = (RedisError, OSError, ImproperlyConfigured)
+UNAVAILABLE = (RedisError, ImproperlyConfigured)
 #: The most databases that are queried at once, so that one that is down does not delay others.
 AT_ONCE = 16
 
@@ -140,7 +140,7 @@ def held_locks(
             spaces = tuple(database.only_locks)
             client = database.client
             return [list_held(client, b"", limit, search, kind, spaces, by_name) for kind in kinds]
-        except genuine(*UNAVAILABLE) as error:
+        except UNAVAILABLE as error:
             return error
 
     # The threads of the pool have other cache objects.
@@ -209,7 +209,7 @@ def latest_events(aliases: Iterable[str] | None = None) -> tuple[list[News], lis
         if here := [alias for alias in database.prefixes if alias in wanted]:
             try:
                 found = latest_news(database.client)
-            except genuine(*UNAVAILABLE) as error:
+            except UNAVAILABLE as error:
                 failures += [_failure(alias, error) for alias in here]
                 continue
             for event in found:
@@ -231,7 +231,7 @@ def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
         key = keys_at(key).name
     try:
         _, prefix, _ = _cache_of(_database_of(alias), key, kind)
-    except genuine(*UNAVAILABLE):
+    except UNAVAILABLE:
         prefix = b""
     return key[len(prefix) :].decode(errors="backslashreplace")
 
@@ -295,7 +295,7 @@ def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
             }
             new = _Database(client, {}, set())
             database = found.setdefault(server_of(client).database, new)
-        except genuine(*UNAVAILABLE) as error:
+        except UNAVAILABLE as error:
             failed[alias] = error
         else:
             database.prefixes[alias] = prefixes

@@ -30,6 +30,9 @@ MAX_GRANT_AGE_SECONDS = 0.5
 #: Its token, its fence, and the number of its place if that is not the first.
 GRANT = rb"(?s)(.*):(\d{1,16})(?:/(\d+))?"
 
+#: A limit: whichever place is released, no waiter gets it.
+PASSED_ON_TO_NONE = 0
+
 #: A token that may hold the lock, its attempt, and its place.
 Claim: TypeAlias = tuple[bytes, bytes, int]
 
@@ -187,7 +190,7 @@ class AcquireRequest(NamedTuple):
         outage_patience: seconds for which a waiter keeps trying to reach a server that is away.
         may_hold: the tokens with which this call may have acquired the lock: a list that all copies
             share. Each is added before it is sent, and removed when its release is certain. If the
-            call is interrupted, ``LockOperations._abandon`` releases all of them.
+            call is interrupted, ``BaseLock._abandon`` releases all of them.
         unanswered: see ``Call``; all copies share it, too.
         waiter: the waiter id that ACQUIRE sent; empty if it sent none.
         asked_at: monotonic time of the call.
@@ -295,9 +298,13 @@ class AcquireRequest(NamedTuple):
         """Release the lock if ``token``, of a grant or of this request, holds it."""
         # A place above the limit is not passed on, and no script looks for a token there.
         keys = self.keys if place == 1 else self.keys.at_place(place)
-        limit = self.limit if place <= self.limit else 0
         grant = new_token(), self.grant_timeout
-        return release_call(keys, token, *grant, attempt=attempt, limit=limit)
+        return release_call(keys, token, *grant, attempt=attempt, limit=self.limit_of(place))
+
+    def limit_of(self, place: int) -> int:
+        """The limit within which ``place`` is passed on. One above this, which a process with a
+        larger limit has passed on, ends with its holder."""
+        return self.limit if place <= self.limit else PASSED_ON_TO_NONE
 
     def releases_of_unanswered(self) -> list[Unanswered]:
         """The servers on which this may yet take the lock, and how to release it there."""
@@ -336,7 +343,7 @@ def release_call(
 ) -> Call:
     """Release the lock that ``token`` holds; with ``attempt``, only if that attempt acquired it.
     ``fence``: the holder's; 0 if the caller may not be it, and the attempt must be on record.
-    ``limit``: the number of places that are passed on; 0 for none."""
+    ``limit``: the number of places that are passed on; see ``AcquireRequest.limit_of``."""
     rest = milliseconds(min_hold) if min_hold else 0
     grant = milliseconds(grant_timeout)
     since = fence if rest or attempt else 0

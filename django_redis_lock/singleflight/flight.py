@@ -45,8 +45,6 @@ from ..protocol.keys import (
 from ..steps import Steps
 from ..threads import get_logger, may_log, this_process
 from ..transport import Server, is_outage, is_refusal, pack_words
-from ..transport.refusals import redis_errors
-from ..transport.refusals import suppress as suppress_errors
 from .in_process import (
     InProcessFlight,
     Overtaken,
@@ -246,7 +244,7 @@ class Leader:
                 replies = [parse(reply) for reply in (yield from self._ask_to_lead(*calls))]
                 self.may_lead = any(type(reply) is Leads for reply in replies)
                 return replies
-            except redis_errors() as error:
+            except RedisError as error:
                 if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
                     yield from self.fail()
                 self.may_lead = False  # Or else the flight expires.
@@ -270,7 +268,7 @@ class Leader:
         except (ResponseError, BusyLoadingError) as error:
             taken, value = not is_refusal(error), b""  # There may be another type of value.
         if taken and value is not None:
-            with suppress_errors(RedisError, OSError):
+            with suppress(RedisError):
                 yield self._runner.run(*self._endings())
         return bool(taken) and value is None and not self._may_be_over()
 
@@ -457,7 +455,7 @@ class Leader:
         try:
             stored = [bool(reply) for reply in (yield self._runner.run(*calls))]
             self.may_lead = False
-        except redis_errors() as error:
+        except RedisError as error:
             logger.warning("Could not store %s: %s", self, error)
             if is_outage(error) and not is_refusal(error):
                 self._end_later(calls)
@@ -487,7 +485,7 @@ class Leader:
         calls = self._endings(message, pause)
         try:
             yield self._runner.run(*calls)
-        except redis_errors() as error:
+        except RedisError as error:
             logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
                 self._end_later(calls)
@@ -725,7 +723,7 @@ class MultiFlight:
                         replies.led[key] = before
                     else:  # The flight has ended, or another caller overtook it.
                         replies.streams[key] = b""
-        except redis_errors() as error:
+        except RedisError as error:
             raise self._failed(error) from error
         for value in replies.present.values():
             self._shared.encoded = value
@@ -779,7 +777,7 @@ class MultiFlight:
         shared.computed = True
         try:
             reply = yield runner.read_streams((*streams.values(),), until)
-        except redis_errors() as error:
+        except RedisError as error:
             self._server.on_error(error)
             # Where there are no blocking commands, it polls.
             if not (isinstance(error, ResponseError) or is_outage(error)):
@@ -811,7 +809,7 @@ class MultiFlight:
         leader = self.leader(keys)
         try:
             before = yield from leader.take_over(None if replace else dict.fromkeys(keys, b""))
-        except redis_errors() as error:
+        except RedisError as error:
             return (yield from self.without_redis(keys, error))
         leader.begin({key: seen or NOTHING for key, seen in before.items()})
         try:
@@ -908,7 +906,7 @@ class SingleFlight(MultiFlight):
         """The value, or TOO_LATE. The caller we waited for may have read a value in Redis."""
         try:
             stored = yield from read(self._runner, self._key)
-        except redis_errors():
+        except RedisError:
             return TOO_LATE
         with suppress(Undecodable):
             return TOO_LATE if stored is None else self._producer.decode(stored[0])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from redis.exceptions import RedisError
+
 from ..clock import time
 from ..events import RefreshFailed, Shared
 from ..steps import Steps
 from ..threads import Repeated, get_logger
-from ..transport.refusals import redis_errors
 from .flight import Leader, SingleFlight
 from .in_process import Overtaken
 from .runners import ProducerFailed
@@ -37,7 +38,7 @@ class Refreshing(SingleFlight):
             return old
         try:
             [reply] = yield from leader.query()
-        except redis_errors() as error:
+        except RedisError as error:
             _not_asked.warn(leader, error)
             return old
         match reply:

@@ -26,6 +26,7 @@ from ..transport import (
     run_all,
     server_of,
 )
+from ..transport.address import readable
 
 R = TypeVar("R")
 
@@ -212,7 +213,7 @@ class ThreadRunner:
             connection = server.checkout()
             connection.send_packed_command([reading(streams, until)])
             # Redis checks the timeouts of blocked clients only ten times a second.
-            if not connection.can_read(max(0.0, until - time.monotonic())):
+            if not readable(connection, until - time.monotonic()):
                 return None
             reply = connection.read_response()
             server.answered()

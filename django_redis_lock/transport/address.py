@@ -13,7 +13,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
@@ -31,14 +31,14 @@ from redis.connection import (
     UnixDomainSocketConnection,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ..clock import time
 from ..extension import PACKAGE
 from ..protocol import Reply
-from .refusals import NO_REDIS, genuine, redis_errors, suppress
+from .refusals import NO_REDIS, raise_interrupt
 
 try:
     import hiredis
@@ -208,7 +208,7 @@ def for_threads(pool: Pool) -> Address:
 
 
 def unguarded(kind: type[Any]) -> type[Any]:
-    """The class ``kind`` of connections as it was before ``interruptible`` guarded it."""
+    """The class ``kind`` of connections as it was before ``guarded_connection`` guarded it."""
     return getattr(kind, "guards", kind)
 
 
@@ -246,11 +246,12 @@ def connecting() -> Iterator[None]:
     what the project's own code has raised (a credential provider, ``redis_connect_func``)."""
     try:
         yield
-    except (RedisConnectionError, RedisTimeoutError, ResponseError):
-        raise
-    except InvalidResponse as error:
-        raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
-    except genuine(Exception) as error:
+    except Exception as error:
+        raise_interrupt(error)
+        if isinstance(error, (RedisConnectionError, RedisTimeoutError, ResponseError)):
+            raise
+        if isinstance(error, InvalidResponse):
+            raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
         why = f"Could not connect to Redis: {type(error).__name__}: {error}"
         raise RedisConnectionError(why) from error
 
@@ -269,17 +270,9 @@ def _is_own(connection: object) -> bool:
 
 
 @cache
-def closed_once(kind: type[RawConnection]) -> type:
-    """``kind``, of redis-py's: to read on one that was closed is an error of the connection. One
-    that is closed because of an error, perhaps before its call was answered, is reset."""
-
-    def read_response(self: RawConnection, *args: object, **options: object) -> Reply:
-        try:
-            return kind.read_response(self, *args, **options)
-        except AttributeError:
-            if getattr(self, "_sock", None) is None:
-                refuse_to_connect()
-            raise
+def resetting(kind: type[RawConnection]) -> type:
+    """``kind``, of redis-py's: one that is closed because of an error, perhaps before its call was
+    answered, is reset."""
 
     def disconnect(self: RawConnection, *args: object) -> None:
         sock = getattr(self, "_sock", None)
@@ -288,7 +281,19 @@ def closed_once(kind: type[RawConnection]) -> type:
             sock.close()  # redis-py would send FIN first.
         kind.disconnect(self, *args)
 
-    return type(kind.__name__, (kind,), {"read_response": read_response, "disconnect": disconnect})
+    return type(kind.__name__, (kind,), {"disconnect": disconnect})
+
+
+def is_closed(connection: RawConnection) -> bool:
+    """redis-py's own methods do not always notice."""
+    return getattr(connection, "_sock", connection) is None
+
+
+def read(connection: RawConnection) -> Reply:
+    """The next reply on ``connection``, which may have been closed."""
+    if is_closed(connection):
+        refuse_to_connect()
+    return connection.read_response()
 
 
 def shut(connection: RawConnection | None) -> None:
@@ -337,8 +342,10 @@ def readable(connection: RawConnection, seconds: float = 0.0) -> bool:
     """Whether there is something to read within so many seconds, also of what has been received:
     a reply, or the end, about which reading raises an error."""
     try:
+        if is_closed(connection):
+            return True
         return connection.can_read(0) or bool(connection.poll(max(0.0, seconds) * 1000))
-    except redis_errors():
+    except RedisError:
         return True
 
 
@@ -359,6 +366,6 @@ def still_answers(connection: Any, seconds: float) -> bool:
         connection.read_response()
     except ResponseError:
         pass  # This user may not, or the server is busy: it answers.
-    except redis_errors():
+    except RedisError:
         return False
     return True

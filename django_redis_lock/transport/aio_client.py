@@ -51,9 +51,8 @@ from .refusals import (
     may_have_run,
     note_fault_of_connection,
     note_sent,
-    redis_errors,
 )
-from .registry import server_of
+from .registry import configured_retry, server_of
 from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
 from .server import Server
 
@@ -230,7 +229,9 @@ def _pool_like(pool: Pool) -> ConnectionPool:
         if issubclass(pool.connection_class, theirs):
             settings = common_settings(pool)
             timeout = timeout_of(pool.connection_kwargs)
-            settings.update(retry=Retry(NoBackoff(), 0), socket_timeout=timeout)
+            never: Any = Retry(NoBackoff(), 0)
+            never.configured = {"retry": configured_retry(pool)}  # For ``RetryPolicy``.
+            settings.update(retry=never, socket_timeout=timeout)
             for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]
@@ -307,7 +308,7 @@ async def exchange(
             connection.retire()
             note_fault_of_connection(error, node.renew(connection))
         raise
-    except redis_errors() as error:
+    except RedisError as error:
         if connection is not None and isinstance(error, LostLogin):
             connection.retire()
             note_sent(error, False)
@@ -363,7 +364,7 @@ async def _is_replaced(client: Client, node: Server, until: float | None) -> boo
     began = real_time.monotonic()
     try:
         await connected(client, node, until, anew=True)
-    except redis_errors() as error:
+    except RedisError as error:
         node.breaker.failed(error, real_time.monotonic() - began, node.timeout)
         return False
     return True

@@ -16,6 +16,7 @@ import select
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
@@ -40,7 +41,7 @@ from .address import (
     unguarded,
 )
 from .aio_tasks import wait_awake
-from .refusals import LostLogin, redis_errors, suppress
+from .refusals import LostLogin
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after its time in which a loop that stood still reads a reply that has come.
@@ -340,7 +341,7 @@ class IndirectConnection(AsyncRawConnection):
                 except (ResponseError, BusyLoadingError, LostLogin) as refusal:
                     reply = refusal
                 self._on_reply(reply)
-        except redis_errors() as error:
+        except RedisError as error:
             self._fail(error)
             self._close()
         finally:

@@ -127,19 +127,20 @@ def run(client: Client, call: Call, *, patience: float | None = None) -> Answer:
         node = server.locate(call.keys)
         return Answer(_run(node, call, until), False)
     except REPORTED as error:
-        return drive(run_again(_Blocking(server), call, until, node, error))
+        return drive(run_again(_Blocking(client, server), call, until, node, error))
 
 
 def run_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(run_all_steps(_Blocking(server_of(client)), calls))
+    return drive(run_all_steps(_Blocking(client, server_of(client)), calls))
 
 
 class _Blocking(NamedTuple):
     """``Exchange`` for threads."""
 
+    client: Client
     server: Server
 
     def run(self, node: Server, call: Call, policy: RetryPolicy) -> Reply:

@@ -5,15 +5,13 @@ it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import inspect
 import os
 import signal
-import sys
 import threading
 from traceback import walk_tb
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TypeVar
 
 from redis.exceptions import (
@@ -26,7 +24,6 @@ from redis.exceptions import (
     MasterDownError,
     OutOfMemoryError,
     ReadOnlyError,
-    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -42,7 +39,6 @@ OUTAGE: tuple[type[Exception], ...] = (
     AskError,  # Slots that have moved, are being moved, or have no owner at this moment.
     ClusterError,
     InvalidResponse,  # Of another program that has its address.
-    OSError,
 )
 
 #: Another program has its address: a load balancer, or who got it after Redis.
@@ -110,6 +106,13 @@ def interrupt_in(error: BaseException | None) -> BaseException | None:
     return None
 
 
+def raise_interrupt(error: BaseException) -> None:
+    """Raise what a signal handler has raised, if redis-py or django-redis has turned that into
+    ``error``. Asked where an error would be an outage's, or something would be tried again."""
+    if (interrupt := interrupt_in(error)) is not None:
+        raise interrupt from interrupt.__cause__
+
+
 def _is_handler(frame: FrameType) -> bool:
     """Whether it was called as handlers are, with the frame that it has interrupted, or is one that
     is set, which may have deleted its arguments."""
@@ -133,35 +136,6 @@ def _code_of(handler: object) -> object:
     if not hasattr(function, "__code__"):
         function = type(function).__call__
     return getattr(function, "__code__", None)
-
-
-def genuine(*kinds: type[E]) -> tuple[type[E], ...]:
-    """For ``except``: ``kinds``; none if a signal handler has raised what is being handled. Raises
-    what it has raised, if redis-py or django-redis has turned that into another error."""
-    error = sys.exc_info()[1]
-    interrupt = interrupt_in(error)
-    if interrupt is None:
-        return kinds
-    if interrupt is not error:
-        raise interrupt from interrupt.__cause__
-    return ()
-
-
-def redis_errors() -> tuple[type[Exception], ...]:
-    """For ``except``: the errors of Redis, and of connections to it."""
-    return genuine(RedisError, OSError)
-
-
-class suppress(contextlib.suppress):  # as there
-    """But for what a signal handler has raised."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        return bool(super().__exit__(kind, error, trace) and genuine(BaseException))
 
 
 def refusal_in(reply: str) -> str:
@@ -214,9 +188,11 @@ def is_misdirected(error: BaseException) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether ``error`` may pass by itself, so that a waiter should try again."""
+    """Whether ``error`` may pass by itself, so that a waiter should try again. Raises what a signal
+    handler has raised, if ``error`` came of that."""
     if isinstance(error, OUTAGE):
-        return interrupt_in(error) is None
+        raise_interrupt(error)
+        return True
     return bool(refusal(error)) or is_from_proxy(error)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
 from redis.retry import Retry
@@ -138,6 +140,14 @@ def _looks_plain(client: Any) -> bool:
         and getattr(notifications, "enabled", None) is not True
         and all(n in _KNOWN or n in RETRY or n[:4] == "ssl_" for n in settings)
     )
+
+
+def configured_retry(pool: Pool | None) -> Any:
+    """The ``retry`` that the project has given a ``pool``; None if it has left that to redis-py."""
+    retry = None if pool is None else pool.connection_kwargs.get("retry")
+    given = getattr(retry, "configured", {"retry": retry})["retry"]
+    usual = [signature(kind).parameters["retry"].default for kind in (Redis, AsyncRedis)]
+    return None if given in usual else given
 
 
 def in_memory(client: object) -> bool:

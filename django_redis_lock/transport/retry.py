@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from redis.exceptions import AskError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -12,7 +12,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import time
 from ..protocol import Call, Reply
 from ..steps import Step, Steps
+from .address import Client
 from .refusals import NotReady, is_busy, is_fault_of_connection, may_have_run, note_sent
+from .registry import configured_retry
 from .server import Server
 
 #: The errors about which ``RetryPolicy`` decides.
@@ -36,11 +38,13 @@ class RetryPolicy:
     """What failed on a connection that had been used before, which may be its own fault, is sent
     once more on a new one; and so is a call whose connection broke before the reply. On a cluster,
     and behind sentinels, a call that was refused is sent to the server that has its keys. A call to
-    a server that is busy with a script is retried for as long as its caller waits for a reply.
+    a server that is busy with a script is retried for as long as its caller waits for a reply. Then
+    the project's own ``retry`` decides, if it has configured one.
 
     Args:
         until: monotonic time when the caller gives up; None leaves that to the socket's timeout.
         may_run_twice: whether a call that may have run can be sent again.
+        retry: redis-py's, of the project.
 
     Attributes:
         towards: the server that a refusal has named.
@@ -49,8 +53,11 @@ class RetryPolicy:
         anew: whether it is to be sent on a new connection.
     """
 
-    def __init__(self, server: Server, until: float | None, may_run_twice: bool = True) -> None:
+    def __init__(
+        self, server: Server, until: float | None, may_run_twice: bool = True, retry: Any = None
+    ) -> None:
         self._server, self.until, self._may_run_twice = server, until, may_run_twice
+        self._retry, self._tries = retry, 0
         self._began = time.monotonic()
         self._pause = 0.0
         self._broke = False
@@ -66,8 +73,25 @@ class RetryPolicy:
             return self._after_refusal(error, (node or self._server).timeout)
         if self._server.refuses(error):
             return self._after_refusal(error, REFUSED_FOR)
-        self.on_another(error)
+        try:
+            self.on_another(error)
+        except (RedisConnectionError, RedisTimeoutError):
+            if (pause := self._configured_pause(error)) is None:
+                raise
+            self.sent_twice = self.sent_twice or may_have_run(error)
+            return pause
         return 0.0
+
+    def _configured_pause(self, error: Exception) -> float | None:
+        """Seconds before another try by the project's ``retry``; None if there is none."""
+        retry, self._tries = self._retry, self._tries + 1
+        if retry is None or not isinstance(error, retry._supported_errors):
+            return None
+        if 0 <= retry._retries < self._tries:
+            return None
+        pause = float(retry._backoff.compute(self._tries))
+        late = self.until is not None and time.monotonic() + pause >= self.until
+        return None if late else pause
 
     def on_another(self, error: Exception) -> None:
         """Send the call that ended with ``error`` again on another connection; raises the error if
@@ -110,6 +134,8 @@ class Exchange(Protocol):
     """How calls reach the servers of a client; its methods are steps."""
 
     @property
+    def client(self) -> Client: ...
+    @property
     def server(self) -> Server: ...
     def run(self, node: Server, call: Call, policy: RetryPolicy) -> Step[Reply]: ...
     def run_all(self, node: Server, calls: Sequence[Call]) -> Step[list[Reply]]: ...
@@ -131,7 +157,8 @@ def run_again(
     error: Exception | None = None,
 ) -> Steps[Answer]:
     """Run ``call``, which may have failed with ``error`` at ``node``."""
-    policy = RetryPolicy(exchange.server, until)
+    pool = getattr(exchange.client, "connection_pool", None)  # Not a cluster's.
+    policy = RetryPolicy(exchange.server, until, retry=configured_retry(pool))
     while True:
         if error is not None:
             note_unanswered(exchange.server, call, error)

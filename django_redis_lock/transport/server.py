@@ -23,14 +23,15 @@ from .address import (
     RawConnection,
     Settings,
     allow,
-    closed_once,
     connecting,
     expect,
     for_threads,
     own_settings,
     poll_of,
+    read,
     readable,
     refuse_to_connect,
+    resetting,
     shut,
     still_answers,
     timeout_of,
@@ -38,14 +39,13 @@ from .address import (
 )
 from .circuit_breaker import CHECK_SECONDS, Breaker, without_credentials
 from .hints import name_missing_right
-from .interrupts import interruptible
 from .refusals import (
     LostLogin,
     is_fault_of_connection,
     is_misdirected,
     note_fault_of_connection,
     note_sent,
-    redis_errors,
+    raise_interrupt,
 )
 
 T = TypeVar("T", bound=Made)
@@ -204,7 +204,7 @@ class Server:
             if unread is not None:
                 unread.receive()
                 expect(connection, until)
-            answer = connection.read_response()
+            answer = read(connection) if unread else connection.read_response()
             if replies is not None:
                 answer = [answer]
                 while len(answer) < replies:
@@ -243,7 +243,7 @@ class Server:
         """Make a new connection for the next call."""
         try:
             self.checkin(self._connect(until, anew=True), since=math.inf)
-        except redis_errors():
+        except RedisError:
             return False
         return True
 
@@ -270,6 +270,7 @@ class Server:
         connection.disconnect()
         if unread is not None and not unread.is_read:
             unread.receive()
+        raise_interrupt(error)
         if isinstance(error, LostLogin):
             note_sent(error, False)
         elif is_fault_of_connection(error) is None and isinstance(error, RedisError):
@@ -286,13 +287,12 @@ class Server:
         for connecting and for answers. ``changes``: other arguments than the pool's."""
         kind, settings = self.address
         own = own_settings(kind, settings, self.timeout if timeout is None else timeout)
-        guarded: Any = interruptible(kind)
-        connection: RawConnection = closed_once(guarded)(**own | changes)
+        connection: RawConnection = resetting(kind)(**own | changes)
         began, generation = real_time.monotonic(), self.generation
         try:
             with connecting():
                 connection.connect()
-        except redis_errors() as error:
+        except RedisError as error:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, real_time.monotonic() - began)
             raise

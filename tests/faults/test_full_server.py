@@ -205,7 +205,7 @@ def test_a_deferred_release_is_done(full: Full) -> None:
     assert held.acquire()
     full.fill()
     hold: Any = held.local.hold
-    keeper().add(hold.deferred_release(server_of(client), 2.0))
+    hold.release_later(server_of(client), 2.0)
     until(lambda: not full.admin.exists("held"))
     until_released()
 

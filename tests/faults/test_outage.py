@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
+from redis.backoff import AbstractBackoff, NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
@@ -326,3 +326,60 @@ class TestGetOrSet:
 
         assert asyncio.run(main()) == [42] * 20
         assert len(calls) == 1
+
+
+class Restarting(AbstractBackoff):
+    """Of a project's ``retry``: the server is back before the last try."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+
+    def __deepcopy__(self, memo: object) -> Restarting:
+        return self  # Each of redis-py's connections has a copy of a retry.
+
+    def compute(self, failures: int) -> float:
+        if failures == 3:
+            self._server.start()
+        return 0.0
+
+
+#: On a cache that holds "there" at "report" and on its lock, which is free; in a thread or a task.
+RETRIED: dict[str, Callable[[Any, Any], Any]] = {
+    "get": lambda cache, lock: cache.get("report"),
+    "get_or_set": lambda cache, lock: cache.get_or_set("report", str, 60),
+    "acquire": lambda cache, lock: lock.acquire(blocking=False),
+    "acquire, waiting": lambda cache, lock: lock.acquire(blocking_timeout=PATIENCE),
+    "aget": lambda cache, lock: asyncio.run(in_a_task(lambda: cache.aget("report"))),
+    "aacquire": lambda cache, lock: asyncio.run(
+        in_a_task(lambda: cache.alock("report", timeout=30).acquire(blocking=False))
+    ),
+}
+
+
+async def in_a_task(call: Callable[[], Any]) -> Any:
+    return await call()
+
+
+@pytest.mark.parametrize("name", RETRIED)
+@pytest.mark.skipif(redis.__version__ < "7", reason="redis-py 6 does not retry to connect")
+def test_a_retry_of_the_projects_own_is_made(name: str) -> None:
+    with RedisServer(persistent=True) as server:
+        pool = {"retry": Retry(Restarting(server), 4), "retry_on_error": [redis.ConnectionError]}
+        cache = RedisCache(server.url, {"OPTIONS": {"CONNECTION_POOL_KWARGS": pool}})
+        cache.set("report", "there")
+        server.stop()
+        assert RETRIED[name](cache, cache.lock("report", timeout=30)) in ("there", True)
+
+
+def test_a_retry_of_a_client_is_made(own_server: RedisServer) -> None:
+    retry = Retry(Restarting(own_server), 4)
+    lock = Lock(own_server.client(retry=retry), "report", timeout=30)
+    own_server.stop()
+    assert lock.acquire(blocking=False)
+
+
+def test_without_one_the_error_is_raised_at_once(own_server: RedisServer) -> None:
+    lock = Lock(own_server.client(), "report", timeout=30)
+    own_server.stop()
+    with pytest.raises(redis.ConnectionError):
+        lock.acquire(blocking=False)

@@ -36,10 +36,9 @@ THRESHOLD = 85
 TESTS: dict[str, str] = {
     "locking": "owner lock_arguments lock lock_waiting async_lock reentry clients logging signals "
     "why_lost lost_replies interrupts",
-    "locking.operations": "lock lock_waiting async_lock logging signals reentry why_lost refusals "
+    "locking.base": "lock lock_waiting async_lock logging signals reentry why_lost refusals "
     "out_of_memory redis_down lost_replies interrupts",
-    "locking.records": "inventory_scripts heartbeat logging inventory why_lost instant_loss",
-    "locking.causes": "why_lost instant_loss",
+    "history": "inventory_scripts heartbeat logging inventory why_lost instant_loss",
     "locking.questions": "lock async_lock inventory why_lost",
     "locking.replicas": "cache_lock lock async_lock failover_sentinel",
     "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
@@ -55,7 +54,6 @@ TESTS: dict[str, str] = {
     "transport.execute": "packing observed_reads lost_replies_of_the_cache lost_replies outage",
     "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
     "transport.hints": "hints refusals",
-    "transport.interrupts": "signal_errors pool_interrupts names_of_servers",
     "keeper.over_a_loop": "full_server",
     "transport.refusals": "hints refusals full_server busy out_of_memory",
     "transport.registry": "forks clients connections lock moved_address sentinel",
@@ -239,7 +237,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         'return await self._change("reacquire", self._lifetime or 2.0, True)',
     ): "without a lifetime there is an error",
     (
-        "locking.causes",
+        "history.causes",
         "if (bounded(left.last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",
     ): "a fence is a time in microseconds",
     (
@@ -302,14 +300,14 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if cost <= 0.9 * min(COSTLY_SECONDS, timeout):",
     ): "no call takes exactly so long",
     (
-        "locking.operations",
+        "locking.base",
         "times = 1 if entry is None else entry.times(self.local)",
     ): "without an entry there is no token left to release",
     (
-        "locking.records",
+        "history.records",
         "at = bounded(at_us, MAX_UNIX_TIME * 1000001.0)",
     ): "no event is that far in the future",
-    ("locking.records", "self.answered(2, now)"): "it is as true as 1",
+    ("history.records", "self.answered(2, now)"): "it is as true as 1",
 }
 
 EQUIVALENT |= {

@@ -88,10 +88,16 @@ def test_who_has_lost_its_lock_does_not_replace_what_another_has_stored(
     assert stored["attempt"] == (attempt or 1)
 
 
+async def a_coroutine_function(request: HttpRequest) -> str:
+    return "never awaited"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"key": "Idempotency-Key"}, "key must be a callable"),
+        ({"key": a_coroutine_function}, "key must be a plain function"),
+        ({"scope": a_coroutine_function}, "scope must be a plain function"),
         ({"ttl": 0}, "ttl must be"),
         ({"wait": -1}, "wait must be"),
         ({"max_body": -1}, "max_body must be"),

@@ -39,6 +39,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"transport": "how a script reaches a server; the only user of redis-py's connections"},
     {
         "keeper": "the one background thread of a process, and threads for background work",
+        "history": "who held a lock before, and why it was lost",
         "pools": "redis-py's own pools, each connection of which serves one call at a time",
     },
     {"locking": "the locks on one server, for threads and for asyncio, and how they wait"},
@@ -83,6 +84,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     {
         "contrib.testing": "locks and caches without Redis, for the tests of projects",
+        "ops.facts": "what people are told of a held lock",
         "ops.held_locks": "the held locks of all caches, for people",
     },
     {
@@ -256,7 +258,7 @@ SECOND_FACES |= {f"protocol.{name}" for name in ("lock_scripts", "holder_scripts
 SECOND_FACES |= {f"protocol.{name}" for name in ("activities", "mistakes")}
 SECOND_FACES |= {
     f"transport.{name}"
-    for name in ("refusals", "hints", "interrupts", "aio_client", "aio_connection", "aio_tasks")
+    for name in ("refusals", "hints", "aio_client", "aio_connection", "aio_tasks")
 }
 SECOND_FACES |= {f"transport.{name}" for name in ("address", "execute", "registry")}
 SECOND_FACES |= {"locking.questions"}

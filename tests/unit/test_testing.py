@@ -35,7 +35,7 @@ from django_redis_lock import (
     Redlock,
     TooFewServers,
 )
-from django_redis_lock.contrib import metrics, testing
+from django_redis_lock.contrib import metrics
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.testing import MemoryServer, RedisLocksMixin, VirtualClock, override
 from django_redis_lock.decorators import cached, locked
@@ -66,14 +66,21 @@ def test_a_wait_moves_the_virtual_clock_to_the_end_of_the_holder(memory: MemoryS
     assert second.owned()
 
 
-def test_a_wait_that_cannot_end_is_refused(
-    memory: MemoryServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(testing, "MAX_LONG_WAITS", 1)  # Each is a thousand looks of the keeper.
+def test_a_wait_that_cannot_end_is_refused(memory: MemoryServer) -> None:
     holder = lock_of("report", thread_local=False)  # Another thread could release it.
     assert holder.acquire()
     with pytest.raises(AssertionError, match="never end"):
         lock_of("report").acquire()
+
+
+def test_a_task_whose_wait_cannot_end_is_refused(memory: MemoryServer) -> None:
+    async def wait() -> None:
+        lock = AsyncLock(redis.asyncio.Redis(port=1), "report", thread_local=False)
+        assert await lock.acquire()
+        await AsyncLock(redis.asyncio.Redis(port=1), "report").acquire()
+
+    with pytest.raises(AssertionError, match="never end"):
+        asyncio.run(wait())
 
 
 def test_a_wait_ends_at_its_deadline(memory: MemoryServer) -> None:
@@ -263,6 +270,32 @@ def test_threads_wait_in_real_time_for_a_holder_that_works(memory: MemoryServer)
 
     began = memory.clock()
     assert in_threads(3, work) == [True] * 3
+    assert memory.clock() == began
+
+
+def test_threads_pass_a_lock_on_while_the_clock_stands_still(memory: MemoryServer) -> None:
+    def work() -> bool:
+        for _ in range(20):
+            with lock_of("report", timeout=1, blocking_timeout=5):
+                pass
+        return True
+
+    began = memory.clock()
+    assert in_threads(4, work) == [True] * 4
+    assert memory.clock() == began
+
+
+def test_tasks_pass_a_lock_on_while_the_clock_stands_still(memory: MemoryServer) -> None:
+    async def work() -> None:
+        for _ in range(20):
+            async with AsyncLock(redis.asyncio.Redis(port=1), "report", 1, blocking_timeout=5):
+                await asyncio.sleep(0)
+
+    async def several() -> None:
+        await asyncio.gather(*(work() for _ in range(4)))
+
+    began = memory.clock()
+    asyncio.run(several())
     assert memory.clock() == began
 
 

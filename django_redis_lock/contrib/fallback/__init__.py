@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from redis.exceptions import RedisError
+
 from ... import events
 from ...clock import time
 from ...events import FellBack
 from ...exceptions import TooFewReplicas
-from ...locking import Hold, LockOperations, is_by_caller
+from ...locking import BaseLock, Hold
 from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Owner, named_token, new_token, printable
 from ...protocol.holders import HeldReply, HolderInfo
@@ -25,7 +27,6 @@ from ...protocol.validation import check_policy
 from ...steps import Steps
 from ...threads import get_logger
 from ...transport import is_outage
-from ...transport.refusals import redis_errors
 from .file_lock import LocalLock, held_locally, problem_of
 from .host import HostLock
 
@@ -42,7 +43,7 @@ NO_WAIT_SECONDS = 0.05
 class FallbackHold(Hold):
     """A lock that was taken without Redis. It has no lifetime and no fence."""
 
-    def __init__(self, lock: LockOperations) -> None:
+    def __init__(self, lock: BaseLock) -> None:
         super().__init__(None, label=lock.label)
         self.degraded = lock.on_redis_down
         acquired = Acquisition(new_token(), 0, time.monotonic(), math.inf)
@@ -57,7 +58,7 @@ class Attempt:
     """One call of ``acquire``. It has the lock in Redis and, for ``"local"``, that of this host,
     and decides between them."""
 
-    def __init__(self, lock: LockOperations, request: AcquireRequest, wait: float | None) -> None:
+    def __init__(self, lock: BaseLock, request: AcquireRequest, wait: float | None) -> None:
         self._lock, self._wait = lock, wait
         self._request = request._replace(outage_patience=OUTAGE_PATIENCE_SECONDS)
         self._until = math.inf if request.deadline is None else request.deadline
@@ -128,7 +129,7 @@ class Attempt:
             if not (yield from self._take_file(file, hold, in_addition=True)):
                 try:
                     yield from lock._release_steps()
-                except redis_errors():
+                except RedisError:
                     lock._leave_to_keeper()
                 return False
         except BaseException:
@@ -146,7 +147,7 @@ class Attempt:
 
     def _on_taken(self, file: LocalLock) -> None:
         mine = file.holder_here()
-        if self._until == math.inf and mine and not mine.shared and is_by_caller(self._lock, mine):
+        if self._until == math.inf and mine and not mine.shared and self._lock._is_by_caller(mine):
             self._lock._refuse_endless_wait()
 
     def _tell(self, error: BaseException) -> None:
@@ -175,7 +176,7 @@ def _without_frames(error: BaseException) -> BaseException:
     return error
 
 
-def holders(lock: LockOperations, in_redis: Query[list[HolderInfo]]) -> Query[list[HolderInfo]]:
+def holders(lock: BaseLock, in_redis: Query[list[HolderInfo]]) -> Query[list[HolderInfo]]:
     """Who holds ``lock``: ``in_redis``, or on this host."""
 
     def without_redis(error: Exception) -> list[HolderInfo]:
@@ -189,7 +190,7 @@ def holders(lock: LockOperations, in_redis: Query[list[HolderInfo]]) -> Query[li
     return in_either.or_else(without_redis)
 
 
-def _held_on_host(lock: LockOperations, *, away: bool = False) -> list[HolderInfo]:
+def _held_on_host(lock: BaseLock, *, away: bool = False) -> list[HolderInfo]:
     """The holder of this host's lock who has none in Redis; while Redis is ``away``, any."""
     hold = lock.local.hold
     owner = hold.owner() if lock.degraded and hold is not None else None

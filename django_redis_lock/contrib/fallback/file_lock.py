@@ -16,7 +16,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ...exceptions import LocalLockUnavailable
 from ...locking import Hold
 from ...protocol import Owner
 from ...threads import after_fork
-from ...transport.refusals import genuine, suppress
+from ...transport.refusals import raise_interrupt
 
 #: Seconds between two attempts to lock a file: at first, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.02
@@ -46,7 +46,8 @@ def _reporting(path: Path | None = None, name: str | None = None) -> Iterator[No
     """Raise LocalLockUnavailable for an OSError."""
     try:
         yield
-    except genuine(OSError) as error:
+    except OSError as error:
+        raise_interrupt(error)
         parts = (error.filename or path, error.strerror or str(error))
         text = ": ".join(str(part) for part in parts if part)
         words = f"No lock of this host can replace the one in Redis: {text}"
@@ -152,7 +153,7 @@ class LocalLock:
         """Its former holder may have removed it."""
         try:
             return os.path.samestat(os.fstat(file.fileno()), os.lstat(self._path))
-        except genuine(FileNotFoundError):
+        except FileNotFoundError:
             return False
 
     def _describe(self, owner: Owner, in_addition: bool) -> None:
@@ -254,7 +255,7 @@ def _description(path: Path) -> dict[str, Any] | None:
     """What the holder wrote; None if the lock is free."""
     try:
         file = os.open(path, os.O_RDONLY | SAFELY)
-    except genuine(FileNotFoundError):
+    except FileNotFoundError:
         return None
     try:
         _check(file, path, own=False)
@@ -272,7 +273,7 @@ def _description(path: Path) -> dict[str, Any] | None:
 def _lock(file: int, how: int) -> bool:
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
-    except genuine(BlockingIOError):
+    except BlockingIOError:
         return False
     return True
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...clock import time
 from ...exceptions import LocalLockUnavailable
-from ...locking import LockOperations
+from ...locking import BaseLock
 from ...protocol import Owner, printable
 from ...steps import Steps
 from ...threads import get_logger, may_log
@@ -39,7 +39,7 @@ class HostLock:
     asynchronous: bool
 
     @classmethod
-    def of(cls, lock: LockOperations) -> HostLock:
+    def of(cls, lock: BaseLock) -> HostLock:
         key = lock.keys.lock
         name = lock.cache_key or key.decode(errors="backslashreplace")
         return cls(key, name, lock._servers, lock.local_folder, lock.asynchronous)

@@ -33,7 +33,6 @@ from ...middleware import request_of
 from ...protocol.validation import check_count, check_seconds
 from ...steps import Steps, adrive, drive
 from ...threads import check_plain, get_logger
-from ...transport.refusals import genuine
 from .requests import Scope, digest, field, header, of_django, what_is_sent
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ MAX_KEY_LENGTH = 255
 _VISITS = "_idempotent"
 #: In place of an answer: the view is to run.
 _RUN = object()
-_FAILED = (ConnectionInterrupted, RedisError, OSError)
+_FAILED = (ConnectionInterrupted, RedisError)
 
 
 class Idempotency(NamedTuple):
@@ -267,7 +266,7 @@ class _View:
         try:
             answer = call(*args, **kwargs)
             return (yield answer) if asynchronous else answer
-        except genuine(*_FAILED) as error:
+        except _FAILED as error:
             if visit is None or visit.began:
                 raise
             return service_unavailable(visit.request, visit.name, error, None, json=True)
@@ -305,7 +304,7 @@ class _View:
         visit = self._noted(args, kwargs)
         try:
             answer = visit.answer(visit.cache.get(visit.name))
-        except genuine(*_FAILED):
+        except _FAILED:
             answer = _RUN  # The lock could be requested, so this passes: the client tries again.
         return conflict.response(visit.request, 409, json=True) if answer is _RUN else answer
 

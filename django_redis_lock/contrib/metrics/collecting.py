@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from ... import events
 from ...clock import time
@@ -25,7 +25,6 @@ from ...threads import Mutex, after_fork, get_logger
 from ...transport import Server, is_outage
 from ...transport import pack as pack_call
 from ...transport.address import own_settings
-from ...transport.refusals import redis_errors
 from . import figures as at
 from .figures import OTHER, PERIODS, add, average, new, pack
 
@@ -295,7 +294,7 @@ class Metrics:
             try:
                 if figures:
                     _write(server, call_to_add(figures))
-            except redis_errors() as error:
+            except RedisError as error:
                 logger.info("Could not write figures: %s", error)
                 if not last:
                     self.put_back(figures)

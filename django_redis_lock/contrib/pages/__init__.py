@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from logging import DEBUG
 from math import ceil
@@ -37,7 +38,6 @@ from ...protocol.keys import flight_key
 from ...singleflight import Postponed, computing, innermost_flight
 from ...steps import Steps, adrive, drive
 from ...threads import get_logger, may_log
-from ...transport.refusals import genuine, suppress
 from .responses import (
     REFUSALS,
     NotThePage,
@@ -77,7 +77,7 @@ _KEYS: Any = django_cache
 #: KEYS  a flight        ARGV  none        returns its token, nil without one
 FLIGHT_TOKEN = script("return redis.call('GET', KEYS[1])")
 _NOTHING: Any = object()
-_FAILED = (ConnectionInterrupted, RedisError, OSError)
+_FAILED = (ConnectionInterrupted, RedisError)
 #: By caller, cache alias and key: flights that are open until a response is rendered. Their callers
 #: must not wait for them.
 _open: weakref.WeakValueDictionary[tuple[object, str, str], OpenFlight]
@@ -318,7 +318,7 @@ class Visit:
             if cache._connections.replica() is not None:  # ``aget`` would not ask the primary.
                 return (yield sync_to_async(cache._values.read)(key, None))
             return (yield cache.aget(key, MISSING))
-        except genuine(*_FAILED):
+        except _FAILED:
             return MISSING
         except Exception as error:
             yield self._runner().do(cache._values.check_decoding(self._runner(), error, key, None))

@@ -15,17 +15,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from redis.exceptions import RedisError
+
 from ...clock import time
-from ...keeper import DeferredRelease, keeper
+from ...history import note_vanished
+from ...keeper import release_later
 from ...locking import (
     FIRST_PAUSE_SECONDS,
     MAX_PAUSE_SECONDS,
+    BaseLock,
     Hold,
-    LockOperations,
-    Renewals,
+    Lifeline,
     TaskWaiter,
     ThreadWaiter,
-    note_vanished,
     questions,
 )
 from ...protocol import (
@@ -44,7 +46,6 @@ from ...protocol.lock_scripts import RELEASE
 from ...protocol.validation import check_time
 from ...steps import Steps
 from ...transport import Answer, Server, encoded, is_outage, may_have_run, server_of
-from ...transport.refusals import redis_errors
 from .votes import (
     Ballot,
     QuorumAcquisition,
@@ -148,7 +149,7 @@ class Election:
         self._record_token()
         try:
             granted = (yield self._lock._wait_at(gate, self.request)) is not None
-        except redis_errors() as error:
+        except RedisError as error:
             if not is_outage(error):
                 raise
             self._unanswered.add(gate)
@@ -157,7 +158,7 @@ class Election:
             self._granted.add(gate)
         return granted
 
-    def give_back(self, gate: int | None = None) -> Steps[None]:
+    def release(self, gate: int | None = None) -> Steps[None]:
         """Release what the servers granted: all of it, or only from ``gate`` on."""
         begin = 0 if gate is None else self._places.index(gate)
         yield from self._release(self._places[begin:])
@@ -165,7 +166,8 @@ class Election:
             # Use a new token from now on, so that late effects do no harm: neither those of calls
             # without a reply, nor the release that the keeper repeats.
             yield from self._release(self._places[:begin])
-            self._lock._release_later(self._unanswered, self._back, late=True)
+            for place in self._unanswered:
+                release_later(self._servers[place], self._back, self.request.lifetime, late=True)
             self._unanswered = set()
             self.request.may_hold.clear()
             self._renew_token()
@@ -199,7 +201,7 @@ class Election:
         return elected
 
 
-class Quorum(LockOperations):
+class Quorum(BaseLock):
     """A lock on several servers.
 
     Args:
@@ -281,7 +283,7 @@ class Quorum(LockOperations):
                 self._on_contended(wait)
             left = 0.0 if wait == 0 else election.request.left()
             if ballot.too_few or not left:
-                yield from election.give_back()
+                yield from election.release()
                 refused = wait is not None and ballot.passes and not request.falls_back
                 if ballot.too_few and (not left or not (contended or refused)):
                     raise too_few(ballot.errors, len(self.redis), self._shown)
@@ -293,12 +295,12 @@ class Quorum(LockOperations):
                 continue
             pause, contended = FIRST_PAUSE_SECONDS, True
             if not ballot.refused:  # They granted the lock, but too late.
-                yield from election.give_back()
+                yield from election.release()
                 continue
             gate = ballot.refused[0]
-            yield from election.give_back(gate)
+            yield from election.release(gate)
             if not (yield from election.queue(gate)):
-                yield from election.give_back()
+                yield from election.release()
                 return None
 
     def _order(self) -> list[int]:
@@ -312,7 +314,7 @@ class Quorum(LockOperations):
 
     def _reset_steps(self) -> Steps[bool]:
         """End the lock on each server, as ``Lock.reset`` does on one."""
-        call = questions.held_call(self)
+        call = questions.held_call(self.keys)
         answers = yield self._ask_servers(self._calls(call), self.server_timeout)
         held = {p: a for p, a in answers.items() if a and not isinstance(a, Exception)}
         order = [p for p in reversed(self._order()) if p in held]
@@ -330,7 +332,9 @@ class Quorum(LockOperations):
 
     def _merge(self, call: Call, sent_at: float, answers: Mapping[int, Reply]) -> Answer:
         if call.script is RELEASE:
-            self._release_later((p for p, a in answers.items() if isinstance(a, Exception)), call)
+            for place, answer in answers.items():
+                if isinstance(answer, Exception):
+                    release_later(self._servers[place], call, self.timeout)
         hold = self.local.hold
         if call.script is EXTEND and isinstance(hold, QuorumHold):
             _, amount, replace, *_ = call.args
@@ -343,24 +347,16 @@ class Quorum(LockOperations):
                 hold.vote(place, until if int(answer) > 0 else -math.inf, sent_at)
         return Answer(merged(call, answers, len(self.redis), self._shown), sent_twice=False)
 
-    def _release_later(self, places: Iterable[int], release: Call, late: bool = False) -> None:
-        servers = self._servers
-        for place in places:
-            keeper().add(DeferredRelease(servers[place], release, self.timeout, late))
-
     # -- renewal ------------------------------------------------------------------------------
 
-    def _new_renewals(self) -> Renewals:
+    def _new_lifeline(self) -> Lifeline:
         hold: Any = self._new_hold()
         jobs = (VotedRenewal(server, hold, place) for place, server in enumerate(self._servers))
-        return Renewals(hold, *jobs)
+        return Lifeline(hold, *jobs)
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         if self.local.renewal is not None:
             self.local.renewal.reschedule(asked_at)
-
-    def _hand_over(self, release: Call, late: bool = False) -> None:
-        self._release_later(range(len(self.redis)), release, late)
 
 
 def _checked(redis: Iterable[Any]) -> tuple[object, ...]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from ...clock import time
 from ...exceptions import TooFewServers
-from ...keeper import keeper
 from ...locking import Hold, Renewal
 from ...protocol import (
     EXTEND,
@@ -163,7 +162,7 @@ class QuorumHold(Hold):
     def vote(self, place: int, deadline: float, asked_at: float) -> None:
         """The server at ``place`` has replied to a request sent at ``asked_at`` that it holds the
         lock for this caller until ``deadline`` (both monotonic; -inf: it does not). Of two
-        concurrent requests the shorter lifetime counts, as in ``held_until``."""
+        concurrent requests the shorter lifetime counts, as in ``Hold.held_until``."""
         with self._mutex:
             if asked_at < self._answered_at[place]:
                 deadline = min(deadline, self.votes[place])
@@ -199,7 +198,7 @@ class VotedRenewal(Renewal):
         hold, early = self.hold, sent_at < self.hold.votes[self._place]
         reply = (parse_acquire if self._requesting_vote else parse_renew)(value, sent_at)
         if reply is None or isinstance(reply, Refused):
-            self.heartbeat = None  # It has no description.
+            self.described = None  # It has no description.
             if self._requesting_vote or hold.votes[self._place] > -math.inf:
                 self._votes_again_at = sent_at + self._interval
             hold.vote(self._place, -math.inf, sent_at)
@@ -212,7 +211,7 @@ class VotedRenewal(Renewal):
             hold.vote(self._place, until - drift(until - sent_at), sent_at)
             if hold.ended and self._requesting_vote:
                 # The vote has arrived after the release.
-                keeper().add(hold.deferred_release(self.server, 2.0))
+                hold.release_later(self.server, 2.0)
             elif not self._requesting_vote:
                 self._note_described()
         self.schedule(sent_at)

@@ -13,9 +13,12 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
+from redis.exceptions import RedisError
+
 from ...clock import time
 from ...exceptions import LockError
-from ...locking import AsyncLock, Hold, Lock, LockOperations, note_vanished, questions, release_late
+from ...history import note_vanished
+from ...locking import AsyncLock, BaseLock, Hold, Known, Lock, release_late
 from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Call, Reply, named_token
 from ...protocol.holders import HolderInfo
@@ -23,7 +26,6 @@ from ...protocol.keys import slot_of
 from ...steps import Step, Steps, adrive, drive
 from ...transport import NotReady, is_cluster, is_outage, is_refusal, run, server_of
 from ...transport.aio_client import arun
-from ...transport.refusals import redis_errors
 from .members import (
     ACQUIRE_ALL,
     AllReply,
@@ -58,7 +60,7 @@ def check_names(names: object) -> list[str]:
     return found
 
 
-class SeveralNames(LockOperations):
+class SeveralNames(BaseLock):
     """A lock for several ``names`` (str; duplicates count once), made of ``members``: a lock for
     each, in the order of their keys."""
 
@@ -130,16 +132,20 @@ class SeveralNames(LockOperations):
         noted: list[Any] = to.may_hold
         noted.append((member, asked, member.local.hold))
 
-    def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
+    def _abandon(
+        self, request: AcquireRequest, error: BaseException, before: Known | None = None
+    ) -> None:
         noted: list[Any] = request.may_hold
-        for member, asked, before in noted:
+        for member, asked, earlier in noted:
             member._abandon(asked, error)
             hold = member.local.hold
-            if hold is None or hold is before:
+            if hold is None or hold is earlier:
                 continue
             # Else it is that of another task, which shares this handle.
             if member.degraded or any(hold.token == token for token, *_ in asked.may_hold):
                 member._leave_to_keeper()
+        if before is not None:
+            self._restore(before)
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
         take = self._take_at_once if self._at_once else self._take_in_order
@@ -248,7 +254,7 @@ class SeveralNames(LockOperations):
         asked_at: float,
         held: list[Member],
     ) -> None:
-        hold = member._start_renewal(mine, acquired, member._new_renewals())
+        hold = member._start_renewal(mine, acquired, member._new_lifeline())
         held.append(member)
         member._emit_acquired(hold, asked_at, acquired.contended)
 
@@ -285,7 +291,7 @@ class SeveralNames(LockOperations):
     def _give_up(self, members: Sequence[Member]) -> Steps[None]:
         try:
             yield from self._together(*(member._release_steps() for member in members))
-        except redis_errors():
+        except RedisError:
             for member in members:
                 member._leave_to_keeper()
 
@@ -306,8 +312,10 @@ class SeveralNames(LockOperations):
             raise
         self._forget(hold)
 
-    def _hand_to_keeper(self) -> None:
+    def _leave_to_keeper(self, before: Known | None = None) -> None:
         hold: Any = self.local.hold
+        if before is not None and hold is not before.hold:
+            return  # Another user of this handle has the lock by now.
         if hold is None or hold.from_parent_process or self._is_anothers:
             return
         hold.end()
@@ -335,7 +343,7 @@ class SeveralNames(LockOperations):
         return Query(None, all, queries=queries)
 
     def _holders_query(self) -> Query[list[HolderInfo]]:
-        queries = [questions.held(member) for member in self.members]
+        queries = [member._held_query() for member in self.members]
         return Query(None, self._one_holder, queries=queries)
 
     def _one_holder(self, holders: Sequence[HolderInfo | None]) -> list[HolderInfo]:

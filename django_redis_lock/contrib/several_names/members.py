@@ -10,8 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
-from ...keeper import keeper
-from ...locking import Hold, LockOperations
+from ...locking import BaseLock, Hold
 from ...locking.questions import Query
 from ...protocol import (
     AcquireRequest,
@@ -103,14 +102,14 @@ class MultiHold:
         for hold in self._holds:
             # One without a fence was taken without Redis.
             if hold.lose(reason) and hold.fence:
-                keeper().add(hold.deferred_release(self._server, self._grant_timeout))
+                hold.release_later(self._server, self._grant_timeout)
         others = (tell for key, tell in self.also_on_lost.items() if key())
         for tell in (self._on_lost, *others):
             if tell is not None:
                 tell()
 
 
-class Member(LockOperations):
+class Member(BaseLock):
     """The lock for one of the names. The whole sends what its steps ask of Redis."""
 
     def _run(self, call: Call) -> Any:

@@ -11,7 +11,7 @@ import threading
 import time as real
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import AsyncToSync
@@ -26,6 +26,7 @@ from ...extension import PartMissing, part
 from ...keeper import Job, Keeper, Subscription, Worker, keeper, use_keeper
 from ...locking import Renewal
 from ...ops.inventory import list_held
+from ...protocol.keys import INDEX
 from ...singleflight import FlightRenewal, use_background
 from ...threads import InCaller, Mutex
 from ...transport import Server, server_of
@@ -35,20 +36,22 @@ from .in_memory import CachesInMemory, Configs
 
 __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
 
-#: A wait moves the clock after so many pauses in real time in which nothing else has happened;
-#: fewer if no other thread or task has used the clock. Counted: the whole process may stop.
-QUIET_PAUSES, QUIET_PAUSES_ALONE, PAUSE_SECONDS = 25, 5, 0.002
+#: How often, in real time, a wait looks whether the clock may move.
+PAUSE_SECONDS = 0.002
 #: How often the keeper is asked in one move; a year of renewals, or a job that is due forever.
 MAX_ROUNDS = 1_000_000
-#: An endless wait is one that has lasted for so many times so many seconds, and for nothing.
-LONG_WAIT_SECONDS, MAX_LONG_WAITS = 3600.0, 4
+#: The longest piece of a wait without a deadline.
+LONGEST_PIECE = 3600.0
 #: More locks than a test holds.
 MAX_LOCKS = 100_000
 
 #: What else of a cache's settings holds in memory.
 _KEPT = ("KEY_PREFIX", "KEY_FUNCTION", "REVERSE_KEY_FUNCTION", "VERSION", "TIMEOUT", "OPTIONS")
 
-_ENDLESS = "this wait would never end: only the test moves a virtual clock"
+_ENDLESS = (
+    "nobody can end this wait, so it would never end: only the test moves a virtual clock. Release "
+    "the lock before, or wait with blocking_timeout="
+)
 _numbers = itertools.count(1)
 
 
@@ -58,18 +61,38 @@ def _caller() -> object:
     return task or threading.current_thread()
 
 
+#: The task or thread that has a lock, its thread, and the real time since when; None if somebody is
+#: about to have it.
+_Holder = tuple[Any, Any, float]
+
+
 class SteppedKeeper(Keeper):
     """Does its jobs in the thread that moves the clock."""
 
+    #: Returns the tokens of all locks that the server has.
+    tokens: Callable[[], set[bytes]] = set
+
     def __init__(self) -> None:
         super().__init__()
-        #: The task or thread that has added each job, its thread, and the real time.
-        self.added_by: WeakKeyDictionary[Job, tuple[Any, threading.Thread, float]]
-        self.added_by = WeakKeyDictionary()
+        self._holders: dict[object, _Holder] = {}
 
     def add(self, job: Job) -> None:
-        self.added_by[job] = _caller(), threading.current_thread(), Clock.monotonic()
         super().add(job)
+        if isinstance(job, (Renewal, FlightRenewal)):
+            holder = _caller(), threading.current_thread(), Clock.monotonic()
+            self._holders[_held_by(job)] = holder
+
+    def holders(self, since: float) -> list[_Holder]:
+        """Those of all locks, until a release has reached the server, and of all flights; of ended
+        ones, whose followers may still have to be told, if they are younger than ``since``."""
+        jobs = [job for job in self.jobs() if isinstance(job, (Renewal, FlightRenewal))]
+        held = {*self.tokens(), *map(_held_by, jobs)}
+        for each, (_, _, began) in self._holders.copy().items():
+            if each not in held and (isinstance(each, bytes) or began <= since):
+                self._holders.pop(each, None)
+        for each in held - self._holders.keys():
+            self._holders.setdefault(each, (None, None, Clock.monotonic()))
+        return list(self._holders.values())
 
     def start(self, worker: Worker) -> None:
         """It needs no thread."""
@@ -100,19 +123,37 @@ class SteppedKeeper(Keeper):
         return None
 
 
+def _held_by(job: Renewal | FlightRenewal) -> object:
+    return job.hold.token if isinstance(job, Renewal) else job
+
+
 def _forget_figures(of: Callable[[Server], bool]) -> None:
     with suppress(PartMissing):
         part("metrics").forget(of)
 
 
-class VirtualClock(Clock):
-    """A clock that stands still unless it is moved. A wait moves it to the wait's end, or to what
-    ends the wait; renewals and the like happen as the time for them comes.
+class _Wait(NamedTuple):
+    """A wait on the clock.
 
-    While another thread or task holds a lock, or computes a value, a wait takes real time.
+    Attributes:
+        who: the task or thread that waits; a thread stops its tasks, too.
+        ready: whether it ends before ``end``.
+        stopped: the thread of the one who waits, and one that waits for that by ``async_to_sync``.
     """
 
-    #: The seconds of real time that each holder is given in this way.
+    who: object
+    end: float
+    ready: Callable[[], object]
+    stopped: tuple[object, object]
+
+
+class VirtualClock(Clock):
+    """A clock that stands still unless it is moved: by ``advance()``; and by a wait, to what ends
+    it, when all who hold a lock or compute a value wait on the clock, too. Renewals and the like
+    happen as the time for them comes.
+    """
+
+    #: The seconds of real time in which others wait for a holder that does something else.
     real_wait = 2.0
 
     def __init__(self) -> None:
@@ -120,12 +161,10 @@ class VirtualClock(Clock):
         self._now = float(int(Clock.monotonic()))
         self._unix_time = real.time() - self._now
         self._moving = Mutex()
-        self._long_waits = 0
-        #: How often the time was asked for or moved, and the ids of those who asked.
-        self._looks = 0
-        self._lookers: set[int] = set()
-        #: When the waits end, by task, or by thread.
-        self._ends: dict[object, float] = {}
+        #: By their ids: a thread waits twice if a listener waits while it moves the clock.
+        self._waits: dict[int, _Wait] = {}
+        #: When, in real time, each began who waits without a deadline and for nobody.
+        self._endless: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self.keeper = SteppedKeeper()
 
     def __call__(self) -> float:
@@ -137,7 +176,6 @@ class VirtualClock(Clock):
 
     def _move_to(self, end: float) -> None:
         with self._moving:
-            self._looks += 1
             for _ in range(MAX_ROUNDS):
                 if (due := self.keeper.next_due()) > end:
                     break
@@ -145,69 +183,55 @@ class VirtualClock(Clock):
                 self.keeper.do_due(self._now)
             self._now = max(end, self._now)
 
-    def _move_on(self, looks: int) -> None:
-        """Until something may have happened: a job of the keeper, or the end of a wait."""
+    def _move_on(self, me: object) -> bool:
+        """Until something may have happened: a job of the keeper, or the end of a wait. Returns
+        whether that was tried: not if somebody may end a wait otherwise."""
         with self._moving:
-            if self._looks != looks:
-                return
-            end = min((*self._ends.values(), self.keeper.next_due()))
-            if math.isinf(end):
-                raise AssertionError(_ENDLESS)
-            self._move_to(end)
+            waits = list(self._waits.copy().values())
+            others = [wait for wait in waits if wait.who is not me]
+            if any(wait.end <= self._now or wait.ready() for wait in others):
+                return False  # It will go on at once.
+            since = Clock.monotonic() - self.real_wait
+            for caller, thread, began in self.keeper.holders(since):
+                if caller is None:
+                    alive = True
+                else:
+                    alive = thread.is_alive() if caller is thread else not caller.done()
+                stopped = caller and any(
+                    caller in (wait.who, *wait.stopped) or thread is wait.who for wait in waits
+                )
+                if alive and began > since and not stopped:
+                    return False
+            end = min((*(wait.end for wait in waits), self.keeper.next_due()))
+            if not math.isinf(end):
+                self._move_to(end)
+            return True
 
-    def _others_work(self, me: object) -> bool:
-        """Whether a holder goes on while ``me`` waits: a task, or a thread with its tasks."""
-        executor = getattr(AsyncToSync.executors, "current", None)  # Where a thread waits for me.
-        stopped = (me, threading.current_thread(), getattr(executor, "_work_thread", None))
-        waiting = {who for who, end in self._ends.copy().items() if end > self._now}
-        return any(
-            caller not in stopped
-            and thread is not me
-            and waiting.isdisjoint((caller, thread))
-            and (thread.is_alive() if caller is thread else not caller.done())
-            and Clock.monotonic() < since + self.real_wait
-            for job in self.keeper.jobs()
-            if isinstance(job, (Renewal, FlightRenewal))
-            for caller, thread, since in (self.keeper.added_by[job],)
-        )
-
-    def _pauses(self, seconds: float, me: object) -> Generator[float]:
+    def _pauses(
+        self, seconds: float, me: object, ready: Callable[[], object] = bool
+    ) -> Generator[float]:
         """The pauses of a wait, in real time; in between it moves the clock."""
-        end, began, quiet = self._now + seconds, Clock.monotonic(), 0
-        outer = self._ends.get(me)  # Of a wait that moves the clock, and a listener waits, too.
-        alone = self._lookers <= {id(me), id(threading.current_thread())}
-        wanted = QUIET_PAUSES_ALONE if alone else QUIET_PAUSES
-        self._ends[me] = end
+        executor = getattr(AsyncToSync.executors, "current", None)  # Where a thread waits for me.
+        stopped = threading.current_thread(), getattr(executor, "_work_thread", None)
+        wait = _Wait(me, self._now + seconds, ready, stopped)
+        self._waits[id(wait)] = wait
         try:
-            while True:
-                looks = self._looks
-                yield PAUSE_SECONDS if quiet < wanted else 0.0
-                if self._now >= end:
-                    return
-                seen, waited = self._looks, Clock.monotonic() - began
-                stirs = seen != looks or min((*self._ends.values(),)) <= self._now
-                stirs = waited < self.real_wait and stirs
-                quiet = 0 if waited < seconds and (stirs or self._others_work(me)) else quiet + 1
-                if quiet >= wanted:
-                    self._move_on(seen)
+            yield PAUSE_SECONDS  # Another thread or task may just begin.
+            while self._now < wait.end and not ready():
+                tried = self._move_on(me)
+                if seconds < LONGEST_PIECE or not tried:
+                    self._endless.pop(me, None)
+                elif Clock.monotonic() > self._endless.setdefault(me, Clock.monotonic()) + 2:
+                    raise AssertionError(_ENDLESS)
+                yield 0.0 if tried and not math.isinf(self.keeper.next_due()) else PAUSE_SECONDS
         finally:
-            del self._ends[me]
-            if outer is not None:
-                self._ends[me] = outer
-
-    def _waited(self, seconds: float, came: object) -> None:
-        self._long_waits = self._long_waits + 1 if seconds >= LONG_WAIT_SECONDS and not came else 0
-        if self._long_waits >= MAX_LONG_WAITS:
-            self._long_waits = 0
-            raise AssertionError(_ENDLESS)
+            del self._waits[id(wait)]
 
     def monotonic(self) -> float:
-        self._looks += 1
-        self._lookers.add(id(_caller()))
         return self._now
 
     def time(self) -> float:
-        return self._unix_time + self.monotonic()
+        return self._unix_time + self._now
 
     def parts(self, seconds: float) -> Iterator[float]:
         yield min(seconds, threading.TIMEOUT_MAX)
@@ -221,19 +245,19 @@ class VirtualClock(Clock):
             await asyncio.sleep(pause)
 
     async def wait(self, tasks: Collection[Any], seconds: float) -> Any:
-        with closing(self._pauses(seconds, _caller())) as pauses:
+        def ready() -> bool:
+            return any(task.done() for task in tasks)
+
+        with closing(self._pauses(seconds, _caller(), ready)) as pauses:
             for pause in pauses:
-                done, pending = await asyncio.wait(tasks, timeout=pause or 0.001)
-                if done:
-                    break
-        self._waited(seconds, done)
-        return done, pending
+                await asyncio.wait(tasks, timeout=pause or 0.001)
+        return await asyncio.wait(tasks, timeout=0)
 
     def wait_for(
         self, condition: threading.Condition, ready: Callable[[], object], seconds: float | None
     ) -> bool:
         seconds = math.inf if seconds is None else seconds
-        with closing(self._pauses(seconds, threading.current_thread())) as pauses:
+        with closing(self._pauses(seconds, threading.current_thread(), ready)) as pauses:
             while not ready():
                 condition.release()  # What the time brings may be for this wait.
                 try:
@@ -243,7 +267,6 @@ class VirtualClock(Clock):
                 if pause is None:
                     break
                 condition.wait_for(ready, pause)
-        self._waited(seconds, ready())
         return bool(ready())
 
 
@@ -260,6 +283,15 @@ class MemoryServer:
         self._away = False
         #: The LOCATION in memory of what takes the place of a server.
         self._places: dict[tuple[object, ...], str] = {}
+        if clock is not None:
+            clock.keeper.tokens = self._tokens
+
+    def _tokens(self) -> set[bytes]:
+        found = set()
+        for database in self._databases():
+            with database.mutex:
+                found |= {database.get(key) or b"" for key in database.zrange(INDEX, b"0", b"-1")}
+        return found - {b""}
 
     @property
     def away(self) -> bool:

@@ -1,9 +1,9 @@
 """Several servers behind one client, of which now one and now another has a key: a service of
 sentinels, and a cluster, in which each key is on the primary that has its slot, and slots move.
 
-The sentinels are asked at first, after errors, and once a second while locks are in use (why: see
-docs/how_it_works.md). Each new connection also checks that its server is a primary, because a
-sentinel that does not know of the failover yet names the old one.
+The sentinels are asked at first, after errors, and once a second while locks are in use: see
+docs/how_connections_work.md. Each new connection also checks that its server is a primary, because
+a sentinel that does not know of the failover yet names the old one.
 
 A cluster's map of slots is our own and not the client's: threads and tasks share it, and it is
 discovered within a bounded time.
@@ -26,6 +26,7 @@ from redis.exceptions import (
     ClusterDownError,
     MovedError,
     NoPermissionError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -38,7 +39,7 @@ from ...protocol.keys import SLOTS, index_key, slot_of
 from ...threads import free_after_fork, get_logger
 from ...transport import RawConnection, Server, exchange_with, note_sent, pack_words
 from ...transport.address import Address, Database, Pool, Settings, common_settings, who
-from ...transport.refusals import is_misdirected, redis_errors
+from ...transport.refusals import is_misdirected
 
 logger = get_logger("django_redis_lock.topology")
 
@@ -114,7 +115,7 @@ class Topology(Server):
     def _discover(self, until: float) -> None:
         try:
             self._look(until)
-        except redis_errors() as error:
+        except RedisError as error:
             self._cause = str(error)
             logger.warning("Could not read the address of %s: %s", self, error)
             pause = min(FIRST_RETRY_SECONDS * 2**self._in_vain, LAST_RETRY_SECONDS)
@@ -206,7 +207,7 @@ class SentinelService(Topology):
         for sentinel in list(self._sentinels):
             try:
                 found.append(self._as_seen_by(sentinel, until))
-            except redis_errors() as error:
+            except RedisError as error:
                 errors.append(str(error))
                 # Ask the others first the next time.
                 self._sentinels.remove(sentinel)
@@ -365,7 +366,7 @@ class Cluster(Topology):
                 break  # The next search begins with those that were not asked.
             try:
                 ranges = ask(node, until, b"CLUSTER", b"SLOTS")
-            except redis_errors() as error:
+            except RedisError as error:
                 errors.append(str(error))
                 self._silent.add(node)
                 self._known = [*(each for each in self._known or nodes if each is not node), node]

@@ -16,12 +16,11 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.pool import ConnectionFactory
 from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import ConnectionPool, SSLConnection, parse_url
-from redis.exceptions import ClusterError, RedisClusterException, ResponseError
+from redis.exceptions import ClusterError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ...pools import guard
 from ...threads import Mutex, after_fork, free_after_fork
-from ...transport.refusals import redis_errors
 
 __all__ = ["ClusterClient"]
 
@@ -50,7 +49,7 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
             return {}
         try:
             values = client.mget_nonatomic(list(by_nkey))
-        except redis_errors() as error:
+        except RedisError as error:
             raise ConnectionInterrupted(connection=client) from error
         found = zip(by_nkey.values(), values, strict=True)
         return {key: self.decode(value) for key, value in found if value is not None}
@@ -58,7 +57,7 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
     def keys(self, search: str, version: int | None = None, client: object = None) -> list[object]:
         try:
             return list(self.iter_keys(search, client=client, version=version))
-        except redis_errors() as error:
+        except RedisError as error:
             raise ConnectionInterrupted(connection=client) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -17,13 +18,12 @@ from ...clock import time
 from ...conf import Conf
 from ...decorators import namer
 from ...exceptions import LockError, LockNotOwnedError
-from ...locking import Hold, Renewal, Renewals
+from ...locking import Hold, Lifeline, Renewal
 from ...protocol import Acquisition, renew_call
 from ...protocol.validation import check_policy, check_time
 from ...threads import check_plain, get_logger
 from ...transport import is_outage, run, server_of
 from ...transport.hints import explained
-from ...transport.refusals import genuine, suppress
 
 logger = get_logger("django_redis_lock.unique_tasks")
 
@@ -31,7 +31,7 @@ logger = get_logger("django_redis_lock.unique_tasks")
 PREFIX = "queued:"
 #: Seconds for which a worker tries to reach Redis before it starts a task.
 PATIENCE = 10.0
-_FAILED = (ConnectionInterrupted, RedisError, OSError)
+_FAILED = (ConnectionInterrupted, RedisError)
 
 
 class TaskNotQueued(LockError):
@@ -179,7 +179,7 @@ class Message:
                     self.named = self.lock.reacquire()
             self.named = True
             self.hand_over()
-        except genuine(*_FAILED) as error:
+        except _FAILED as error:
             self.named = False
             if not self.unique.goes_on(error) and not again:
                 text = f"The task {self.unique.title} was not queued, as its name could not be "
@@ -250,7 +250,7 @@ class Message:
         fence = held.fence if held else 0
         hold.begin(Acquisition(lock.id, fence, now, now + lock.timeout), lock.keys)
         lock.local.hold = hold
-        lock.local.renewal = Renewals(hold, Renewal(server_of(lock.redis), hold))
+        lock.local.renewal = Lifeline(hold, Renewal(server_of(lock.redis), hold))
         lock.local.renewal.begin()
 
     def end(self) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from ... import history
 from ...clock import time
 from ...keeper import Job, SentOnce, keeper
 from ...protocol import (
@@ -34,13 +35,12 @@ from ...steps import Step
 from ...threads import Mutex, after_fork, free_after_fork, get_logger
 from ...transport import Client, Server
 from ...transport.hints import explained
-from .. import questions, records
+from .. import questions
 
 if TYPE_CHECKING:
     import asyncio
 
     from ...protocol import Owner
-    from .steps import Waiter
 
 #: Waiters with different limits do not wait for the same places.
 QueueKey: TypeAlias = "tuple[Server, bytes, asyncio.AbstractEventLoop | None, int]"
@@ -75,6 +75,15 @@ class WakeEvent(Protocol):
 
     def set(self) -> None: ...
     def wait(self, seconds: float) -> Step[bool]: ...
+
+
+class Member(Protocol):
+    """A waiter; see ``Waiter``."""
+
+    queue: Any
+    turn: WakeEvent | None
+    asked_at: float
+    outage_patience: float
 
 
 #: The queues of this process.
@@ -116,10 +125,10 @@ class WaitQueue:
         self.id = request.waiter or waiter_id()
         self.node: Server | None = None
         self.registered = False
-        #: Whether the queue must unregister the id in the end; False if the next call does.
-        self._may_be_registered = bool(request.waiter)
+        #: In the end; False if the next call does it. The id may be registered.
+        self._must_unregister = bool(request.waiter)
         self.clock: Clock | None = None
-        self.waiters: deque[Waiter] = deque()
+        self.waiters: deque[Member] = deque()
         self._watch: QueueWatch | None = None
 
     def end(self) -> None:
@@ -156,7 +165,7 @@ class WaitQueue:
 
     # -- members -----------------------------------------------------------------------------
 
-    def leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: Member) -> None:
         """``waiter`` leaves. Called again, it completes what an interrupt has cut short."""
         with _mutex:
             if waiter in self.waiters:
@@ -168,13 +177,13 @@ class WaitQueue:
             self.dissolve()
         self.end()
 
-    def abandon(self, waiter: Waiter) -> None:
+    def abandon(self, waiter: Member) -> None:
         """As ``leave``, for a waiter that was interrupted at any point: the call that was to
         unregister the queue may not have been sent."""
-        self._may_be_registered = self._may_be_registered or self.registered
+        self._must_unregister = self._must_unregister or self.registered
         self.leave(waiter)
 
-    def is_led_by(self, waiter: Waiter) -> bool:
+    def is_led_by(self, waiter: Member) -> bool:
         """Whether ``waiter`` is the one that waits in Redis."""
         with _mutex:
             return bool(self.waiters) and self.waiters[0] is waiter
@@ -191,9 +200,9 @@ class WaitQueue:
                 del queues[self.key]
         if self._watch is not None:
             keeper().discard(self._watch)
-        if self._may_be_registered:  # If this fails, the id expires within seconds.
+        if self._must_unregister:  # If this fails, the id expires within seconds.
             keeper().add(SentOnce(self.server, self.request.unregister_call(self.id)))
-            self._may_be_registered = False
+            self._must_unregister = False
 
     def _close_if_last(self) -> bool:
         """Close the queue if one member is left in it; return whether it was closed. What is sent
@@ -202,7 +211,7 @@ class WaitQueue:
             if len(self.waiters) > 1 or self.closed:
                 return False
             del queues[self.key]
-            self._may_be_registered = False
+            self._must_unregister = False
             return True
 
     def id_to_unregister(self) -> bytes:
@@ -213,12 +222,12 @@ class WaitQueue:
 
     def acquire_call(self, request: AcquireRequest) -> Call:
         """The call that takes the lock, or else registers the queue."""
-        self._may_be_registered = True
+        self._must_unregister = True
         return request.acquire_call(self.id)
 
     def note_refused(self, refused: Refused) -> None:
         """ACQUIRE, sent with this queue's id, has not got the lock: the queue is registered."""
-        self.registered = self._may_be_registered = True
+        self.registered = self._must_unregister = True
         if self._watch is None:
             self._watch = QueueWatch(self)
         self._watch.due = self.next_look(refused.pttl, refused.clock)
@@ -227,7 +236,7 @@ class WaitQueue:
     def note_taken(self, request: AcquireRequest, taken: Taken) -> Acquisition:
         """ACQUIRE or LEAVE has got the lock."""
         if taken.vanished is not None:
-            records.note_vanished(self.server, request.keys, taken.vanished, request.subject)
+            history.note_vanished(self.server, request.keys, taken.vanished, request.subject)
         return request.acquired_by_reply(taken, contended=True)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
@@ -241,7 +250,7 @@ class WaitQueue:
         """The id may be registered again after it was removed: by the keeper, or because the call
         that was to remove it was not answered."""
         with _mutex:
-            self._may_be_registered = True
+            self._must_unregister = True
             if not self.waiters:
                 self.dissolve()
 
@@ -271,7 +280,7 @@ class WaitQueue:
         until = min(until, request.until(arrived_at))
         return ReceivedGrant(grant, arrived_at, call, until if fresh else None)
 
-    def note_confirmed(
+    def note_taken_grant(
         self, request: AcquireRequest, received: ReceivedGrant, until: float
     ) -> Acquisition | None:
         """``until`` is from the reply to TAKE_GRANT. None if the grant expired while this process
@@ -287,12 +296,12 @@ def _forget_queues() -> None:
     """They are the parent's. Its calls that the child finalizes leave none, and send nothing."""
     for queue in queues.values():
         queue.waiters.clear()
-        queue.registered = queue._may_be_registered = False
+        queue.registered = queue._must_unregister = False
         queue.connection = None
     queues.clear()
 
 
-def join(waiter: Waiter, queue: WaitQueue, new_turn: Callable[[], WakeEvent]) -> None:
+def join(waiter: Member, queue: WaitQueue, new_turn: Callable[[], WakeEvent]) -> None:
     """Add ``waiter`` at the end of the queue for the lock, which is ``queue`` if there is none."""
     with _mutex:
         waiter.queue = joined = queues.setdefault(queue.key, queue)
@@ -329,7 +338,7 @@ class QueueWatch(Job):
         pttl, clock, untaken, all_vanished = parse_watch(value, sent_at)
         request = self._queue.request
         for vanished in all_vanished:
-            records.note_vanished(self.server, request.keys, vanished, request.subject)
+            history.note_vanished(self.server, request.keys, vanished, request.subject)
         self.due = self._queue.next_look(pttl, clock)
         self._queue.may_be_registered_again()
         # A grant is untaken although we wait: Redis does not know our blocking pop, because its
@@ -379,11 +388,11 @@ class LongWait(Job):
 
     def answered(self, value: Reply, sent_at: float) -> None:
         if self._owner is not None:
-            self._log(records.with_heartbeat(self._owner, value))
+            self._log(history.with_heartbeat(self._owner, value))
             return
         holders = questions.parse_holders(self._request.limit, value)
         self._owner = holders[0].in_the_way if holders else None
-        call = None if self._owner is None else records.heartbeat_call(self._owner)
+        call = None if self._owner is None else history.heartbeat_call(self._owner)
         if call is None:
             self._log(self._owner)
         else:

@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import time
-from ...keeper import DeferredRelease, keeper
+from ...keeper import release_later
 from ...protocol import (
     LAST_TRY_SECONDS,
     AcquireRequest,
@@ -213,9 +213,9 @@ class Waiter:
         except Exception:
             # Redis may carry it out all the same; then the lock would have no holder.
             for claim in claims:
-                self._release_by_keeper(claim)
+                self._release_later(claim)
             raise
-        return queue.note_confirmed(request, received, until)
+        return queue.note_taken_grant(request, received, until)
 
     def _last_try(self) -> Steps[Acquisition | None]:
         queue, sent_at = self.queue, time.monotonic()
@@ -224,7 +224,7 @@ class Waiter:
             reply = yield self._run(leave, LAST_TRY_SECONDS)
         except RedisTimeoutError:
             # It may still be carried out and take the lock for no holder; or it was never sent.
-            self._release_by_keeper((self._request.token, self._request.attempt, 1))
+            self._release_later((self._request.token, self._request.attempt, 1))
             queue.may_be_registered_again()
             yield queue.disconnect()
             return None
@@ -247,11 +247,11 @@ class Waiter:
     def give_back(self, reply: PopReply) -> None:
         """Release the grant that a pop has returned in ``reply``, if it has."""
         if (grant := self.queue.grant_in(reply)) is not None:
-            self._release_by_keeper((grant.token, b"", grant.place))
+            self._release_later((grant.token, b"", grant.place))
 
-    def _release_by_keeper(self, claim: tuple[bytes, bytes, int]) -> None:
+    def _release_later(self, claim: tuple[bytes, bytes, int]) -> None:
         """Have the keeper release what ``claim``, one of ``may_hold``, has or may yet get."""
-        release = self._request.release_call(*claim)
-        keeper().add(DeferredRelease(self.queue.server, release, self._request.lifetime, late=True))
+        request = self._request
+        release_later(self.queue.server, request.release_call(*claim), request.lifetime, late=True)
         noted = self._request.may_hold
         noted[:] = [each for each in noted if each != claim]

@@ -27,7 +27,6 @@ from ...threads import get_logger
 from ...transport import Client, in_background, pack, server_of
 from ...transport.aio_client import aconnect, arun
 from ...transport.aio_connection import AsyncRawConnection
-from ...transport.refusals import genuine
 from .queue import PopReply, WaitQueue
 from .steps import Waiter
 
@@ -47,7 +46,7 @@ class PendingAnswer:
     async def _read(self, connection: AsyncRawConnection, call: Call) -> float | None:
         try:
             taken = await asyncio.wait_for(_answer(connection, call), ANSWER_TIMEOUT_SECONDS)
-        except genuine(RedisError, OSError, asyncio.TimeoutError):
+        except (RedisError, asyncio.TimeoutError):
             connection.disconnect()
             keeper().hurry()  # Unknown; a renewal tells.
             return None
@@ -205,7 +204,7 @@ class TaskWaiter(Waiter):
             if (grant := self.queue.grant_in(reply)) is not None:
                 release = request.release_call(grant.token, place=grant.place)
                 await arun(self._client, release)
-        except genuine(RedisError, OSError, asyncio.TimeoutError) as error:
+        except (RedisError, asyncio.TimeoutError) as error:
             fields = {"lock": printable(request.keys.lock), "error": error}
             logger.info("Left the wait for %(lock)s without Redis: %(error)s", fields)
         finally:

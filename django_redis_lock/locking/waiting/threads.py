@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from contextlib import suppress
+from functools import partial
 
 from redis.exceptions import NoScriptError, RedisError
 
@@ -15,8 +16,7 @@ from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Ref
 from ...steps import drive
 from ...threads import ThreadEvent
 from ...transport import Client, RawConnection, Server, pack, run, server_of
-from ...transport.address import has_socket, shut
-from ...transport.refusals import genuine, redis_errors
+from ...transport.address import has_socket, read, readable, shut
 from .queue import PopReply, WaitQueue
 from .steps import POPPING, MayNotBlock, Waiter
 
@@ -68,11 +68,11 @@ class PendingReply:
 
     def receive(self) -> None:
         try:
-            taken = self._connection.read_response()
+            taken = read(self._connection)
         except NoScriptError:
             self._server.known_scripts.discard(self._script)
             keeper().hurry()  # A renewal makes up for it.
-        except genuine(RedisError, OSError):
+        except RedisError:
             self._connection.disconnect()
             keeper().hurry()  # Unknown; a renewal tells.
         except BaseException:  # A signal handler's: half of the answer may be left there.
@@ -85,10 +85,7 @@ class PendingReply:
             self._read.set()
 
     def _has_come(self) -> bool:
-        try:
-            return self._connection.can_read(0)
-        except redis_errors():
-            return True  # Reading will say what is wrong.
+        return readable(self._connection)
 
 
 class ThreadQueue(WaitQueue):
@@ -114,10 +111,10 @@ class ThreadQueue(WaitQueue):
         self._connected.send_packed_command([command])
 
     def pop_ended(self, seconds: float) -> bool:
-        return any(map(self._connected.can_read, time.parts(min(seconds, 3600.0))))
+        return any(map(partial(readable, self._connected), time.parts(min(seconds, 3600.0))))
 
     def reply(self) -> PopReply:
-        reply: PopReply = self._connected.read_response()
+        reply: PopReply = read(self._connected)
         return reply
 
     def send_take_grant(self, call: Call, until: float) -> PendingReply:
@@ -166,13 +163,13 @@ class ThreadWaiter(Waiter):
             return acquired
         except BaseException:
             try:
-                self._leave_anywhere()
+                self._abandon()
             except BaseException:  # An interrupt has cut it short.
-                self._leave_anywhere()
+                self._abandon()
                 raise
             raise
 
-    def _leave_anywhere(self) -> None:
+    def _abandon(self) -> None:
         """Leave no trace, wherever the wait has stopped. Nothing is sent to Redis here: the keeper
         does that, in its own thread, which no signal interrupts."""
         request, queue = self._request, self.queue
@@ -205,9 +202,9 @@ class AbandonedPop(SentOnce):
         self._waiter, self._connection = waiter, waiter.queue._connected
 
     def answered(self, value: Reply, sent_at: float) -> None:
-        with suppress(RedisError, OSError):
-            if self._connection.can_read(LAST_TRY_SECONDS):
-                self._waiter.give_back(self._connection.read_response())
+        with suppress(RedisError):
+            if readable(self._connection, LAST_TRY_SECONDS):
+                self._waiter.give_back(read(self._connection))
         self._connection.disconnect()
         super().answered(value, sent_at)
 

@@ -10,14 +10,19 @@ from io import TextIOWrapper
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    no_translations,
+)
 from redis.exceptions import RedisError
 
 from ...cache import BACKEND, lock_cache, lock_caches
 from ...decorators import outages_not_logged
 from ...extension import PartMissing, part
 from ...transport.hints import explained
-from ...transport.refusals import genuine
+from ...transport.refusals import raise_interrupt
 from .. import Exit, count, seconds, seconds_or_none, usage_error
 
 
@@ -187,6 +192,7 @@ class Command(BaseCommand):
         parser.parse_args = parse_args  # type: ignore[method-assign]  # Django's
         return parser
 
+    @no_translations
     def handle(self, *args: object, **options: Any) -> None:
         action = options["action"]
         if self.stdout._out is None:
@@ -213,7 +219,8 @@ class Command(BaseCommand):
         except RedisError as error:
             failed = f"the request to Redis failed: {explained(error)}"
             raise CommandError(failed, returncode=Exit.UNAVAILABLE) from error
-        except genuine(OSError) as error:
+        except OSError as error:
+            raise_interrupt(error)
             if getattr(self, "_called_from_command_line", False):
                 # The end of the process would try once more to write what is left of the output.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,10 +9,12 @@ import threading
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from redis.exceptions import RedisError
 
 from ...cache import lock_cache
 from ...clock import time
@@ -22,7 +24,6 @@ from ...decorators import RetryUntil, outages_not_logged
 from ...extension import PartMissing
 from ...locking import Lock, unwinding
 from ...transport.hints import explained
-from ...transport.refusals import redis_errors, suppress
 from .. import (
     Exit,
     Options,
@@ -186,7 +187,7 @@ class Command(BaseCommand):
                 try:
                     conflict = self._wait(lock, retry, options)
                     break
-                except redis_errors() as error:
+                except RedisError as error:
                     pause = retry.pause_after(error)
                     if retry.attempts == 1:
                         why, wait = explained(error).rstrip("."), _for(options["wait"])
@@ -196,7 +197,7 @@ class Command(BaseCommand):
             raise CommandError(
                 "interrupted while waiting", returncode=128 + signal.SIGINT
             ) from None
-        except redis_errors() as error:
+        except RedisError as error:
             raise unavailable(options["name"], error, Exit.UNAVAILABLE) from error
         if conflict is None:
             return True
@@ -248,7 +249,7 @@ class Command(BaseCommand):
     def _release(self, lock: Lock, name: str) -> None:
         try:
             lock.__exit__(None, None, None)
-        except redis_errors() as error:
+        except RedisError as error:
             # The command has run: its exit code must not change.
             self.stderr.write(f"The lock {name} could not be released, and will expire: {error}")
 

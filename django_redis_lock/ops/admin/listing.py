@@ -14,21 +14,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ...cache import lock_caches
+from ..facts import STATUSES, place, shown, status_of
 from ..held_locks import HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..inventory import FLIGHT, LOCK
-from .rows import (
-    STATUSES,
-    Ref,
-    UrlOf,
-    as_of,
-    brief,
-    failure_rows,
-    place,
-    ref_of,
-    row,
-    shown,
-    status_of,
-)
+from .rows import Ref, UrlOf, as_of, brief, failure_rows, ref_of, row
 from .sections import behaviour_section, log_failure
 
 #: Rows on one page.
@@ -67,7 +56,7 @@ COLUMNS = (
     Column("holder", gettext_lazy("Holder"), _holder, down=False),
     Column("held", gettext_lazy("Held for"), lambda h: h.lock.held_for or 0.0),
     Column("left", gettext_lazy("Time left"), lambda h: h.lock.ttl, down=False),
-    Column("waiting", gettext_lazy("Waiting"), lambda h: h.lock.waiters or 0),
+    Column("waiting", gettext_lazy("Processes waiting"), lambda h: h.lock.waiters or 0),
     Column("cache", gettext_lazy("Cache"), lambda h: h.alias, down=False),
 )
 BY_NAME = {column.name: column for column in COLUMNS}

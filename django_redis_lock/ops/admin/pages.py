@@ -22,7 +22,7 @@ from ...events import group_of
 from ...models import HeldLock as Model
 from ...protocol import printable
 from ...transport.hints import explained
-from ...transport.refusals import genuine
+from ..facts import shown, taken
 from ..held_locks import (
     UNAVAILABLE,
     Failure,
@@ -45,8 +45,6 @@ from .rows import (
     holder_rows,
     ref_of,
     row,
-    shown,
-    taken,
     waiter_rows,
 )
 from .sections import behaviour_of, events_data, processes_data
@@ -228,7 +226,7 @@ class Pages:
         data: dict[str, object] = {"group": group_of(name_of(*ref)), "as_of": as_of()}
         try:
             holding, closely = look_closely(*ref)
-        except genuine(*UNAVAILABLE) as error:
+        except UNAVAILABLE as error:
             return {**data, "failures": failure_rows([Failure(ref.alias, shown(explained(error)))])}
         if holding is not None:
             data.update(row(holding, self._url_of), held_now=True, group=holding.group)

@@ -19,10 +19,10 @@ from django.utils.translation import gettext_lazy, ngettext
 from ...models import HeldLock as Model
 from ...protocol import printable
 from ...transport.hints import explained
-from ...transport.refusals import genuine
+from ..facts import place, shown
 from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
-from .rows import Choice, Ref, UrlOf, duration, moment, place, row, shown
+from .rows import Choice, Ref, UrlOf, duration, moment, row
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -45,7 +45,7 @@ def outlook(choice: Choice, url_of: UrlOf) -> dict[str, object]:
     said: dict[str, object] = {**name, "alias": choice.ref.alias}
     try:
         holding, _closely = look_closely(*choice.ref)
-    except genuine(*UNAVAILABLE) as error:
+    except UNAVAILABLE as error:
         return {**said, "unreleased": _away(error)}
     if holding is None:
         return {**said, "unreleased": _WAS_FREE % name}

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -20,8 +19,9 @@ from django.utils.translation import gettext_lazy
 
 from ...events import Outage
 from ...formatting import DurationFormat
-from ...locking import Event
-from ...protocol import Owner, printable
+from ...history import Event
+from ...protocol import Owner
+from ..facts import EVENTS, STATUSES, facts, place, short_place, shown
 from ..held_locks import Failure, HeldLock, News
 from ..inventory import FLIGHT, LOCK, LockInfo, WaiterInfo
 
@@ -30,7 +30,7 @@ def _localised(number: str) -> str:
     return number_format(float(number), len(number.partition(".")[2]))
 
 
-_FORMAT = DurationFormat(
+FORMAT = DurationFormat(
     (
         gettext_lazy("under 1 s"),
         gettext_lazy("%(seconds)d s"),
@@ -48,34 +48,12 @@ _FORMAT = DurationFormat(
     ),
     _localised,
 )
-duration, brief, measured = _FORMAT.duration, _FORMAT.brief, _FORMAT.measured
+duration, brief, measured = FORMAT.duration, FORMAT.brief, FORMAT.measured
 
 
 def duration_patterns() -> str:
     """For the page's script, as JSON."""
-    return json.dumps([str(pattern) for pattern in _FORMAT.pairs])
-
-
-#: A name that a user has chosen, on one line and bounded.
-shown = partial(printable, limit=200)
-
-
-def place(owner: Owner) -> str:
-    if not owner.host:
-        return _("unknown (%(id)s)") % {"id": owner.id}
-    return _("%(host)s, process %(process)d, thread %(thread)s") % {
-        "host": shown(owner.host),
-        "process": owner.pid,
-        "thread": shown(owner.thread),
-    }
-
-
-def short_place(owner: Owner) -> str:
-    """For a table: ``web-1:4711``, and the thread unless it is the main one."""
-    if not owner.host:
-        return _("unknown (%(id)s)") % {"id": owner.id}
-    thread = "" if owner.thread in ("", "MainThread") else f" {shown(owner.thread)}"
-    return f"{shown(owner.host)}:{owner.pid}{thread}"
+    return json.dumps([str(pattern) for pattern in FORMAT.pairs])
 
 
 def seconds_or_none(seconds: float | None) -> float | None:
@@ -131,91 +109,38 @@ class Choice(NamedTuple):
 #: Returns the URL of a lock's page in the current admin site; empty if it has none.
 UrlOf = Callable[[Ref], str]
 
-#: The states of a holder, the most urgent first.
-STATUSES = {
-    "broken": gettext_lazy("cannot be read"),
-    "silent": gettext_lazy("silent"),
-    "expiring": gettext_lazy("expiring"),
-    "unknown": gettext_lazy("not known"),
-    "alive": gettext_lazy("alive"),
-    "queued": gettext_lazy("queued"),
-    "resting": gettext_lazy("resting"),
-}
-
-#: A lock without renewal is expiring if at most this share of its lifetime, and at most this many
-#: seconds, are left.
-LAST_SHARE, LAST_SECONDS = 0.2, 60.0
-
-EVENTS = {
-    "released": gettext_lazy("released"),
-    "lost": gettext_lazy("lost"),
-    "reset": gettext_lazy("released by force"),
-    "crashed": gettext_lazy("crashed, or cut off"),
-}
-
 
 def row(holding: HeldLock, url_of: UrlOf) -> dict[str, object]:
-    lock, ref = holding.lock, ref_of(holding)
-    state, owner = status_of(lock), lock.owner
-    name = shown(holding.name)
-    label, doing = shown(owner.label), shown(owner.doing)
+    lock, ref, owner = holding.lock, ref_of(holding), holding.lock.owner
+    of_it, name = facts(lock, FORMAT), shown(holding.name)
+    numbered = " · ".join(filter(None, (of_it["number"], of_it["taken"])))
     return {
-        "id": f"{ref}.{lock.owner.id}",  # A row stays where its lock's fence becomes known.
+        **of_it,
+        "id": f"{ref}.{owner.id}",  # A row stays where its lock's fence becomes known.
         "choice": str(choice_of(holding)),
         "url": url_of(ref),
         "name": name,
         "select": _("Select %(name)s") % {"name": name},
-        "label": label,
-        "doing": doing,
-        "purpose": " · ".join(filter(None, (label, doing))),
-        "kind_label": _("computation") if lock.kind == FLIGHT else _place_label(lock),
-        "taken": taken(lock),
+        "purpose": " · ".join(filter(None, (of_it["label"], of_it["doing"]))),
+        "kind_label": of_it["kind"] or numbered,
         "where": _("whole key") if holding.foreign else "",
-        "place": "-" if lock.resting else place(lock.owner),
-        "spot": "-" if lock.resting else short_place(lock.owner),
         "of_holder": urlencode({"q": f"{owner.host}:{owner.pid}"}) if owner.host else "",
-        "kill": kill_command(lock),
-        "state": state,
-        "said": _said(lock, state),
-        "seen": seconds_or_none(lock.seen),
-        "seen_text": "" if lock.seen is None else duration(lock.seen),
-        "silent_for": seconds_or_none(lock.seen) if lock.silent else None,
-        "silent_for_text": duration(lock.seen or 0.0) if lock.silent else "",
-        "verdict": _verdict(lock),
+        "said": _said(of_it),
         "sign": _sign(lock),
-        "held": seconds_or_none(lock.held_for),
-        "held_text": "-" if lock.held_for is None else duration(lock.held_for),
-        "since": "" if lock.owner.since is None else _since(lock.owner.since),
-        "left": seconds_or_none(lock.ttl),
-        "left_text": _("never expires") if math.isinf(lock.ttl) else duration(lock.ttl),
-        "bar": None if math.isinf(lock.ttl) else seconds_or_none(lock.lifetime),
-        "renewal": _renewal(lock),
-        "waiters": "-" if lock.waiters is None else str(lock.waiters),
-        "fence": "-" if lock.fence is None else str(lock.fence),
+        "since": "" if owner.since is None else _since(owner.since),
         "alias": holding.alias,
-        "owner_id": lock.owner.id if lock.owner.host else "",  # Else it is in the place.
+        "owner_id": owner.id if owner.host else "",  # Else it is in the place.
+        # Of what counts on, the seconds and the text.
+        "seen": seconds_or_none(lock.seen),
+        "seen_text": of_it["seen"],
+        "silent_for": seconds_or_none(lock.seen) if lock.silent else None,
+        "silent_for_text": of_it["silent_for"],
+        "held": seconds_or_none(lock.held_for),
+        "held_text": of_it["held"],
+        "left": seconds_or_none(lock.ttl),
+        "left_text": of_it["left"],
+        "bar": None if math.isinf(lock.ttl) else seconds_or_none(lock.lifetime),
     }
-
-
-def kill_command(lock: LockInfo) -> str:
-    """What ends a holder that may still work, on its host; empty for any other."""
-    stoppable = lock.owner.host and not (lock.resting or lock.queued) and lock.kind != FLIGHT
-    return f"kill -TERM {lock.owner.pid}" if stoppable else ""
-
-
-def taken(lock: LockInfo) -> str:
-    """As ``3 of 5`` places; empty for a plain lock."""
-    if (lock.limit or 1) == 1:
-        return ""
-    return _("%(taken)d of %(limit)d") % {"taken": lock.taken, "limit": lock.limit}
-
-
-def _place_label(lock: LockInfo) -> str:
-    return f"{_numbered(lock)} · {taken(lock)}" if taken(lock) else ""
-
-
-def _numbered(lock: LockInfo) -> str:
-    return _("Place %(number)d") % {"number": lock.place}
 
 
 def holder_rows(locks: Sequence[LockInfo]) -> list[dict[str, object]]:
@@ -223,61 +148,23 @@ def holder_rows(locks: Sequence[LockInfo]) -> list[dict[str, object]]:
     return [
         {
             "id": f"{lock.place} {lock.owner.id}",
-            "at": _numbered(lock),
+            "at": of_it["number"],
             "what": place(lock.owner),
-            "text": "" if lock.held_for is None else duration(lock.held_for),
-            "label": shown(lock.owner.label),
-            "doing": shown(lock.owner.doing),
+            "text": "" if lock.held_for is None else of_it["held"],
+            "label": of_it["label"],
+            "doing": of_it["doing"],
             "note": "",
         }
         for lock in sorted(locks, key=lambda lock: lock.place)
-        if taken(lock)
+        if (of_it := facts(lock, FORMAT))["taken"]
     ]
 
 
-def _said(lock: LockInfo, state: str) -> str:
-    said = [f"{STATUSES[state]}: {', '.join(lock.broken)}"] if state == "broken" else []
-    if lock.silent:
-        said.append(_("silent for"))
-    elif lock.unannounced:
-        said.append(_("no heartbeat yet"))
-    return " · ".join(said) or str(STATUSES[state])
-
-
-def _renewal(lock: LockInfo) -> str:
-    if lock.renews is None or math.isinf(lock.ttl):
-        return ""
-    return _("renewed") if lock.renews else _("not renewed")
-
-
-def _verdict(lock: LockInfo) -> str:
-    if lock.resting:
-        return _("Its holder has released it; it stays taken until its min_hold is over.")
-    if lock.broken:
-        return _(
-            "Other data is stored at keys of this lock, so some values are missing. "
-            "Delete those keys to repair it."
-        )
-    if lock.unannounced:
-        return _(
-            "Its process has sent no heartbeat yet: it acquired the lock less than half a second "
-            "ago, or died so soon."
-        )
-    if lock.queued:
-        return _("A task is queued, which no process runs yet. The process shown has sent it.")
-    if lock.silent is None:
-        return _("The holder is not known: its token names no process, as those of other programs.")
-    if not lock.silent:
-        return _("Its process is alive. This does not show whether its work makes progress.")
-    if math.isinf(lock.ttl):
-        return _(
-            "Its process has crashed, is stopped, or is cut off from Redis. The lock never "
-            "expires, so it stays taken until it is released."
-        )
-    return _(
-        "Its process has crashed, is stopped, or is cut off from Redis. Unless it comes back, "
-        "the lock expires when no time is left."
-    )
+def _said(of_it: dict[str, str]) -> str:
+    state = str(STATUSES[of_it["state"]])
+    said = [f"{state}: {of_it['broken']}"] if of_it["state"] == "broken" else []
+    said.append(_("silent for") if of_it["silent_for"] else of_it["unannounced"])
+    return " · ".join(filter(None, said)) or state
 
 
 def _sign(lock: LockInfo) -> str:
@@ -367,27 +254,6 @@ def _since(at: float) -> str:
     then = datetime.fromtimestamp(at, get_current_timezone())
     today = datetime.now(get_current_timezone()).date()
     return date_format(then, "H:i:s T") if then.date() == today else moment(at)
-
-
-def status_of(lock: LockInfo) -> str:
-    """One of STATUSES."""
-    if lock.resting:
-        return "resting"
-    if lock.broken:
-        return "broken"
-    if lock.silent:
-        return "silent"
-    if _is_expiring(lock):
-        return "expiring"
-    if lock.queued:
-        return "queued"
-    return "unknown" if lock.silent is None else "alive"
-
-
-def _is_expiring(lock: LockInfo) -> bool:
-    if lock.renews is not False or lock.lifetime is None or math.isinf(lock.ttl):
-        return False
-    return lock.ttl <= min(LAST_SECONDS, LAST_SHARE * lock.lifetime)
 
 
 def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:

@@ -16,23 +16,10 @@ from django.utils.translation import gettext_lazy
 
 from ...extension import PartMissing, part
 from ...threads import may_log
-from ...transport.refusals import genuine
+from ..facts import EVENTS, short_place, shown
 from ..held_locks import UNAVAILABLE, HeldLock, held_locks, latest_events, look_closely
 from ..inventory import LOCK
-from .rows import (
-    EVENTS,
-    Ref,
-    UrlOf,
-    as_of,
-    duration,
-    failure_rows,
-    measured,
-    news_rows,
-    ref_of,
-    row,
-    short_place,
-    shown,
-)
+from .rows import Ref, UrlOf, as_of, duration, failure_rows, measured, news_rows, ref_of, row
 
 if TYPE_CHECKING:
     from ...contrib.metrics import Distribution, Summary
@@ -81,7 +68,7 @@ def behaviour_section(
                 for of in _groups(alias)
                 if search.lower() in _name(of).lower() and (groups is None or _name(of) in groups)
             )
-        except genuine(*UNAVAILABLE) as error:
+        except UNAVAILABLE as error:
             log_failure("The figures of the cache %s cannot be read: %s", alias, error)
             failed = True
     found.sort(key=lambda pair: (-pair[1]["day"].events, _name(pair[1]), pair[0]))
@@ -126,7 +113,7 @@ def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
         found = [part("metrics").summary(alias, group, period) for period in PERIODS]
     except PartMissing:
         return []
-    except genuine(*UNAVAILABLE) as error:
+    except UNAVAILABLE as error:
         log_failure("The figures of the cache %s cannot be read: %s", alias, error)
         return []
     return [behaviour_row(one) for one in found]
@@ -285,7 +272,7 @@ def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
     for holding in islice(contended.values(), MAX_CONTENDED_LOCKS):
         try:
             _holding, closely = look_closely(holding.alias, holding.lock.key, LOCK)
-        except genuine(*UNAVAILABLE):
+        except UNAVAILABLE:
             continue  # The list reports the error.
         waits += [
             Wait((one.host, one.pid, one.thread), holding, one.waited)

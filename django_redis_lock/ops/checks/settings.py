@@ -19,11 +19,11 @@ from django.middleware.locale import LocaleMiddleware
 from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 from redis.connection import parse_url
+from redis.exceptions import RedisError
 
 from ...cache import URL_HINT, lock_cache, lock_caches
 from ...conf import FOR_THE_PROCESS, Conf, given
 from ...extension import PartMissing, part
-from ...transport.refusals import redis_errors
 from ..doctor import examine
 from ..inventory import OwnLocks
 
@@ -325,7 +325,7 @@ def check_servers() -> Iterator[CheckMessage]:
             if not [*check_values(), *check_backends()]:  # Else they report it.
                 yield found("E108", f"{where}: {error}.", "Until then each use of it raises this.")
             continue
-        except redis_errors() as error:
+        except RedisError as error:
             # No error: images are often built without a Redis.
             hint = "Run manage.py locks doctor where Redis can be reached."
             yield found("I101", f"{where}: the request to Redis failed: {error}", hint)

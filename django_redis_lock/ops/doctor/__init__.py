@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -25,7 +26,7 @@ from ...protocol.owner import fields_of
 from ...transport import Server, run, server_of
 from ...transport.address import own_settings
 from ...transport.hints import explained
-from ...transport.refusals import PASSING, redis_errors, refusal, refusal_in, suppress
+from ...transport.refusals import PASSING, refusal, refusal_in
 from .acl import rules as rules
 
 
@@ -101,7 +102,7 @@ def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
     for probe in (access, trial) if with_trial else (access,):
         try:
             yield from probe(target)
-        except redis_errors() as error:
+        except RedisError as error:
             yield _failed(probe.__name__, error)
 
 
@@ -113,7 +114,7 @@ def _servers(target: Target) -> Iterator[Finding]:
         try:
             for finding in server(target, client):
                 found.setdefault(finding, []).append(address)
-        except redis_errors() as error:
+        except RedisError as error:
             found.setdefault(_failed("server", error), []).append(address)
     for finding, addresses in found.items():
         everywhere = len(addresses) == len(nodes)
@@ -355,12 +356,12 @@ def trial(target: Target) -> Iterator[Finding]:
             _until_registered(lock, waiter)
             lock.release()
             was_passed_on = waiter.result()
-    except redis_errors() as error:
+    except RedisError as error:
         yield Finding("trial", Level.ERROR, f"a lock could not be acquired: {explained(error)}")
         return
     finally:
         keys = (*lock.keys.own, events_key(lock.keys.lock))  # They would stay for a day.
-        with suppress(RedisError, OSError):
+        with suppress(RedisError):
             clean_up = tuple(f"DEL @{number + 1}" for number in range(len(keys)))
             run(target.client, Call(TRY, keys, clean_up))
     if was_passed_on:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...events import group_of
-from ...locking import Event, last_heartbeats, read_events
+from ...history import Event, last_heartbeats, read_events
 from ...protocol import Call, Owner, Script, Vanished, as_bytes
 from ...protocol.holders import HolderInfo
 from ...protocol.keys import (

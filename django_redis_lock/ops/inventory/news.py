@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...locking import Event, read_events
+from ...history import Event, read_events
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import NEWS
 from ...transport import run

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ...locking import code_here, event_args
+from ...history import code_here, event_args
 from ...protocol import Call
 from ...protocol.holder_scripts import reset_call
 from ...protocol.holders import HolderInfo

@@ -21,7 +21,7 @@ from django.core.management import call_command
 
 from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
-from django_redis_lock.locking.records import note_call
+from django_redis_lock.history.records import note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.identity import hostname
@@ -297,7 +297,7 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
             r"\n  time left +\d+s of 30s, renewed while its holder lives.*"
             rf"\n  heartbeat +\ds ago\n  fencing token +{nightly.fence}"
             r"\n  cache +default, at the key :1:lock:nightly"
-            r"\n\nWaiting, in this order"
+            r"\n\nWaiting processes, in this order"
             rf"\n    1  {hostname()}, process {os.getpid()}, thread next, for \ds"
             rf"\n\nLast events\n  .* lost  \? \({shown_id('x')}\): it expired\n"
         )

@@ -18,9 +18,11 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock import Lock
+from django_redis_lock.events import Crashed
+from django_redis_lock.history import records
+from django_redis_lock.history.heartbeat import heartbeats
+from django_redis_lock.history.records import CrashRecord, note_call
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking import records
-from django_redis_lock.locking.records import CrashRecord, heartbeats, note_call
 from django_redis_lock.management import as_json, note
 from django_redis_lock.ops.admin.rows import event_rows, row, waiter_rows
 from django_redis_lock.ops.held_locks import HeldLock
@@ -52,6 +54,7 @@ from django_redis_lock.singleflight.flight import FlightRenewal, Leader
 from django_redis_lock.singleflight.in_process import InProcessFlight
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
+from tests.events import recording_events
 from tests.holding import hurry, renew, settle, table_of
 from tests.processes import PATIENCE, Link, Worker, processes, until
 from tests.redis_server import RedisServer
@@ -482,7 +485,7 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
         (event,) = inspect(client, b"a").events
         return event
 
-    with holder(redis_server, timeout=2 * pace) as process:
+    with recording_events("a") as told, holder(redis_server, timeout=2 * pace) as process:
         if next_one == "waits":
             with in_the_background(lock):
                 until(lambda: inspect(client, b"a").waiters)
@@ -494,6 +497,8 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
             assert lock.acquire(blocking=next_one == "comes later and waits")
             lock.release()
             event = recorded()
+        until(lambda: told.only(Crashed))
+    assert [crash.owner.pid for crash in told.only(Crashed)] == [process.pid]
     assert (event.what, event.owner.pid) == ("crashed", process.pid)
     assert (event.owner.host, event.owner.label) == (socket.gethostname(), "nightly")
     assert event.held == pytest.approx(2 * pace, abs=1.5 * pace)

@@ -5,6 +5,7 @@ end in the child."""
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import django_redis_lock
 from django_redis_lock.extension import PARTS
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
+from tests.redis_topologies import ClusterServers, SentinelServers
 from tests.support.sources import nodes, tree
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -129,6 +131,24 @@ assert cache.get_or_set("other", lambda: 1, 60) == 1
 assert not sys.modules.keys() - loaded, sys.modules.keys() - loaded
 """
 
+#: The same on a cluster, and behind sentinels.
+SEVERAL_SERVERS = """
+import json, sys
+import django
+from django.conf import settings
+settings.CACHES = json.loads(sys.argv[2])
+django.setup()
+from django.core.cache import caches
+
+loaded = set(sys.modules)
+cache = caches["default"]
+cache.set("x", 1)
+assert cache.get("x") == 1 and cache.get_or_set("value", lambda: 1, 60) == 1
+with cache.lock("report", timeout=60, renew=True) as lock:
+    assert lock.owned() and lock.holder()
+assert not sys.modules.keys() - loaded, sys.modules.keys() - loaded
+"""
+
 #: Forks while another thread is in the midst of the import of each subject; the child then uses it.
 FORKING = """
 import os, signal, sys, threading
@@ -209,6 +229,27 @@ def test_the_threads_of_the_package_import_nothing(own_server: RedisServer) -> N
 
 def test_what_each_site_can_reach_is_there_after_setup(own_server: RedisServer) -> None:
     run(ORDINARY_DAY, own_server)
+
+
+def run_with(location: str, options: dict[str, object], server: RedisServer) -> None:
+    backend = "django_redis_lock.cache.RedisCache"
+    config = {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
+    run(SEVERAL_SERVERS, server, json.dumps({"default": config}))
+
+
+def test_behind_sentinels_it_is_there_after_setup(sentinel_servers: SentinelServers) -> None:
+    options = {
+        "CLIENT_CLASS": "django_redis.client.SentinelClient",
+        "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+        "SENTINELS": sentinel_servers.addresses,
+    }
+    location = f"redis://{sentinel_servers.name}/0"
+    run_with(location, options, sentinel_servers.nodes[0])
+
+
+def test_on_a_cluster_it_is_there_after_setup(cluster_servers: ClusterServers) -> None:
+    options = {"CLIENT_CLASS": "django_redis_lock.clients.ClusterClient"}
+    run_with(cluster_servers.nodes[0].url, options, cluster_servers.nodes[0])
 
 
 def test_a_child_forked_during_the_import_of_a_subject_can_use_it(own_server: RedisServer) -> None:

@@ -19,8 +19,8 @@ from django_redis_lock import AsyncLock, Lock, LockLost, LockNotOwnedError, Redl
 from django_redis_lock.clock import time
 from django_redis_lock.contrib.redlock.votes import majority
 from django_redis_lock.contrib.several_names import MultiLock
+from django_redis_lock.history.heartbeat import Heartbeat
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
 from django_redis_lock.protocol.identity import process_id
 from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, process_key

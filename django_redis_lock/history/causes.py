@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..clock import time
-from ..protocol import Call, Reply, encodable, fingerprint, hostname, renew_call
+from ..protocol import Call, LockKeys, Reply, fingerprint, renew_call
 from ..protocol.holders import NotHeld, parse_not_held
 from ..protocol.owner import MAX_FENCE, bounded
 from ..transport import Server
-from .records import heartbeats, read_events
-
-if TYPE_CHECKING:
-    from .hold import Hold
-    from .operations import LockOperations
+from .heartbeat import Held, heartbeats
+from .records import read_events
 
 EXPIRED = "it expired before it was released"
 NO_DATA = "Redis has lost its data: a restart, a failover, FLUSHDB or an eviction"
@@ -30,17 +24,17 @@ UNKNOWN = "it expired, was released by force, or its key was deleted"
 
 
 def question(
-    lock: LockOperations, token: bytes, early: bool | None, hold: Hold | None
+    server: Server, keys: LockKeys, token: bytes, early: bool | None, hold: Held | None
 ) -> tuple[Call, Callable[[Reply], str]]:
     """For a caller who learns the end of a lock before the keeper: a call, and the cause by its
     reply; None if there is none. The other arguments are those of ``cause``."""
-    keys, attempt = (lock.keys, b"") if hold is None else (hold.keys, hold.attempt)
-    beats = beats_so_far(lock._servers[0])
+    attempt = b"" if hold is None else hold.attempt
+    beats = beats_so_far(server)
 
     def parse(reply: Reply) -> str:
         if not isinstance(reply, list):
             return UNKNOWN
-        return cause(reply, beats, early, hold, token, lock._servers[0])
+        return cause(reply, beats, early, hold, token, server)
 
     return renew_call(keys, token, attempt), parse
 
@@ -55,7 +49,7 @@ def cause(
     reply: Reply,
     beats: tuple[float, float],
     early: bool | None,
-    hold: Hold | None,
+    hold: Held | None,
     token: bytes = b"",
     server: Server | None = None,
 ) -> str:
@@ -93,15 +87,9 @@ def cause(
     return DELETED if only_this else DELETED_OR_NO_DATA
 
 
-def _is_older(left: NotHeld, hold: Hold) -> bool:
+def _is_older(left: NotHeld, hold: Held) -> bool:
     """Whether the description was written before the last renewal, which has written it."""
     silent_for = left.silent_for
     if silent_for is None or hold.renewed_by[0] is None:
         return False
     return silent_for > time.monotonic() - hold.renewed_by[1] + CLOCKS_DIFFER_SECONDS
-
-
-def code_here() -> str:
-    """Who releases by force, if it is code and not a person."""
-    thread = threading.current_thread().name
-    return f"reset() in {hostname()}, process {os.getpid()}, thread {encodable(thread)}"
