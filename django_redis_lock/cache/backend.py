@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial, wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -88,6 +89,29 @@ def _encoded(encode: Callable[..., object], value: object, **options: object) ->
     """What ``encode`` makes of ``value``. A subclass of int may have another ``str()``."""
     encoded = encode(value, **options)
     return int(encoded) if isinstance(encoded, int) else encoded
+
+
+def _reading(name: str) -> Any:
+    return _by_client(name, lambda cache, client: {"client": client or cache._direct()})
+
+
+def _writing(name: str) -> Any:
+    return _by_client(name, lambda cache, client: cache._by(client))
+
+
+def _by_client(name: str, chosen: Callable[[RedisCache, object], dict[str, object]]) -> Any:
+    """django-redis's method ``name``, whose ``client`` is ``chosen`` for that of the caller."""
+    theirs = getattr(DefaultClient, name)
+    _, *names = signature(theirs).parameters
+    at = names.index("client")
+
+    @wraps(theirs)
+    def method(self: RedisCache, *args: Any, **options: Any) -> Any:
+        options.update(zip(names[at:], args[at:], strict=False))
+        options.update(chosen(self, options.pop("client", None)))
+        return getattr(self.client, name)(*args[:at], **options)
+
+    return _ignoring_outages(method)
 
 
 def _awaiting(name: str) -> Any:
@@ -268,80 +292,15 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         return self.client.get_many(keys and list(keys), version, client or self._direct())
 
     @_ignoring_outages
-    def has_key(self, key: str, version: int | None = None, client: object = None) -> Any:
-        return self.client.has_key(key, version, client or self._direct())
-
-    @_ignoring_outages
-    def ttl(self, key: str, version: int | None = None, client: object = None) -> Any:
-        return self.client.ttl(key, version, client or self._direct())
-
-    @_ignoring_outages
-    def pttl(self, key: str, version: int | None = None, client: object = None) -> Any:
-        return self.client.pttl(key, version, client or self._direct())
-
-    @_ignoring_outages
     def delete(
         self, key: str, version: int | None = None, prefix: str | None = None, client: object = None
     ) -> bool:
         return bool(self.client.delete(key, version, prefix, **self._by(client)))
 
-    @_ignoring_outages
-    def delete_many(
-        self, keys: Iterable[str], version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.delete_many(keys, version, **self._by(client))
-
-    @_ignoring_outages
-    def incr(
-        self,
-        key: str,
-        delta: int = 1,
-        version: int | None = None,
-        client: object = None,
-        ignore_key_check: bool = False,
-    ) -> Any:
-        by = self._by(client)
-        return self.client.incr(key, delta, version, ignore_key_check=ignore_key_check, **by)
-
-    @_ignoring_outages
-    def decr(
-        self, key: str, delta: int = 1, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.decr(key, delta, version, **self._by(client))
-
-    @_ignoring_outages
-    def touch(
-        self,
-        key: str,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-        client: object = None,
-    ) -> Any:
-        return self.client.touch(key, timeout, version, **self._by(client))
-
-    @_ignoring_outages
-    def expire(
-        self, key: str, timeout: object, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.expire(key, timeout, version, **self._by(client))
-
-    @_ignoring_outages
-    def pexpire(
-        self, key: str, timeout: object, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.pexpire(key, timeout, version, **self._by(client))
-
-    @_ignoring_outages
-    def expire_at(
-        self, key: str, when: object, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.expire_at(key, when, version, **self._by(client))
-
-    @_ignoring_outages
-    def pexpire_at(
-        self, key: str, when: object, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.pexpire_at(key, when, version, **self._by(client))
+    has_key, ttl, pttl = map(_reading, ("has_key", "ttl", "pttl"))
+    delete_many, incr, decr, touch = map(_writing, ("delete_many", "incr", "decr", "touch"))
+    expire, expire_at = map(_writing, ("expire", "expire_at"))
+    pexpire, pexpire_at = map(_writing, ("pexpire", "pexpire_at"))
 
     @_ignoring_outages
     def clear(self) -> Any:

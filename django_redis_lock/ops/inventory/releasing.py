@@ -3,7 +3,6 @@ all locks of a database or a cache."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from ...clock import time
 from ...history import code_here, event_args
 from ...protocol import Call
 from ...protocol.holder_scripts import reset_call
@@ -87,7 +87,7 @@ def release(
     if kind == FLIGHT:
         return _end_flight(client, key, held.token)
     reset = _reset_of(client, key, held, grant_timeout, fence, only_locks, by)
-    answer = run(client, reset, patience=REPLY_TIMEOUT_SECONDS)
+    answer = run(client, reset, until=time.monotonic() + REPLY_TIMEOUT_SECONDS)
     if not answer.value and not answer.sent_twice:
         is_held = key in holders_at(client, kind, [key], only_locks)[0]
         return Outcome.NOT_OWNER if is_held else Outcome.FREE
