@@ -401,9 +401,14 @@ def test_a_signal_that_is_ignored_or_only_asks_for_a_dump_ends_no_command(
 
 def heed_in_a_process(link: Link, kind: type[Ran]) -> str:
     heard: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def heed(number: int, frame: object) -> None:
+        heard.append(number)
+
+    signal.signal(signal.SIGTERM, heed)
     found = run(kind, link)
-    return f"{found[0]} {heard}"
+    kept = signal.getsignal(signal.SIGTERM) is heed
+    return f"{found[0]} {heard} {kept}"
 
 
 @pytest.mark.parametrize("kind", [Nightly, Stubborn, RunLocked])
@@ -415,7 +420,7 @@ def test_a_command_with_a_sigterm_handler_keeps_it(
         assert worker.hear() == "running"
         os.kill(worker.pid, signal.SIGTERM)
         worker.say("finish")
-        assert worker.result() == "0 [15]"
+        assert worker.result() == "0 [15] True"
 
 
 @locked("nightly", blocking=True)
