@@ -34,7 +34,7 @@ from ..transport.refusals import raise_interrupt
 from ..transport.registry import encoding
 from .connections import Connections, failing_as_django_redis, flight_ending
 from .flights import Flights, awaitable, waiting_thread
-from .keys import KeyGuard, WithoutLocks, has_plain_keys, own_pattern
+from .keys import Keys, Listing, has_plain_keys
 from .locks import Locks, version_by_name
 from .on_commit import OnCommit
 from .values import MISSING, FirstRead, Values
@@ -135,7 +135,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)
         self.conf = Conf(params.get("OPTIONS"))
-        self._guard = KeyGuard(self)
+        self._keys = Keys(self)
         self._connections = Connections(self)
         self._direct = self._connections.direct
         self._values = Values(self, self._connections)
@@ -144,8 +144,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
 
     @property
     def client(self) -> Any:
-        """django-redis's client: it makes no key of a lock, and of its connections none returns the
-        reply to another call, nor stays with a server that has become a replica."""
+        """django-redis's client: no value has the key of a lock, and of its connections none
+        returns the reply to another call, nor stays with a server that has become a replica."""
         if self._client is None:
             if apps.ready and not apps.is_installed(PACKAGE):
                 with suppress(PartMissing):
@@ -154,7 +154,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
             if needs_one and not self._server:
                 raise ImproperlyConfigured(NO_LOCATION)
             client = self._client_cls(self._server, self._params, self)
-            client.make_key = self._guard.make_key
+            client.make_key = self._keys.make_key
+            client.make_pattern = self._keys.make_pattern
             client.encode = partial(_encoded, client.encode)
             factory = client.connection_factory
             connect = factory.connect
@@ -314,7 +315,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
             ImproperlyConfigured: CLEAR is ``"prefix"``, and KEY_FUNCTION makes keys without one.
         """
         if self.conf.CLEAR == "prefix":
-            self.delete_pattern(CacheKey(self.own_pattern()))
+            self.delete_pattern(CacheKey(self._keys.own_pattern()))
             return None
         if isinstance(self.client, ShardClient):
             return self.client.clear()
@@ -324,8 +325,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
 
     @_ignoring_outages
     def keys(self, search: str, version: int | None = None, client: object = None) -> Any:
-        """As in django-redis, without the keys of locks."""
-        return self.client.keys(search, version=version, **self._without_locks(client))
+        """As in django-redis."""
+        return self.client.keys(search, version=version, **self._listing(client))
 
     @_ignoring_outages
     def iter_keys(
@@ -335,17 +336,15 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         client: object = None,
         version: int | None = None,
     ) -> Any:
-        """As in django-redis, without the keys of locks."""
-        by = self._without_locks(client)
+        """As in django-redis."""
+        by = self._listing(client)
         return self.client.iter_keys(search, itersize=itersize, version=version, **by)
 
-    def _without_locks(self, client: object) -> dict[str, object]:
+    def _listing(self, client: object) -> dict[str, object]:
         self._check_client(client)
         if isinstance(self.client, ShardClient):
             return {"client": client}
-        redis = client or self.client.get_client(write=False)
-        with failing_as_django_redis(redis):
-            return {"client": WithoutLocks(redis, self._guard.hidden())}
+        return {"client": Listing(client or self.client.get_client(write=False))}
 
     def _by(self, client: object) -> dict[str, object]:
         """The argument that makes a method of django-redis's client end flights."""
@@ -585,7 +584,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         thread_local: bool = True,
         **options: Unpack[LockArguments],
     ) -> Lock:
-        """A lock named ``key``. Its key in Redis cannot be the key of a cached value.
+        """A lock named ``key``. No value of a cache can have its key.
 
         Args:
             key: the name; or a list of names, all or none of which the caller gets (``MultiLock``).
@@ -677,10 +676,6 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
 
     # -- its keys, and where they are --------------------------------------------------------------
 
-    def own_pattern(self) -> str:
-        """What matches all keys of this cache's KEY_PREFIX and VERSION in Redis."""
-        return own_pattern(self._guard.unchecked)
-
     def subject_of(self, key: str, group: str) -> Subject:
         return Subject.of(key, group, "", server_of(self._lock_client()), self)
 
@@ -693,11 +688,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         return encoding(self._lock_client().get_encoder())
 
     def _lock_name(self, key: str, version: int | None) -> str:
-        name: str = self.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
-        return name
-
-    def _prefix(self) -> bytes:
-        return self._lock_key("")
+        return self._keys.lock_name(key, version)
 
     def _lock_key(self, name: str) -> bytes:
         return bytes(self._lock_client().get_encoder().encode(self._lock_name(name, None)))
