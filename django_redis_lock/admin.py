@@ -19,8 +19,6 @@ from . import models
 from .extension import PartMissing, part
 
 if TYPE_CHECKING:
-    from .ops.admin.pages import Pages
-
     ModelAdmin = admin.ModelAdmin[models.HeldLock]
 else:
     ModelAdmin = admin.ModelAdmin
@@ -97,36 +95,36 @@ class HeldLockAdmin(ModelAdmin):
         site = self.admin_site.name
         return reverse(f"admin:{self._url_name(name)}", args=args, current_app=site)
 
-    def _pages(self, request: HttpRequest) -> Pages:
-        pages: Pages = part("admin").Pages(self, request)
-        return pages
+    def _page(self, request: HttpRequest, name: str, *args: object) -> HttpResponse:
+        page: HttpResponse = getattr(part("admin").Pages(self, request), name)(*args)
+        return page
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        return self._pages(request).changelist(extra_context)
+        return self._page(request, "changelist", extra_context)
 
     def processes_view(self, request: HttpRequest) -> HttpResponse:
         """Which locks each process holds, and what it waits for."""
-        return self._pages(request).processes()
+        return self._page(request, "processes")
 
     def events_view(self, request: HttpRequest) -> HttpResponse:
         """The losses, crashes and forced releases of the last day."""
-        return self._pages(request).events()
+        return self._page(request, "events")
 
     def releases_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
         """The log of all releases, or of those of one lock."""
-        return self._pages(request).releases(object_id)
+        return self._page(request, "releases", object_id)
 
     def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         if request.method == "POST":  # As by who may only view.
             raise PermissionDenied
-        return self._pages(request).lock(object_id)
+        return self._page(request, "lock", object_id)
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_release_permission(request):
             raise PermissionDenied
-        return self._pages(request).release()
+        return self._page(request, "release")
 
 
 def _refuse(request: HttpRequest, object_id: str = "") -> HttpResponse:

@@ -116,9 +116,11 @@ def _seconds_or_0(where: str, value: object) -> float:
     return check_seconds(where, value, zero=True) or 0.0
 
 
-def _text(where: str, value: object) -> str:
+def _version(where: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{where} must be a str, not {value!r}")
+    if re.match(r"[-\d]", value):
+        raise ValueError(f"{where} must not begin as the version of a value may, as {value!r} does")
     return value
 
 
@@ -218,10 +220,8 @@ class Conf:
     HOLDER_USER = Setting(False, check_bool)
     #: The cache alias of ``locked()`` and ``run_locked``.
     USING = Setting("default", _alias)
-    #: The prefix of a lock's name in its key.
-    LOCK_PREFIX = Setting("lock:", _text)
-    #: Whether cache keys with that prefix are refused.
-    PROTECT_LOCKS = Setting(True, check_bool)
+    #: What the version in a lock's key begins with.
+    LOCK_PREFIX = Setting("lock:", _version)
     #: Behaviour of locks while Redis is down.
     ON_REDIS_DOWN = Setting("raise", _one_of(ON_REDIS_DOWN))
     #: The number of replicas that must confirm a lock.

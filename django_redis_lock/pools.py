@@ -26,6 +26,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
+from .threads import Mutex, free_after_fork
 from .transport.address import (
     PROBE_SECONDS,
     TRUSTED_SECONDS,
@@ -244,17 +245,23 @@ class FollowingRetry(Retry):
         return self._usual.call_with_retry(do, fail, *args, **options)
 
 
+_following = free_after_fork(Mutex())
+
+
 def follow_address(client: C) -> C:
     """``client``, of redis-py's, whose pool has not connected yet: its connections follow."""
     pool = getattr(client, "connection_pool", None)
-    if pool is None or isinstance(pool.connection_kwargs.get("retry"), FollowingRetry):
+    if pool is None:
         return client
     settings = pool.connection_kwargs
-    name_driver(pool.connection_class, settings)
-    usual = getattr(pool.connection_class(**settings), "retry", None)
-    if usual is not None:
-        errors = [*(settings.get("retry_on_error") or ()), ReadOnlyError]
-        settings.update(retry=FollowingRetry(usual, pool), retry_on_error=errors)
+    with _following:  # Threads may make the first clients of a pool at once.
+        if isinstance(settings.get("retry"), FollowingRetry):
+            return client
+        name_driver(pool.connection_class, settings)
+        usual = getattr(pool.connection_class(**settings), "retry", None)
+        if usual is not None:
+            errors = [*(settings.get("retry_on_error") or ()), ReadOnlyError]
+            settings.update(retry=FollowingRetry(usual, pool), retry_on_error=errors)
     return client
 
 

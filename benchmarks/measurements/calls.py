@@ -11,6 +11,8 @@ from typing import Any
 
 import redis.asyncio
 
+from testproject.embedded_redis import EmbeddedRedis, RedisNotStarted
+
 from ..bench import Bench, in_turns
 from ..caches import open_cache
 from ..figures import median, median_ratio
@@ -48,7 +50,7 @@ def measure(bench: Bench) -> list[Result]:
     # What counts here is the work; how a trip is waited for is the same for all.
     placement = next(iter(placements()), None)
     with pinned(bench.server, placement) if placement else nullcontext():
-        return [_threads(bench), _tasks(bench)]
+        return [_threads(bench), _tasks(bench), _in_memory(bench)]
 
 
 def _threads(bench: Bench) -> Result:
@@ -135,6 +137,43 @@ def _by_contender(rounds: dict[str, list[tuple[float, float]]]) -> Taken:
         name: ([taken for taken, _ in found], [used for _, used in found])
         for name, found in rounds.items()
     }
+
+
+# -- with a client-side cache --------------------------------------------------------------------
+
+HOT = ("get", "get_many of 20", "get_or_set, hit")
+
+
+def _in_memory(bench: Bench) -> Result:
+    result = Result(
+        "Hot values, with redis-py's client-side cache and without",
+        ("µs", "µs, without", "ratio", "ratio of the client's CPU"),
+        note="Of this package's cache, on a server of its own on the same host, which must be "
+        "Redis 7.4 or later. A network adds its time to what is read without.",
+    )
+    try:
+        with EmbeddedRedis(oldest=(7, 4)) as server, Crew(1) as crew:
+            rounds = bench.pick(quick=(12, 40), full=(40, 100))
+            found = {name: crew.run(hot, server.url, name, *rounds)[0] for name in HOT}
+    except RedisNotStarted as error:
+        result.note = str(error)
+        return result
+    for name, taken in found.items():
+        (kept, cpu), (read, cpu_read) = taken["kept"], taken["read"]
+        used = median_ratio(cpu, cpu_read)
+        result.rows[name] = (median(kept), median(read), median_ratio(kept, read), used)
+    return result
+
+
+def hot(seat: Seat, url: str, name: str, rounds: int, repeated: int) -> Taken:
+    from redis.cache import CacheConfig
+
+    read: Any = open_cache(OURS, url).backend
+    pool = {"protocol": 3, "cache_config": CacheConfig()}
+    kept = type(read)(url, {"OPTIONS": {"CONNECTION_POOL_KWARGS": pool}})
+    contenders = {"kept": calls(kept)[name], "read": calls(read)[name]}
+    timed = {each: _timed(function, repeated) for each, function in contenders.items()}
+    return _by_contender(in_turns(rounds, timed))
 
 
 # -- tasks -----------------------------------------------------------------------------------------

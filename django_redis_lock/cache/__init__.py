@@ -18,6 +18,8 @@ from .backend import BackendCannotLock as BackendCannotLock
 from .backend import lock_cache as lock_cache
 from .backend import lock_caches as lock_caches
 from .keys import NamedKey as NamedKey
+from .keys import UnfitKeyFunction as UnfitKeyFunction
+from .keys import starts_of_locks as starts_of_locks
 from .locks import AlreadyAcquired as AlreadyAcquired
 from .locks import Locks as Locks
 from .locks import NotAcquired as NotAcquired

@@ -30,32 +30,25 @@ from .values import MISSING
 
 
 class TaskCommands(OwnConnections):
-    """The same for the ``redis.asyncio`` client of a loop, on the connection that its tasks share.
-    While a tool observes the client, that sends all."""
+    """The same for a ``redis.asyncio`` client: on the connection that its loop's tasks share."""
 
     async def eval(self, script: str, numkeys: int, name: str, *args: object) -> Reply:
         call = self._counting(script, name, args)
-        if is_observed(self.client):
-            return await self.client.eval(call.script.source, 2, *call.keys, *call.args)
         try:
             return await aexchange(self.client, pack(call), may_run_twice=False)
         except NoScriptError:
             return await aexchange(self.client, pack(call, known=False), may_run_twice=False)
 
-    def batch(self) -> Batch | FlightEnding:
+    def batch(self) -> Batch:
         """What collects writes that are then sent together."""
-        return FlightEnding(self.client.pipeline()) if is_observed(self.client) else Batch(self)
+        return Batch(self)
 
-    async def send(self, batch: Batch | FlightEnding) -> None:
-        if not isinstance(batch, Batch):
-            await batch.execute()
-        elif batch.writes:
+    async def send(self, batch: Batch) -> None:
+        if batch.writes:
             replies = await aexchange(self.client, *in_transaction(batch.writes))
             await self._end(Seen(batch.writes, *outcomes(replies), batch.own))
 
     async def _send(self, command: str, *parts: object) -> Reply:
-        if is_observed(self.client):
-            return await getattr(self.client, command.lower())(*parts)
         return await aexchange(self.client, pack_words(command.encode(), *map(self._key, parts)))
 
     def _keep(self, command: str, name: str, *time: object) -> Step[Reply]:
@@ -63,8 +56,6 @@ class TaskCommands(OwnConnections):
         return self._send(command.upper(), name, *time)
 
     async def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Reply:
-        if is_observed(self.client):
-            return await self._run(write.call(own))
         command, may_run_twice = write.packed() + look_at_flights(write.keys), write.may_run_twice
         reply, tokens = await aexchange(self.client, command, 2, may_run_twice=may_run_twice)
         if tokens and (type(tokens) is not list or any(tokens)):
@@ -76,8 +67,19 @@ class TaskCommands(OwnConnections):
             await arun_all(self.client, again)
 
     async def _run(self, call: Call) -> Reply:
-        if not is_observed(self.client):
-            return (await arun(self.client, call)).value
+        return (await arun(self.client, call)).value
+
+
+class ObservedCommands(FlightEnding):
+    """The same through the client, while a tool observes that."""
+
+    def batch(self) -> FlightEnding:
+        return FlightEnding(self.client.pipeline())
+
+    async def send(self, batch: FlightEnding) -> None:
+        await batch.execute()
+
+    async def _run(self, call: Call) -> Reply:
         parts = (len(call.keys), *call.keys, *call.args)
         try:
             return await self.client.evalsha(call.script.sha, *parts)
@@ -99,8 +101,9 @@ class AsyncMethods:
         client: of redis.asyncio, of the running loop.
     """
 
-    def __init__(self, cache: Any, client: object) -> None:
-        self._cache, self._commands = cache, TaskCommands(client)
+    def __init__(self, cache: Any, client: Any) -> None:
+        self._cache = cache
+        self._commands: Any = (ObservedCommands if is_observed(client) else TaskCommands)(client)
         self._make_key = cache.client.make_key
 
     async def get(self, key: str, default: object = None, version: int | None = None) -> Any:
@@ -217,7 +220,7 @@ class AsyncMethods:
         return None if timeout is None else int(timeout * 1000)
 
 
-async def call(cache: Any, client: object, name: str, *args: Any, **options: Any) -> object:
+async def call(cache: Any, client: Any, name: str, *args: Any, **options: Any) -> object:
     """The method ``name`` of ``cache`` by the loop's ``client``."""
     try:
         return await getattr(AsyncMethods(cache, client), name)(*args, **options)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial, wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -32,7 +33,7 @@ from ..transport import server_of
 from ..transport.refusals import raise_interrupt
 from .connections import Connections, failing_as_django_redis, flight_ending
 from .flights import Flights, awaitable, waiting_thread
-from .keys import KeyGuard, WithoutLocks, encoding, has_plain_keys, own_pattern
+from .keys import Keys, Listing, encoding, has_plain_keys
 from .locks import Locks, version_by_name
 from .on_commit import OnCommit
 from .values import MISSING, FirstRead, Values
@@ -90,6 +91,29 @@ def _encoded(encode: Callable[..., object], value: object, **options: object) ->
     return int(encoded) if isinstance(encoded, int) else encoded
 
 
+def _reading(name: str) -> Any:
+    return _by_client(name, lambda cache, client: {"client": client or cache._direct()})
+
+
+def _writing(name: str) -> Any:
+    return _by_client(name, lambda cache, client: cache._by(client))
+
+
+def _by_client(name: str, chosen: Callable[[RedisCache, object], dict[str, object]]) -> Any:
+    """django-redis's method ``name``, whose ``client`` is ``chosen`` for that of the caller."""
+    theirs = getattr(DefaultClient, name)
+    _, *names = signature(theirs).parameters
+    at = names.index("client")
+
+    @wraps(theirs)
+    def method(self: RedisCache, *args: Any, **options: Any) -> Any:
+        options.update(zip(names[at:], args[at:], strict=False))
+        options.update(chosen(self, options.pop("client", None)))
+        return getattr(self.client, name)(*args[:at], **options)
+
+    return _ignoring_outages(method)
+
+
 def _awaiting(name: str) -> Any:
     """Django's asynchronous twin of the method ``name``."""
 
@@ -115,7 +139,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)
         self.conf = Conf(params.get("OPTIONS"))
-        self._guard = KeyGuard(self)
+        self._keys = Keys(self)
         self._connections = Connections(self)
         self._direct = self._connections.direct
         self._values = Values(self, self._connections)
@@ -124,8 +148,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
 
     @property
     def client(self) -> Any:
-        """django-redis's client: it makes no key of a lock, and of its connections none returns the
-        reply to another call, nor stays with a server that has become a replica."""
+        """django-redis's client: no value has the key of a lock, and of its connections none
+        returns the reply to another call, nor stays with a server that has become a replica."""
         if self._client is None:
             if apps.ready and not apps.is_installed(PACKAGE):
                 with suppress(PartMissing):
@@ -134,7 +158,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
             if needs_one and not self._server:
                 raise ImproperlyConfigured(NO_LOCATION)
             client = self._client_cls(self._server, self._params, self)
-            client.make_key = self._guard.make_key
+            client.make_key = self._keys.make_key
+            client.make_pattern = self._keys.make_pattern
             client.encode = partial(_encoded, client.encode)
             factory = client.connection_factory
             connect = factory.connect
@@ -268,80 +293,15 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         return self.client.get_many(keys and list(keys), version, client or self._direct())
 
     @_ignoring_outages
-    def has_key(self, key: str, version: int | None = None, client: object = None) -> Any:
-        return self.client.has_key(key, version, client or self._direct())
-
-    @_ignoring_outages
-    def ttl(self, key: str, version: int | None = None, client: object = None) -> Any:
-        return self.client.ttl(key, version, client or self._direct())
-
-    @_ignoring_outages
-    def pttl(self, key: str, version: int | None = None, client: object = None) -> Any:
-        return self.client.pttl(key, version, client or self._direct())
-
-    @_ignoring_outages
     def delete(
         self, key: str, version: int | None = None, prefix: str | None = None, client: object = None
     ) -> bool:
         return bool(self.client.delete(key, version, prefix, **self._by(client)))
 
-    @_ignoring_outages
-    def delete_many(
-        self, keys: Iterable[str], version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.delete_many(keys, version, **self._by(client))
-
-    @_ignoring_outages
-    def incr(
-        self,
-        key: str,
-        delta: int = 1,
-        version: int | None = None,
-        client: object = None,
-        ignore_key_check: bool = False,
-    ) -> Any:
-        by = self._by(client)
-        return self.client.incr(key, delta, version, ignore_key_check=ignore_key_check, **by)
-
-    @_ignoring_outages
-    def decr(
-        self, key: str, delta: int = 1, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.decr(key, delta, version, **self._by(client))
-
-    @_ignoring_outages
-    def touch(
-        self,
-        key: str,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-        client: object = None,
-    ) -> Any:
-        return self.client.touch(key, timeout, version, **self._by(client))
-
-    @_ignoring_outages
-    def expire(
-        self, key: str, timeout: object, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.expire(key, timeout, version, **self._by(client))
-
-    @_ignoring_outages
-    def pexpire(
-        self, key: str, timeout: object, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.pexpire(key, timeout, version, **self._by(client))
-
-    @_ignoring_outages
-    def expire_at(
-        self, key: str, when: object, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.expire_at(key, when, version, **self._by(client))
-
-    @_ignoring_outages
-    def pexpire_at(
-        self, key: str, when: object, version: int | None = None, client: object = None
-    ) -> Any:
-        return self.client.pexpire_at(key, when, version, **self._by(client))
+    has_key, ttl, pttl = map(_reading, ("has_key", "ttl", "pttl"))
+    delete_many, incr, decr, touch = map(_writing, ("delete_many", "incr", "decr", "touch"))
+    expire, expire_at = map(_writing, ("expire", "expire_at"))
+    pexpire, pexpire_at = map(_writing, ("pexpire", "pexpire_at"))
 
     @_ignoring_outages
     def clear(self) -> Any:
@@ -352,7 +312,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
             ImproperlyConfigured: CLEAR is ``"prefix"``, and KEY_FUNCTION makes keys without one.
         """
         if self.conf.CLEAR == "prefix":
-            self.delete_pattern(CacheKey(self.own_pattern()))
+            self.delete_pattern(CacheKey(self._keys.own_pattern()))
             return None
         if isinstance(self.client, ShardClient):
             return self.client.clear()
@@ -362,8 +322,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
 
     @_ignoring_outages
     def keys(self, search: str, version: int | None = None, client: object = None) -> Any:
-        """As in django-redis, without the keys of locks."""
-        return self.client.keys(search, version=version, **self._without_locks(client))
+        """As in django-redis."""
+        return self.client.keys(search, version=version, **self._listing(client))
 
     @_ignoring_outages
     def iter_keys(
@@ -373,17 +333,15 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         client: object = None,
         version: int | None = None,
     ) -> Any:
-        """As in django-redis, without the keys of locks."""
-        by = self._without_locks(client)
+        """As in django-redis."""
+        by = self._listing(client)
         return self.client.iter_keys(search, itersize=itersize, version=version, **by)
 
-    def _without_locks(self, client: object) -> dict[str, object]:
+    def _listing(self, client: object) -> dict[str, object]:
         self._check_client(client)
         if isinstance(self.client, ShardClient):
             return {"client": client}
-        redis = client or self.client.get_client(write=False)
-        with failing_as_django_redis(redis):
-            return {"client": WithoutLocks(redis, self._guard.hidden())}
+        return {"client": Listing(client or self.client.get_client(write=False))}
 
     def _by(self, client: object) -> dict[str, object]:
         """The argument that makes a method of django-redis's client end flights."""
@@ -623,7 +581,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         thread_local: bool = True,
         **options: Unpack[LockArguments],
     ) -> Lock:
-        """A lock named ``key``. Its key in Redis cannot be the key of a cached value.
+        """A lock named ``key``. No value of a cache can have its key.
 
         Args:
             key: the name; or a list of names, all or none of which the caller gets (``MultiLock``).
@@ -715,10 +673,6 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
 
     # -- its keys, and where they are --------------------------------------------------------------
 
-    def own_pattern(self) -> str:
-        """What matches all keys of this cache's KEY_PREFIX and VERSION in Redis."""
-        return own_pattern(self._guard.unchecked)
-
     def subject_of(self, key: str, group: str) -> Subject:
         return Subject.of(key, group, "", server_of(self._lock_client()), self)
 
@@ -731,11 +685,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         return encoding(self._lock_client().get_encoder())
 
     def _lock_name(self, key: str, version: int | None) -> str:
-        name: str = self.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
-        return name
-
-    def _prefix(self) -> bytes:
-        return self._lock_key("")
+        return self._keys.lock_name(key, version)
 
     def _lock_key(self, name: str) -> bytes:
         return bytes(self._lock_client().get_encoder().encode(self._lock_name(name, None)))

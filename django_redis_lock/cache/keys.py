@@ -1,4 +1,9 @@
-"""Which keys the values of a cache have, and which they cannot have: those of locks."""
+"""The keys of a cache's values, and of its locks: no value has the key of a lock (invariant S6).
+
+A lock's key has a version that no value has: LOCK_PREFIX, and then the lock's own. With Django's
+key function that of the lock ``import`` is ``site:lock:1:import``. Prefix and tenant stay in front,
+and no key, pattern or version of values leads there.
+"""
 
 from __future__ import annotations
 
@@ -6,102 +11,141 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Any
 
 from django.conf import settings
 from django.core.cache import caches
-from django.core.cache.backends.base import BaseCache, default_key_func
+from django.core.cache.backends.base import BaseCache, default_key_func, get_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.client import DefaultClient
 from django_redis.util import CacheKey
 
 from ..conf import Conf, given
-from ..events import MAX_CACHED
-from ..extension import part
 from ..protocol import as_bytes
 from ..protocol.keys import RESERVED, is_reserved, refuse_reserved
 from ..transport import server_of
+from ..transport.refusals import raise_interrupt
 
-_Patterns = tuple[Callable[[str], object], Callable[[str], object]]
-#: The most held locks that ``keys()`` leaves out where their keys do not show what they are.
-MAX_HIDDEN = 10_000
+#: Names that functions which hash, cut or otherwise change a key do not leave as they are; the
+#: second is longer than some leave it.
+_PROBES = ("9d41f0", "c7e25a" * 100, "É e/%:F")
+_UNKNOWN = object()
 
 
-class KeyGuard:
-    """Refuses cache keys that are keys of locks or of their companions. All methods of
-    django-redis's client get their keys from ``make_key``, also those given as a ``CacheKey``.
+class UnfitKeyFunction(ImproperlyConfigured):
+    """KEY_FUNCTION does not keep the keys of locks apart from those of values."""
 
-    Args:
-        cache: whose values have these keys. They are checked against its locks, and against those
-            of the project's other caches in the same database.
-    """
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"KEY_FUNCTION {why}. Have it put any version, as a text, before the name; or set "
+            "LOCK_PREFIX to '', with which locks have the keys of values"
+        )
+
+
+class Keys:
+    """Makes the keys of one cache."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
-        self._settings: object = None
-        self._by_prefix: dict[tuple[str, str], _Patterns] = {}
+        #: KEY_PREFIX and VERSION with which keys need no look, and what such keys begin with.
+        self._usual: tuple[object, object, str] = (_UNKNOWN, _UNKNOWN, "")
+        self._locks: tuple[object, list[tuple[str, str, object]]] = (None, [])
+        #: Versions of locks that KEY_FUNCTION keeps apart from those of values.
+        self._apart: set[str] = set()
+
+    # -- of values -----------------------------------------------------------------------------
 
     def make_key(self, key: Any, version: object = None, prefix: object = None) -> str:
-        """As django-redis's. Raises ValueError if a lock may have this key."""
-        if self._settings is not given():
-            self._read_settings()
-        usual = self._is_usual and prefix is version is None and type(key) is str
-        if usual and not key.startswith(self._refused):
-            # Most operations of the cache end here, and earlier than in django-redis's own method.
-            made: str = CacheKey(f"{self._cache.key_prefix}:{self._cache.version}:{key}")
-            return made
-        made = self.unchecked(key, version, prefix)
-        if self._is_custom or prefix is not None or type(version) not in (int, type(None)):
-            self._look_closely(key, made, version, prefix)
-        is_of_lock, may_be_refused = self._patterns()
-        if may_be_refused(made):
+        """As django-redis's, from which all methods of its client get their keys.
+
+        Raises:
+            ValueError: a lock, or a companion of a lock or value, may have this key.
+        """
+        cache = self._cache
+        own, number, start = self._usual
+        is_plain = prefix is version is None and type(key) is str
+        if is_plain and cache.key_prefix is own and cache.version is number:
+            usual: str = CacheKey(start + key)  # Earlier than in django-redis's own method.
+            return usual
+        locks = self._locks_of_project()
+        if not isinstance(key, CacheKey):
+            self._check(version, prefix)
+        elif cache.key_func is default_key_func and (name := self._lock_prefix):
+            locks = [("", f"{cache.key_prefix}:{name}", default_key_func), *locks]
+        made = self._made(key, version, prefix)
+        for alias, start, function in locks:
+            within = made.startswith(start)
+            if function is not default_key_func:
+                # It is not asked: it may need another tenant than there is now, and ignore case.
+                within = f"{cache.key_prefix}:".casefold().startswith(start.casefold())
+            if within and (not alias or self._is_beside(alias)):
+                raise ValueError(
+                    f"{str(made)!r} is no name for a cache value: keys of locks begin with "
+                    f"{start!r}. Choose another, or a KEY_PREFIX that does not begin with another's"
+                )
+        if made.startswith(RESERVED):
             refuse_reserved(made.encode(errors="surrogatepass"))
-            if is_of_lock(made):
-                raise _refusal(key, made)
+        if is_plain and cache._has_plain_keys:
+            start = made.removesuffix(key)
+            if not (
+                start.startswith(RESERVED) or any(each.startswith(start) for _, each, _ in locks)
+            ):
+                self._usual = cache.key_prefix, cache.version, start
         return made
 
-    def unchecked(self, key: object, version: object = None, prefix: object = None) -> str:
+    def make_pattern(self, pattern: Any, version: object = None, prefix: object = None) -> str:
+        """As django-redis's. Raises ValueError for a version or prefix of locks."""
+        if not isinstance(pattern, CacheKey):
+            self._check(version, prefix)
+        client = self._cache.client
+        made: str = type(client).make_pattern(client, pattern, version=version, prefix=prefix)
+        return made
+
+    def own_pattern(self) -> str:
+        """What matches all keys of values with this cache's KEY_PREFIX and VERSION in Redis."""
+        made = [self._made(probe) for probe in _PROBES[:2]]
+        start, _, end = made[0].partition(_PROBES[0])
+        if not start + end or made != [start + probe + end for probe in _PROBES[:2]]:
+            raise ImproperlyConfigured(
+                'CLEAR is "prefix", and KEY_FUNCTION makes keys that do not show whose they are. '
+                'Set CLEAR to "database", or have it put a prefix before each key'
+            )
+        return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in (start, end))
+
+    def _made(self, key: object, version: object = None, prefix: object = None) -> str:
         client = self._cache.client
         made: str = type(client).make_key(client, key, version=version, prefix=prefix)
         return made
 
-    def _read_settings(self) -> None:
-        current, cache = given(), self._cache
-        self._by_prefix = {}
-        self._is_custom = cache.key_func is not default_key_func
-        self._refused = tuple(filter(None, [_protected(cache.conf)]))
-        prefix = vars(cache).get("key_prefix")
-        own = type(cache.client).make_key is DefaultClient.make_key and not self._is_custom
-        is_fixed = type(prefix) is str and not f"{prefix}:".startswith(RESERVED)
-        self._is_usual = own and is_fixed and len([*self._locks()]) == len(self._refused)
-        self._settings = current  # Last: other threads may use this guard.
+    def _check(self, version: object, prefix: object) -> None:
+        """Raises ValueError if this version, or prefix, may be that of locks: an int never is."""
+        number = self._cache.version if version is None else version
+        if (type(number) is int and prefix is None) or not (name := self._lock_prefix):
+            return
+        # A function of the project's own may ignore case.
+        text, locks = f"{number}:".casefold(), name.casefold()
+        leads = type(number) is not int and (text.startswith(locks) or locks.startswith(text))
+        if leads or (prefix is not None and f":{locks}" in f"{prefix}:".casefold()):
+            raise ValueError(
+                f"version {number!r}, prefix {prefix!r}: no name for a version or a prefix of "
+                f"values, as keys of locks have it (LOCK_PREFIX is {name!r}). Choose another"
+            )
 
-    def _patterns(self) -> _Patterns:
-        """What matches the keys of locks, and those of companions, too, with the cache's KEY_PREFIX
-        and VERSION, which may be a tenant's and change."""
-        where = f"{self._cache.key_prefix}", f"{self._cache.version}"
-        patterns = self._by_prefix.get(where)
-        if patterns is None:
-            locks = "|".join(self._locks()) or r"(?!)"
-            both = "|".join((*map(re.escape, RESERVED), locks))
-            patterns = re.compile(locks).match, re.compile(both).match
-            if len(self._by_prefix) > MAX_CACHED:
-                self._by_prefix = {}
-            self._by_prefix[where] = patterns
-        return patterns
+    @property
+    def _lock_prefix(self) -> str:
+        with suppress(ImproperlyConfigured):  # The checks report it, and locks raise it.
+            prefix: str = self._cache.conf.LOCK_PREFIX
+            return prefix
+        return ""
 
-    def _locks(self) -> Iterator[str]:
-        """What the keys of locks begin with, where Django's function makes them."""
-        own, prefix = self._cache, _protected(self._cache.conf)
-        if prefix and not self._is_custom:
-            yield _pattern(own.key_prefix, own.version, prefix)
-        for alias, config in settings.CACHES.items():
-            if config.get("KEY_FUNCTION"):
-                continue
-            other = config.get("KEY_PREFIX", ""), _protected(Conf(config.get("OPTIONS")))
-            within = self._is_custom or f"{other[0]}:".startswith(f"{own.key_prefix}:")
-            if other[1] and within and other != (own.key_prefix, prefix) and self._is_beside(alias):
-                yield _pattern(other[0], config.get("VERSION", 1), other[1])
+    def _locks_of_project(self) -> list[tuple[str, str, object]]:
+        known, found = self._locks
+        if known is not given():
+            functions = default_key_func, self._cache.key_func
+            found = [each for each in starts_of_locks() if each[2] in functions]
+            self._locks = given(), found
+        return found
 
     def _is_beside(self, alias: str) -> bool:
         """Whether the cache ``alias`` has the same database."""
@@ -111,91 +155,76 @@ class KeyGuard:
             return len({server_of(client).database for client in clients}) == 1
         return False
 
-    def _look_closely(self, key: object, made: str, version: object, prefix: object) -> None:
-        """Of a key function of the project's own: whether it makes the same of a lock's name."""
-        cache, lock_prefix, text = self._cache, _protected(self._cache.conf), str(key)
-        if not lock_prefix:
-            return
-        own = cache.key_prefix if prefix is None else prefix
-        for each in {cache.version, cache.version if version is None else version}:
-            start = str(cache.key_func(lock_prefix, own, each))
-            # A function that hashes shows no prefix, but makes the same of the same text; and of
-            # others, if it ignores case or spaces.
-            same = lock_prefix + text.strip()[len(lock_prefix) :]
-            if (start and made.startswith(start)) or made == str(cache.key_func(same, own, each)):
-                raise _refusal(key, made)
+    # -- of locks ------------------------------------------------------------------------------
 
-    # -- lists of keys -------------------------------------------------------------------------
+    def lock_name(self, name: str, version: int | None = None) -> str:
+        """The key of the lock ``name``; without a LOCK_PREFIX, that of the value ``name``.
 
-    def hidden(self) -> Callable[[bytes], bool]:
-        """What says of a key in Redis, as ``keys()`` reads it, that it is not that of a value."""
-        self._read_settings()
-        is_of_lock, _ = self._patterns()
-        shown = not self._is_custom and bool(_protected(self._cache.conf))
-        client = self._cache._lock_client()
-        held = frozenset(() if shown else part("inventory").indexed_locks(client, MAX_HIDDEN))
+        Raises:
+            UnfitKeyFunction: KEY_FUNCTION does not keep versions apart.
+            ImproperlyConfigured: the setting LOCK_PREFIX is invalid.
+        """
+        make, prefix = self._cache.make_key, self._cache.conf.LOCK_PREFIX
+        if not prefix:
+            return str(make(name, version=version))
+        slot: Any = f"{prefix}{self._cache.version if version is None else version}"
+        if not (self._cache._has_plain_keys or slot in self._apart):
+            self._check_apart(name, version, slot, prefix)
+            self._apart.add(slot)
+        return str(make(name, version=slot))
 
-        def is_hidden(made: bytes) -> bool:
-            of_lock = is_of_lock(made.decode(errors="replace"))
-            return of_lock is not None or is_reserved(made) or made in held
+    def _check_apart(self, name: str, version: object, slot: Any, prefix: str) -> None:
+        make = self._cache.make_key
+        self._made(name, version)  # Its error would not be about locks.
+        try:
+            make(name, version=slot)
+        except Exception as error:
+            raise_interrupt(error)
+            raise UnfitKeyFunction(f"fails for the version of locks, {slot!r}") from error
+        # Where the version comes last, the value "import:lock" may have the key of "import".
+        ends = ("", *(prefix[at:] + prefix[:at] for at in range(len(prefix))))
+        for lock, end in product((name, "x"), ends):
+            try:
+                same = self._made(lock + end, version) == make(lock, version=slot)
+            except Exception as error:
+                raise_interrupt(error)  # The function itself may refuse some names.
+                continue
+            if same:
+                raise UnfitKeyFunction(f"gives the value {lock + end!r} the key of a lock")
 
-        return is_hidden
-
-
-def _protected(conf: Conf) -> str:
-    """The LOCK_PREFIX that no cache key may have; empty if there is none."""
-    with suppress(ImproperlyConfigured):  # The checks report it.
-        return conf.LOCK_PREFIX if conf.PROTECT_LOCKS else ""
-    return ""
-
-
-def _pattern(key_prefix: object, version: object, lock_prefix: str) -> str:
-    start, own = re.escape(f"{key_prefix}:"), re.escape(str(version))
-    return f"{start}(?:[^:]*|{own}):{re.escape(lock_prefix)}"
-
-
-def _refusal(key: object, made: str) -> ValueError:
-    return ValueError(
-        f"{key!r} is no name for a cache value: its key in Redis, {str(made)!r}, can be that of a "
-        "lock. Choose another key, or a LOCK_PREFIX with which no key of the cache begins"
-    )
+    def hides_locks(self) -> bool:
+        """Whether some keys of locks do not show whose they are."""
+        if self._cache._has_plain_keys:
+            return False
+        with suppress(UnfitKeyFunction):
+            start = self.lock_name("")
+            return any(self.lock_name(probe) != start + probe for probe in _PROBES)
+        return True
 
 
-class WithoutLocks:
-    """What ``keys()`` uses as its redis-py client: it finds no keys of locks."""
+def starts_of_locks() -> Iterator[tuple[str, str, object]]:
+    """Of the project's caches that have a fixed KEY_PREFIX: the alias, what the keys of its locks
+    begin with in Django's key function, and its own function."""
+    for alias, config in settings.CACHES.items():
+        prefix = config.get("KEY_PREFIX", "")
+        with suppress(ImproperlyConfigured, ImportError):  # The checks report it, or Django does.
+            locks = Conf(config.get("OPTIONS")).LOCK_PREFIX
+            if locks and isinstance(prefix, str):
+                yield alias, f"{prefix}:{locks}", get_key_func(config.get("KEY_FUNCTION"))
 
-    def __init__(self, client: Any, is_hidden: Callable[[bytes], bool]) -> None:
+
+class Listing:
+    """What ``keys()`` uses as its redis-py client: it lists no keys that this package keeps beside
+    values and locks, as raw patterns and some key functions would."""
+
+    def __init__(self, client: Any) -> None:
         self._client = client
-        self._is_hidden = is_hidden
-
-    def _is_shown(self, key: object) -> bool:
-        return not self._is_hidden(as_bytes(key))
 
     def keys(self, pattern: object) -> list[object]:
-        return list(filter(self._is_shown, self._client.keys(pattern)))
+        return [key for key in self._client.keys(pattern) if not is_reserved(as_bytes(key))]
 
     def scan_iter(self, **options: object) -> Iterator[object]:
-        return filter(self._is_shown, self._client.scan_iter(**options))
-
-
-#: Keys that no prefix contains; the second is longer than some key functions leave a key.
-_PROBES = ("9d41f0", "c7e25a" * 100)
-
-
-def own_pattern(make: Callable[[str], str]) -> str:
-    """What matches all keys in Redis that ``make`` makes.
-
-    Raises:
-        ImproperlyConfigured: they do not show whose they are.
-    """
-    made = [make(probe) for probe in _PROBES]
-    start, _, end = made[0].partition(_PROBES[0])
-    if not start + end or made != [start + probe + end for probe in _PROBES]:
-        raise ImproperlyConfigured(
-            'CLEAR is "prefix", and KEY_FUNCTION makes keys that do not show whose they are. '
-            'Set CLEAR to "database", or have it put a prefix before each key'
-        )
-    return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in (start, end))
+        return (key for key in self._client.scan_iter(**options) if not is_reserved(as_bytes(key)))
 
 
 def has_plain_keys(cache: Any) -> bool:

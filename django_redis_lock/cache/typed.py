@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from ..conf import Timeout
 from . import backend
@@ -16,106 +16,66 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Computes(Protocol):
+    """The result is of the type of what ``default`` returns."""
+
+    @overload
+    def __call__(
+        self,
+        key: str,
+        default: Callable[[], T],
+        timeout: Timeout = ...,
+        version: int | None = ...,
+        **options: Unpack[GetOrSetArguments],
+    ) -> T: ...
+    @overload
+    def __call__(
+        self,
+        key: str,
+        default: T,
+        timeout: Timeout = ...,
+        version: int | None = ...,
+        **options: Unpack[GetOrSetArguments],
+    ) -> T: ...
+
+
+class AsyncComputes(Protocol):
+    """The same for tasks."""
+
+    @overload
+    def __call__(
+        self,
+        key: str,
+        default: Callable[[], Awaitable[T]],
+        timeout: Timeout = ...,
+        version: int | None = ...,
+        **options: Unpack[GetOrSetArguments],
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def __call__(
+        self,
+        key: str,
+        default: Callable[[], T],
+        timeout: Timeout = ...,
+        version: int | None = ...,
+        **options: Unpack[GetOrSetArguments],
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def __call__(
+        self,
+        key: str,
+        default: T,
+        timeout: Timeout = ...,
+        version: int | None = ...,
+        **options: Unpack[GetOrSetArguments],
+    ) -> Coroutine[Any, Any, T]: ...
+
+
 class RedisCache(backend.RedisCache):
-    """The results are of the type of what ``default`` returns."""
-
-    @overload
-    def get_or_set(
-        self,
-        key: str,
-        default: Callable[[], T],
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    @overload
-    def get_or_set(
-        self,
-        key: str,
-        default: T,
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    def get_or_set(self, *args: object, **options: object) -> Any: ...
-
-    @overload
-    async def aget_or_set(
-        self,
-        key: str,
-        default: Callable[[], Awaitable[T]],
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    @overload
-    async def aget_or_set(
-        self,
-        key: str,
-        default: Callable[[], T],
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    @overload
-    async def aget_or_set(
-        self,
-        key: str,
-        default: T,
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    async def aget_or_set(self, *args: object, **options: object) -> Any: ...
-
-    @overload
-    def compute(
-        self,
-        key: str,
-        default: Callable[[], T],
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    @overload
-    def compute(
-        self,
-        key: str,
-        default: T,
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    def compute(self, *args: object, **options: object) -> Any: ...
-
-    @overload
-    async def acompute(
-        self,
-        key: str,
-        default: Callable[[], Awaitable[T]],
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    @overload
-    async def acompute(
-        self,
-        key: str,
-        default: Callable[[], T],
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    @overload
-    async def acompute(
-        self,
-        key: str,
-        default: T,
-        timeout: Timeout = ...,
-        version: int | None = ...,
-        **options: Unpack[GetOrSetArguments],
-    ) -> T: ...
-    async def acompute(self, *args: object, **options: object) -> Any: ...
+    get_or_set: Computes
+    compute: Computes
+    aget_or_set: AsyncComputes
+    acompute: AsyncComputes
 
     def get_or_set_many(
         self,

@@ -113,7 +113,7 @@ class ReadPath(NamedTuple):
     """
 
     chosen_for: tuple[object, ...]
-    read: Callable[[str, int | None, object], object]
+    read: Callable[..., object]
     own: OwnConnections | None
     is_direct: bool
 
@@ -166,9 +166,9 @@ class Values:
         server = None if path.own is None else server_of(path.own.client)
         is_crowd = bool(in_flight) and self._is_in_flight(key, version)
         if not is_crowd and (server is None or not server.must_connect()):
-            return path.read(key, version, server)
+            return path.read(key, version, path.own, server)
         with cold_read(server_of(self._cache._lock_client())):
-            return path.read(key, version, server)
+            return path.read(key, version, path.own, server)
 
     def _is_in_flight(self, key: str, version: int | None) -> bool:
         cache = self._cache
@@ -190,7 +190,7 @@ class Values:
 
     def _chosen_path(self, chosen_for: tuple[object, ...]) -> ReadPath:
         own = self._connections.direct()
-        read: Callable[[str, int | None, Any], object]
+        read: Callable[..., object]
         if not self._cache._is_own("get"):
             read = self._read_by_tool
         elif own is not None and type(self._cache.client).get is DefaultClient.get:
@@ -199,10 +199,9 @@ class Values:
             read = self._read_by_client
         return ReadPath(chosen_for, read, own, read == self._read_directly)
 
-    def _read_directly(self, key: str, version: int | None, server: Any) -> object:
+    def _read_directly(self, key: str, version: int | None, own: Any, server: Any) -> object:
         """As django-redis's ``get``."""
-        own, client = self._connections.own, self._cache.client
-        assert own is not None
+        client = self._cache.client
         nkey = own._key(client.make_key(key, version=version))
         try:
             stored = exchange_with(server, pack_words(b"GET", nkey))
@@ -212,7 +211,7 @@ class Values:
             raise ConnectionInterrupted(connection=own) from error
         return MISSING if stored is None else client.decode(stored)
 
-    def _read_by_client(self, key: str, version: int | None, server: object) -> object:
+    def _read_by_client(self, key: str, version: int | None, *_: object) -> object:
         get, connections = self._cache.client.get, self._connections
         own = connections.direct()
         try:
@@ -223,7 +222,7 @@ class Values:
             raise_interrupt(error)
             return _missing_unless_outage(error)
 
-    def _read_by_tool(self, key: str, version: int | None, server: object) -> object:
+    def _read_by_tool(self, key: str, version: int | None, *_: object) -> object:
         """By the public ``get``, which a tool has replaced. It may hide an outage: then the query
         for the leader tells of that."""
         connections = self._connections
@@ -238,7 +237,7 @@ class Values:
             if not has_replicas:
                 return _missing_unless_outage(error)
         if value is MISSING and has_replicas:
-            return self._read_by_client(key, version, server)
+            return self._read_by_client(key, version)
         return value
 
     def _outage_of_read(
@@ -272,7 +271,7 @@ class Values:
             if stale or not by_get:
                 stored = yield from self._stored(runner, nkey, stale)
             if by_get and isinstance(runner, ThreadRunner):
-                value = self._read_by_tool(key, version, None)
+                value = self._read_by_tool(key, version)
             elif by_get:
                 value = yield self._cache.aget(key, MISSING, version)
         except ConnectionInterrupted as error:

@@ -13,9 +13,9 @@ from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
 from .refusals import layers
 from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
-from .targets import DJANGO_TASK, LOCKED, STORED, TAKEN_BY, Target, like, view_of
+from .targets import DJANGO_TASK, LOCKED, STORED, TAKEN_BY, Target, view_of
 from .transactions import after_commit, wait_for
-from .wrapper import LockedFunction, declarations, decorate
+from .wrapper import LockedFunction, declarations, decorate, like
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

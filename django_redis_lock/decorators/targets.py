@@ -14,8 +14,6 @@ from typing import Any, Final
 from django.core.management.base import BaseCommand
 from django.views import View
 
-from ..threads import is_async
-
 #: Attributes of what ``locked()``, and what ``cached()`` and ``cached_page()`` return. As all
 #: attributes, they are copied to what other decorators put around it.
 LOCKED, STORED = "_redis_lock_is_taken", "_redis_lock_value_is_stored"
@@ -159,27 +157,6 @@ class Target:
         else:
             return make(given)
         return given
-
-
-def like(
-    function: Any, call: Callable[[Any, Any], object], acall: Callable[[Any, Any], Any]
-) -> Callable[..., Any]:
-    """A function of the same kind as ``function``, which calls ``call``, or awaits ``acall``, with
-    its arguments."""
-    if is_async(function):
-
-        async def awaited(*args: object, **kwargs: object) -> object:
-            return await acall(args, kwargs)
-
-        return awaited
-    dispatches = is_dispatch(function)
-
-    def called(*args: object, **kwargs: object) -> object:
-        # Django awaits the result if the methods of the view's class are coroutine functions.
-        view = view_of(function, args) if dispatches else None
-        return acall(args, kwargs) if view and view.view_is_async else call(args, kwargs)
-
-    return called
 
 
 def _kind(given: Any) -> str:

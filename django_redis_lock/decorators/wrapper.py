@@ -53,7 +53,7 @@ from .targets import (
     bound_method,
     is_api_view,
     is_dispatch,
-    like,
+    view_of,
 )
 
 #: What other decorators make a function return: a block for ``with``, work in the background.
@@ -62,6 +62,27 @@ ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
     "call current_lock().ensure_held() before each step that needs the lock"
 )
+
+
+def like(
+    function: Any, call: Callable[[Any, Any], object], acall: Callable[[Any, Any], Any]
+) -> Callable[..., Any]:
+    """A function of the same kind as ``function``, which calls ``call``, or awaits ``acall``, with
+    its arguments."""
+    if is_async(function):
+
+        async def awaited(*args: object, **kwargs: object) -> object:
+            return await acall(args, kwargs)
+
+        return awaited
+    dispatches = is_dispatch(function)
+
+    def called(*args: object, **kwargs: object) -> object:
+        # Django awaits the result if the methods of the view's class are coroutine functions.
+        view = view_of(function, args) if dispatches else None
+        return acall(args, kwargs) if view and view.view_is_async else call(args, kwargs)
+
+    return called
 
 
 class LockedFunction:

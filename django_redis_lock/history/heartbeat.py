@@ -164,7 +164,10 @@ def last_heartbeats(client: Client, processes: Iterable[str]) -> dict[str, float
     if not known:
         return {}
     if not is_cluster(client):
-        return _ages(known, run(client, _heartbeats_call(*known), patience=REPLY_TIMEOUT).value)
+        return _ages(
+            known,
+            run(client, _heartbeats_call(*known), until=time.monotonic() + REPLY_TIMEOUT).value,
+        )
     ages: dict[str, float] = {}
     replies = run_all(client, [*map(_heartbeats_call, known)])
     for process, reply in zip(known, replies, strict=True):

@@ -395,7 +395,7 @@ class Worker:
             if call is None:
                 return None
             try:
-                node = job.server.locate(call.keys, timeout)
+                node = job.server.locate(call.keys, time.monotonic() + timeout)
             except OUTAGE as error:
                 job.failed(error, time.monotonic())
                 return None

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, ref
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import time
 from ..exceptions import LockLost
 from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refused, Reply
 from ..protocol.validation import check_time
@@ -134,15 +135,15 @@ class AsyncLock(BaseLock):
             raise
 
     async def _send_acquire(self, request: AcquireRequest) -> Reply:
-        call, patience = request.acquire_call(request.waiter), request.patience()
-        return (await arun(self.redis, call, patience=patience)).value
+        call, until = request.acquire_call(request.waiter), request.reply_until()
+        return (await arun(self.redis, call, until=until)).value
 
     async def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return await TaskWaiter(self.redis, request).wait(refused)
 
-    async def _ask_replicas(self, acquired: Acquisition, patience: float) -> Confirmed:
+    async def _ask_replicas(self, acquired: Acquisition, until: float) -> Confirmed:
         token, keys = acquired.token, self.keys.at_place(acquired.place)
-        return await aask_replicas(self.redis, keys, token, self.replicas, patience)
+        return await aask_replicas(self.redis, keys, token, self.replicas, until)
 
     async def _await_confirmation(self, hold: Hold) -> None:
         pending: Any = hold.pending
@@ -281,15 +282,15 @@ class AsyncLock(BaseLock):
 
 
 async def aask_replicas(
-    client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
+    client: Client, keys: LockKeys, token: bytes, replicas: int, until: float
 ) -> Confirmed:
     """As ``ask_replicas``, for tasks."""
     connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)
     try:
-        question = connection.request(
-            question_to_replicas(keys, token, replicas, patience), replies=2
+        question = connection.request(question_to_replicas(keys, token, replicas, until), replies=2)
+        held, confirmed = await asyncio.wait_for(
+            question, until - time.monotonic() + REPLY_MARGIN_SECONDS
         )
-        held, confirmed = await asyncio.wait_for(question, patience + REPLY_MARGIN_SECONDS)
         return Confirmed(bool(held), int(confirmed))
     except asyncio.TimeoutError:
         raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None

@@ -493,10 +493,10 @@ class BaseLock:
         """Raises TooFewReplicas unless they know of ``acquired`` while it may be waited for, within
         reason."""
         request.may_hold[:] = [(acquired.token, acquired.attempt, acquired.place)]
-        left = math.inf if wait is None else request.asked_at + wait - time.monotonic()
-        seconds = replication.patience(left, request.lifetime)
+        until = math.inf if wait is None else request.asked_at + wait
+        by = replication.confirmed_by(until, request.lifetime)
         try:
-            held, known = yield self._ask_replicas(acquired, seconds)
+            held, known = yield self._ask_replicas(acquired, by)
         except Exception as error:
             note_sent(error, True)  # The lock is held, also if this question could not be sent.
             raise

@@ -96,15 +96,15 @@ class Lock(BaseLock):
             raise
 
     def _send_acquire(self, request: AcquireRequest) -> Reply:
-        call, patience = request.acquire_call(request.waiter), request.patience()
-        return run(self.redis, call, patience=patience).value
+        call, until = request.acquire_call(request.waiter), request.reply_until()
+        return run(self.redis, call, until=until).value
 
     def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return ThreadWaiter(self.redis, request).wait(refused)
 
-    def _ask_replicas(self, acquired: Acquisition, patience: float) -> replication.Confirmed:
+    def _ask_replicas(self, acquired: Acquisition, until: float) -> replication.Confirmed:
         where = self.redis, self.keys.at_place(acquired.place)
-        return replication.ask_replicas(*where, acquired.token, self.replicas, patience)
+        return replication.ask_replicas(*where, acquired.token, self.replicas, until)
 
     def _await_confirmation(self, hold: Hold) -> None:
         hold.confirm(wait=True)

@@ -34,23 +34,24 @@ class Confirmed(NamedTuple):
     replicas: int
 
 
-def patience(left: float, lifetime: float | None) -> float:
-    """Seconds that replicas have, if the caller has so many ``left``."""
+def confirmed_by(until: float, lifetime: float | None) -> float:
+    """The time until which replicas may confirm, if the caller waits ``until`` then."""
+    now = time.monotonic()
     most = min(MAX_PATIENCE_SECONDS, math.inf if lifetime is None else lifetime / 3)
-    return min(max(left, MIN_PATIENCE_SECONDS), most)
+    return min(max(until, now + MIN_PATIENCE_SECONDS), now + most)
 
 
 def ask_replicas(
-    client: Client, keys: LockKeys, token: bytes, replicas: int, patience: float
+    client: Client, keys: LockKeys, token: bytes, replicas: int, until: float
 ) -> Confirmed:
-    """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
+    """Wait, until a monotonic time, for so many replicas to know that ``token`` holds the lock."""
     server = server_of(client).locate(keys)
-    question = question_to_replicas(keys, token, replicas, patience)
-    until = time.monotonic() + patience + REPLY_MARGIN_SECONDS
-    replies = exchange_with(server, question, 2, until=until)
+    question = question_to_replicas(keys, token, replicas, until)
+    replies = exchange_with(server, question, 2, until=until + REPLY_MARGIN_SECONDS)
     return Confirmed(bool(replies[0]), int(replies[1]))
 
 
-def question_to_replicas(keys: LockKeys, token: bytes, replicas: int, patience: float) -> bytes:
+def question_to_replicas(keys: LockKeys, token: bytes, replicas: int, until: float) -> bytes:
     mark = pack(Call(MARK, keys, (token,)), known=False)
-    return mark + pack_words(b"WAIT", b"%d" % replicas, b"%d" % milliseconds(patience))
+    left = milliseconds(until - time.monotonic())
+    return mark + pack_words(b"WAIT", b"%d" % replicas, b"%d" % left)

@@ -289,17 +289,16 @@ def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
         try:
             cache: Any = lock_cache(alias)
             client = cache._lock_client()
-            prefixes = {
-                LOCK: cache._prefix(),
-                FLIGHT: cache._encoded_key("", None),
-            }
+            prefixes = {FLIGHT: cache._encoded_key("", None)}
+            if not cache._keys.hides_locks():
+                prefixes[LOCK] = cache._lock_key("")
             new = _Database(client, {}, set())
             database = found.setdefault(server_of(client).database, new)
         except UNAVAILABLE as error:
             failed[alias] = error
         else:
             database.prefixes[alias] = prefixes
-            if cache.conf.LOCK_PREFIX:
+            if cache.conf.LOCK_PREFIX and LOCK in prefixes:
                 database.only_locks.add(prefixes[LOCK])
     return found.values(), failed
 
@@ -314,9 +313,8 @@ def _database_of(alias: str) -> _Database:
 
 def _cache_of(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool]:
     """The cache under which ``key`` is listed, its prefix, and whether no prefix matches."""
-    found = [
-        (len(p[kind]), alias) for alias, p in database.prefixes.items() if key.startswith(p[kind])
-    ]
+    of_it = [(alias, p[kind]) for alias, p in database.prefixes.items() if kind in p]
+    found = [(len(prefix), alias) for alias, prefix in of_it if key.startswith(prefix)]
     if not found:
         return next(iter(database.prefixes)), b"", True
     length, alias = max(found, key=lambda entry: entry[0])

@@ -233,14 +233,14 @@ class AcquireRequest(NamedTuple):
             return 3600.0
         return max(0.0, self.deadline - self.margin - time.monotonic())
 
-    def patience(self) -> float | None:
-        """Seconds to wait for a reply; None for as long as the client does."""
+    def reply_until(self) -> float | None:
+        """Monotonic time until when to wait for a reply; None for as long as the client does."""
         if self.deadline is None:
             return None
         # A waiter that falls back waits no longer for a frozen server than for a dead one.
         longest = max(self.outage_patience, WATCH_INTERVAL_SECONDS)
         # The operating system limits it to 24 days.
-        return min(self.left(), longest, 3600.0) + LAST_TRY_SECONDS
+        return time.monotonic() + min(self.left(), longest, 3600.0) + LAST_TRY_SECONDS
 
     def with_margin(self, sent_at: float) -> "AcquireRequest":
         """The request with a margin, after a reply to a command sent at ``sent_at``: one round

@@ -1,7 +1,11 @@
-"""The flights of one value or several. ``MultiFlight`` has four steps: query who leads; compute
-what this caller leads; store that; follow the others. Each takes one round trip for all values. A
-``Leader`` is what this caller leads in one such round: it begins the flights, has the keeper renew
-them, and ends them with a value, without one, or after an interruption."""
+"""The flights of one value or several, from this process to Redis.
+
+Of the callers of this process that want one value, one asks Redis and the others wait for it. A
+flight has four steps, each of which takes one round trip for all its values: query who leads;
+compute what this caller leads; store that; follow the others (``MultiFlight``). A ``Leader`` is
+what it leads in one such round: it begins the flights, has the keeper renew them, and ends them
+with a value, without one, or after an interruption.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,20 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .. import events, protocol
 from ..clock import time
-from ..events import Computed, Computing, Shared, Stored, Subject
-from ..exceptions import ComputationFailed
+from ..events import Computed, Computing, RefreshFailed, Shared, Stored, Subject
+from ..exceptions import ComputationFailed, LockError
 from ..keeper import DeferredRelease, Job, keeper
 from ..protocol import (
     Call,
@@ -33,6 +37,7 @@ from ..protocol import (
     fingerprint,
     hostname,
     milliseconds,
+    new_token,
     printable,
 )
 from ..protocol.keys import (
@@ -43,24 +48,17 @@ from ..protocol.keys import (
     flight_stream,
 )
 from ..steps import Steps
-from ..threads import get_logger, may_log, this_process
-from ..transport import Server, is_outage, is_refusal, pack_words
-from .in_process import (
-    InProcessFlight,
-    Overtaken,
-    Postponed,
-    Runner,
-    SharedValue,
-    computes_in,
-    computing,
-    join,
-    leave,
-    overtake,
-    refuse_recursion,
-    token_for,
-    waits_for_itself,
+from ..threads import (
+    Mutex,
+    Repeated,
+    after_fork,
+    free_after_fork,
+    get_logger,
+    may_log,
+    this_process,
 )
-from .runners import Computation, ProducerFailed
+from ..transport import Server, is_outage, is_refusal, pack_words
+from .runners import Computation, ProducerFailed, ThreadRunner, under_computation
 from .scripts import (
     END_FLIGHT,
     NOTHING,
@@ -77,6 +75,9 @@ from .scripts import (
     State,
     parse,
 )
+
+if TYPE_CHECKING:
+    from .tasks import AsyncRunner
 
 R = TypeVar("R")
 
@@ -96,6 +97,222 @@ DESCRIBE_AFTER_SECONDS = 0.5
 
 _logged_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 _NONE: Mapping[bytes, Any] = MappingProxyType({})
+
+
+#: Tasks have theirs in a module that is imported when it is used.
+Runner: TypeAlias = "ThreadRunner | AsyncRunner"
+
+# -- the callers of one value ----------------------------------------------------------------------
+
+
+class SharedValue:
+    """What a caller has to tell the others that want the same value."""
+
+    requests = 0  #: How many it has sent.
+    encoded: object = None  #: The value as Redis stores it; None: query Redis again.
+    trace = ""  #: Of the computation; see ``events.trace_parent``.
+    computed = False  #: Whether the value was computed, not only read.
+    outage: Exception | None = None  #: Why a request failed.
+
+
+class InProcessFlight(SharedValue):
+    """The callers of this process that want one value; the first queries Redis for all of them."""
+
+    def __init__(self, runner: Runner, key: bytes) -> None:
+        self.flight_id: FlightKey = (runner.server, key, runner.group)
+        self.ended = runner.new_event()
+        self.thread = threading.get_ident()
+
+    def left(self) -> None:
+        """The call that has made this has ended, however."""
+        if in_flight.get(self.flight_id) is self:
+            leave(self)
+
+
+Function = Callable[..., object]
+#: A key of one database, and what stands for its callers: the ``group`` of their runners.
+FlightKey = tuple[Server, bytes, object]
+
+#: The flights of this process. Each operation of a dict is atomic.
+in_flight: dict[FlightKey, InProcessFlight] = {}
+after_fork(in_flight.clear)
+_leaving = free_after_fork(Mutex())
+
+
+def join(mine: InProcessFlight) -> InProcessFlight:
+    """The flight of another caller for the same value, or ``mine``, which then begins."""
+    return in_flight.setdefault(mine.flight_id, mine)
+
+
+def leave(shared: InProcessFlight) -> None:
+    """End the flight ``shared`` of this process, and wake its other callers."""
+    try:
+        with _leaving:  # Else the keeper, which may do the same, removes the next flight.
+            if in_flight.get(shared.flight_id) is shared:
+                in_flight.pop(shared.flight_id, None)
+    finally:
+        shared.ended.set()
+
+
+# -- what is being computed ------------------------------------------------------------------------
+
+
+class Writing(Protocol):
+    """A computation, as the writes that it makes itself see it."""
+
+    token: bytes
+    #: What it has done itself to the values: see STORE.
+    own_writes: dict[bytes, str]
+
+
+class Overtaken(Exception):
+    """The call had not begun, and another thread computes the value instead."""
+
+
+class Postponed(BaseException):
+    """Raised by a producer whose value will be complete later, perhaps in another thread: the
+    flight goes on for its timeout. See ``contrib.pages``."""
+
+    #: None: Redis was down when the computation began, or the flight has ended.
+    leader: Leader | None = None
+
+
+class DeferredCall:
+    """A function that runs in another thread: Django's thread for synchronous code. If that thread
+    itself waits for the value, the function would never begin. So a thread that would wait for a
+    function that has not begun may ``overtake`` it, and computes the value instead.
+
+    Args:
+        defer: turns a function into an awaitable one that runs in that thread.
+    """
+
+    def __init__(self, function: Function, defer: Callable[[Function], Function]) -> None:
+        self._function = function
+        self._defer = defer
+        self._mutex = Mutex()
+        self._begun = self._overtaken = False
+
+    def replaced(self, wrap: Callable[[Function], Function]) -> DeferredCall:
+        """Another one, of what ``wrap`` makes of the function."""
+        return DeferredCall(wrap(self._function), self._defer)
+
+    def __call__(self, *args: object) -> object:
+        return self._defer(self._begin)(*args)
+
+    def _begin(self, *args: object) -> object:
+        with self._mutex:
+            if self._overtaken:
+                self._overtaken = False
+                raise Overtaken
+            self._begun = True
+        try:
+            return self._function(*args)
+        except StopIteration as error:  # A future refuses it, and its task would wait forever.
+            raise RuntimeError("the function raised StopIteration") from error
+
+    def overtake(self) -> bool:
+        """Whether the function has not begun. Then it never will, and its caller follows."""
+        with self._mutex:
+            self._overtaken = not self._begun
+            return self._overtaken
+
+
+#: Deferred calls of this process by the tokens of their flights.
+_deferred: weakref.WeakValueDictionary[bytes, DeferredCall] = weakref.WeakValueDictionary()
+after_fork(_deferred.clear)
+
+
+def token_for(compute: Function) -> bytes:
+    """A token for the flight of a value that ``compute`` returns."""
+    token = new_token()
+    if isinstance(compute, DeferredCall):
+        _deferred[token] = compute
+    return token
+
+
+def overtake(leader: bytes) -> bool:
+    """Overtake the deferred call of the flight with the token ``leader``, if this process has it;
+    returns whether that succeeded."""
+    call = _deferred.get(leader)
+    return call is not None and call.overtake()
+
+
+#: The threads in which this process computes, by the tokens of the flights.
+computes_in: dict[bytes, int] = {}
+after_fork(computes_in.clear)
+
+
+def waits_for_itself(server: Server, key: bytes, thread: int | None) -> bool:
+    """Whether a ``thread`` that computes the value, perhaps in a task of its event loop, is the
+    calling thread: it would stop the computation by a wait for it."""
+    if thread != threading.get_ident():
+        return False
+    if may_log(server, _warned_at):
+        text = "The value %s is requested by the thread that computes it, which cannot wait for it "
+        text += "and computes it twice: in a coroutine use aget_or_set() and the like"
+        logger.warning(text, printable(key))
+    return True
+
+
+_warned_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
+
+
+def refuse_recursion(server: Server, keys: Iterable[bytes]) -> None:
+    """Raises LockError if this thread or task, or the one that started it, is computing one of
+    these ``keys``: it would wait for itself."""
+    for here in under_computation.get():
+        for key in keys:
+            if (server, key) in here:
+                raise LockError("the function that computes this value requests the value", key)
+
+
+def innermost_flight() -> tuple[bytes, bytes] | None:
+    """The key that the caller itself computes, and the token of its flight."""
+    for here in reversed(under_computation.get()):
+        for (server, key), computation in [*here.items()]:
+            if server is not None:
+                return key, computation.token
+    return None
+
+
+def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> dict[bytes, bytes]:
+    """The keys among ``keys`` (None: all) that the caller is part of the computation of, each with
+    the token of its flight. A write to them by the caller is older than the computation's result,
+    so it must not end the flight, and STORE must expect it: the caller is about to have ``did`` it.
+    """
+    computations = under_computation.get()
+    if not computations:  # As in almost every write.
+        return {}
+    wanted, own = None if keys is None else set(keys), {}
+    for here in computations:
+        for (_, key), computation in [*here.items()]:
+            if wanted is None or key in wanted:
+                own[key] = computation.token
+                if computation.own_writes.get(key) != "written":
+                    computation.own_writes[key] = did
+    return own
+
+
+class computing:
+    """In this block, the caller is part of the ``computation`` of the values at ``keys``."""
+
+    __slots__ = ("_here", "_mark")
+
+    def __init__(self, server: Server | None, keys: Iterable[bytes], computation: Writing) -> None:
+        self._here = {(server, key): computation for key in keys}
+
+    def __enter__(self) -> None:
+        self._mark = under_computation.set((*under_computation.get(), self._here))
+
+    def __exit__(self, *error: object) -> None:
+        self._here.clear()  # A task that began in this block may outlive it, with its context.
+        try:
+            under_computation.reset(self._mark)
+        except ValueError:
+            pass  # The garbage collector closes the generator in another context.
+
+
+# -- the leader ------------------------------------------------------------------------------------
 
 
 class Undecodable(Exception):
@@ -911,6 +1128,75 @@ class SingleFlight(MultiFlight):
         with suppress(Undecodable):
             return TOO_LATE if stored is None else self._producer.decode(stored[0])
         return TOO_LATE
+
+
+# -- the refresh of a stale value -----------------------------------------------------------------
+
+_not_asked = Repeated(logger, "Could not refresh %s: %s")
+_too_many = Repeated(logger, "Too many refreshes in the background: %s is not refreshed now")
+_failed = Repeated(logger, "The refresh of %s failed; the stale value is served")
+
+
+class Refreshing(SingleFlight):
+    """Computes the stale value at ``key`` again."""
+
+    def refresh(self, old: object, wait: float | None) -> Steps[object]:
+        """Compute a stale value again; if another caller is doing so, return the old one.
+
+        Args:
+            old: the value.
+            wait: compute in the background, and return the old value if that takes more seconds;
+                None: compute here.
+        """
+        leader, producer = self.leader([self._key]), self._producer
+        if wait is not None and not self._runner.has_room():  # Before Redis is asked.
+            _too_many.warn(leader)
+            return old
+        try:
+            [reply] = yield from leader.query()
+        except RedisError as error:
+            _not_asked.warn(leader, error)
+            return old
+        match reply:
+            case Found(value):
+                return producer.decode(value)
+            case Leads(before):
+                leader.begin({self._key: before})
+            case _:
+                producer.emit(self._server, Shared, True, 1)
+                return old
+        refreshing = self._refresh_or_return_old(leader, old)
+        if wait is None:
+            return (yield from refreshing)
+        ended, results = self._runner.new_event(), []
+
+        def in_background() -> Steps[None]:
+            try:
+                results.append((yield from refreshing))
+            finally:
+                ended.set()
+
+        if not (yield self._runner.run_in_background(in_background(), leader, *leader.renewals)):
+            _too_many.warn(leader)
+            yield from leader.fail()
+        elif wait:
+            yield self._runner.wait_for_event(ended, time.monotonic() + wait)
+        return results[0] if results and wait else old
+
+    def _refresh_or_return_old(self, leader: Leader, old: object) -> Steps[object]:
+        try:
+            return (yield from self._compute(leader))[self._key]
+        except Overtaken:
+            return old
+        except ProducerFailed as failed:
+            if not isinstance(failed.error, Exception):
+                raise
+            _failed.warn(leader, exc_info=failed.error)
+            emit = self._producer.emit
+            self._told.append(partial(emit, self._server, RefreshFailed, failed.error))
+            return old
+        finally:
+            self._tell()
 
 
 # -- reads -----------------------------------------------------------------------------------------

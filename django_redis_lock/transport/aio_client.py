@@ -384,12 +384,12 @@ async def _execute(client: Any, *args: str | bytes, **options: Any) -> Any:
 # -- running ---------------------------------------------------------------------------------------
 
 
-async def arun(client: Client, call: Call, *, patience: float | None = None) -> Answer:
+async def arun(client: Client, call: Call, *, until: float | None = None) -> Answer:
     """As ``execute.run``, on the connection that the tasks of the loop share."""
     server = server_of(client)
-    node, until = None, None if patience is None else time.monotonic() + patience
+    node = None
     try:
-        node = await located(server, call.keys)
+        node = await located(server, call.keys, until)
         return Answer(await _run(client, node, call, until), sent_twice=False)
     except REPORTED as error:
         exchange = _Awaiting(client, server)
@@ -439,18 +439,18 @@ class _Awaiting(NamedTuple):
     def run_all(self, node: Server, calls: Sequence[Call]) -> Awaitable[list[Reply]]:
         return exchange(self.client, node, pack_all(calls), None, calls, len(calls))
 
-    def locate(self, keys: Sequence[bytes]) -> Awaitable[Server]:
-        return located(self.server, keys)
+    def locate(self, keys: Sequence[bytes], until: float | None) -> Awaitable[Server]:
+        return located(self.server, keys, until)
 
     def sleep(self, seconds: float) -> Awaitable[None]:
         return asyncio.sleep(seconds)
 
 
-async def located(server: Server, keys: Sequence[bytes]) -> Server:
-    """``server.locate(keys)``, which may have to ask other servers, without blocking the loop."""
+async def located(server: Server, keys: Sequence[bytes], until: float | None = None) -> Server:
+    """As ``server.locate``, which may have to ask other servers, without blocking the loop."""
     if not server.must_discover():
-        return server.locate(keys)
-    return await asyncio.to_thread(server.locate, keys)
+        return server.locate(keys, until)
+    return await asyncio.to_thread(server.locate, keys, until)
 
 
 async def _run(

@@ -1,7 +1,7 @@
 """Connections of an event loop, on each of which the calls of several tasks may be on their way.
 
 Redis answers in the order of the calls. So a task that no longer waits, because it was cancelled or
-its patience is over, leaves its reply to be dropped, and the connection stays: what is sent next,
+its time is over, leaves its reply to be dropped, and the connection stays: what is sent next,
 such as the end of a flight that the task may lead by then, cannot overtake its call.
 
 redis-py connects, with its credentials and options; then the connection takes the transport over.

@@ -77,11 +77,12 @@ class Breaker:
         until = self._open_until
         return until is not None and self._now() < until
 
-    def admit(self, patience: float | None) -> float | None:
-        """Let a call through, and say how patient it may be; or raise CircuitOpen."""
+    def admit(self, left: float | None) -> float | None:
+        """Let a call through, and say how many seconds it may take, of those that are ``left``; or
+        raise CircuitOpen."""
         with self._mutex:
             if self._open_until is None:
-                return patience
+                return left
             now = self._now()
             if now < self._open_until:
                 self._spared += 1
@@ -91,14 +92,14 @@ class Breaker:
                 )
             # The probe. Should it end without a word, another follows.
             self._open_until = now + PROBE_TIMEOUT_SECONDS + self._limits()[1]
-            return self._briefly(patience)
+            return self._briefly(left)
 
-    def insist(self, patience: float | None) -> float | None:
+    def insist(self, left: float | None) -> float | None:
         """As ``admit``, for a call that is never held back."""
-        return patience if self._open_until is None else self._briefly(patience)
+        return left if self._open_until is None else self._briefly(left)
 
-    def _briefly(self, patience: float | None) -> float:
-        return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if patience is None else patience)
+    def _briefly(self, left: float | None) -> float:
+        return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if left is None else left)
 
     def first_wait(self, old: bool, left: float | None, timeout: float) -> float | None:
         """Seconds for which a connection that was used before may be silent, until a new one is

@@ -114,17 +114,18 @@ def _head(script: Script, keys: int, args: int, known: bool) -> bytes:
 # -- running -------------------------------------------------------------------------------------
 
 
-def run(client: Client, call: Call, *, patience: float | None = None) -> Answer:
+def run(client: Client, call: Call, *, until: float | None = None) -> Answer:
     """Run ``call``, in one round trip, on a connection of our own to ``client``'s server; once more
     if the connection broke before the reply. After an error, redis-py's, the outcome is unknown.
 
     Args:
-        patience: seconds that it may take in all; None leaves that to the pool's socket timeout.
+        until: monotonic time when the caller gives up; None leaves that to the pool's socket
+            timeout. All that is done below has the same.
     """
     server = server_of(client)
-    node, until = None, None if patience is None else time.monotonic() + patience
+    node = None
     try:
-        node = server.locate(call.keys)
+        node = server.locate(call.keys, until)
         return Answer(_run(node, call, until), False)
     except REPORTED as error:
         return drive(run_again(_Blocking(client, server), call, until, node, error))
@@ -149,8 +150,8 @@ class _Blocking(NamedTuple):
     def run_all(self, node: Server, calls: Sequence[Call]) -> list[Reply]:
         return _run_all(node, calls)
 
-    def locate(self, keys: Sequence[bytes]) -> Server:
-        return self.server.locate(keys)
+    def locate(self, keys: Sequence[bytes], until: float | None) -> Server:
+        return self.server.locate(keys, until)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -139,7 +139,7 @@ class Exchange(Protocol):
     def server(self) -> Server: ...
     def run(self, node: Server, call: Call, policy: RetryPolicy) -> Step[Reply]: ...
     def run_all(self, node: Server, calls: Sequence[Call]) -> Step[list[Reply]]: ...
-    def locate(self, keys: Sequence[bytes]) -> Step[Server]: ...
+    def locate(self, keys: Sequence[bytes], until: float | None) -> Step[Server]: ...
     def sleep(self, seconds: float) -> Step[None]: ...
 
 
@@ -166,7 +166,7 @@ def run_again(
                 yield exchange.sleep(pause)
         node = None
         try:
-            node = policy.towards or (yield exchange.locate(call.keys))
+            node = policy.towards or (yield exchange.locate(call.keys, until))
             assert node is not None
             answer = yield exchange.run(node, call, policy)
             return Answer(answer, policy.sent_twice)
@@ -178,7 +178,7 @@ def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply
     """In one trip for each server; what failed there, one at a time."""
     numbers_at: dict[Server, list[int]] = {}
     for number, call in enumerate(calls):
-        node = yield exchange.locate(call.keys)
+        node = yield exchange.locate(call.keys, None)
         numbers_at.setdefault(node, []).append(number)
     answers: list[Reply] = [None] * len(calls)
     for node, numbers in numbers_at.items():

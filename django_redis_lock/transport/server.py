@@ -123,8 +123,9 @@ class Server:
 
     # -- where a key is; a cluster and Sentinel have more than one address ----------------------
 
-    def locate(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
-        """The server of ``keys``, within ``patience`` seconds. Raises redis-py's errors."""
+    def locate(self, keys: Sequence[bytes], until: float | None = None) -> Server:
+        """The server of ``keys``, found until this monotonic time, within a usual time at most.
+        Raises redis-py's errors."""
         return self
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
@@ -381,7 +382,7 @@ class Server:
             note_sent(error, False)
             raise
         if limit is not None:
-            allow(connection, self.timeout)  # It will be kept, also for callers with patience.
+            allow(connection, self.timeout)  # It will be kept, also for callers with more time.
         return connection
 
     def must_connect(self) -> bool:

@@ -298,7 +298,7 @@ def summary(world: World) -> None:
 
 
 def inventory(world: World) -> None:
-    list_held(world.cache._lock_client(), world.cache._prefix(), 10)
+    list_held(world.cache._lock_client(), world.cache._lock_key(""), 10)
 
 
 WITHOUT_A_WAIT = "call without a wait"

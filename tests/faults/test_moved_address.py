@@ -323,12 +323,12 @@ def inventory(address: Address) -> Iterator[None]:
     cache = address.cache
     lock = cache.lock("name", timeout=None)
     lock.acquire()
-    assert list_held(address.client, cache._prefix(), 10).locks
+    assert list_held(address.client, cache._lock_key(""), 10).locks
     yield
     address.old.asking.replicaof("127.0.0.1", "1")
     Lock(address.new.client(), "django_redis_lock:test", timeout=30).acquire()
     assert cache.lock("name").reset()
-    assert not list_held(address.client, cache._prefix(), 10).locks
+    assert not list_held(address.client, cache._lock_key(""), 10).locks
 
 
 @in_loop

@@ -181,12 +181,12 @@ def test_what_was_taken_here_holds_when_redis_is_back(
     assert other.locked()
     assert not other.acquire(blocking=False)
     client = own_server.client()
-    assert not client.exists(":1:lock:nightly"), "Redis knows nothing of it"
-    elsewhere = Lock(client, ":1:lock:nightly", timeout=5)
+    assert not client.exists(":lock:1:nightly"), "Redis knows nothing of it"
+    elsewhere = Lock(client, ":lock:1:nightly", timeout=5)
     assert elsewhere.acquire(blocking=False), "another host would get it"
     elsewhere.release()
     waiter = Background(lambda: other.acquire(blocking_timeout=PATIENCE))
-    until(lambda: client.exists(":1:lock:nightly"))
+    until(lambda: client.exists(":lock:1:nightly"))
     assert not waiter.done
     assert local.degraded == "local"
     local.release()

@@ -36,7 +36,7 @@ SAY_SO = {
 #: All of it stands on these.
 OF_OPS = {"admin list", "admin lock", "admin events", "admin processes", "locks", "locks stats"}
 SAY_SO["ops/held_locks"] = SAY_SO["ops/facts"] = OF_OPS
-SAY_SO["ops/inventory"] = {*OF_OPS, "check", "clear", "testing.override"}
+SAY_SO["ops/inventory"] = {*OF_OPS, "clear", "testing.override"}
 
 
 def without(part: str, folder: Path) -> Path:

@@ -161,10 +161,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "a wait is a thousandth longer",
     ("transport.server", "self.generation += 2"): "it is only compared with itself",
     (
-        "transport.server",
-        "if patience is None or patience > self.timeout:",
-    ): "then the caller has just as much patience as the next",
-    (
         "cache.connections",
         "if tokens or (type(tokens) is not list or any(tokens)):",
     ): "nothing is done about what has no token, only more slowly",

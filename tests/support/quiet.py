@@ -10,7 +10,7 @@ import time
 from django_redis_lock import threads
 from django_redis_lock.history.heartbeat import Heartbeat
 from django_redis_lock.keeper import Job, keeper
-from django_redis_lock.singleflight.in_process import in_flight
+from django_redis_lock.singleflight.flight import in_flight
 from tests.processes import PATIENCE
 
 __all__ = ["until_quiet"]

@@ -655,22 +655,44 @@ def test_a_key_function_that_clear_cannot_work_with(
     assert "E009" not in numbers()
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [({"LOCK_LOCK_PREFIX": ""}, 'LOCK_PREFIX is ""'), ({"LOCK_PROTECT_LOCKS": False}, "is False")],
-)
-def test_locks_that_cache_keys_can_reach(cache: Any, options: Any, why: str) -> None:
-    cache(options)
+def test_locks_that_cache_keys_can_reach(cache: Any) -> None:
+    cache({"LOCK_LOCK_PREFIX": ""})
     assert only().id == "django_redis_lock.W016"
-    assert why in only().msg
+    assert 'LOCK_PREFIX is ""' in only().msg
 
 
 @pytest.mark.parametrize(
-    ("function", "hides"), [("hashed", True), ("last", True), ("unchanged", False)]
+    ("function", "number"), [("hashed", "W017"), ("last", "W017"), ("unchanged", "W026")]
 )
-def test_a_key_function_that_hides_the_locks(cache: Any, function: str, hides: bool) -> None:
+def test_key_functions_and_the_keys_of_locks(cache: Any, function: str, number: str) -> None:
     cache({}, KEY_FUNCTION=f"tests.key_functions.{function}")
-    assert [each.id for each in messages()] == ["django_redis_lock.W017"] * hides
+    assert numbers() == [number]
+
+
+def test_a_version_that_is_one_of_locks(cache: Any) -> None:
+    cache({}, VERSION="lock:1")
+    assert only().id == "django_redis_lock.W026"
+    cache({}, VERSION="locker")
+    assert messages() == []
+
+
+@pytest.mark.parametrize("function", [None, "tests.key_functions.hashed"])
+@pytest.mark.parametrize("backend", [OTHER["BACKEND"], "django_redis_lock.cache.RedisCache"])
+def test_prefixes_that_lead_to_locks_of_another_cache(
+    settings: Any, cache: Any, backend: str, function: Any
+) -> None:
+    settings.SILENCED_SYSTEM_CHECKS = ["django_redis_lock.W013", "django_redis_lock.W017"]
+    cache({}, LOCATION=SHARED, KEY_PREFIX="shop", KEY_FUNCTION=function)
+    beside = {"BACKEND": backend, "LOCATION": SHARED, "KEY_FUNCTION": function}
+    for prefix, reported in [
+        *(("shop:lock", True), ("shop:lock:1", True), ("shop", False), ("shop-lock", False)),
+        *(("lock", False), ("", False), ("shop:blocks", False)),
+    ]:
+        settings.CACHES = {**settings.CACHES, "beside": {**beside, "KEY_PREFIX": prefix}}
+        found = [each for each in numbers() if each not in ("W013", "W017")]
+        assert found == ["W025"] * reported, prefix
+    settings.CACHES["beside"] |= {"KEY_PREFIX": "shop:lock", "LOCATION": f"{SHARED}5"}
+    assert "W025" not in numbers()
 
 
 @pytest.mark.parametrize("policy", ["local", "raise"])

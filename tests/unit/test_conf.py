@@ -17,7 +17,6 @@ DEFAULTS = {
     "WAIT": 60.0,
     "GRANT_TIMEOUT": 2.0,
     "LOCK_PREFIX": "lock:",
-    "PROTECT_LOCKS": True,
     "USING": "default",
     "SLOW_ACQUISITION": 0.005,
     "HOLDER_USER": False,
@@ -142,6 +141,13 @@ def test_the_cache_for_locks_is_an_alias(settings: Any, value: Any) -> None:
 def test_a_wrong_prefix_is_refused(settings: Any, value: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"LOCK_PREFIX": value}
     with pytest.raises(ImproperlyConfigured, match="LOCK_PREFIX must be a str"):
+        _ = Conf().LOCK_PREFIX
+
+
+@pytest.mark.parametrize("value", ["1:", "12lock:", "-1:lock"])
+def test_a_prefix_that_looks_like_a_version_is_refused(settings: Any, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"LOCK_PREFIX": value}
+    with pytest.raises(ImproperlyConfigured, match="LOCK_PREFIX must not begin as the version"):
         _ = Conf().LOCK_PREFIX
 
 

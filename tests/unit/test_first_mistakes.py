@@ -205,7 +205,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "cancel_on_lost": (lambda: cache.lock("a", cancel_on_lost=True), "cache.alock()"),
     "outside": (current_lock, "works inside what locked() decorates"),
     "a string of aliases": (lambda: cache.lock("a", using="default"), "a list of cache aliases"),
-    "key of a lock": (lambda: cache.set("lock:a", 1), "Choose another key, or a LOCK_PREFIX"),
+    "key of a lock": (lambda: cache.set("a", 1, version="lock:1"), "Choose another"),
     "tag without a name": (template("{% cached 60 %}{% endcached %}"), "{% cached 500 sidebar %}"),
     "option of the tag": (
         template("{% cached 60 side ttl=5 %}{% endcached %}"),

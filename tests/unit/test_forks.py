@@ -25,7 +25,7 @@ OF_THE_PARENT = {
     "contrib/instant_loss.py": 1,
     "keeper/__init__.py": 2,
     "threads.py": 5,  # One only for its type.
-    "singleflight/in_process.py": 1,
+    "singleflight/flight.py": 1,
     "cache/values.py": 1,
     "contrib/metrics/collecting.py": 1,
     "contrib/debug_toolbar/__init__.py": 1,

@@ -40,7 +40,7 @@ TOKEN = b"b7e1d2"
 #: Names with and without a hash tag, and with everything that only looks like one.
 NAMES = [
     b"report",
-    b":1:lock:report",
+    b":lock:1:report",
     b"{shop:7}:report",
     b"shop{7}report",
     b"{a}{b}",

@@ -141,8 +141,8 @@ def test_the_server_can_be_away(memory: MemoryServer) -> None:
 
 
 def test_what_is_not_held_cannot_be_lost(memory: MemoryServer) -> None:
-    assert lock_of(":1:lock:report", timeout=10).acquire()
-    with pytest.raises(KeyError, match=r"held are: \[':1:lock:report'\]"):
+    assert lock_of(":lock:1:report", timeout=10).acquire()
+    with pytest.raises(KeyError, match=r"held are: \[':lock:1:report'\]"):
         memory.lose("report")
 
 
@@ -447,7 +447,7 @@ def test_override_is_for_caches_of_any_backend() -> None:
         assert square(3) == 9
         assert calls == [3, 2, 3]
         with caches["default"].lock("import"):
-            assert memory.held() == ["site:1:lock:import"]
+            assert memory.held() == ["site:lock:1:import"]
             with pytest.raises(LockNotAcquired):
                 import_prices()
         assert import_prices() == "imported"
@@ -576,7 +576,7 @@ def in_memory(memory: MemoryServer, prefix: str) -> None:
     assert [square(4), square(4)] == [16, 16]
     assert calls == [4]
     with caches["default"].lock("import"):
-        assert memory.held() == [f"{prefix}:1:lock:import"]
+        assert memory.held() == [f"{prefix}:lock:1:import"]
         with pytest.raises(LockNotAcquired):
             import_prices()
     memory.away = True
@@ -594,9 +594,9 @@ def test_override_follows_override_settings(backend: str) -> None:
         with override_settings(CACHES={**_unused(backend=backend), **_unused("more")}):
             in_memory(memory, "other")
             with override_settings(CACHES=_unused()), caches["default"].lock("report"):
-                assert memory.held() == ["other:1:lock:report"]
+                assert memory.held() == ["other:lock:1:report"]
             with caches["more"].lock("report"):
-                assert memory.held() == ["other:1:lock:report"]
+                assert memory.held() == ["other:lock:1:report"]
             in_memory_again = type(caches["more"])
         assert in_memory_again is type(caches["default"])
         assert list(settings.CACHES) == ["default"]

@@ -318,7 +318,7 @@ def name_of(site: str, group: str) -> bytes:
 
 def _write(server: Server, call: Call) -> None:
     """On a separate connection, without retries or the circuit breaker."""
-    connection_class, settings = server.locate(call.keys, FLUSH_TIMEOUT).address
+    connection_class, settings = server.locate(call.keys, time.monotonic() + FLUSH_TIMEOUT).address
     connection = connection_class(**own_settings(connection_class, settings, FLUSH_TIMEOUT))
     try:
         connection.connect()

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ...cache import lock_cache
+from ...clock import time
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import FIGURES
 from ...transport import run, server_of
@@ -254,7 +255,9 @@ def read(client: Client, site: str, period: str) -> dict[str, list[list[int]]]:
         allowed = " or ".join(map(repr, PERIODS))
         raise ValueError(f"period must be {allowed}, not {period!r}")
     width, count = PERIODS[period]
-    answer = run(client, Call(READ_FIGURES, (FIGURES[period],), ()), patience=REPLY_TIMEOUT).value
+    answer = run(
+        client, Call(READ_FIGURES, (FIGURES[period],), ()), until=time.monotonic() + REPLY_TIMEOUT
+    ).value
     seconds, stored = int(answer[0]), [as_bytes(part) for part in answer[1]]
     oldest = seconds // width - count + 1
     wanted = name_of(site, "")

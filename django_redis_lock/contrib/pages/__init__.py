@@ -7,26 +7,82 @@ until then (``responses``).
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import threading
+import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from logging import DEBUG
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponseBase
 from django.middleware.cache import CacheMiddleware
+from django.utils import cache as django_cache
+from django.utils.cache import get_max_age
+from django.utils.http import parse_http_date_safe
+from django_redis.exceptions import ConnectionInterrupted
+from redis.exceptions import RedisError
 
-from ...cache import value_cache
-from ...conf import checked_timeout
+from ...cache import MISSING, value_cache
+from ...conf import GetOrSetOptions, checked_timeout
+from ...events import RefreshFailed
 from ...middleware import Conditions
+from ...protocol import Call, as_bytes, script
+from ...protocol.keys import flight_key
+from ...singleflight import Postponed, computing, innermost_flight
 from ...steps import Steps, adrive, drive
-from .responses import Rendering, Stopped, call_view, conditional, is_unrendered
-from .visit import Visit
+from ...threads import get_logger, may_log
+from .responses import (
+    REFUSALS,
+    NotThePage,
+    OpenFlight,
+    OwnWrites,
+    PageFailed,
+    Rendering,
+    Stopped,
+    call_view,
+    close_without_signal,
+    complete_like,
+    conditional,
+    copied,
+    is_unrendered,
+    raise_unless_about_the_page,
+    why_not_stored,
+)
 
 if TYPE_CHECKING:
-    from django.http.response import HttpResponseBase
-
     from ...cache import GetOrSetArguments
+
+logger = get_logger("django_redis_lock.pages")
+_logged_at: dict[str, float] = {}
+
+#: Seconds after a response that cannot be cached in which the callers for its page do not wait for
+#: each other.
+NOT_CACHEABLE_SECONDS = 5.0
+#: ``clear()`` deletes this key; a page whose computation began before that is not stored. Its name
+#: matches the patterns that match all pages.
+GENERATION = "views.decorators.cache.cache_page.{}.generation"
+
+#: Makes the keys. Django's public function makes both at once, and reads in between, which must not
+#: block an event loop.
+_KEYS: Any = django_cache
+#: Who leads.
+#:
+#: KEYS  a flight        ARGV  none        returns its token, nil without one
+FLIGHT_TOKEN = script("return redis.call('GET', KEYS[1])")
+_NOTHING: Any = object()
+_FAILED = (ConnectionInterrupted, RedisError)
+#: By caller, cache alias and key: flights that are open until a response is rendered. Their callers
+#: must not wait for them.
+_open: weakref.WeakValueDictionary[tuple[object, str, str], OpenFlight]
+_open = weakref.WeakValueDictionary()
+
 
 #: Options that the names of headers do without.
 _OF_PAGES = {"stale", "soft_timeout", "background", "jitter"}
@@ -114,8 +170,8 @@ class CachedPageMiddleware(CacheMiddleware):
         finally:
             conditions.put_back()
         if is_unrendered(response):
-            Rendering(response, conditions, lambda made, _: store(made), lambda error, _: None)
-            return response
+            rendering = Rendering(conditions, lambda made, _: store(made), lambda error, _: None)
+            return rendering.of(response)
         return (yield call(store, response))
 
     def process_response(self, request: HttpRequest, response: Any) -> Any:
@@ -155,3 +211,366 @@ class _Notes:
 
     def set(self, key: str, value: object, timeout: float) -> None:
         self.stored.append((key, value, timeout))
+
+
+class Visit:
+    """One request for a page. A flight is at the key of the page or, as long as it is unknown what
+    the pages of the URL vary on, at that of the headers. None there means that the page cannot be
+    cached: callers do not wait for each other. (For Django that is nothing.)"""
+
+    timeout: float  # Seconds; of the page that this caller has computed.
+    own: OwnWrites  # What the view has deleted itself.
+
+    def __init__(
+        self,
+        middleware: CachedPageMiddleware,
+        request: HttpRequest,
+        view: Callable[[HttpRequest], object],
+        asynchronous: bool,
+    ) -> None:
+        self.middleware = middleware
+        self.request: Any = request
+        self.view = view
+        self.asynchronous = asynchronous
+        self.cache = value_cache(middleware.cache_alias)
+        self.caller = self._here()
+        #: The flight that this caller leads: the key in Redis, and the token.
+        self.flight: tuple[bytes, bytes] | None = None
+        #: Why the page that this caller has computed is not stored, if so.
+        self.skipped = ""
+        #: The response, or an exception instead, if this caller has computed it.
+        self.computed = _NOTHING
+
+    def _here(self) -> object:
+        return asyncio.current_task() if self.asynchronous else threading.get_ident()
+
+    def _do(self, name: str, *args: object, **options: object) -> object:
+        return getattr(self.cache, f"a{name}" if self.asynchronous else name)(*args, **options)
+
+    def steps(self) -> Steps[object]:
+        request, middleware = self.request, self.middleware
+        scopes = getattr(request, "_cached_pages", ())
+        scope = middleware.cache_alias, middleware.key_prefix
+        request._cache_update_cache = True
+        if scope in scopes:  # Another cached_page() around this one stores the page.
+            response = yield from self._respond(request)
+            if is_unrendered(response):
+                response.add_post_render_callback(self._complete_headers)
+            else:
+                middleware.storable(request, response)
+            return response
+        self.scopes = request._cached_pages = (*scopes, scope)
+        try:
+            page = yield from self._find()
+            if page is None and self.computed is _NOTHING:
+                yield from self._compute()
+        except (PageFailed, NotThePage) as failed:
+            self.computed = failed.response
+        except Postponed as postponed:
+            postponed.__traceback__ = None  # It refers to the response.
+        finally:
+            request._cached_pages = scopes
+        computed, self.computed = self.computed, _NOTHING  # Only its caller refers to it.
+        if isinstance(computed, Exception):
+            raise computed
+        if computed is not _NOTHING:
+            return self._marked(computed)
+        request._cache_update_cache = False
+        return self._hit(page)
+
+    def _complete_headers(self, response: HttpResponseBase) -> None:
+        self.middleware.storable(self.request, response)
+
+    def _find(self) -> Steps[object]:
+        """A stored page. None if there is none, or this caller has computed it."""
+        tried: set[str] = set()
+        middleware, request = self.middleware, self.request
+        prefix = middleware.key_prefix
+        header_key = _KEYS._generate_cache_header_key(prefix, request)
+        while True:
+            headers = yield from self._read(header_key)
+            if headers is MISSING:
+                headers = yield from self._get_or_compute(
+                    header_key, self._headers_lifetime, middleware.header_options
+                )
+            if headers is None or self.computed is not _NOTHING:
+                return None
+            key = _KEYS._generate_cache_key(request, "GET", headers, prefix)
+            if request.method == "HEAD":
+                page = yield from self._read(key)
+                if page is not MISSING and page is not None:
+                    return page
+                key = _KEYS._generate_cache_key(request, "HEAD", headers, prefix)
+            if key in tried:
+                return None
+            tried.add(key)
+            page = yield from self._get_or_compute(key, self._page_lifetime, middleware.options)
+            if page is not None or self.computed is not _NOTHING:
+                return page
+            # Its response cannot be cached, or varies on other headers by now.
+
+    def _read(self, key: str) -> Steps[object]:
+        """What is at ``key``, or MISSING. Unlike ``get_or_set`` it is not counted as a read."""
+        cache = self.cache
+        try:
+            if not self.asynchronous:
+                return cache._values.read(key, None)
+            if cache._connections.replica() is not None:  # ``aget`` would not ask the primary.
+                return (yield sync_to_async(cache._values.read)(key, None))
+            return (yield cache.aget(key, MISSING))
+        except _FAILED:
+            return MISSING
+        except Exception as error:
+            yield self._runner().do(cache._values.check_decoding(self._runner(), error, key, None))
+            return MISSING
+
+    def _get_or_compute(
+        self, key: str, timeout: Callable[[Any], float], options: Any
+    ) -> Steps[object]:
+        postponed = _open.pop(self._open_flight(key), None)
+        if postponed is not None:  # The response to this caller's last request is not rendered.
+            yield from postponed.fail()
+        if self.asynchronous:
+            compute = partial(self._acompute, key)
+            return (yield self.cache.aget_or_set(key, compute, timeout, **options))
+        compute_here = partial(self._compute_here, key)
+        return call_view(self.cache.get_or_set, key, compute_here, timeout, **options)
+
+    def _open_flight(self, key: str) -> tuple[object, str, str]:
+        return self.caller, self.middleware.cache_alias, key
+
+    def _compute_here(self, key: str) -> object:
+        try:
+            return drive(self._compute(key))
+        except Stopped as stopped:
+            raise stopped.error from None
+
+    async def _acompute(self, key: str) -> object:
+        return await adrive(self._compute(key))
+
+    def _hit(self, page: Any) -> object:
+        """``page`` with its Age, by Django's rule."""
+        expires = parse_http_date_safe(page.get("Expires", ""))
+        max_age, now = get_max_age(page), time.time()
+        if max_age is not None and expires is not None:
+            page["Age"] = max(0, max_age - (expires - int(now)))
+        status = "stale" if now > getattr(page, "_fresh_until", now) else "hit"
+        return self._marked(conditional(self.request, page), status)
+
+    def _marked(self, response: Any, status: str = "") -> Any:
+        header = self.cache.conf.PAGE_STATUS_HEADER
+        if header and is_unrendered(response):  # The header is not stored.
+            response.add_post_render_callback(self._marked)
+        elif header and isinstance(response, HttpResponseBase):
+            status = status or (f"skip; {self.skipped}" if self.skipped else "miss")
+            response.headers[header] = status
+        return response
+
+    def _compute(self, key: str = "") -> Steps[object]:
+        """The value to store at ``key``: the flight that this caller leads; empty without one."""
+        mine = self._here() == self.caller
+        request = self.request
+        if not mine:
+            request = copied(request)
+            request._cached_pages = self.scopes  # The request's own have ended with its response.
+        self.flight, self.own = innermost_flight() if key else None, OwnWrites()
+        generation = yield from self._generation()
+        names = [GENERATION.format(self.middleware.key_prefix)]
+        [at] = yield from self.cache._flights.keys(self._runner(), names, None)
+        conditions = Conditions(request) if key else Conditions(request, ())
+        conditions.in_background = not mine
+        conditions.take_out()
+        try:
+            with computing(None, [at], self.own):
+                response = yield from self._respond(request)
+            if not mine:
+                response = yield from self._complete_as_before(key, request, response)
+        except REFUSALS as refusal:
+            self.computed = refusal if mine else self.computed
+            return None
+        finally:
+            conditions.put_back()
+        decide = partial(self._decide, key, request, conditions, mine)
+        if not is_unrendered(response):
+            return (yield from decide(generation, response))
+        rendering = Rendering(
+            conditions,
+            partial(self._rendered, key, decide, generation),
+            partial(self._rendering_failed, key),
+        )
+        self.computed = rendering.of(response)
+        if not key:
+            return None
+        _open[self._open_flight(key)] = rendering.postponed
+        raise rendering.postponed
+
+    def _decide(
+        self,
+        key: str,
+        request: HttpRequest,
+        conditions: Conditions,
+        mine: bool,
+        generation: str,
+        response: Any,
+    ) -> Steps[object]:
+        """Whether ``response`` is a page, by now. Returns the value for ``key``."""
+        page = self._storable(request, response, conditions)
+        if key:
+            raise_unless_about_the_page(response, mine)
+            is_part = page is None and mine and "HTTP_RANGE" in conditions
+            if is_part and getattr(response, "streaming", False):  # Its client seeks in a video.
+                close_without_signal(response)
+                response = yield from self._respond(request)
+        value = yield from self._store(key, page, response, generation)
+        if mine:
+            self.computed = conditional(request, response) if key else response
+        return value
+
+    def _respond(self, request: HttpRequest) -> Steps[Any]:
+        response = call_view(self.view, request)
+        return (yield response) if self.asynchronous else response
+
+    def _complete_as_before(self, key: str, request: HttpRequest, response: Any) -> Steps[object]:
+        """In the background: rendered, with headers of the old page."""
+        unrendered = is_unrendered(response)
+        old = yield from self._read(key)
+        complete_like(old, request, response, self.middleware.page_timeout is None)
+        if not unrendered:
+            return response
+        render = sync_to_async(response.render) if self.asynchronous else response.render
+        return (yield render())
+
+    def _rendered(
+        self,
+        key: str,
+        decide: Callable[[str, object], Steps[object]],
+        generation: str,
+        response: HttpResponseBase,
+        postponed: OpenFlight,
+    ) -> object:
+        """End the flight of ``key`` after the rendering, which is synchronous."""
+        self.asynchronous, leader, instead = False, postponed.leader, None
+        try:
+            if not key:
+                drive(decide(generation, response))
+            elif leader is None:  # Redis is down, or the flight ended before: nothing is stored.
+                drive(decide("", response))
+            else:
+                self._resume(postponed, lambda: drive(decide(generation, response)))
+        except NotThePage:
+            pass
+        except PageFailed as failed:
+            instead = self._old_page(key, leader, failed)
+        computed, self.computed = self.computed, _NOTHING
+        return instead or (response if computed is _NOTHING else computed)
+
+    def _rendering_failed(self, key: str, error: BaseException, postponed: OpenFlight) -> object:
+        leader = postponed.leader
+
+        def compute() -> None:
+            if not isinstance(error, REFUSALS):
+                raise error
+
+        try:
+            self._resume(postponed, compute)
+        except BaseException as raised:
+            if raised is not error:
+                raise
+            return self._old_page(key, leader, error)
+        return None
+
+    def _resume(self, postponed: OpenFlight, compute: Callable[[], object]) -> None:
+        runner = self.cache._flights.thread_runner()
+        runner.do(postponed.resumed(runner, compute))
+
+    def _old_page(self, key: str, leader: Any, error: BaseException) -> object:
+        """The page at ``key``, if there is one, in place of what failed."""
+        if leader is not None and isinstance(error, Exception):
+            with suppress(*_FAILED):
+                old = self.cache.get(key)
+                if isinstance(old, HttpResponseBase):
+                    words = "The refresh of %s failed; the stale value is served"
+                    logger.warning(words, leader, exc_info=error)
+                    leader.producer.emit(leader.server, RefreshFailed, error)
+                    return self._hit(old)
+        return None
+
+    def _storable(self, request: Any, response: Any, conditions: Conditions) -> Storable | None:
+        if not isinstance(response, HttpResponseBase):
+            return None
+        conditions.complete(response)
+        page = self.middleware.storable(request, response)
+        if page is not None and not conditions.of_client:
+            return page
+        self.skipped = why_not_stored(self.request, response, conditions.of_client)
+        view = self.middleware.options.get("group") or self.request.path
+        if logger.isEnabledFor(DEBUG) and may_log(view, _logged_at):  # Once a minute.
+            logger.debug("A page of %s is not stored: %s", view, self.skipped)
+        return None
+
+    def _store(self, key: str, page: Storable | None, response: Any, generation: str) -> Steps[Any]:
+        """Store what the flight of ``key`` does not store; returns the value for ``key``."""
+        if page is None:
+            return None
+        self.timeout = page.timeout
+        response._fresh_until = time.time() + page.timeout
+        if (yield from self._is_of(generation)):  # Redis answers, too.
+            with suppress(*_FAILED):
+                yield from self._store_aside(key, page, response, generation)
+        return {page.page_key: response, page.header_key: page.headers}.get(key)
+
+    def _store_aside(
+        self, key: str, page: Storable, response: HttpResponseBase, generation: str
+    ) -> Steps[None]:
+        """What the flight of ``key`` does not store: the page, or the names of its headers. Their
+        keys have other flights, or none, which ``clear()`` would end."""
+        if key != page.page_key:
+            options = GetOrSetOptions.of(self.cache.conf, page.timeout, **self.middleware.options)
+            lifetime = options.lifetime(page.timeout)(response) / 1000
+            yield self._do("set", page.page_key, response, lifetime)
+            if not (yield from self._is_of(generation)):
+                yield self._do("delete", page.page_key)
+        if key != page.header_key:
+            lifetime = self._headers_lifetime(page.headers)
+            yield self._do("set", page.header_key, page.headers, lifetime)
+
+    def _generation(self) -> Steps[Any]:
+        """A random value that is there until ``clear()``; another one while Redis is down."""
+        key = GENERATION.format(self.middleware.key_prefix)
+        found = yield from self._read(key)
+        if found is not MISSING:
+            return found
+        made = uuid4().hex
+        with suppress(*_FAILED):
+            if not (yield self._do("add", key, made, None)):
+                found = yield from self._read(key)
+                if found is MISSING:  # What is there cannot be decoded.
+                    yield self._do("set", key, made, None)
+        return made if found is MISSING else found
+
+    def _is_of(self, generation: str) -> Steps[bool]:
+        """Whether the cache has not been emptied since, except by the view itself while its flight
+        is under way: its page is newer than that."""
+        now = yield from self._read(GENERATION.format(self.middleware.key_prefix))
+        if now == generation or not self.own.own_writes or self.flight is None:
+            return bool(now == generation)
+        key, token = self.flight
+        runner = self._runner()
+        with suppress(*_FAILED):
+            [found] = yield runner.run(Call(FLIGHT_TOKEN, (flight_key(key),), ()))
+            return found is not None and as_bytes(found) == token
+        return False
+
+    def _runner(self) -> Any:
+        flights = self.cache._flights
+        return flights.async_runner() if self.asynchronous else flights.thread_runner()
+
+    def _page_lifetime(self, page: object) -> float:
+        return NOT_CACHEABLE_SECONDS if page is None else self.timeout
+
+    def _headers_lifetime(self, headers: list[str] | None) -> float:
+        """When that of a page is over, the key of each next one is known."""
+        if headers is None:
+            return NOT_CACHEABLE_SECONDS
+        options = GetOrSetOptions.of(self.cache.conf, self.timeout, **self.middleware.options)
+        return 2 * (self.timeout + options.stale)

@@ -3,7 +3,6 @@ after its view has returned."""
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +23,6 @@ from ...clock import time
 from ...keeper import keeper
 from ...singleflight import Postponed, Runner
 from ...steps import Steps
-from ...threads import Mutex, free_after_fork
 
 if TYPE_CHECKING:
     from ...middleware import Conditions
@@ -74,7 +72,7 @@ def call_view(view: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         raise Stopped(error) from None
 
 
-def raise_unless_about_the_page(response: object, mine: bool = True) -> None:
+def raise_unless_about_the_page(response: object, mine: bool) -> None:
     """
     Args:
         mine: whether the client of the request gets this response.
@@ -82,15 +80,12 @@ def raise_unless_about_the_page(response: object, mine: bool = True) -> None:
     Raises:
         PageFailed, NotThePage: the status depends on the moment, or on a condition of the request.
     """
-    status = getattr(response, "status_code", 200)
-    later = status >= 500 or status in _TEMPORARY or hasattr(response, "is_of_this_moment")
+    status, headers = getattr(response, "status_code", 200), getattr(response, "headers", ())
     if status in _ANSWERS_TO_CONDITIONS and mine:
         raise NotThePage(response)
-    if (
-        later
-        or status in _ANSWERS_TO_CONDITIONS
-        or "Retry-After" in getattr(response, "headers", ())
-    ):
+    if status >= 500 or status in _TEMPORARY or status in _ANSWERS_TO_CONDITIONS:
+        raise PageFailed(response)
+    if "Retry-After" in headers or hasattr(response, "is_of_this_moment"):
         raise PageFailed(response)
 
 
@@ -203,9 +198,10 @@ class Rendering:
             instead, or None.
     """
 
+    inner: Rendering | None
+
     def __init__(
         self,
-        response: Any,
         conditions: Conditions,
         rendered: Callable[[HttpResponseBase, OpenFlight], object],
         failed: Callable[[BaseException, OpenFlight], object],
@@ -213,15 +209,19 @@ class Rendering:
         self.postponed = OpenFlight()
         self._conditions = conditions
         self._rendered, self._failed = rendered, failed
+
+    def of(self, response: Any) -> Any:
+        """``response``, whose ``render`` is this."""
         #: That of a page within this one.
         self.inner = vars(response).get("_rendering")
         if self.inner is None:
             kind: object = type(response)
-            _change_class(response, _with_rendering(kind))
+            response = _as(_with_rendering(kind), response)
         response._rendering = self
         response.add_post_render_callback(self._decide)
         # This refers to no response, so one that is not rendered is freed at once.
         weakref.finalize(response, self.postponed.drop).atexit = False
+        return response
 
     def render(self, response: Any) -> object:
         self._conditions.take_out()
@@ -242,30 +242,26 @@ class Rendering:
         return self._rendered(response, self.postponed)
 
 
-#: Without the GIL, a change of class stops all threads. One that is under way in a daemon thread as
-#: the process ends would keep it from ending, so there is none then.
-_changing = free_after_fork(Mutex())
-atexit.register(_changing.acquire)
-
-
-def _change_class(response: object, kind: type) -> None:
-    with _changing:
-        response.__class__ = kind
-
-
 @cache
 def _with_rendering(kind: Any) -> Any:
-    """A class of responses whose ``render`` begins with that of a ``Rendering``."""
+    """A class of responses whose ``render`` begins with that of a ``Rendering``; what that renders
+    is of ``kind`` again."""
 
     def render(response: Any) -> object:
         rendering = vars(response).pop("_rendering")
-        if rendering.inner is None:
-            _change_class(response, kind)
-        else:
+        if rendering.inner is not None:
             response._rendering = rendering.inner
-        return rendering.render(response)
+            return rendering.render(response)
+        return rendering.render(_as(kind, response))  # The flight ends if ``response`` is freed.
 
     return type(kind.__name__, (kind,), {"render": render, "__module__": kind.__module__})
+
+
+def _as(kind: Any, response: object) -> Any:
+    """``response``, with all its attributes, as one of ``kind``."""
+    same = object.__new__(kind)
+    same.__dict__ = vars(response)
+    return same
 
 
 class OwnWrites:

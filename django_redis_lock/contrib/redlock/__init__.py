@@ -50,8 +50,8 @@ class Redlock(Lock, Quorum):
         TooFewServers: from every method that sends requests to the servers.
     """
 
-    def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Reply]:
-        return ask(self.redis, calls, patience)
+    def _ask_servers(self, calls: Mapping[int, Call], seconds: float) -> dict[int, Reply]:
+        return ask(self.redis, calls, seconds)
 
     def _run(self, call: Call) -> Answer:
         sent = time.monotonic(), self._ask_servers(self._calls(call), self.server_timeout)
@@ -61,8 +61,8 @@ class Redlock(Lock, Quorum):
 class AsyncRedlock(AsyncLock, Quorum):
     """``Redlock`` for asyncio, over clients of redis.asyncio."""
 
-    async def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Reply]:
-        return await _aask(self.redis, calls, patience)
+    async def _ask_servers(self, calls: Mapping[int, Call], seconds: float) -> dict[int, Reply]:
+        return await _aask(self.redis, calls, seconds)
 
     async def _run(self, call: Call) -> Answer:
         sent = time.monotonic(), self._ask_servers(self._calls(call), self.server_timeout)
@@ -70,35 +70,35 @@ class AsyncRedlock(AsyncLock, Quorum):
 
 
 async def _aask(
-    clients: Sequence[Client], calls: Mapping[int, Call], patience: float
+    clients: Sequence[Client], calls: Mapping[int, Call], seconds: float
 ) -> dict[int, Reply]:
-    servers = [server_of(client) for client in clients]
+    servers, until = [server_of(client) for client in clients], time.monotonic() + seconds
     away = spared(servers, calls)
     asking = {
-        place: asyncio.ensure_future(arun(clients[place], call, patience=patience))
+        place: asyncio.ensure_future(arun(clients[place], call, until=until))
         for place, call in calls.items()
         if place not in away
     }
     try:
-        await wait_awake(asking.values(), patience)
+        await wait_awake(asking.values(), seconds)
     finally:
         for task in asking.values():
             task.cancel()
     if asking:
         await asyncio.wait(asking.values())
-    came = {p: _outcome(task, clients[p], calls[p], patience) for p, task in asking.items()}
+    came = {p: _outcome(task, clients[p], calls[p], seconds) for p, task in asking.items()}
     return away | came
 
 
-def _outcome(task: asyncio.Task[Answer], client: Client, call: Call, patience: float) -> object:
+def _outcome(task: asyncio.Task[Answer], client: Client, call: Call, seconds: float) -> object:
     if not task.cancelled():  # ``arun`` has told the breaker.
         return task.exception() or _value(call, task.result())
-    return _late(client, patience)
+    return _late(client, seconds)
 
 
-def _late(client: Client, patience: float) -> Exception:
+def _late(client: Client, seconds: float) -> Exception:
     error = RedisTimeoutError("Redis did not answer in time")
-    server_of(client).breaker.failed(error, patience, patience)
+    server_of(client).breaker.failed(error, seconds, seconds)
     return error
 
 
@@ -114,9 +114,9 @@ _asking = ThreadPool("django_redis_lock redlock", 64, 1024, idle_seconds=1.0)
 PARTS = 10
 
 
-def ask(clients: Sequence[Client], calls: Mapping[int, Call], patience: float) -> dict[int, Reply]:
-    """The replies to ``calls``, or their errors, by place, which come within ``patience`` seconds
-    in all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
+def ask(clients: Sequence[Client], calls: Mapping[int, Call], seconds: float) -> dict[int, Reply]:
+    """The replies to ``calls``, or their errors, by place, which come within so many ``seconds`` in
+    all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
     servers = [server_of(client) for client in clients]
     away = spared(servers, calls)
     outcomes: dict[int, Reply] = {}
@@ -127,14 +127,15 @@ def ask(clients: Sequence[Client], calls: Mapping[int, Call], patience: float) -
         outcome: Reply = None
         try:
             if not given_up:
-                outcome = _value(calls[place], run(clients[place], calls[place], patience=patience))
+                call, until = calls[place], time.monotonic() + seconds
+                outcome = _value(call, run(clients[place], call, until=until))
         except Exception as error:
             outcome = error
         outcomes[place] = outcome
         came.set()
 
     asked = [place for place in calls if place not in away]
-    left, part = patience, patience / PARTS
+    left, part = seconds, seconds / PARTS
     try:
         for place in asked:
             if not _asking.submit(partial(one, place)):
@@ -149,7 +150,7 @@ def ask(clients: Sequence[Client], calls: Mapping[int, Call], patience: float) -
     finally:
         given_up = True
     came_in_time = outcomes.copy()
-    late = {p: _late(clients[p], patience) for p in asked if p not in came_in_time}
+    late = {p: _late(clients[p], seconds) for p in asked if p not in came_in_time}
     return away | late | came_in_time
 
 

@@ -89,7 +89,7 @@ class SeveralNames(BaseLock):
         each_alone = self.replicas or self.on_redis_down != "raise"
         self._at_once = self._in_one_place and not each_alone
 
-    def _send(self, call: Call, patience: float | None) -> Step[Reply]:
+    def _send(self, call: Call, until: float | None) -> Step[Reply]:
         raise NotImplementedError
 
     def _take_over(self, other: Any) -> None:
@@ -217,7 +217,7 @@ class SeveralNames(BaseLock):
         sent_at = time.monotonic()
         try:
             call = _acquire_all([mine for _, mine in asked], keep=keep)
-            return parse_acquire_all((yield self._send(call, request.patience())), sent_at)
+            return parse_acquire_all((yield self._send(call, request.reply_until())), sent_at)
         except Exception as error:
             if passes is None or not passes(error):
                 raise
@@ -373,8 +373,8 @@ class MultiLock(SeveralNames, Lock):
     and ``reentrant``. Two callers never wait for each other, in whatever order they name them.
     """
 
-    def _send(self, call: Call, patience: float | None) -> Reply:
-        return run(self.redis, call, patience=patience).value
+    def _send(self, call: Call, until: float | None) -> Reply:
+        return run(self.redis, call, until=until).value
 
     def _reply_to(self, query: Query[object]) -> object:
         if query.queries:
@@ -385,8 +385,8 @@ class MultiLock(SeveralNames, Lock):
 class AsyncMultiLock(SeveralNames, AsyncLock):
     """``MultiLock`` for asyncio."""
 
-    async def _send(self, call: Call, patience: float | None) -> Reply:
-        return (await arun(self.redis, call, patience=patience)).value
+    async def _send(self, call: Call, until: float | None) -> Reply:
+        return (await arun(self.redis, call, until=until)).value
 
     async def _reply_to(self, query: Query[object]) -> object:
         if query.queries:

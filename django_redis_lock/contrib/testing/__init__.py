@@ -396,7 +396,7 @@ class override(TestContextDecorator):
 
         with override() as server:
             nightly_report()                      # takes its lock in memory
-            server.lose(":1:lock:nightly")        # its holder learns of the loss
+            server.lose(":lock:1:nightly")        # its holder learns of the loss
             server.away = True                    # every call raises redis-py's ConnectionError
             server.clock.advance(60)              # a minute later
 

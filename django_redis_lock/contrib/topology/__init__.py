@@ -77,9 +77,10 @@ class Topology(Server):
     def must_connect(self) -> bool:
         return False  # Its connections are its nodes'.
 
-    def locate(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
+    def locate(self, keys: Sequence[bytes], until: float | None = None) -> Server:
         if self.must_discover():
-            self._discover_or_wait(DISCOVERY_TIMEOUT_SECONDS if patience is None else patience)
+            usual = time.monotonic() + DISCOVERY_TIMEOUT_SECONDS
+            self._discover_or_wait(usual if until is None else min(usual, until))
         found = self.seen_at(keys)
         if found is None:
             error = RedisConnectionError(f"Could not find a primary of {self}: {self._cause}")
@@ -98,11 +99,11 @@ class Topology(Server):
                 soonest = self._discovered_at + MIN_DISCOVERY_INTERVAL_SECONDS
                 self._discover_at = min(self._discover_at, soonest)
 
-    def _discover_or_wait(self, patience: float) -> None:
-        until = time.monotonic() + patience
+    def _discover_or_wait(self, until: float) -> None:
         try:
             # Without errors the other threads go on with what is known.
-            if not self._discovering.acquire(timeout=patience if self._trouble else 0):
+            left = max(0.0, until - time.monotonic())
+            if not self._discovering.acquire(timeout=left if self._trouble else 0):
                 return
             if self.must_discover():  # No other thread has just done it.
                 self._discover(until)

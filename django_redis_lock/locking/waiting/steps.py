@@ -71,7 +71,7 @@ class Waiter:
         self.queue = queue
         self.asked_at, self.outage_patience = request.asked_at, request.outage_patience
 
-    def _run(self, call: Call, patience: float | None) -> Step[Reply]:
+    def _run(self, call: Call, until: float | None) -> Step[Reply]:
         """What a call returns, within so many seconds."""
         raise NotImplementedError
 
@@ -102,8 +102,8 @@ class Waiter:
     def _acquire_or_register(self) -> Steps[Acquisition | None]:
         """Take the lock if it is free, else register the queue."""
         sent_at = time.monotonic()
-        call, patience = self.queue.acquire_call(self._request), self._request.patience()
-        reply = parse_acquire((yield self._run(call, patience)), sent_at)
+        call, until = self.queue.acquire_call(self._request), self._request.reply_until()
+        reply = parse_acquire((yield self._run(call, until)), sent_at)
         self._request = self._request.with_margin(sent_at)
         if isinstance(reply, Taken):
             return self.queue.note_taken(self._request, reply)
@@ -221,7 +221,7 @@ class Waiter:
         queue, sent_at = self.queue, time.monotonic()
         leave = self._request.leave_call(queue.id_to_unregister(), try_again=True)
         try:
-            reply = yield self._run(leave, LAST_TRY_SECONDS)
+            reply = yield self._run(leave, time.monotonic() + LAST_TRY_SECONDS)
         except RedisTimeoutError:
             # It may still be carried out and take the lock for no holder; or it was never sent.
             self._release_later((self._request.token, self._request.attempt, 1))

@@ -183,8 +183,8 @@ class ThreadWaiter(Waiter):
         self._reply = None
         queue.abandon(self)
 
-    def _run(self, call: Call, patience: float | None) -> Reply:
-        return run(self._client, call, patience=patience).value
+    def _run(self, call: Call, until: float | None) -> Reply:
+        return run(self._client, call, until=until).value
 
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -56,7 +56,7 @@ COLUMNS = (
     Column("holder", gettext_lazy("Holder"), _holder, down=False),
     Column("held", gettext_lazy("Held for"), lambda h: h.lock.held_for or 0.0),
     Column("left", gettext_lazy("Time left"), lambda h: h.lock.ttl, down=False),
-    Column("waiting", gettext_lazy("Waiting"), lambda h: h.lock.waiters or 0),
+    Column("waiting", gettext_lazy("Processes waiting"), lambda h: h.lock.waiters or 0),
     Column("cache", gettext_lazy("Cache"), lambda h: h.alias, down=False),
 )
 BY_NAME = {column.name: column for column in COLUMNS}

@@ -21,11 +21,10 @@ from django_redis.client import DefaultClient, HerdClient, ShardClient
 from redis.connection import parse_url
 from redis.exceptions import RedisError
 
-from ...cache import URL_HINT, lock_cache, lock_caches
+from ...cache import URL_HINT, UnfitKeyFunction, lock_cache, lock_caches, starts_of_locks
 from ...conf import FOR_THE_PROCESS, Conf, given
 from ...extension import PartMissing, part
 from ..doctor import examine
-from ..inventory import OwnLocks
 
 #: The settings in which projects keep the URL of Celery's broker.
 BROKERS = ("CELERY_BROKER_URL", "BROKER_URL")
@@ -212,30 +211,56 @@ def _reads_text(client: DefaultClient) -> bool:
 @check()
 def check_lock_keys() -> Iterator[CheckMessage]:
     for alias in lock_caches():
-        conf = Conf(_options(alias))
         with suppress(ImproperlyConfigured):  # E002 reports it.
-            if conf.LOCK_PREFIX and conf.PROTECT_LOCKS:
-                continue
-            why = "PROTECT_LOCKS is False" if conf.LOCK_PREFIX else 'LOCK_PREFIX is ""'
-            yield found(
-                "W016",
-                f"The locks of the cache {alias!r} are not protected from its keys, as {why}: who "
-                "chooses a cache key can take, release and read a lock.",
-                "Let no visitor choose a cache key, or set a LOCK_PREFIX with which none begins.",
-            )
+            if not Conf(_options(alias)).LOCK_PREFIX:
+                yield found(
+                    "W016",
+                    f"The locks of the cache {alias!r} are not protected from its keys, as "
+                    'LOCK_PREFIX is "": who chooses a cache key can take, release and read a lock.',
+                    "Let no visitor choose a cache key, or remove LOCK_PREFIX.",
+                )
 
 
 @check()
 def check_key_function() -> Iterator[CheckMessage]:
     for alias in lock_caches():
-        with suppress(Exception):  # Another check reports it, or it needs a tenant.
-            if OwnLocks(lock_cache(alias)).are_hidden():
+        try:
+            cache: Any = lock_cache(alias)
+            cache.client.make_pattern("")
+            cache._lock_name("", None)
+            hides = cache._keys.hides_locks()
+        except (UnfitKeyFunction, ValueError) as error:
+            hint = "Until then each lock of this cache, or each value, raises this."
+            yield found("W026", f"The cache {alias!r}: {error}.", hint)
+        except Exception:
+            continue  # Another check reports it, or it needs a tenant.
+        else:
+            if hides:
                 yield found(
                     "W017",
                     f"The KEY_FUNCTION of the cache {alias!r} hides which locks are whose.",
                     "Lists show the keys of locks that are younger than half a second, and "
                     "held_locks() and reset_all() have to wait for their holders' descriptions. "
                     "Have it leave the prefix and the name readable.",
+                )
+
+
+@check()
+def check_prefixes() -> Iterator[CheckMessage]:
+    able = set(lock_caches())
+    for other, locks, _ in starts_of_locks():
+        for alias, config in settings.CACHES.items():
+            values = f"{config.get('KEY_PREFIX', '')}:{config.get('VERSION', 1)}:"
+            near = values.startswith(locks) or locks.startswith(values)
+            alike = settings.CACHES[other].get("KEY_FUNCTION") == config.get("KEY_FUNCTION")
+            beside = near and alike and _databases_of(alias) & _databases_of(other)
+            if beside and other in able - {alias}:
+                yield found(
+                    "W025",
+                    f"Keys of the cache {alias!r} can be those of locks of the cache {other!r}: "
+                    f"they begin with {values!r}, and its locks with {locks!r}.",
+                    "Choose a KEY_PREFIX that does not begin with the other's, or another "
+                    "database. Until then such keys are refused, but not by other backends.",
                 )
 
 
@@ -321,6 +346,8 @@ def check_servers() -> Iterator[CheckMessage]:
         where = f"The cache {alias!r}"
         try:
             findings = list(examine(alias, with_trial=False))
+        except UnfitKeyFunction:
+            continue  # W026 reports it.
         except ImproperlyConfigured as error:
             if not [*check_values(), *check_backends()]:  # Else they report it.
                 yield found("E108", f"{where}: {error}.", "Until then each use of it raises this.")
@@ -361,7 +388,7 @@ def check_clear() -> Iterator[CheckMessage]:
             continue
         try:
             cache: Any = lock_cache(alias)
-            cache.own_pattern()
+            cache._keys.own_pattern()
         except ImproperlyConfigured as error:
             hint = "Until then clear() of this cache raises ImproperlyConfigured."
             yield found("E009", f"The cache {alias!r}: {error}.", hint)

@@ -36,7 +36,7 @@ SHARED = ("~django_redis_lock:*", "~{django_redis_lock:*")
 def rules(targets: Sequence[Any], user: str) -> Iterator[tuple[str, str]]:
     """What each rule is for, and the rule, for the caches of one server. ACL SETUSER adds, so a
     rule begins with the removal of all keys, channels and commands."""
-    locks = {prefix for each in targets for prefix in (each.cache._prefix(),)}
+    locks = {prefix for each in targets for prefix in (each.cache._lock_key(""),)}
     values = {_of_all_versions(each.cache) for each in targets}
     hidden = not all(each.cache._has_plain_keys for each in targets)
     extra = [SENTINEL] if any(each.server.is_topology for each in targets) else []

@@ -40,7 +40,6 @@ from .releasing import Outcome as Outcome
 from .releasing import OwnLocks as OwnLocks
 from .releasing import is_name_of as is_name_of
 from .releasing import release as release
-from .releasing import release_all as release_all
 from .releasing import release_each as release_each
 from .releasing import reset_all as reset_all
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ...clock import time
 from ...events import group_of
 from ...history import Event, last_heartbeats, read_events
 from ...protocol import Call, Owner, Script, Vanished, as_bytes
@@ -245,7 +246,7 @@ def inspect(client: Client, key: bytes, kind: str = LOCK, only_locks: Prefixes =
         holders, _ = _describe(client, kind, [place.lock for place in places], b"", only_locks)
         held = next((each for each in holders if each.key == key), held)
     asking = Call(WAITING, (*keys.own, events_key(keys.name)), (MAX_WAITERS,))
-    reply = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
+    reply = run(client, asking, until=time.monotonic() + REPLY_TIMEOUT_SECONDS).value
     now_us, ids, stored, other, *vanished = reply
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
@@ -293,7 +294,9 @@ def listed(
 def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
     if is_cluster(client) and calls:
         return run_all(client, calls)
-    return [run(client, call, patience=REPLY_TIMEOUT_SECONDS).value for call in calls]
+    return [
+        run(client, call, until=time.monotonic() + REPLY_TIMEOUT_SECONDS).value for call in calls
+    ]
 
 
 def holders_at(

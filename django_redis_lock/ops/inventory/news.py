@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...clock import time
 from ...history import Event, read_events
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import NEWS
@@ -34,7 +35,11 @@ def latest_news(client: Client) -> tuple[Event, ...]:
     """The latest first. Raises redis.exceptions.RedisError if the request failed."""
     lines: list[bytes] = []
     for key in indexes(client, NEWS):
-        reply = run(client, Call(LATEST, (key,), (MAX_NEWS,)), patience=REPLY_TIMEOUT_SECONDS)
+        reply = run(
+            client,
+            Call(LATEST, (key,), (MAX_NEWS,)),
+            until=time.monotonic() + REPLY_TIMEOUT_SECONDS,
+        )
         texts = [as_bytes(text) for text in reply.value]
         lines += (
             b"%s %s" % (score, event) for event, score in zip(texts[::2], texts[1::2], strict=True)

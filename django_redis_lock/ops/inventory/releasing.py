@@ -3,7 +3,6 @@ all locks of a database or a cache."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from ...clock import time
 from ...history import code_here, event_args
 from ...protocol import Call
 from ...protocol.holder_scripts import reset_call
@@ -87,7 +87,7 @@ def release(
     if kind == FLIGHT:
         return _end_flight(client, key, held.token)
     reset = _reset_of(client, key, held, grant_timeout, fence, only_locks, by)
-    answer = run(client, reset, patience=REPLY_TIMEOUT_SECONDS)
+    answer = run(client, reset, until=time.monotonic() + REPLY_TIMEOUT_SECONDS)
     if not answer.value and not answer.sent_twice:
         is_held = key in holders_at(client, kind, [key], only_locks)[0]
         return Outcome.NOT_OWNER if is_held else Outcome.FREE
@@ -150,50 +150,9 @@ def _released(
     return outcomes
 
 
-def release_all(
-    client: Client,
-    prefix: bytes = b"",
-    is_wanted: Callable[[bytes, HolderInfo], bool | None] = lambda key, holder: True,
-) -> tuple[int, int]:
-    """Release the locks whose keys begin with ``prefix``, and which are held when it is called.
-
-    Args:
-        is_wanted: says of a lock's key and holder whether to release it; None: not known until its
-            holder describes itself.
-
-    Returns:
-        how many were released, and of how many it was not known after DESCRIBED_WITHIN seconds.
-    """
-    released, done, waited_for = 0, set[bytes](), dict[bytes, bytes]()
-    until = time.monotonic() + DESCRIBED_WITHIN
-    while True:
-        keys, whole = listed(client, LIST, indexes(client, INDEX), (prefix, b""))
-        left, unknown = [key for key in keys if key not in done], 0
-        for start in range(0, len(left), RELEASED_AT_ONCE):
-            batch = left[start : start + RELEASED_AT_ONCE]
-            done.update(batch)
-            holders, _ = holders_at(client, LOCK, batch, ())
-            held = {}
-            for key, (holder, _) in holders.items():
-                wanted = is_wanted(keys_at(key).name, holder)
-                if wanted:
-                    held[key] = holder, None
-                elif wanted is None and waited_for.setdefault(key, holder.token) == holder.token:
-                    unknown += 1
-                    done.remove(key)
-            outcomes = _released(client, held, by=code_here())
-            released += list(outcomes.values()).count(Outcome.RELEASED)
-        if not unknown and (whole or not left):
-            return released, 0
-        if unknown:
-            if time.monotonic() >= until:
-                return released, unknown
-            time.sleep(0.1)
-
-
 def reset_all(redis_client: Client, prefix: bytes = b"") -> int:
-    """Release all locks of a database; ``on_lost`` of their holders is called. Does not touch
-    locks of other libraries or other keys.
+    """Release all locks of a database which are held when it is called; ``on_lost`` of their
+    holders is called. Does not touch locks of other libraries or other keys.
 
     Args:
         redis_client: a redis-py client.
@@ -205,7 +164,18 @@ def reset_all(redis_client: Client, prefix: bytes = b"") -> int:
     Raises:
         redis.exceptions.RedisError: a request failed. Some locks may be released.
     """
-    return release_all(redis_client, prefix)[0]
+    released, done = 0, set[bytes]()
+    while True:
+        keys, whole = listed(redis_client, LIST, indexes(redis_client, INDEX), (prefix, b""))
+        left = [key for key in keys if key not in done]
+        for start in range(0, len(left), RELEASED_AT_ONCE):
+            holders, _ = holders_at(redis_client, LOCK, left[start : start + RELEASED_AT_ONCE], ())
+            held = {key: (holder, None) for key, (holder, _) in holders.items()}
+            outcomes = _released(redis_client, held, by=code_here())
+            released += list(outcomes.values()).count(Outcome.RELEASED)
+        done.update(left)
+        if whole or not left:
+            return released
 
 
 def _reset_of(
@@ -235,8 +205,6 @@ def _end_flight(client: Client, key: bytes, token: bytes) -> Outcome:
 
 #: Seconds in which a living holder has described itself, which it does after half a second.
 DESCRIBED_WITHIN = 3.0
-#: Names that functions which hash, cut or otherwise change a key do not leave as they are.
-_PROBES = ("9d41f0", "c7e25a" * 100, "É e/%:F")
 
 
 class OwnLocks:
@@ -250,32 +218,18 @@ class OwnLocks:
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
-        self._client, self._prefix = cache._lock_client(), cache._prefix()
-
-    def are_hidden(self) -> bool:
-        """Whether keys do not show whose they are."""
-        if self._cache._has_plain_keys:
-            return False
-        made, start = self._cache._lock_key, self._prefix
-        return any(made(probe) != start + probe.encode() for probe in _PROBES)
+        self._client, self._prefix = cache._lock_client(), cache._lock_key("")
+        self._hidden = cache._keys.hides_locks()
 
     def held(self, limit: int) -> Inventory:
         """At most ``limit`` of them, the longest held first. Raises as ``release_all``."""
-        if not self.are_hidden():
+        if not self._hidden:
             return list_held(self._client, self._prefix, limit)
-        until = time.monotonic() + DESCRIBED_WITHIN
-        while True:
-            every = list_held(self._client, b"", MAX_ENTRIES)
-            of_it = {lock: self._is_own(lock.lock_key, _facts(lock)) for lock in every.locks}
-            unknown = list(of_it.values()).count(None)
-            if not unknown or time.monotonic() >= until:
-                break
-            time.sleep(0.1)
-        own = [self._named(lock) for lock in of_it if of_it[lock]]
+        own, unknown, complete = self._described()
         if unknown and not own:
             raise self._unknown(unknown)
-        complete = every.complete and not unknown and len(own) <= limit
-        return Inventory(tuple(own[:limit]), len(own), complete)
+        complete = complete and not unknown and len(own) <= limit
+        return Inventory(tuple(map(self._named, own[:limit])), len(own), complete)
 
     def release_all(self) -> int:
         """Release all; returns how many.
@@ -283,14 +237,27 @@ class OwnLocks:
         Raises:
             ImproperlyConfigured: of some held locks it is not known whose they are.
         """
-        if not self.are_hidden():
-            return release_all(self._client, self._prefix)[0]
-        released, unknown = release_all(
-            self._client, is_wanted=lambda key, holder: self._is_own(key, holder.described)
-        )
+        if not self._hidden:
+            return reset_all(self._client, self._prefix)
+        own, unknown, _ = self._described()
+        chosen = {lock.key: (lock.owner.id, lock.fence) for lock in own}
+        outcomes = release_each(self._client, chosen, by=code_here())
+        released = list(outcomes.values()).count(Outcome.RELEASED)
         if unknown:
             raise self._unknown(unknown, f"{released} of this cache are released. ")
         return released
+
+    def _described(self) -> tuple[list[LockInfo], int, bool]:
+        """Those that are known to be this cache's, of how many others it is not known after
+        DESCRIBED_WITHIN seconds, and whether these are all."""
+        until = time.monotonic() + DESCRIBED_WITHIN
+        while True:
+            every = list_held(self._client, b"", MAX_ENTRIES)
+            of_it = {lock: self._is_own(lock.lock_key, _facts(lock)) for lock in every.locks}
+            unknown = list(of_it.values()).count(None)
+            if not unknown or time.monotonic() >= until:
+                return [lock for lock in of_it if of_it[lock]], unknown, every.complete
+            time.sleep(0.1)
 
     def _is_own(self, key: bytes, described: Mapping[str, str]) -> bool | None:
         if name := described.get("name"):

@@ -256,7 +256,7 @@ def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     assert text.index("thread First") < text.index("web-2, process 7, thread Second")
     assert f"lost held for 1 min 15 s by unknown ({shown_id('x')}) it expired" in text
     assert "(one is due every 10 s)" in text
-    assert "Key in Redis :1:lock:report" in text
+    assert "Key in Redis :lock:1:report" in text
     assert re.search(r"since \d\d:\d\d:\d\d UTC", text)
     assert lock.local.token not in response.content
 

@@ -42,7 +42,7 @@ def described(lock: Lock, client: redis.Redis) -> Lock:
 
 def note(client: Any, name: str, what: str, host: str, why: str = "", at: float = 0) -> None:
     owner = Owner(f"{name}{what}", host, 7, "MainThread", f"label of {name}")
-    key = f":1:lock:{name}".encode()
+    key = f":lock:1:{name}".encode()
     when = int(at * 1e6) or None
     run(client, note_call(key, what, owner, why, 3.0, at=when, server=server_of(client)))
 
@@ -170,7 +170,7 @@ def test_all_that_match_can_be_released(
     (chosen,) = re.findall(r'name="selected" value="([^"]*)"', page.content.decode())
     confirmed = {"selected": chosen, "confirmed": "yes", "address": sent["address"]}
     admin_client.post(f"{PAGE}release/", confirmed)
-    assert [lock.name for lock in list_held(client, b":1:lock:").locks] == ["other"]
+    assert [lock.name for lock in list_held(client, b":lock:1:").locks] == ["other"]
 
 
 def test_a_holder_leads_to_all_of_its_locks(admin_client: Client, client: redis.Redis) -> None:
@@ -179,7 +179,7 @@ def test_a_holder_leads_to_all_of_its_locks(admin_client: Client, client: redis.
     (query,) = re.findall(r'<bdi dir="ltr"><a title="[^"]*" href="\?([^"]*)">', content)
     (row,) = rows_of(admin_client.get(f"{PAGE}?{unescape(query)}"))
     assert row["name"].startswith("report")
-    client.set(":1:lock:of another program", "0" * 32, px=60_000)
+    client.set(":lock:1:of another program", "0" * 32, px=60_000)
     assert "q=unknown" not in admin_client.get(PAGE).content.decode()
 
 

@@ -144,7 +144,7 @@ def test_it_is_released_and_kept_in_the_log(
     )
     assert entry.get_admin_url() == response["Location"]
     assert lock.local.token.decode() not in entry.change_message
-    assert "Lock :1:lock:report released by force by admin (admin): it hangs" in caplog.text
+    assert "Lock :lock:1:report released by force by admin (admin): it hangs" in caplog.text
     assert shown_id(owner.id) in caplog.text
     (event,) = (e for e in inspect(client, lock.keys.lock).events if e.what == "reset")
     assert (event.owner.id, event.note) == (owner.id, "admin (admin): it hangs")

@@ -130,14 +130,14 @@ def _place(client: redis.Redis) -> Target:
 def _member(client: redis.Redis) -> Target:
     lock = caches["default"].lock(["a", "b"])
     assert lock.acquire(blocking=False)
-    key = b":1:lock:b"
+    key = b":lock:1:b"
     return Target(Ref("default", key, LOCK), key, is_lock=True)
 
 
 @target("redis-py's lock")
 def _redis_py(client: redis.Redis) -> Target:
-    assert client.lock(":1:lock:report", timeout=60).acquire()
-    return at(":1:lock:report")._replace(is_lock=True)
+    assert client.lock(":lock:1:report", timeout=60).acquire()
+    return at(":lock:1:report")._replace(is_lock=True)
 
 
 @target("a computation")
@@ -178,14 +178,14 @@ def _session(client: redis.Redis) -> Target:
 
 @target("a string among locks")
 def _string(client: redis.Redis) -> Target:
-    client.set(":1:lock:report", CODE)
-    return at(":1:lock:report")
+    client.set(":lock:1:report", CODE)
+    return at(":lock:1:report")
 
 
 @target("a hash among locks")
 def _hash(client: redis.Redis) -> Target:
-    client.hset(":1:lock:report", "code", CODE)
-    return at(":1:lock:report")
+    client.hset(":lock:1:report", "code", CODE)
+    return at(":lock:1:report")
 
 
 @target("a value at the key of a lock that crashed")
@@ -207,8 +207,8 @@ def _stale(client: redis.Redis) -> Target:
 
 @target("a companion key")
 def _companion(client: redis.Redis) -> Target:
-    client.set("{:1:lock:report}:fence", CODE)
-    return at("{:1:lock:report}:fence")
+    client.set("{:lock:1:report}:fence", CODE)
+    return at("{:lock:1:report}:fence")
 
 
 @target("other data where a computation would be")
@@ -231,7 +231,7 @@ def _bytes(client: redis.Redis) -> Target:
 
 @target("a missing key")
 def _missing(client: redis.Redis) -> Target:
-    return at(":1:lock:missing")._replace(value=None)
+    return at(":lock:1:missing")._replace(value=None)
 
 
 # -- who ---------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def test_commands_release_only_locks(client: redis.Redis, name: str) -> None:
         return
     before = stored(client, found.value)
     key = found.ref.key.decode(errors="backslashreplace").replace("\0", "")
-    for text in (key, key.removeprefix(":1:"), key.removeprefix(":1:lock:")):
+    for text in (key, key.removeprefix(":1:"), key.removeprefix(":lock:1:")):
         for words in (("show",), ("show", "--json"), ("release", "--yes")):
             out = StringIO()
             try:

@@ -20,7 +20,7 @@ from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import tasks
-from django_redis_lock.singleflight.in_process import in_flight
+from django_redis_lock.singleflight.flight import in_flight
 from django_redis_lock.singleflight.scripts import END_FLIGHT, STORE
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, in_threads, processes, until

@@ -36,14 +36,18 @@ def make(server: RedisServer, prefix: str = "site", **options: Any) -> RedisCach
 @pytest.mark.parametrize(
     ("params", "arguments", "key"),
     [
-        ({}, ("report",), b":1:lock:report"),
-        ({"KEY_PREFIX": "site"}, ("report",), b"site:1:lock:report"),
-        ({"KEY_PREFIX": "site", "VERSION": 3}, ("report",), b"site:3:lock:report"),
-        ({"KEY_PREFIX": "site"}, ("report", 7), b"site:7:lock:report"),
-        ({"OPTIONS": {"LOCK_LOCK_PREFIX": "mutex-"}}, ("report",), b":1:mutex-report"),
+        ({}, ("report",), b":lock:1:report"),
+        ({"KEY_PREFIX": "site"}, ("report",), b"site:lock:1:report"),
+        ({"KEY_PREFIX": "site", "VERSION": 3}, ("report",), b"site:lock:3:report"),
+        ({"KEY_PREFIX": "site"}, ("report", 7), b"site:lock:7:report"),
+        ({"OPTIONS": {"LOCK_LOCK_PREFIX": "mutex-"}}, ("report",), b":mutex-1:report"),
         ({"OPTIONS": {"LOCK_LOCK_PREFIX": ""}}, ("report",), b":1:report"),
-        ({"KEY_FUNCTION": lambda key, prefix, version: f"<{key}>"}, ("x",), b"<lock:x>"),
-        ({}, (42,), b":1:lock:42"),
+        (
+            {"KEY_FUNCTION": lambda key, prefix, version: f"<{version}.{key}>"},
+            ("x",),
+            b"<lock:1.x>",
+        ),
+        ({}, (42,), b":lock:1:42"),
     ],
 )
 def test_the_key_of_a_lock(
@@ -60,7 +64,7 @@ def test_the_key_of_a_lock(
 def test_the_prefix_is_a_setting(cache: RedisCache, client: redis.Redis, settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"LOCK_PREFIX": "mutex:"}
     with cache.lock("report"):
-        assert client.exists(b"site:1:mutex:report")
+        assert client.exists(b"site:mutex:1:report")
 
 
 def test_versions_and_sites_do_not_exclude_each_other(
@@ -136,9 +140,9 @@ def test_the_default_lifetime_is_renewed_until_the_release(
     assert (lock.timeout, lock.renew) == (60, True)
     with lock:
         for _ in range(3):
-            renew(client, "site:1:lock:report")
+            renew(client, "site:lock:1:report")
         lock.ensure_held()
-    assert not client.exists("site:1:lock:report")
+    assert not client.exists("site:lock:1:report")
 
 
 def test_the_default_lifetime_is_a_setting(cache: RedisCache, settings: Any) -> None:
@@ -151,7 +155,7 @@ def test_a_given_timeout_is_not_renewed(cache: RedisCache, client: redis.Redis) 
     lock = cache.lock("report", timeout=0.3)
     assert (lock.timeout, lock.renew) == (0.3, False)
     lock.acquire()
-    until(lambda: not client.exists("site:1:lock:report"))
+    until(lambda: not client.exists("site:lock:1:report"))
     with pytest.raises(LockNotOwnedError):
         lock.release()
 
@@ -163,7 +167,7 @@ def test_a_given_timeout_is_renewed_on_request(cache: RedisCache) -> None:
 
 def test_a_lock_without_end_is_asked_for_by_name(cache: RedisCache, client: redis.Redis) -> None:
     with cache.lock("report", timeout=None) as lock:
-        assert client.pttl("site:1:lock:report") == -1
+        assert client.pttl("site:lock:1:report") == -1
         assert lock.ttl() == math.inf
         assert not lock.renew
 
@@ -184,7 +188,7 @@ def test_renewal_of_what_never_expires_is_refused(cache: RedisCache) -> None:
 
 def test_arguments_by_position_are_django_redis_own(cache: RedisCache, client: redis.Redis) -> None:
     lock = cache.lock("report", 2, 5, 0.3, False, None, client, False)
-    assert lock.name == "site:2:lock:report"
+    assert lock.name == "site:lock:2:report"
     assert (lock.timeout, lock.sleep, lock.blocking, lock.blocking_timeout) == (5, 0.3, False, None)
     assert lock.redis is client
     assert lock.thread_local is False
@@ -223,7 +227,7 @@ def test_a_lock_with_a_client_argument_is_on_its_server(
     cache: RedisCache, own_server: RedisServer
 ) -> None:
     with own_server.client() as elsewhere, cache.lock("report", client=elsewhere):
-        assert elsewhere.exists("site:1:lock:report")
+        assert elsewhere.exists("site:lock:1:report")
         assert cache.lock("report").acquire(blocking=False)
 
 
@@ -244,7 +248,7 @@ def test_it_excludes_a_plain_lock_at_its_key_and_the_other_way_round(
     redis_server: RedisServer, client: redis.Redis, prefix: str
 ) -> None:
     cache = make(redis_server, LOCK_LOCK_PREFIX=prefix)
-    plain = client.lock(f"site:1:{prefix}report", timeout=60, blocking=False)
+    plain = client.lock(f"site:{prefix}1:report", timeout=60, blocking=False)
     ours = cache.lock("report", blocking=False)
     with ours:
         assert not plain.acquire()
@@ -264,7 +268,7 @@ def test_a_waiter_gets_it_when_a_plain_lock_is_released(
     cache: RedisCache, client: redis.Redis
 ) -> None:
     """Nobody signals then; the keeper looks."""
-    plain = client.lock("site:1:lock:report", timeout=60, thread_local=False)
+    plain = client.lock("site:lock:1:report", timeout=60, thread_local=False)
     plain.acquire()
 
     def release_when_awaited() -> None:
@@ -321,8 +325,8 @@ def test_held_locks_are_those_of_this_cache_and_its_version(
     with cache.lock("a"), cache.lock("b"), cache.lock("c", 2), other.lock("d"):
         found = cache.held_locks().locks
         assert sorted((lock.name, lock.key) for lock in found) == [
-            ("a", b"site:1:lock:a"),
-            ("b", b"site:1:lock:b"),
+            ("a", b"site:lock:1:a"),
+            ("b", b"site:lock:1:b"),
         ]
 
 

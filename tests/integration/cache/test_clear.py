@@ -26,7 +26,7 @@ from tests.redis_server import RedisServer
 pytestmark = pytest.mark.invariant("S6")
 
 CACHE = {"KEY_PREFIX": "site"}
-KEYS = lock_keys(b"site:1:lock:report")
+KEYS = lock_keys(b"site:lock:1:report")
 
 
 def waiting(client: redis.Redis) -> int:
@@ -166,7 +166,8 @@ def test_a_pattern_foreverything_spares_what_belongs_to_locks(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     """Where cache keys are the keys of Redis, "*" matches all there is in the database."""
-    cache = RedisCache(redis_server.url, {"KEY_FUNCTION": lambda key, *_: key})
+    params = {"KEY_FUNCTION": lambda key, *_: key, "OPTIONS": {"LOCK_LOCK_PREFIX": ""}}
+    cache = RedisCache(redis_server.url, params)
     locks = [cache.lock(name, label="x") for name in ("plain", "{tag}x", "a}b")]
     for lock in locks:
         lock.acquire()

@@ -130,7 +130,7 @@ def test_a_write_of_its_own_is_seen(cache: Any, name: str) -> None:
 
 
 def test_what_is_known_of_a_lock_is_not_from_memory(cache: Any, other: redis.Redis) -> None:
-    theirs = Lock(other, cache.make_key("lock:report"), timeout=30)
+    theirs = Lock(other, cache.lock("report").name, timeout=30)
     ours = cache.lock("report", timeout=30)
     for _ in range(3):
         assert theirs.acquire()

@@ -218,6 +218,19 @@ def test_computations(two: Any, client: redis.Redis) -> None:
     assert seen == ["report", "report 2"]
 
 
+def test_a_cache_that_can_have_no_locks_lists_its_computations(two: Any) -> None:
+    cache, seen = two(lambda key, *_: key), []
+
+    def look() -> int:
+        until(lambda: held_locks().found)
+        seen.append(held_locks())
+        return 1
+
+    assert cache.get_or_set("report", look) == 1
+    assert [held.name for held in seen[0].found] == ["report"]
+    assert not seen[0].failures
+
+
 def test_commands(two: Any, client: redis.Redis) -> None:
     cache = two(sha)
     locks = [cache.lock(name) for name in ("nightly", "import-1", "import-2")]

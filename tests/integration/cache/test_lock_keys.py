@@ -1,24 +1,29 @@
-"""No cache key can be the key of a lock: by whatever method, spelling, version, key function or
+"""No cache key is the key of a lock: by whatever method, spelling, version, prefix, key function or
 alias a visitor's key comes, it neither takes, frees, changes nor reads a lock (invariant S6)."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import random
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from itertools import product
 from typing import Any
 
 import pytest
 import redis
 from django.core.cache import caches
+from django.core.cache.backends.base import default_key_func
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import lazystr
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.util import CacheKey
 
-from django_redis_lock import Lock
 from django_redis_lock.cache import LocMemCache, RedisCache
+from tests.lanes import examples
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.invariant("S6")
@@ -147,7 +152,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 OTHERS = {
     *("aclear", "aclose", "alock", "clear", "close", "command_lock", "delete_pattern"),
     *("get_backend_timeout", "held_locks", "iter_keys", "keys", "lock", "make_and_validate_key"),
-    *("make_key", "own_pattern", "reset_all", "subject_of", "validate_key"),
+    *("make_key", "reset_all", "subject_of", "validate_key"),
 }
 
 
@@ -164,41 +169,46 @@ def reached(cache: Any, *keys: str) -> list[tuple[Any, ...]]:
     return found
 
 
+def made(server: RedisServer, kind: str, location: str, **params: Any) -> RedisCache:
+    return make(server, **params) if kind == "redis" else LocMemCache(location, params)
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", ["redis", "memory"])
 @pytest.mark.parametrize("call", CALLS)
 def test_no_method_reaches_the_key_of_a_lock(
     redis_server: RedisServer, kind: str, call: str
 ) -> None:
-    cache = make(redis_server) if kind == "redis" else LocMemCache(f"keys-{call}", {})
+    cache = made(redis_server, kind, f"keys-{call}")
+    locks = made(redis_server, kind, f"keys-{call}", VERSION="lock")
     lock = cache.lock("nightly", timeout=30)
-    with pytest.raises(ValueError, match=REFUSED):  # It is not taken, either.
-        CALLS[call](cache, "lock:nightly")
-    assert lock.acquire(blocking=False)
-    with pytest.raises(ValueError, match=REFUSED):
-        CALLS[call](cache, "lock:nightly")
+    for taken in (False, True):
+        assert not taken or lock.acquire(blocking=False)
+        with pytest.raises(ValueError, match=REFUSED):  # It is not taken, either.
+            CALLS[call](cache, CacheKey(lock.name))
+        with pytest.raises(ValueError, match=REFUSED):
+            CALLS[call](locks, "1:nightly")
+        # The key that looks most like it is a value's.
+        with contextlib.suppress(Exception):
+            CALLS[call](cache, "lock:1:nightly")
     assert lock.owned()
     assert 0 < (lock.ttl() or 0) <= 30
     lock.release()
 
 
 SPELLINGS: list[tuple[Any, dict[str, Any]]] = [
-    ("lock:nightly", {"version": 1}),
-    ("lock:nightly", {"version": 7}),
-    ("lock:nightly", {"version": "a:b"}),
-    (lazystr("lock:nightly"), {}),
-    (type("Text", (str,), {})("lock:nightly"), {}),
-    ("nightly", {"version": "1:lock"}),
-    ("nightly", {"version": "7:lock"}),
-    (CacheKey(":1:lock:nightly"), {}),
-    (CacheKey(":7:lock:nightly"), {}),
-    (CacheKey("{:1:lock:nightly}:grants"), {}),
-    (CacheKey("{:1:lock:nightly}:owner"), {}),
-    (CacheKey("{:1:lock:nightly}:place:2"), {}),
+    ("nightly", {"version": "lock:1"}),
+    ("nightly", {"version": "lock:7"}),
+    ("1:nightly", {"version": "lock"}),
+    ("x", {"version": "lock:"}),
+    ("nightly", {"version": lazystr("lock:1")}),
+    ("nightly", {"version": type("Text", (str,), {})("lock:1")}),
+    (CacheKey(":lock:1:nightly"), {}),
+    (CacheKey(":lock:7:nightly"), {}),
+    (CacheKey("{:lock:1:nightly}:grants"), {}),
+    (CacheKey("{:lock:1:nightly}:owner"), {}),
+    (CacheKey("{:lock:1:nightly}:place:2"), {}),
     (CacheKey("django_redis_lock:locks"), {}),
-    ("lock:{tag}x", {}),
-    ("lock:x}:grants", {}),
-    ("lock:", {}),
 ]
 
 
@@ -210,35 +220,70 @@ def test_spellings_of_one_key(cache: RedisCache, use: str, key: Any, options: An
         getattr(cache, use)(key, **options)
 
 
-def test_incr_version_has_two_keys(cache: RedisCache, client: redis.Redis) -> None:
-    with cache.lock("nightly", 2) as lock:
-        client.set(":1:lock:nightly", b"7")
-        with pytest.raises(ValueError, match=REFUSED):
-            cache.incr_version(CacheKey(":1:lock:nightly"))
+@pytest.mark.parametrize("use", ["keys", "iter_keys", "delete_pattern"])
+@pytest.mark.parametrize("version", ["lock:1", "lock", "lock:*"])
+def test_patterns_of_versions_of_locks(cache: RedisCache, use: str, version: Any) -> None:
+    with cache.lock("nightly") as lock:
+        with pytest.raises(ValueError, match="no name for a version or a prefix of values"):
+            list(getattr(cache, use)("*", version=version))
         assert lock.owned()
-    assert client.get(":1:lock:nightly") == b"7"
 
 
-def test_a_prefix_as_an_argument(cache: RedisCache) -> None:
-    with pytest.raises(ValueError, match=REFUSED):
-        cache.delete("lock:nightly", prefix="site")
+def test_a_pattern_of_any_version_means_none(cache: RedisCache) -> None:
+    """As with django-redis: a version is no pattern."""
+    with cache.lock("nightly") as lock:
+        assert cache.keys("*", version="*") == []  # type: ignore[arg-type]
+        assert cache.delete_pattern("*", version="*") == 0  # type: ignore[arg-type]
+        assert lock.owned()
 
 
-@pytest.mark.parametrize(
-    "key", ["lock", "lock-x", "door:lock:x", "Lock:x", "block:x", b"lock:x", 5]
-)
+def test_incr_version_has_two_keys(cache: RedisCache, client: redis.Redis) -> None:
+    with cache.lock("nightly", version=2) as lock:
+        cache.set("nightly", 1)
+        assert cache.incr_version("nightly") == 2
+        with pytest.raises(ValueError, match=REFUSED):
+            cache.incr_version(CacheKey(lock.name))
+        assert lock.owned()
+
+
+@pytest.mark.parametrize("prefix", ["site:lock", "site:lock:1", ":lock", "site:lock:1:x"])
+def test_a_prefix_as_an_argument(cache: RedisCache, prefix: str) -> None:
+    with pytest.raises(ValueError, match="no name for a version or a prefix of values"):
+        cache.delete("nightly", prefix=prefix)
+    with pytest.raises(ValueError, match="no name for a version or a prefix of values"):
+        cache.delete_pattern("*", prefix=prefix)
+    assert not cache.delete("nightly", prefix="site-lock")
+
+
+@pytest.mark.parametrize("key", ["lock", "lock:x", "lock:1:x", ":lock:1:x", "{x}:owner", b"x", 5])
 def test_keys_that_only_resemble_those_of_locks(cache: RedisCache, key: Any) -> None:
-    cache.set(key, 1)
-    assert cache.get(key) == cache.get_or_set(key, 2) == 1
+    with cache.lock("x") as lock:
+        cache.set(key, 1)
+        assert cache.get(key) == cache.get_or_set(key, 2) == 1
+        assert lock.owned()
 
 
-@pytest.mark.parametrize("prefix", ["mutex-", "a.b*", "lock:job:"])
+@pytest.mark.parametrize("prefix", ["mutex-", "a.b*", "lock:job:", "lock"])
 def test_another_lock_prefix(redis_server: RedisServer, prefix: str) -> None:
     cache = make(redis_server, KEY_PREFIX="a+b", OPTIONS={"LOCK_LOCK_PREFIX": prefix})
-    with pytest.raises(ValueError, match=REFUSED):
-        cache.get(f"{prefix}x")
-    cache.set("lock:x", 1)
-    assert cache.get("lock:x") == 1
+    assert cache.lock("x").name == f"a+b:{prefix}1:x"
+    for version in (f"{prefix}1", prefix.partition(":")[0] + ":" + prefix.partition(":")[2]):
+        with pytest.raises(ValueError, match=REFUSED):
+            cache.get("x", version=version)  # type: ignore[arg-type]
+    cache.set("x", 1, version="locker")  # type: ignore[arg-type] # as with django-redis
+    assert cache.get("x", version="locker") == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", ["lock", "lock:1"])
+def test_a_version_of_locks_as_the_cache_s(redis_server: RedisServer, version: str) -> None:
+    cache = make(redis_server, VERSION=version)
+    with make(redis_server).lock("x") as lock:
+        with pytest.raises(ValueError, match="LOCK_PREFIX is 'lock:'"):
+            cache.delete("1:x")
+        assert lock.owned()
+
+
+# -- key functions ---------------------------------------------------------------------------------
 
 
 def sha(key: str, prefix: str, version: Any) -> str:
@@ -253,31 +298,125 @@ def long_hashed(key: str, prefix: str, version: Any) -> str:
     return f"{prefix}:{version}:{key if len(key) < 30 else sha(key, prefix, version)}"
 
 
+#: Those that keep versions apart.
+FUNCTIONS: list[Callable[..., str]] = [
+    default_key_func,
+    sha,
+    slug,
+    long_hashed,
+    lambda key, *where: sha(key, *where)[:16],
+    lambda key, *where: default_key_func(key, *where).lower(),
+    lambda key, *where: default_key_func(key.lower(), *where),
+    lambda key, *where: sha(key.strip().lower(), *where),
+    lambda key, prefix, version: f"{key}@{version}",
+    lambda key, prefix, version: f"{key}:{prefix}:{version}",
+    lambda key, prefix, version: f"{key[:12]}:{prefix}#{version}",
+    lambda key, prefix, version: f"shop7:{prefix}:{version}:{key}",
+    lambda key, prefix, version: f"{prefix}|{version}|{key}",
+    lambda key, prefix, version: f"{version}:{key[::-1]}",
+]
+
+
 @pytest.mark.parametrize(
-    ("function", "key", "options"),
+    "function",
     [
-        (lambda key, *_: key, "lock:nightly", {}),
-        (lambda key, *_: key, "lock:other", {}),
-        (lambda key, prefix, version: f"{key}@{version}", "lock:nightly", {}),
-        (lambda key, prefix, version: f"{key}@{version}", "lock:nightly", {"version": 2}),
-        (sha, "lock:nightly", {}),
-        (lambda key, *where: sha(key.lower(), *where), "LOCK:nightly", {}),
-        (lambda key, *where: sha(key.strip(), *where), " lock:nightly", {}),
-        (slug, "locknightly", {}),
-        (slug, "LOCK-nightly", {}),
-        (long_hashed, "lock:" + "x" * 50, {}),
-        (long_hashed, "lock:x", {}),
+        lambda key, *_: key,
+        lambda key, prefix, version: f"{prefix}:{key}",
+        lambda key, prefix, version: hashlib.sha256(key.encode()).hexdigest(),
+        lambda key, prefix, version: f"{key}:{version}",
+        lambda key, prefix, version: f"{prefix}{key}{version}",
+        lambda key, prefix, version: sha(f"{key}:{version}", "", ""),
+        lambda key, prefix, version: f"{prefix}:{version:03d}:{key}",
+        lambda key, prefix, version: f"{prefix}:{int(version)}:{key}",
     ],
 )
-def test_key_functions(
-    redis_server: RedisServer, client: redis.Redis, function: Any, key: str, options: Any
+def test_a_key_function_that_does_not_keep_versions_apart(
+    redis_server: RedisServer, function: Any
 ) -> None:
     cache = make(redis_server, KEY_FUNCTION=function)
-    with pytest.raises(ValueError, match=REFUSED):
-        cache.set(key, 1, **options)
-    cache.set("report", 1)
-    assert cache.get("report") == 1
-    assert len(client.keys()) == 1
+    for name in ("nightly", "x"):
+        with pytest.raises(ImproperlyConfigured, match=r"KEY_FUNCTION .* before the name; or set"):
+            cache.lock(name)
+    cache.set("nightly:lock", 1)  # As with django-redis.
+    assert cache.get("nightly:lock") == 1
+    own = make(redis_server, KEY_FUNCTION=function, OPTIONS={"LOCK_LOCK_PREFIX": ""})
+    with own.lock("nightly"):
+        assert own.has_key("nightly")
+
+
+def test_a_key_function_whose_own_error_is_not_about_locks(redis_server: RedisServer) -> None:
+    def of_a_tenant(key: str, *_: Any) -> str:
+        raise LookupError("no tenant")
+
+    with pytest.raises(LookupError, match="no tenant"):
+        make(redis_server, KEY_FUNCTION=of_a_tenant).lock("x")
+
+
+PREFIXES = ["", "a", "a:lock", "a:1", "lock", ":lock", "a:lock:1", "A:Lock", "lock:1"]
+VERSIONS: list[Any] = [
+    *(None, None, 1, 2, 12, True, 1.0, "1", "", "lock", "lock:", "lock:1", "LOCK:1", "lock1"),
+    *(" lock:1", "lo", "1:lock", "a:lock:1", "lock:1:x", "lock:2"),
+]
+PIECES = ["x", "lock", "lock:", "1", "12", "1:", ":", "a", "a:", "nightly", "@", "#", "kcol", "X "]
+#: Those that have a version, and so many other arguments before it.
+VERSIONED = {"get": 1, "set": 3, "delete": 0, "touch": 1, "ttl": 0, "incr": 1, "incr_version": 1}
+VERSIONED |= {"has_key": 0, "expire": 1, "persist": 0, "smembers": 0, "sadd": 1, "add": 2}
+
+
+def test_random_keys_never_reach_a_lock(
+    settings: Any, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """5,000 keys, versions, prefixes, key functions and methods (ten times as many with
+    ``--all``) against the locks of nine caches in one database."""
+    chance, number = random.Random(7), examples(50_000) // len(FUNCTIONS)
+    # An event loop for each call would take longer than all else.
+    slow = "a", "on_commit"
+    for_threads = [CALLS[name] for name in CALLS if name == "add" or not name.startswith(slow)]
+    for function in FUNCTIONS:
+        settings.CACHES = {
+            f"cache {n}": {
+                "BACKEND": "django_redis_lock.cache.RedisCache",
+                "LOCATION": redis_server.url,
+                "KEY_PREFIX": prefix,
+                "KEY_FUNCTION": function,
+            }
+            for n, prefix in enumerate(PREFIXES)
+        } | {"default": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}}
+        all_of_them: list[Any] = [caches[alias] for alias in settings.CACHES if "c" in alias]
+        locks: list[Any] = []
+        for cache, name, version in product(all_of_them, ("x", "nightly", "1:x"), (None, 2)):
+            with contextlib.suppress(ImproperlyConfigured):  # Then it has no locks.
+                locks.append(cache.lock(name, version=version))
+        held = [lock for lock in locks if lock.acquire(blocking=False)]
+        tokens = client.mget([lock.name for lock in held])
+        names = {lock.name for lock in locks}
+        assert len(names) >= 6
+        for _ in range(number):
+            cache = chance.choice(all_of_them)
+            key = "".join(chance.choices(PIECES, k=chance.randrange(1, 6)))
+            version = chance.choice(VERSIONS)
+            called = key, version, cache.key_prefix, function
+            with contextlib.suppress(ValueError):
+                assert cache.client.make_key(key, version=version) not in names, called
+            with contextlib.suppress(Exception):
+                if version is None:
+                    chance.choice(for_threads)(cache, key)
+                else:
+                    method = chance.choice(list(VERSIONED))
+                    others = (1, None, None)[: VERSIONED[method]]
+                    getattr(cache, method)(key, *others, version=version)
+            if chance.random() < 0.02:
+                with contextlib.suppress(ValueError):
+                    cache.delete_pattern(chance.choice(["*", "x*", f"{key}*"]), version=version)
+            assert client.mget([lock.name for lock in held]) == tokens, called
+        assert all(lock.owned() for lock in held)
+        assert all(0 < (lock.ttl() or 0) <= 30 for lock in held)
+        for lock in held:
+            lock.release()
+        caches.close_all()
+
+
+# -- other caches of the project -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -299,9 +438,10 @@ def beside(settings: Any, redis_server: RedisServer) -> Iterator[Callable[..., R
 @pytest.mark.parametrize(
     ("own", "other", "key"),
     [
-        ({"KEY_PREFIX": "a"}, {"KEY_PREFIX": "a:1"}, "1:lock:x"),
-        ({}, {"OPTIONS": {"LOCK_LOCK_PREFIX": "mutex:"}}, "mutex:x"),
-        ({"KEY_FUNCTION": "tests.key_functions.unchanged"}, {"KEY_PREFIX": "a"}, "a:1:lock:x"),
+        ({"KEY_PREFIX": "a"}, {"KEY_PREFIX": "a:1"}, "lock:1:x"),
+        ({"KEY_PREFIX": "a:lock"}, {"KEY_PREFIX": "a"}, "x"),
+        ({"VERSION": "mutex"}, {"OPTIONS": {"LOCK_LOCK_PREFIX": "mutex:"}}, "1:x"),
+        ({"KEY_FUNCTION": "tests.key_functions.unchanged"}, {"KEY_PREFIX": "a"}, "a:lock:1:x"),
     ],
 )
 def test_locks_of_another_cache_in_the_database(
@@ -315,14 +455,14 @@ def test_locks_of_another_cache_in_the_database(
 
 
 def test_a_cache_in_another_database_reserves_nothing(beside: Any, redis_server: Any) -> None:
-    elsewhere = {"LOCATION": f"{redis_server.url}?db=3", "OPTIONS": {"LOCK_LOCK_PREFIX": "mutex:"}}
-    cache = beside({}, other=elsewhere)
-    cache.set("mutex:x", 1)
+    cache = beside({"KEY_PREFIX": "a:lock"}, other={"LOCATION": f"{redis_server.url}?db=3"})
+    cache.set("x", 1)
+    assert cache.get("x") == 1
 
 
 def test_a_name_of_a_lock_reaches_no_value(cache: RedisCache, client: redis.Redis) -> None:
     names = ["x}:grants", "{x}:flight", "x}|flight", "report", "lock:report", "{}", "a b", "\n"]
-    values = {name: 1 for name in names if not name.startswith("lock:")}
+    values = dict.fromkeys(names, 1)
     cache.set_many(values)
     for name in names:
         with cache.lock(name, timeout=5), cache.lock([f"{name}:flight", "other"], timeout=5):
@@ -334,29 +474,30 @@ def test_a_name_of_a_lock_reaches_no_value(cache: RedisCache, client: redis.Redi
 # -- lists of keys -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [{}, {"OPTIONS": {"LOCK_LOCK_PREFIX": ""}}], ids=["lock:", ""])
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_keys_names_no_locks(redis_server: RedisServer, params: Any, in_memory: bool) -> None:
-    cache = LocMemCache(f"list {params}", params) if in_memory else make(redis_server, **params)
+def test_keys_names_no_locks(redis_server: RedisServer, in_memory: bool) -> None:
+    cache = LocMemCache("list", {}) if in_memory else make(redis_server)
     cache.set_many({"a": 1, "b": 2})
     with cache.lock("x"), cache.lock("y", limit=3), cache.lock("{z}"):
         for pattern in ("*", "[ablxyz]*"):
             assert sorted(cache.keys(pattern)) == sorted(cache.iter_keys(pattern)) == ["a", "b"]
         assert cache.get_many(cache.keys("*")) == {"a": 1, "b": 2}
-        if not params:
-            assert cache.keys("lock:*") == []
+        assert cache.keys("lock:*") == []
+
+
+def test_keys_names_nothing_that_is_kept_beside_values(redis_server: RedisServer) -> None:
+    unchanged = "tests.key_functions.unchanged"
+    cache = make(redis_server, KEY_FUNCTION=unchanged, REVERSE_KEY_FUNCTION=lambda key: key)
+    with make(redis_server).lock("x", limit=2):
+        assert cache.get_or_set("a", lambda: list(cache.keys("*"))) == [":lock:1:x"]
 
 
 def test_without_a_prefix_nothing_is_protected(redis_server: RedisServer) -> None:
     """As with django-redis: see docs/settings.md, and the check W016."""
     options = {"KEY_PREFIX": "site", "OPTIONS": {"LOCK_LOCK_PREFIX": ""}}
     cache, plain = make(redis_server, **options), DjangoRedisCache(redis_server.url, options)
-    cache.set("lock:x", 1)
-    assert plain.get("lock:x") == 1
-
-
-def test_a_plain_lock_under_the_prefix(cache: RedisCache, client: redis.Redis) -> None:
-    with Lock(client, ":1:lock:x") as lock:
-        with pytest.raises(ValueError, match=REFUSED):
-            cache.delete("lock:x")
-        assert lock.owned()
+    with cache.lock("x", raise_on_release_error=False) as lock:
+        assert lock.name == plain.client.make_key("x")
+        assert cache.keys("*") == plain.keys("*") == ["x"]
+        cache.set("x", 1)
+        assert not lock.owned()

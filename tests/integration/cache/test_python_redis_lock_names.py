@@ -47,8 +47,8 @@ def test_values_with_the_same_lock_are_computed_one_after_another(
     terms: dict[str, Any] = {"lock_key": "both", "expire": expire}
     first = Asking(cache.locked_get_or_set, "a", producer, **terms, id="me")
     assert producer.begun.wait(PATIENCE)
-    assert client.get(":1:lock:both") == b"me"
-    assert (client.pttl(":1:lock:both") > 31_000) == (expire == 60)
+    assert client.get(":lock:1:both") == b"me"
+    assert (client.pttl(":lock:1:both") > 31_000) == (expire == 60)
     second = Asking(cache.locked_get_or_set, "b", other, **terms)
     until(lambda: client.info("clients")["blocked_clients"] == 1)
     assert not other.calls
@@ -66,12 +66,12 @@ def test_reset_all_releases_all_locks_of_this_cache(
     theirs = others.lock("lock 0", timeout=60)
     for lock in (*locks, theirs):
         assert lock.acquire()
-    client.set("mine:1:lock:data", "data")
+    client.set("mine:lock:1:data", "data")
     mine.set("data", "data", None)
     assert mine.reset_all() == 20
     assert not any(lock.locked() for lock in locks)
     assert theirs.owned()
-    assert (client.get("mine:1:lock:data"), mine.get("data")) == (b"data", "data")
+    assert (client.get("mine:lock:1:data"), mine.get("data")) == (b"data", "data")
     with pytest.raises(LockError):
         locks[0].release()
     assert mine.reset_all() == 0

@@ -19,7 +19,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.signals import value_refresh_failed
-from django_redis_lock.singleflight import FlightRenewal, refreshing, runners
+from django_redis_lock.singleflight import FlightRenewal, flight, runners
 from django_redis_lock.threads import Repeated, ThreadPool
 from tests.holding import renew
 from tests.processes import PATIENCE, Link, in_threads, processes, until, waiting_in
@@ -494,7 +494,7 @@ def test_a_full_queue_of_refreshes_asks_nothing_of_redis_and_warns_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(refreshing, "_too_many", Repeated(refreshing.logger, "Too many: %s"))
+    monkeypatch.setattr(flight, "_too_many", Repeated(flight.logger, "Too many: %s"))
     held, begun = threading.Event(), threading.Event()
     pool = ThreadPool("few", threads=1, max_waiting=1, idle_seconds=1.0)
     before = runners.use_background(pool)
@@ -518,7 +518,7 @@ def test_a_full_queue_of_refreshes_asks_nothing_of_redis_and_warns_once(
     assert len(lines) == 1
     with monkeypatch.context() as patch:
         patch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", 0.0)
-        refreshing._too_many.warn("another")
+        flight._too_many.warn("another")
     assert "19 more" in caplog.records[-1].getMessage()
 
 

@@ -507,4 +507,4 @@ def test_plain_keys_are_made_in_the_event_loop(config: dict[str, Any]) -> None:
             await blocking
 
     with override_settings(CACHES={"default": config}):
-        assert asyncio.run(unhindered()) == ":1:lock:job"
+        assert asyncio.run(unhindered()) == ":lock:1:job"

@@ -14,7 +14,7 @@ from django_redis.cache import RedisCache as DjangoRedisCache
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key, flight_stream
-from django_redis_lock.singleflight.in_process import in_flight
+from django_redis_lock.singleflight.flight import in_flight
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.background import Background

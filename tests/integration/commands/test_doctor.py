@@ -308,6 +308,35 @@ def use_everything(own_server: RedisServer, settings: Any, capfd: Any) -> None:
         lock.raise_on_release_error = False
 
 
+def of_a_tenant(key: str, prefix: str, version: Any) -> str:
+    return f"acme:{prefix}:{version}:{key}"
+
+
+@pytest.mark.parametrize(("function", "own"), [(None, "shop:"), (of_a_tenant, "acme:shop:")])
+def test_rights_by_prefix_or_tenant_include_the_locks_there_and_no_others(
+    own_server: RedisServer, settings: Any, function: Any, own: str
+) -> None:
+    shared = "~django_redis_lock:*", "~{django_redis_lock:*", "&*", "+@all"
+    keys = f"~{own}*", f"~{{{own}*", f"~{{*}}|{own}*"
+    config = {
+        "BACKEND": "django_redis_lock.cache.RedisCache",
+        "LOCATION": allow(own_server, "on", ">secret", *keys, *shared),
+        "KEY_FUNCTION": function,
+    }
+    settings.CACHES = {
+        "default": {**config, "KEY_PREFIX": "shop"},
+        "other": {**config, "KEY_PREFIX": "shops"},
+    }
+    use_locks()
+    assert caches["default"].get_or_set("value", lambda: 1) == 1
+    for denied in (
+        lambda: caches["other"].lock("import").acquire(),
+        lambda: caches["other"].get("a"),
+    ):
+        with pytest.raises(redis.ResponseError, match=r"may not access|permissions"):
+            denied()
+
+
 # -- the printed rule --------------------------------------------------------------------------
 
 Rules = Callable[[], list[str]]

@@ -104,12 +104,12 @@ def test_locks_of_other_caches_and_of_none(run: Run, client: redis.Redis, settin
         code, _, err = run("show", "import")
         assert code == 2
         assert "held in several caches (default, other); say which with --using" in err
-        assert "at the key shop:1:lock:import" in run("show", "import", "--using", "other")[1]
+        assert "at the key shop:lock:1:import" in run("show", "import", "--using", "other")[1]
         assert "at the key bare" in run("show", "bare")[1]
 
 
 def test_a_name_may_be_the_whole_key_as_log_lines_show_it(run: Run, client: redis.Redis) -> None:
-    key = ":1:lock:import"
+    key = ":lock:1:import"
     with held(client, "import") as lock:
         assert run("show", key)[1].startswith("import\n  state          held\n")
         assert "these" not in run("reset", f"{key[:-2]}*")[1]
@@ -173,7 +173,7 @@ def test_a_list_for_programs(run: Run, client: redis.Redis) -> None:
     with held(client, "nightly", label="report", timeout=None):
         _, out, _ = run("--json")
     (lock,) = json.loads(out)["locks"]
-    assert (lock["name"], lock["cache"], lock["key"]) == ("nightly", "default", ":1:lock:nightly")
+    assert (lock["name"], lock["cache"], lock["key"]) == ("nightly", "default", ":lock:1:nightly")
     assert lock["holder"]["label"] == "report"
     assert (lock["ttl"], lock["expires"], lock["waiters"]) == (None, False, 0)
     assert lock["held_for"] > 0
@@ -296,7 +296,7 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
             r"\n  for +report\n  since +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}, \ds ago"
             r"\n  time left +\d+s of 30s, renewed while its holder lives.*"
             rf"\n  heartbeat +\ds ago\n  fencing token +{nightly.fence}"
-            r"\n  cache +default, at the key :1:lock:nightly"
+            r"\n  cache +default, at the key :lock:1:nightly"
             r"\n\nWaiting processes, in this order"
             rf"\n    1  {hostname()}, process {os.getpid()}, thread next, for \ds"
             rf"\n\nLast events\n  .* lost  \? \({shown_id('x')}\): it expired\n"
@@ -317,14 +317,14 @@ def test_a_free_lock(run: Run) -> None:
 
 
 def test_a_lock_of_plain_redis_py_is_found_too(run: Run, client: redis.Redis) -> None:
-    with client.lock(":1:lock:nightly", timeout=60):
+    with client.lock(":lock:1:nightly", timeout=60):
         code, out, _ = run("show", "nightly", "--exit-code")
     assert code == 1
     assert "its token names no process, as those of other programs" in out
 
 
 def test_a_key_with_other_data_is_not_said_to_be_free(run: Run, client: redis.Redis) -> None:
-    client.hset(":1:lock:nightly", "a", "1")
+    client.hset(":lock:1:nightly", "a", "1")
     words = "not a lock: the key has other data (hash), so no caller can acquire it"
     assert words in run("show", "nightly")[1]
     assert json.loads(run("show", "nightly", "--json")[1])["other_data"] == "hash"

@@ -33,7 +33,7 @@ from tests.redis_server import RedisServer, closed_port
 from tests.support.logs import logged
 
 ROOT = Path(__file__).parents[3]
-KEY = ":1:lock:job"
+KEY = ":lock:1:job"
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def test_what_makes_no_sense_is_refused(
 def test_a_lock_that_is_taken(capfd: Any, client: redis.Redis) -> None:
     with lock(label="the other"):
         hurry()
-        until(lambda: client.exists("{:1:lock:job}:owner"))
+        until(lambda: client.exists("{:lock:1:job}:owner"))
         code, out, err = here(capfd, ["job", "--", "check"])
         assert (code, out) == (75, "")
         assert err.startswith("CommandError: nothing was run: job is held by ")
@@ -175,8 +175,8 @@ def test_what_runs_without_redis_is_logged(
         }
         settings.CACHES = {"default": default}
         assert here(capfd, ["job", "--", "check"])[0] == 0
-    (message,) = logged(caplog, "outage", "the lock :1:lock:job")
-    assert message.startswith("Redis is down; the lock :1:lock:job is skipped, its code runs")
+    (message,) = logged(caplog, "outage", "the lock :lock:1:job")
+    assert message.startswith("Redis is down; the lock :lock:1:job is skipped, its code runs")
 
 
 def test_it_waits_for_a_redis_that_is_not_up_yet(
@@ -233,7 +233,7 @@ def test_a_signal_releases_the_lock_at_once(number: signal.Signals, code: int) -
 
 def test_a_signal_ends_the_wait(client: redis.Redis) -> None:
     with lock(), run("--wait", "forever", "--", "obey") as waiting:
-        until(lambda: client.zcard("{:1:lock:job}:waiters"))
+        until(lambda: client.zcard("{:lock:1:job}:waiters"))
         waiting.send_signal(signal.SIGINT)
         code, _, said = waiting.end()
         assert code == 130

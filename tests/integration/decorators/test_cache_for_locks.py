@@ -14,7 +14,7 @@ from django_redis_lock import current_lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.management.commands.locks import Command
 
-KEY = b"locks:1:lock:job"
+KEY = b"locks:lock:1:job"
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_locked_takes_its_locks_there(call: Callable[[], bytes]) -> None:
 
 def test_an_alias_that_is_given_wins() -> None:
     with locked("job", using="default") as lock:
-        assert lock.keys.lock == b":1:lock:job"
+        assert lock.keys.lock == b":lock:1:job"
 
 
 def test_run_locked_excludes_locked_and_the_cache_itself(capfd: Any) -> None:
@@ -59,6 +59,6 @@ def test_run_locked_excludes_locked_and_the_cache_itself(capfd: Any) -> None:
 
 def test_the_commands_look_there_first(capfd: Any) -> None:
     Command().run_from_argv(["manage.py", "locks", "show", "job"])
-    assert "locks:1:lock:job" in capfd.readouterr().out
+    assert "locks:lock:1:job" in capfd.readouterr().out
     assert "--using" not in Conflict("job", using="locks").line()
     assert "--using default" in Conflict("job", using="default").line()

@@ -52,7 +52,7 @@ class Weekly(Report):
 
 def test_a_class() -> None:
     view = Report.as_view()
-    assert view(request(), slug="a").content == b"a, under :1:lock:report-daily-a"
+    assert view(request(), slug="a").content == b"a, under :lock:1:report-daily-a"
     assert free("report-daily-a")
     with hold("report-daily-a"):
         assert view(request(), slug="a").status_code == 409

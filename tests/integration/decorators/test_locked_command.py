@@ -29,7 +29,7 @@ from tests.processes import Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 from tests.support.logs import logged
 
-OWNER = b"{:1:lock:nightly}:owner"
+OWNER = b"{:lock:1:nightly}:owner"
 
 
 def hang_in_a_process(link: Link) -> None:
@@ -207,9 +207,9 @@ def test_a_killed_command_blocks_the_next_one_no_longer_than_its_lock_lives(
         assert worker.hear() == "running"
         worker.kill()
     assert run(Brief)[0] == 1
-    assert 0 < client.pttl(":1:lock:brief") <= 2000
-    client.pexpire(":1:lock:brief", 1)
-    until(lambda: not client.exists(":1:lock:brief"))
+    assert 0 < client.pttl(":lock:1:brief") <= 2000
+    client.pexpire(":lock:1:brief", 1)
+    until(lambda: not client.exists(":lock:1:brief"))
     assert run(Brief)[0] == 0
 
 
@@ -231,8 +231,8 @@ def test_a_command_that_takes_longer_than_its_lock_lives_keeps_it(
         worker.go()
         assert worker.hear() == "running"
         for _ in range(3):
-            until(lambda: 0 < client.pttl(":1:lock:brief") < 1600 * pace)
-            until(lambda: client.pttl(":1:lock:brief") > 1600 * pace)
+            until(lambda: 0 < client.pttl(":lock:1:brief") < 1600 * pace)
+            until(lambda: client.pttl(":lock:1:brief") > 1600 * pace)
         assert run(kind)[0] == 1
         worker.say("finish")
         assert worker.result()[0] == 0
@@ -273,7 +273,7 @@ def test_a_command_that_loses_its_lock_is_ended(
     with processes(run_in_a_process, kind) as (worker,):
         worker.go()
         assert worker.hear() == "running"
-        client.set(":1:lock:fragile", "another's")
+        client.set(":lock:1:fragile", "another's")
         if kind is Fragile:
             assert worker.hear() == "cleaning up"
         found, out, errors, runs = worker.result()
@@ -305,12 +305,12 @@ def test_without_more_words_a_command_goes_on_and_says_so(
     @locked("fragile", timeout=0.3, on_lost=lambda: told.append(str(current_lock().name)))
     class Careless(Ran):
         def handle(self, *args: Any, **options: Any) -> str | None:
-            client.set(":1:lock:fragile", "another's")
+            client.set(":lock:1:fragile", "another's")
             until(lambda: told)
             return super().handle(*args, **options)
 
     assert run(Careless)[:2] == (0, "done\n")
-    assert told == [":1:lock:fragile"]
+    assert told == [":lock:1:fragile"]
 
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -328,7 +328,7 @@ def test_a_signal_that_ends_a_command_releases_its_lock(
         if kind is Fragile:
             assert worker.hear() == "cleaning up"
         assert worker.result()[0] == 128 + number
-    assert not client.keys(":1:lock:*")
+    assert not client.keys(":lock:1:*")
 
 
 class WithAHandler(Ran):
@@ -368,7 +368,7 @@ def test_the_handler_of_a_program_is_called_and_chooses_the_exit_code(
         assert worker.hear() == "running"
         os.kill(worker.pid, number)
         assert worker.result()[0] == 3
-    assert not client.keys(":1:lock:*")
+    assert not client.keys(":lock:1:*")
 
 
 def ignore_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, list[object]]:
@@ -401,9 +401,14 @@ def test_a_signal_that_is_ignored_or_only_asks_for_a_dump_ends_no_command(
 
 def heed_in_a_process(link: Link, kind: type[Ran]) -> str:
     heard: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def heed(number: int, frame: object) -> None:
+        heard.append(number)
+
+    signal.signal(signal.SIGTERM, heed)
     found = run(kind, link)
-    return f"{found[0]} {heard}"
+    kept = signal.getsignal(signal.SIGTERM) is heed
+    return f"{found[0]} {heard} {kept}"
 
 
 @pytest.mark.parametrize("kind", [Nightly, Stubborn, RunLocked])
@@ -415,7 +420,7 @@ def test_a_command_with_a_sigterm_handler_keeps_it(
         assert worker.hear() == "running"
         os.kill(worker.pid, signal.SIGTERM)
         worker.say("finish")
-        assert worker.result() == "0 [15]"
+        assert worker.result() == "0 [15] True"
 
 
 @locked("nightly", blocking=True)
@@ -526,7 +531,7 @@ def test_a_rest_after_the_work(client: redis.Redis) -> None:
     assert work() == "ran"
     with pytest.raises(LockNotAcquired) as caught:
         work()
-    assert 50_000 < client.pttl(":1:lock:nightly") <= 60_000
+    assert 50_000 < client.pttl(":lock:1:nightly") <= 60_000
     assert caught.value.retry_after is not None
     assert 50 < caught.value.retry_after <= 60
     assert "nightly was released, and its min_hold ends in " in str(caught.value)
@@ -615,8 +620,8 @@ def test_a_command_that_runs_without_redis_is_logged(
     command = Nightly()
     call_command(command)
     assert command.runs == 1
-    (message,) = logged(caplog, "outage", "the lock :1:lock:nightly")
-    assert message.startswith("Redis is down; the lock :1:lock:nightly is skipped")
+    (message,) = logged(caplog, "outage", "the lock :lock:1:nightly")
+    assert message.startswith("Redis is down; the lock :lock:1:nightly is skipped")
 
 
 @pytest.mark.usefixtures("away")
@@ -652,6 +657,6 @@ def test_a_command_that_hangs_then_is_ended_all_the_same(
     with processes(hang_in_a_process) as (worker,):
         worker.go()
         assert worker.hear() == "running"
-        client.set(":1:lock:fragile", "another's")
+        client.set(":lock:1:fragile", "another's")
         assert worker.hear() == "no"
         assert worker.exit_code() == 3

@@ -29,7 +29,7 @@ from django_redis_lock.contrib.testing import override
 from tests.processes import PATIENCE, Link, processes, until
 from tests.support.logs import logged
 
-KEY = ":1:lock:export"
+KEY = ":lock:1:export"
 
 
 def held(name: str = "export") -> bool:
@@ -105,7 +105,7 @@ def test_a_task_that_is_cancelled_gives_its_place_up(client: redis.Redis) -> Non
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            assert not client.zcard("{:1:lock:export}:waiters")
+            assert not client.zcard("{:lock:1:export}:waiters")
         assert not await lock.locked()
 
     asyncio.run(main())

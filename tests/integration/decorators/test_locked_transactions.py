@@ -28,7 +28,7 @@ from tests.holding import hurry_until, renew
 from tests.processes import PATIENCE, Link, processes, until
 from tests.support.databases import DATABASES, balance, execute, forget, use
 
-KEY = ":1:lock:account"
+KEY = ":lock:1:account"
 
 
 def _lost(name: str) -> bool:

@@ -77,7 +77,7 @@ def test_its_lock_is_renewed_and_says_what_it_is_for(client: redis.Redis) -> Non
 
     @locked("export", label="the export")
     def look(request: HttpRequest) -> HttpResponse:
-        seen.append(client.pttl(":1:lock:export"))
+        seen.append(client.pttl(":lock:1:export"))
         return HttpResponse()
 
     look(request())

@@ -241,7 +241,7 @@ def test_wrong_arguments_are_refused_at_the_call(cache: Any) -> None:
         for call, error in (
             (lambda: cache.on_commit("shop").mark_stale("key"), ValueError),
             (lambda: cache.on_commit("shop").mark_stale("key", stale="x"), TypeError),
-            (lambda: cache.on_commit("shop").delete("lock:x"), ValueError),
+            (lambda: cache.on_commit("shop").delete("x", "lock:1"), ValueError),
             (lambda: account.on_commit("shop").invalidate(), TypeError),
             (lambda: account.on_commit("shop").refresh(other=1), TypeError),
             (lambda: cache.on_commit("nowhere").delete("key"), Exception),

@@ -153,7 +153,7 @@ def test_a_leader_that_loses_its_lock_waits_again(redis_locks: MemoryServer) -> 
         terms.append(fence)
         if len(terms) == 2:
             raise Stop
-        redis_locks.lose(":1:lock:scheduler")
+        redis_locks.lose(":lock:1:scheduler")
         redis_locks.clock.advance(31)
 
     found["run_due_jobs"] = run_due_jobs

@@ -51,7 +51,7 @@ def cycles(lock: Any) -> None:
 
 
 def test_one_server(own_server: RedisServer) -> None:
-    lock = Lock(own_server.client(), ":1:lock:import", timeout=30)
+    lock = Lock(own_server.client(), ":lock:1:import", timeout=30)
     expect_the_figures(own_server, lambda: cycles(lock))
 
 
@@ -61,7 +61,7 @@ def test_each_of_several_servers(own_server: RedisServer) -> None:
         for server in others:
             server.start()
         clients = [server.client() for server in (own_server, *others)]
-        lock = Redlock(clients, ":1:lock:import", timeout=30)
+        lock = Redlock(clients, ":lock:1:import", timeout=30)
         expect_the_figures(own_server, lambda: cycles(lock))
     finally:
         for server in others:

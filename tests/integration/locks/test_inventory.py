@@ -50,8 +50,7 @@ from django_redis_lock.protocol.keys import (
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
-from django_redis_lock.singleflight.flight import FlightRenewal, Leader
-from django_redis_lock.singleflight.in_process import InProcessFlight
+from django_redis_lock.singleflight.flight import FlightRenewal, InProcessFlight, Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import server_of
 from tests.events import recording_events

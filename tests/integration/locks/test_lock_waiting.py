@@ -432,7 +432,7 @@ def test_a_thread_of_sync_to_async_waits_for_a_task(cache: RedisCache) -> None:
     async def main() -> None:
         async with cache.alock(NAME):
             waiter = asyncio.ensure_future(sync_to_async(cache.lock(NAME).acquire)())
-            await asyncio.to_thread(until, lambda: places(cache.make_key("lock:" + NAME)))
+            await asyncio.to_thread(until, lambda: places(cache.lock(NAME).name))
         assert await waiter
 
     in_a_loop(main)

@@ -105,9 +105,9 @@ def test_each_step_is_said_at_the_level_debug(
     assert not lines(), "quiet by default"
     caplog.set_level(logging.DEBUG, "django_redis_lock.lock")
     acquired, missed, released = lines()
-    assert acquired.startswith("Acquired :1:lock:import after ")
-    assert missed.startswith("Did not get :1:lock:import within ")
-    assert released.startswith("Released :1:lock:import")
+    assert acquired.startswith("Acquired :lock:1:import after ")
+    assert missed.startswith("Did not get :lock:1:import within ")
+    assert released.startswith("Released :lock:1:import")
 
 
 def test_records_have_fields_for_structured_logs(
@@ -119,7 +119,7 @@ def test_records_have_fields_for_structured_logs(
     ours = [record for record in caplog.records if record.name == "django_redis_lock.lock"]
     acquired, missed, released = map(vars, ours)
     caplog.clear()
-    assert {r["lock"] for r in (acquired, missed, released)} == {":1:lock:import"}
+    assert {r["lock"] for r in (acquired, missed, released)} == {":lock:1:import"}
     assert acquired["fence"] == lock.fence
     assert acquired["waited"] >= 0
     assert missed["waited"] >= 0
@@ -132,7 +132,7 @@ def test_records_have_fields_for_structured_logs(
         until(lambda: "django_redis_lock.lost" in [record.name for record in caplog.records])
     found = {record.name: vars(record) for record in caplog.records}
     late, lost = found["django_redis_lock.held"], found["django_redis_lock.lost"]
-    assert late["lock"] == lost["lock"] == ":1:lock:import"
+    assert late["lock"] == lost["lock"] == ":lock:1:import"
     assert late["fence"] == lost["fence"] == lock.fence
     assert 0 < late["held"] <= lost["held"]
     assert late["holder"] == "MainThread, nightly"
@@ -165,7 +165,7 @@ def test_records_of_an_outage_have_fields_too(
                 break
         own_server.kill()
         waiting = record("django_redis_lock.waiting")
-        assert waiting["lock"] == ":1:lock:import"
+        assert waiting["lock"] == ":lock:1:import"
         assert isinstance(waiting["error"], redis.ConnectionError)
         with suppress(redis.ConnectionError):
             waits.result()
@@ -174,7 +174,7 @@ def test_records_of_an_outage_have_fields_too(
     assert isinstance(left["error"], redis.ConnectionError)
     with caches["default"].lock("nightly", on_redis_down="local"):
         fell_back = record("django_redis_lock.outage")
-    assert fell_back["lock"] == ":1:lock:nightly"
+    assert fell_back["lock"] == ":lock:1:nightly"
     assert isinstance(fell_back["error"], redis.ConnectionError)
     down = record("django_redis_lock.outage", field="server")
     address = own_server.client().connection_pool.connection_kwargs
@@ -193,7 +193,7 @@ def test_a_wait_that_stops_the_event_loop(
 
     asyncio.run(main())
     [said] = logged(caplog, "", "import")
-    assert said.startswith("The wait for the lock :1:lock:import stops this event loop: ")
+    assert said.startswith("The wait for the lock :lock:1:import stops this event loop: ")
     assert "cache.alock()" in said
 
 
@@ -205,7 +205,7 @@ def test_tokens_are_not_logged(
     lock.acquire()
     token = lock.local.token.decode()
     until(lambda: "Lost the lock" in caplog.text)
-    until(lambda: not client.exists(":1:lock:import"))  # Which is a little later.
+    until(lambda: not client.exists(":lock:1:import"))  # Which is a little later.
     with pytest.raises(LockNotOwnedError):
         lock.release()
     assert token not in caplog.text

@@ -45,7 +45,7 @@ from django_redis_lock.cache import LocMemCache
 from django_redis_lock.contrib.pages.responses import Rendering
 from django_redis_lock.keeper import keeper
 from django_redis_lock.transport import server_of
-cache = LocMemCache("tests", {"KEY_FUNCTION": lambda key, *prefix: key})
+cache = LocMemCache("tests", {"KEY_FUNCTION": lambda key, prefix, version: f"{version}:{key}"})
 def connects():
     server = server_of(cache._lock_client())
     while True:

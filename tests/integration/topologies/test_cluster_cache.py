@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from django_redis.cache import RedisCache as PlainCache
+from django_redis.util import CacheKey
 
 from django_redis_lock.cache import RedisCache
 from tests.integration.cache.test_lock_keys import reached
@@ -40,8 +41,8 @@ def cluster_client(cluster_servers: ClusterServers) -> Iterator[redis.RedisClust
 
 
 def test_no_method_reaches_the_key_of_a_lock(cache: RedisCache) -> None:
-    with cache.lock("nightly", timeout=30) as lock, cache.lock("two", limit=2):
-        assert not reached(cache, "lock:nightly", "lock:two", "lock:other")
+    with cache.lock("nightly", timeout=30) as lock, cache.lock("two", limit=2) as two:
+        assert not reached(cache, *(CacheKey(each.name) for each in (lock, two, cache.lock("a"))))
         cache.delete_pattern("*")
         assert not cache.keys("lock*")
         assert lock.owned()
@@ -214,7 +215,7 @@ def test_clear_ends_computations(cluster_servers: ClusterServers, clear: str) ->
 
 
 def test_a_slot_may_move(cache: RedisCache, cluster_servers: ClusterServers) -> None:
-    slot = slot_of("site:1:lock:moving")
+    slot = slot_of("site:lock:1:moving")
     lock = cache.lock("moving", timeout=30, thread_local=False)
     assert lock.acquire()
     waiter = Background(lambda: cache.lock("moving", timeout=30).acquire())
@@ -231,7 +232,7 @@ def test_a_slot_may_move(cache: RedisCache, cluster_servers: ClusterServers) -> 
 def test_a_call_waits_for_a_slot_on_its_way(
     cache: RedisCache, cluster_servers: ClusterServers
 ) -> None:
-    slot = slot_of("site:1:lock:moving")
+    slot = slot_of("site:lock:1:moving")
     lock = cache.lock("moving", timeout=30)
     with lock:
         pass

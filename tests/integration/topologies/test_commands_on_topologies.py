@@ -58,7 +58,7 @@ def test_a_lock_is_listed_shown_and_released(topology: str, capfd: Any) -> None:
     with cache.lock("import") as lock, cache.lock("export"):
         until(lambda: len(json.loads(run(capfd, "--json")[1])["locks"]) == 2)
         _, out = run(capfd, "show", "import")
-        assert "at the key :1:lock:import" in out
+        assert "at the key :lock:1:import" in out
         code, out = run(capfd, "release", "import", "--yes")
         assert (code, out.splitlines()[-1]) == (0, "import is released.")
         lock.raise_on_release_error = False

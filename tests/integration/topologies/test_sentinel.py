@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.cache import caches
+from django_redis.util import CacheKey
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
@@ -75,7 +76,7 @@ def test_no_method_reaches_the_key_of_a_lock(
     settings.CACHES = {"default": cache_settings(sentinel_servers)}
     cache: Any = caches["default"]
     with cache.lock("nightly", timeout=30) as lock:
-        assert not reached(cache, "lock:nightly", "lock:other")
+        assert not reached(cache, CacheKey(lock.name), CacheKey(cache.lock("other").name))
         assert lock.owned()
 
 
