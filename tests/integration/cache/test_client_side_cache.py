@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from django_redis_lock.decorators import cached
 from tests.processes import until
 from tests.redis_server import FOR_COMMAND, RedisServer, newer_redis_server
 from tests.support.background import Background
+from tests.support.interrupts import Interrupt, Points, TimeLimit, each_point
 
 if int(redis.__version__.split(".")[0]) < 6:
     pytest.skip("needs redis-py 6: before, not with hiredis", allow_module_level=True)
@@ -188,3 +190,27 @@ def test_after_an_interrupted_call_it_believes_no_old_value(cache: Any, other: r
     pool.release(connection)
     other.set(cache.make_key("report"), 2)
     assert cache.get("report") == 2
+
+
+@pytest.mark.invariant("P1")
+def test_an_exception_of_a_signal_handler_at_each_point_of_a_read(
+    cache: Any, other: redis.Redis
+) -> None:
+    numbers = count(2)
+    cache.set("other", "another")
+
+    def attempt(points: Points) -> None:
+        number = next(numbers)
+        other.set(cache.make_key("report"), number)
+        try:
+            with points.watched():
+                for _ in range(2):  # From the server, and from memory.
+                    cache.get("report")
+        except (Interrupt, TimeLimit):
+            pass
+        for _ in range(2):
+            assert cache.get("other") == "another"
+            until(lambda: cache.get("report") == number)
+            assert cache.get_many(["report", "other"]) == {"report": number, "other": "another"}
+
+    each_point(attempt, modules=("redis.", "django_redis_lock.pools", "django_redis_lock.cache."))
