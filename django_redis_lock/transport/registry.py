@@ -83,6 +83,13 @@ def encoded(client: Client, text: str | bytes) -> bytes:
     return data
 
 
+def encoding(encoder: Any) -> Callable[[object], bytes]:
+    """redis-py's ``encoder``, which costs more than to encode a text."""
+    if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
+        return encoder.encode  # type: ignore[no-any-return]  # redis-py
+    return lambda word: word.encode() if isinstance(word, str) else encoder.encode(word)
+
+
 # -- whose calls may go past redis-py --------------------------------------------------------------
 
 #: The arguments of redis-py's connections to which ours do justice, besides those of TLS, also
