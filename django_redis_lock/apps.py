@@ -10,10 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
+from .activity import note_tasks
 from .cache import RedisCache
 from .conf import Conf
 from .extension import PartMissing, part
-from .middleware import note_tasks
 
 logger = logging.getLogger("django_redis_lock.metrics")
 

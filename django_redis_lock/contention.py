@@ -29,9 +29,9 @@ from django.templatetags.static import static
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
 
+from .activity import request_of
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
-from .middleware import request_of
 from .protocol import Owner, printable
 from .protocol.holders import DEFAULT_RETRY_SECONDS, HolderInfo, seconds_to_retry
 from .threads import get_logger

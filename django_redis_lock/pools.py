@@ -24,6 +24,7 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from .threads import Mutex, free_after_fork
@@ -84,8 +85,11 @@ class GuardedConnection(_Any):  # type: ignore[misc]  # the class of Any is know
     # The pool calls it before each use.
     def connect(self) -> None:
         self._packed = 0
-        if (front := self.in_front()) is not None:
-            front._current_command_cache_key = None  # Of a call that was interrupted.
+        front = self.in_front()
+        if front is not None and (asked := front._current_command_cache_key) is not None:
+            # Of a call that was interrupted.
+            front._cache.delete_by_cache_keys([asked])
+            front._current_command_cache_key = None
         if self._sock is not None and not self._may_be_used():
             self.disconnect()
         with connecting():
@@ -124,7 +128,10 @@ class GuardedConnection(_Any):  # type: ignore[misc]  # the class of Any is know
             raise_interrupt(error)  # redis-py would raise another error, or try again.
 
     def can_read(self, timeout: float = 0) -> bool:
-        return bool(super().can_read(0) or (timeout and poll_of(self)(timeout * 1000)))
+        self._outstanding += 1  # As below: it takes what has come from the socket.
+        readable = bool(super().can_read(0) or (timeout and poll_of(self)(timeout * 1000)))
+        self._outstanding -= 1
+        return readable
 
     def pack_commands(self, commands: Iterable[Iterable[object]]) -> object:
         commands = [_without_numbers(command) for command in commands]
@@ -155,12 +162,15 @@ class GuardedConnection(_Any):  # type: ignore[misc]  # the class of Any is know
         super().send_packed_command(command, check_health=False)
 
     def read_response(self, *args: object, **kwargs: object) -> object:
-        if kwargs.get("push_request"):  # No reply is awaited.
-            return super().read_response(*args, **kwargs)
+        if kwargs.get("push_request"):  # No reply is awaited, but what has come must be taken in.
+            self._outstanding += 1
         try:
             reply = super().read_response(*args, **kwargs)
         except ResponseError:
             self._note_reply()
+            raise
+        except RedisTimeoutError:
+            self._outstanding -= bool(kwargs.get("push_request"))
             raise
         self._note_reply()
         return reply

@@ -20,6 +20,7 @@ from asgiref.sync import sync_to_async
 from django.core.management.base import BaseCommand
 from redis.exceptions import RedisError
 
+from ..activity import RequestActivity, doing, request_of
 from ..conf import Conf
 from ..contention import (
     RETRY_ONLY_CELERY,
@@ -33,7 +34,6 @@ from ..contention import (
 from ..events import as_group
 from ..exceptions import LockError
 from ..locking import unwinding
-from ..middleware import RequestActivity, doing, request_of
 from ..threads import is_async
 from ..transport import is_outage
 from ..transport.refusals import is_unusable

@@ -15,7 +15,7 @@ from django.template.exceptions import TemplateSyntaxError
 from django.utils.html import format_html
 
 from ..cache import MISSING, value_cache
-from ..middleware import Conditions
+from ..conditions import Conditions
 from ..threads import get_logger
 
 logger = get_logger("django_redis_lock.pages")

@@ -83,16 +83,24 @@ def encoded(client: Client, text: str | bytes) -> bytes:
     return data
 
 
+def encoding(encoder: Any) -> Callable[[object], bytes]:
+    """redis-py's ``encoder``, which costs more than to encode a text."""
+    if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
+        return encoder.encode  # type: ignore[no-any-return]  # redis-py
+    return lambda word: word.encode() if isinstance(word, str) else encoder.encode(word)
+
+
 # -- whose calls may go past redis-py --------------------------------------------------------------
 
-#: The arguments of redis-py's connections to which ours do justice, besides those of TLS.
+#: The arguments of redis-py's connections to which ours do justice, besides those of TLS, also
+#: those of tasks.
 _KNOWN = frozenset(
     (
         *("host", "port", "path", "db", "username", "password", "client_name", "encoding"),
         *("encoding_errors", "decode_responses", "socket_timeout", "socket_connect_timeout"),
         *("socket_read_size", "socket_keepalive", "socket_keepalive_options", "socket_type"),
-        *("health_check_interval", "lib_name", "lib_version", "driver_info", "command_packer"),
-        *("redis_connect_func", "protocol", "legacy_responses", "himport_registry", "database"),
+        *("health_check_interval", "lib_name", "lib_version", "driver_info", "protocol"),
+        *("legacy_responses", "himport_registry", "database"),
         # redis-py's own, of its pool; and of those the next two also look at the value.
         *("connection_pool", "orig_host_address", "orig_socket_timeout"),
         *("orig_socket_connect_timeout", "maint_notifications_pool_handler"),
@@ -128,7 +136,7 @@ def _looks_plain(client: Any) -> bool:
     retry = configured.get("retry") or Retry(NoBackoff(), 0)
     notifications = settings.get("maint_notifications_config")
     return (
-        client.connection is None  # Else it is the only one for all calls.
+        getattr(client, "connection", None) is None  # Else it is the only one for all calls.
         and _is_of_redis_py(type(pool))
         and _is_of_redis_py(unguarded(pool.connection_class))
         and _is_of_redis_py(settings.get("parser_class"))
@@ -138,7 +146,10 @@ def _looks_plain(client: Any) -> bool:
         and not hasattr(settings.get("credential_provider"), "on_next")
         and getattr(pool, "cache", None) is None
         and getattr(notifications, "enabled", None) is not True
-        and all(n in _KNOWN or n in RETRY or n[:4] == "ssl_" for n in settings)
+        and all(
+            value is None or name in _KNOWN or name in RETRY or name[:4] == "ssl_"
+            for name, value in settings.items()
+        )
     )
 
 

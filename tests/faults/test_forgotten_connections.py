@@ -266,6 +266,50 @@ def test_a_lock_after_a_pause_is_acquired_and_released_at_once(
     assert "PING" not in sent
 
 
+def test_a_lock_that_was_awaited_is_released_at_once(proxy: Proxy, client: redis.Redis) -> None:
+    """The reply about its grant may still be unread on the connection."""
+    lock = lock_through(proxy, thread_local=False)
+    with Lock(client, "idle", timeout=60):
+        waiting = Background(lock.acquire)
+        until(lambda: client.info("clients")["blocked_clients"])
+    assert waiting.result()
+    time.sleep(0.02)
+    client.config_resetstat()
+    lock.release()
+    assert "PING" not in commands(client)
+    assert not client.exists("idle")
+
+
+#: What a task calls on a connection that was forgotten.
+IN_TASKS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda cache: cache.aget("a"),
+    "set": lambda cache: cache.aset("a", 1),
+    "incr": lambda cache: cache.aincr("a"),
+    "get_or_set": lambda cache: cache.aget_or_set("a", lambda: 1, 60),
+    "lock": lambda cache: taken_by_a_task(cache.alock("a")),
+}
+
+
+async def taken_by_a_task(lock: Any) -> None:
+    async with lock:
+        pass
+
+
+@pytest.mark.parametrize("name", IN_TASKS)
+def test_a_call_of_a_task_after_a_pause(proxy: Proxy, name: str) -> None:
+    cache = cache_of(proxy)
+    cache.set("a", 1)
+
+    async def main() -> None:
+        await IN_TASKS[name](cache)
+        for _ in range(2):
+            await asyncio.to_thread(pause, proxy)
+            await asyncio.wait_for(IN_TASKS[name](cache), SOON)
+
+    with no_outage(proxy):
+        asyncio.run(main())
+
+
 def test_renewals_far_apart_are_sent_at_once(proxy: Proxy, client: redis.Redis) -> None:
     with lock_through(proxy, renew=True):
         renew(client, "idle")

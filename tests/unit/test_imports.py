@@ -50,7 +50,10 @@ FLOORS: tuple[dict[str, str], ...] = (
         "signals": "Django signals for what happens",
     },
     {"cache": "the cache backend"},
-    {"middleware": "which request or task acquires a lock"},
+    {
+        "activity": "which request or task acquires a lock",
+        "conditions": "what one request says about a page or a fragment",
+    },
     {
         "contention": "what to answer when a lock is taken",
         "formatting": "durations as people read them",
@@ -69,6 +72,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "contrib.metrics": "figures of locks and computations",
         "contrib.other_backends": "values in caches that cannot lock",
         "contrib.pages": "whole pages",
+        "middleware": "the names of the middleware",
         "contrib.process_tree": "all that a process has started: signals to it, and its end",
         "contrib.redlock": "one lock over several servers",
         "contrib.several_names": "several names held as one lock",

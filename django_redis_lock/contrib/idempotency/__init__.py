@@ -25,11 +25,11 @@ from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ...activity import request_of
 from ...cache import lock_cache
 from ...conf import SETTING, Conf
 from ...contention import Conflict, service_unavailable
 from ...decorators import Target, after_commit, current_lock, like, locked, view_of
-from ...middleware import request_of
 from ...protocol.validation import check_count, check_seconds
 from ...steps import Steps, adrive, drive
 from ...threads import check_plain, get_logger

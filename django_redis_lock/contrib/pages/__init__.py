@@ -30,9 +30,9 @@ from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
 from ...cache import MISSING, value_cache
+from ...conditions import Conditions
 from ...conf import GetOrSetOptions, checked_timeout
 from ...events import RefreshFailed
-from ...middleware import Conditions
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import flight_key
 from ...singleflight import Postponed, computing, innermost_flight

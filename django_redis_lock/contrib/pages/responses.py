@@ -25,7 +25,7 @@ from ...singleflight import Postponed, Runner
 from ...steps import Steps
 
 if TYPE_CHECKING:
-    from ...middleware import Conditions
+    from ...conditions import Conditions
 
 #: Partial Content, Not Modified, Precondition Failed, Range Not Satisfiable.
 _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ import redis
 from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.decorators import cached
+from tests import redis_server, redis_topologies
 from tests.processes import until
 from tests.redis_server import FOR_COMMAND, RedisServer, newer_redis_server
 from tests.support.background import Background
+from tests.support.interrupts import Interrupt, Points, TimeLimit, each_point
 
 if int(redis.__version__.split(".")[0]) < 6:
     pytest.skip("needs redis-py 6: before, not with hiredis", allow_module_level=True)
@@ -188,3 +191,59 @@ def test_after_an_interrupted_call_it_believes_no_old_value(cache: Any, other: r
     pool.release(connection)
     other.set(cache.make_key("report"), 2)
     assert cache.get("report") == 2
+
+
+@pytest.mark.invariant("P1")
+def test_an_exception_of_a_signal_handler_at_each_point_of_a_read(
+    cache: Any, other: redis.Redis
+) -> None:
+    numbers = count(2)
+    cache.set("other", "another")
+
+    def attempt(points: Points) -> None:
+        number = next(numbers)
+        other.set(cache.make_key("report"), number)
+        try:
+            with points.watched():
+                for _ in range(2):  # From the server, and from memory.
+                    cache.get("report")
+        except (Interrupt, TimeLimit):
+            pass
+        for _ in range(2):
+            assert cache.get("other") == "another"
+            until(lambda: cache.get("report") == number)
+            assert cache.get_many(["report", "other"]) == {"report": number, "other": "another"}
+
+    each_point(attempt, modules=("redis.", "django_redis_lock.pools", "django_redis_lock.cache."))
+
+
+@pytest.mark.parametrize("topology", ["cluster", "sentinels"])
+def test_with_several_servers(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = newer_redis_server((7, 4))
+    monkeypatch.setattr(redis_server, "redis_server_binary", lambda: newer)
+    pool = {"protocol": 3, "cache_config": CacheConfig()}
+    with getattr(redis_topologies, topology)() as servers:
+        options: dict[str, Any] = {"CONNECTION_POOL_KWARGS": pool}
+        if topology == "cluster":
+            location = servers.nodes[0].url
+            options["CLIENT_CLASS"] = "django_redis_lock.clients.ClusterClient"
+        else:
+            location = f"redis://{servers.name}/0"
+            options["CLIENT_CLASS"] = "django_redis.client.SentinelClient"
+            options["CONNECTION_FACTORY"] = "django_redis.pool.SentinelConnectionFactory"
+            options["SENTINELS"] = servers.addresses
+        cache = RedisCache(location, {"OPTIONS": options})
+        other = RedisCache(location, {"OPTIONS": {**options, "CONNECTION_POOL_KWARGS": {}}})
+        cache.set("report", 1)
+        for _ in range(3):
+            assert cache.get_or_set("report", never, 60) == 1
+        before = sum(commands(node.asking) for node in servers.nodes)
+        for _ in range(100):
+            assert cache.get_or_set("report", never, 60) == 1
+        # Servers of these kinds also talk to each other.
+        assert sum(commands(node.asking) for node in servers.nodes) < before + 100
+        other.set("report", 2)
+        until(lambda: cache.get("report") == 2)
+        with cache.lock("report", timeout=30) as lock:
+            assert other.lock("report").locked()
+            assert lock.owned()

@@ -184,6 +184,10 @@ class OwnParser(DefaultParser):  # type: ignore[misc,valid-type]  # one of redis
     pass
 
 
+def introduce(connection: redis.Connection) -> None:
+    connection.on_connect()
+
+
 class Renewed:
     """Credentials of which the connections hear when there are new ones."""
 
@@ -219,6 +223,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "a retry of its own": pool_with(retry=Retry(NoBackoff(), 3)),
     "a second try after a time-out": pool_with(retry_on_timeout=True),
     "a second try after some errors": pool_with(retry_on_error=[redis.BusyLoadingError]),
+    "a greeting of its own": pool_with(redis_connect_func=introduce),
     "credentials that renew": pool_with(credential_provider=Renewed()),
 }
 

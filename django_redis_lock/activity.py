@@ -1,42 +1,23 @@
-"""Whole pages (``pages``); and what a request or a task is doing, for the description of a lock's
-holder: requests by a middleware, tasks by the signals of Celery and of Django's tasks."""
+"""What a request or a task is doing, for the description of a lock's holder. Tasks say it by the
+signals of Celery and of Django's tasks."""
 
 from __future__ import annotations
 
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from asgiref.sync import iscoroutinefunction
 from django import VERSION
-from django.http import HttpRequest, HttpResponseBase
-from django.utils.decorators import sync_and_async_middleware
+from django.http import HttpRequest
 from django.utils.encoding import escape_uri_path
 from django.utils.functional import LazyObject, empty
 
-from ..conf import Conf
-from ..extension import on_first_use
-from ..protocol import activity
-
-if TYPE_CHECKING:
-    from ..contrib.pages import CachedPageMiddleware
-    from ..decorators.refusals import RefusalMiddleware
-    from .conditions import Conditions
-
-__all__ = [
-    "CachedPageMiddleware",
-    "Conditions",
-    "RefusalMiddleware",
-    "RequestActivity",
-    "doing",
-    "note_request",
-    "note_tasks",
-    "request_of",
-]
+from .conf import Conf
+from .protocol import activity
 
 _CONF = Conf()
 #: Characters of a path.
@@ -108,27 +89,6 @@ def _user_of(request: HttpRequest) -> str:
     return "" if key is None else str(key)
 
 
-@sync_and_async_middleware
-def note_request(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
-    """A middleware: the description of a lock's holder says for which request it was acquired.
-    Views with ``locked()`` do not need it."""
-    if iscoroutinefunction(get_response):
-
-        async def acall(request: HttpRequest) -> HttpResponseBase:
-            with doing(RequestActivity(request)):
-                response: HttpResponseBase = await get_response(request)
-                return response
-
-        return acall
-
-    def call(request: HttpRequest) -> HttpResponseBase:
-        with doing(RequestActivity(request)):
-            response: HttpResponseBase = get_response(request)
-            return response
-
-    return call
-
-
 class TaskActivity:
     """``task shop.tasks.send_invoices (4f1c…)``. ``before`` is what the thread returns to."""
 
@@ -177,13 +137,3 @@ def _end(id: str) -> None:
     current = activity.get()
     if isinstance(current, TaskActivity) and current.id == str(id):
         activity.set(current.before)
-
-
-__getattr__ = on_first_use(
-    __name__,
-    {
-        "contrib.pages": "CachedPageMiddleware",
-        "decorators.refusals": "RefusalMiddleware",
-        "middleware.conditions": "Conditions",
-    },
-)
