@@ -33,12 +33,6 @@ from .measurements import (
     handover,
     hit,
     idle,
-    inventory,
-    memory,
-    page,
-    places,
-    released,
-    several_names,
     stampede,
 )
 from .placement import placements
@@ -55,17 +49,11 @@ MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "cycle": cycle.measure,
     "contention": contention.measure,
     "handover": handover.measure,
-    "several_names": several_names.measure,
-    "places": places.measure,
     "idle": idle.measure,
-    "memory": memory.measure,
     "asyncio": asyncio_cycle.measure,
     "calls": calls.measure,
     "hit": hit.measure,
     "stampede": stampede.measure,
-    "page": page.measure,
-    "inventory": inventory.measure,
-    "released": released.measure,
     "growth": growth.measure,
 }
 

@@ -31,9 +31,10 @@ from ..extension import PACKAGE, PartMissing, part
 from ..singleflight import encode_value
 from ..transport import server_of
 from ..transport.refusals import raise_interrupt
+from ..transport.registry import encoding
 from .connections import Connections, failing_as_django_redis, flight_ending
 from .flights import Flights, awaitable, waiting_thread
-from .keys import Keys, Listing, encoding, has_plain_keys
+from .keys import Keys, Listing, has_plain_keys
 from .locks import Locks, version_by_name
 from .on_commit import OnCommit
 from .values import MISSING, FirstRead, Values
@@ -91,25 +92,20 @@ def _encoded(encode: Callable[..., object], value: object, **options: object) ->
     return int(encoded) if isinstance(encoded, int) else encoded
 
 
-def _reading(name: str) -> Any:
-    return _by_client(name, lambda cache, client: {"client": client or cache._direct()})
-
-
-def _writing(name: str) -> Any:
-    return _by_client(name, lambda cache, client: cache._by(client))
-
-
-def _by_client(name: str, chosen: Callable[[RedisCache, object], dict[str, object]]) -> Any:
-    """django-redis's method ``name``, whose ``client`` is ``chosen`` for that of the caller."""
+def _by_client(name: str, writes: bool = False) -> Any:
+    """django-redis's method ``name``, whose ``client`` is ours if the caller gives none."""
     theirs = getattr(DefaultClient, name)
     _, *names = signature(theirs).parameters
     at = names.index("client")
 
     @wraps(theirs)
     def method(self: RedisCache, *args: Any, **options: Any) -> Any:
-        options.update(zip(names[at:], args[at:], strict=False))
-        options.update(chosen(self, options.pop("client", None)))
-        return getattr(self.client, name)(*args[:at], **options)
+        if len(args) > at:
+            options.update(zip(names[at:], args[at:], strict=False))
+            args = args[:at]
+        client = options.pop("client", None)
+        by = self._by(client) if writes else {"client": client or self._direct()}
+        return getattr(self.client, name)(*args, **options, **by)
 
     return _ignoring_outages(method)
 
@@ -298,10 +294,17 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
     ) -> bool:
         return bool(self.client.delete(key, version, prefix, **self._by(client)))
 
-    has_key, ttl, pttl = map(_reading, ("has_key", "ttl", "pttl"))
-    delete_many, incr, decr, touch = map(_writing, ("delete_many", "incr", "decr", "touch"))
-    expire, expire_at = map(_writing, ("expire", "expire_at"))
-    pexpire, pexpire_at = map(_writing, ("pexpire", "pexpire_at"))
+    has_key = _by_client("has_key")
+    ttl = _by_client("ttl")
+    pttl = _by_client("pttl")
+    delete_many = _by_client("delete_many", writes=True)
+    incr = _by_client("incr", writes=True)
+    decr = _by_client("decr", writes=True)
+    touch = _by_client("touch", writes=True)
+    expire = _by_client("expire", writes=True)
+    pexpire = _by_client("pexpire", writes=True)
+    expire_at = _by_client("expire_at", writes=True)
+    pexpire_at = _by_client("pexpire_at", writes=True)
 
     @_ignoring_outages
     def clear(self) -> Any:

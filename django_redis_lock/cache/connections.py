@@ -43,8 +43,7 @@ from ..transport import (
 )
 from ..transport.execute import joined, pack_word
 from ..transport.refusals import OUTAGE, is_pool_exhausted, raise_interrupt
-from ..transport.registry import in_memory
-from .keys import encoding
+from ..transport.registry import encoding, in_memory
 
 T = TypeVar("T")
 

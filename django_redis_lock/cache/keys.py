@@ -240,13 +240,6 @@ def has_plain_keys(cache: Any) -> bool:
     )
 
 
-def encoding(encoder: Any) -> Callable[[object], bytes]:
-    """redis-py's ``encoder``, which costs more than to encode a text."""
-    if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
-        return encoder.encode  # type: ignore[no-any-return]  # redis-py
-    return lambda word: word.encode() if isinstance(word, str) else encoder.encode(word)
-
-
 class NamedKey(str):
     """A key that a function of the user has made, which can make it again."""
 

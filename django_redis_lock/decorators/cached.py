@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from ..activity import request_of
 from ..cache import NamedKey, value_cache
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
@@ -287,7 +288,7 @@ def cached_page(
     given: object = GetOrSetOptions.check(**options)
 
     def decorate(view: V) -> V:
-        if hasattr(view, "META"):
+        if request_of((view,), {}) is not None:
             raise TypeError("@cached_page needs a timeout: write @cached_page(300)")
         target = Target("cached_page", view)
         decorated: V = target.wrap(

@@ -134,7 +134,7 @@ class Heartbeat(Job):
             if job.due > due:
                 keeper().reschedule(job, due)
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         if not int(value) and self.sent_at > sent_at - DAY / 1000:
             self.forgotten_at = self.sent_at
         self.sent_at = sent_at

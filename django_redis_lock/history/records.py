@@ -82,7 +82,7 @@ class CrashRecord(SentOnce):
         self.due += REPORT_SECONDS
         self._known = name, event.owner, subject
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         name, owner, subject = self._known
         if int(value):
             logger.warning(
@@ -93,10 +93,10 @@ class CrashRecord(SentOnce):
             if events.listeners and subject is not None:
                 # Of a lock on several servers, each has its own figures.
                 events.emit(events.Crashed(subject._replace(server=self.server), owner))
-        super().answered(value, sent_at)
+        super().replied(value, sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
-        self.answered(1, now)
+        self.replied(1, now)
 
 
 def _crash(vanished: Vanished) -> Event | None:

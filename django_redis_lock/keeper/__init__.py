@@ -95,7 +95,7 @@ class Job:
         """The call to send now; None if only ``due`` has changed."""
         raise NotImplementedError
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         """Handle the reply to ``call``; must set ``due`` or discard the job."""
         raise NotImplementedError
 
@@ -116,7 +116,7 @@ class SentOnce(Job):
     def call(self, now: float) -> Call:
         return self._call
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         keeper().discard(self)
 
     def failed(self, error: Exception, now: float) -> None:
@@ -158,7 +158,7 @@ class DeferredRelease(Job):
             keeper().add(LateRequest(self.server, self._call, self._lifetime))
         return None
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         self._answers += 1
         self.flush_at_exit = False
         self.due = sent_at + 1.0
@@ -190,12 +190,12 @@ class LateRequest(Job):
         keeper().discard(self)
         return None
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         self._pause = min(self._pause * 2, 60.0)
         self.due = sent_at + self._pause
 
     def failed(self, error: Exception, now: float) -> None:
-        self.answered(None, now)
+        self.replied(None, now)
 
 
 @contextmanager
@@ -423,7 +423,7 @@ class Worker:
                             job.server.on_error(answer)
                             job.failed(answer, time.monotonic())
                         else:
-                            job.answered(answer, sent_at)
+                            job.replied(answer, sent_at)
                 if not unanswered:
                     break
             if link.rest():

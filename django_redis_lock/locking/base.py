@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from .. import events, history
 from ..clock import time
-from ..events import Subject, check_group
+from ..events import Subject
 from ..exceptions import (
     LockError,
     LockLost,
@@ -169,6 +169,8 @@ class BaseLock:
     grant_timeout: float
     reentrant: bool
     limit: int
+    label: str
+    group: str
 
     def __init__(
         self,
@@ -202,18 +204,27 @@ class BaseLock:
             known = [*signature(BaseLock).parameters][2:-1]
             raise unknown_option(f"{type(self).__name__}()", min(unknown), known)
         self._check_kind(redis, on_lost, cancel_on_lost)
-        self.redis = redis
-        self.name = check_name(name)
-        options: tuple[object, ...]  # In the order of ``OPTIONS``.
-        options = timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error
-        options += renew, max_hold, min_hold, cancel_on_lost, warn_after
-        options += replicas, grant_timeout, reentrant, limit
-        vars(self).update(checked_options(options))
-        self.on_lost = on_lost
-        if label is not None and not isinstance(label, str):
-            raise TypeError(f"label must be a str or None, not {label!r}")
-        self.label = label or ""
-        self.group = check_group(group)
+        self.redis, self.name, self.on_lost = redis, check_name(name), on_lost
+        options = checked_options(
+            timeout=timeout,
+            sleep=sleep,
+            blocking=blocking,
+            blocking_timeout=blocking_timeout,
+            thread_local=thread_local,
+            raise_on_release_error=raise_on_release_error,
+            renew=renew,
+            max_hold=max_hold,
+            min_hold=min_hold,
+            cancel_on_lost=cancel_on_lost,
+            warn_after=warn_after,
+            replicas=replicas,
+            grant_timeout=grant_timeout,
+            reentrant=reentrant,
+            limit=limit,
+            label=label,
+            group=group,
+        )
+        vars(self).update(options)
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
         self.id = None if id is None else self._encode(check_token(id))
         if self.reentrant and id is not None:

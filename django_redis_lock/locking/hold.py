@@ -236,7 +236,7 @@ class Hold:
     def release_late(self) -> None:
         """It is over, and so is what its request may yet take; see ``LateRequest``."""
         request, self.request = self.request, None
-        if request is not None:
+        if request is not None and request.unanswered:
             release_late(request)
 
     def _tell_holder(self) -> None:
@@ -430,7 +430,7 @@ class Renewal(Job):
             return 0
         return -1 if hold.lifetime is None else milliseconds(min(hold.lifetime, until - now))
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         until, hold = parse_renew(value, sent_at), self.hold
         if until is None:
             self._refused(value, early=sent_at < hold.deadline)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any
 
+from ..events import check_group
 from ..threads import get_logger
 
 logger = get_logger("django_redis_lock.lock")
@@ -141,6 +142,13 @@ def check_wait(value: object) -> float | None:
     return check_time("blocking_timeout", value, zero=True, none="a wait without end")
 
 
+def check_label(value: object) -> str:
+    """``value`` as a label; empty for None. Raises TypeError."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"label must be a str or None, not {value!r}")
+    return value or ""
+
+
 #: The options that all locks have, each with its check.
 OPTIONS: Mapping[str, Callable[[object], Any]] = {
     "timeout": partial(check_time, "timeout", none="a lock that never expires"),
@@ -158,23 +166,25 @@ OPTIONS: Mapping[str, Callable[[object], Any]] = {
     "grant_timeout": partial(check_time, "grant_timeout"),
     "reentrant": partial(check_bool, "reentrant"),
     "limit": check_limit,
+    "label": check_label,
+    "group": check_group,
 }
 
 
-def checked_options(values: tuple[object, ...]) -> dict[str, Any]:
-    """The ``values`` of all OPTIONS, in that order, checked one by one and together, by their
-    names; with ``warns_after``. Locks repeat theirs, so the same dict is returned again: it must
-    not be changed. Raises TypeError or ValueError."""
+def checked_options(**given: object) -> dict[str, Any]:
+    """The values of all OPTIONS, checked one by one and together; with ``warns_after``. Locks
+    repeat theirs, so the same dict is returned again: it must not be changed. Raises TypeError or
+    ValueError."""
     try:
-        return _checked(*values)
+        return _checked(**given)
     except TypeError:  # Perhaps because one of them cannot be hashed.
         pass
-    return _checked.__wrapped__(*values)
+    return _checked.__wrapped__(**given)
 
 
 @lru_cache(maxsize=256, typed=True)
-def _checked(*values: object) -> dict[str, Any]:
-    options = {n: check(value) for (n, check), value in zip(OPTIONS.items(), values, strict=True)}
+def _checked(**given: object) -> dict[str, Any]:
+    options = {name: check(given[name]) for name, check in OPTIONS.items()}
     timeout, renew, max_hold = options["timeout"], options["renew"], options["max_hold"]
     if timeout is None and (renew or max_hold is not None):
         raise ValueError("renew and max_hold need a timeout: a lock without one never expires")

@@ -773,7 +773,7 @@ class FlightRenewal(Job):
         known = {name: encodable(text) for name, text in described.items() if text}
         return (f"{(now - self._began) * 1000:.0f}", *owner.fields(), *chain(*known.items()))
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         self._named = True
         self.due = sent_at + self.deadline_scale / 3
         if not value:  # A write has ended the flight. STORE will tell the leader.

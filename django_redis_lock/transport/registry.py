@@ -83,6 +83,13 @@ def encoded(client: Client, text: str | bytes) -> bytes:
     return data
 
 
+def encoding(encoder: Any) -> Callable[[object], bytes]:
+    """redis-py's ``encoder``, which costs more than to encode a text."""
+    if encoder.encoding.lower() not in ("utf-8", "utf8") or encoder.encoding_errors != "strict":
+        return encoder.encode  # type: ignore[no-any-return]  # redis-py
+    return lambda word: word.encode() if isinstance(word, str) else encoder.encode(word)
+
+
 # -- whose calls may go past redis-py --------------------------------------------------------------
 
 #: The arguments of redis-py's connections to which ours do justice, besides those of TLS, also
@@ -129,7 +136,7 @@ def _looks_plain(client: Any) -> bool:
     retry = configured.get("retry") or Retry(NoBackoff(), 0)
     notifications = settings.get("maint_notifications_config")
     return (
-        client.connection is None  # Else it is the only one for all calls.
+        getattr(client, "connection", None) is None  # Else it is the only one for all calls.
         and _is_of_redis_py(type(pool))
         and _is_of_redis_py(unguarded(pool.connection_class))
         and _is_of_redis_py(settings.get("parser_class"))

@@ -303,7 +303,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "history.records",
         "at = bounded(at_us, MAX_UNIX_TIME * 1000001.0)",
     ): "no event is that far in the future",
-    ("history.records", "self.answered(2, now)"): "it is as true as 1",
+    ("history.records", "self.replied(2, now)"): "it is as true as 1",
 }
 
 EQUIVALENT |= {

@@ -188,7 +188,7 @@ class _HolderQuestion(SentOnce):
         self._row = row
         self.answer_seen = threading.Event()
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         row, first = self._row, not self.answer_seen.is_set()
         held = None if value is None else HolderInfo(value)
         if held is not None and (first or held.owner.host):
@@ -197,7 +197,7 @@ class _HolderQuestion(SentOnce):
         if first and held is not None and not held.owner.host and row["what"] == "waiting":
             self.due = sent_at + ASK_AGAIN_SECONDS
         else:
-            super().answered(value, sent_at)
+            super().replied(value, sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
         self.answer_seen.set()

@@ -136,7 +136,7 @@ class Writing(Job):
             return None
         return call_to_add(self._sent)
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         self._sent = {}
         self.due = sent_at + INTERVAL
 

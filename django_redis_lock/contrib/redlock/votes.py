@@ -194,7 +194,7 @@ class VotedRenewal(Renewal):
         self._requesting_vote = True
         return vote_call(hold.keys, hold.token, max(wanted, 0), hold.attempt, hold.fence)
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         hold, early = self.hold, sent_at < self.hold.votes[self._place]
         reply = (parse_acquire if self._requesting_vote else parse_renew)(value, sent_at)
         if reply is None or isinstance(reply, Refused):

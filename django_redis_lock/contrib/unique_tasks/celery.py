@@ -90,30 +90,37 @@ class UniqueTask(_Unique):
         @shared_task(base=UniqueTask, unique="sync-{shop}", unique_timeout=3600)
         def sync(shop): ...
 
-    They are ``unique``, the name, ``unique_timeout``, ``unique_until``, ``unique_on_duplicate``,
-    ``unique_using`` and ``unique_on_redis_down``. In a class of your own they are attributes.
+    In a class of your own they are attributes.
+
+    Attributes:
+        unique: the name: a template over the arguments of the task, or a callable that takes them.
 
     Raises:
         TypeError, ValueError: when Celery binds the task to its app: one of them is invalid.
     """
 
     abstract = True
+    unique: Any = None
+    unique_timeout: Any = None
+    unique_until: Any = "start"
+    unique_on_duplicate: Any = "skip"
+    unique_using: Any = None
+    unique_on_redis_down: Any = None
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
-        given = {name: getattr(cls, f"unique_{name}", usual) for name, usual in _OPTIONS.items()}
-        rules = checked_rules(getattr(cls, "unique", None), **given)
+        rules = checked_rules(
+            cls.unique,
+            timeout=cls.unique_timeout,
+            until=cls.unique_until,
+            on_duplicate=cls.unique_on_duplicate,
+            using=cls.unique_using,
+            on_redis_down=cls.unique_on_redis_down,
+        )
         run = getattr_static(cls, "run")
         of_calls = run.__func__ if isinstance(run, staticmethod) else MethodType(run, cls)
         cls.unique_task = rules(of_calls, cls.name)  # type: ignore[assignment, method-assign]
-
-
-#: Arguments of ``unique_task``, and their defaults.
-_OPTIONS = {
-    **{"timeout": None, "until": "start", "on_duplicate": "skip"},
-    **{"using": None, "on_redis_down": None},
-}
 
 
 def unique(rules: Rules, target: object) -> Any:

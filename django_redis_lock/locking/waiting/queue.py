@@ -334,7 +334,7 @@ class QueueWatch(Job):
             return None
         return self._queue.request.watch_call(self._queue.id, len(self._queue.waiters))
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         pttl, clock, untaken, all_vanished = parse_watch(value, sent_at)
         request = self._queue.request
         for vanished in all_vanished:
@@ -386,7 +386,7 @@ class LongWait(Job):
     def call(self, now: float) -> Call:
         return self._call
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         if self._owner is not None:
             self._log(history.with_heartbeat(self._owner, value))
             return

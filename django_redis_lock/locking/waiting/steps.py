@@ -236,7 +236,7 @@ class Waiter:
         if acquired is None:
             return (yield from self._take_grant())
         self._reply = reply = queue.reply()
-        self.give_back(reply)
+        self.release_grant_in(reply)
         return acquired
 
     # -- what must be released ---------------------------------------------------------------
@@ -244,7 +244,7 @@ class Waiter:
     # A grant is in ``_reply`` once it is read, and in ``may_hold`` before TAKE_GRANT is sent. After
     # an interrupt ``wait`` of a subclass gives back the one, ``_abandon`` the other.
 
-    def give_back(self, reply: PopReply) -> None:
+    def release_grant_in(self, reply: PopReply) -> None:
         """Release the grant that a pop has returned in ``reply``, if it has."""
         if (grant := self.queue.grant_in(reply)) is not None:
             self._release_later((grant.token, b"", grant.place))

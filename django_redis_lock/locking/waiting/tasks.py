@@ -181,7 +181,7 @@ class TaskWaiter(Waiter):
         # Nothing runs in this loop any more, perhaps it is closed.
         self.queue.reading = None
         if reading.done() and not reading.cancelled() and not reading.exception():
-            self.give_back(reading.result())
+            self.release_grant_in(reading.result())
 
     async def _cancel_pop(self) -> None:
         """The wait is cancelled: pass on the grant that the blocking pop may have returned."""

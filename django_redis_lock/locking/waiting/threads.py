@@ -179,7 +179,7 @@ class ThreadWaiter(Waiter):
                 queue.connection = None
             queue.disconnect()
         if self._reply is not POPPING:
-            self.give_back(self._reply)
+            self.release_grant_in(self._reply)
         self._reply = None
         queue.abandon(self)
 
@@ -201,12 +201,12 @@ class AbandonedPop(SentOnce):
         super().__init__(waiter.queue.server, leave)
         self._waiter, self._connection = waiter, waiter.queue._connected
 
-    def answered(self, value: Reply, sent_at: float) -> None:
+    def replied(self, value: Reply, sent_at: float) -> None:
         with suppress(RedisError):
             if readable(self._connection, LAST_TRY_SECONDS):
-                self._waiter.give_back(read(self._connection))
+                self._waiter.release_grant_in(read(self._connection))
         self._connection.disconnect()
-        super().answered(value, sent_at)
+        super().replied(value, sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
         self._connection.disconnect()

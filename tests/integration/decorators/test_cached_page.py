@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 import pytest
@@ -258,6 +258,31 @@ def test_a_template_is_rendered_once() -> None:
     page = cached_page(60)(view)
     assert [body(page(ask()).render()) for _ in range(3)] == ["0"] * 3
     assert seen == [b"0"]
+
+
+def test_a_page_within_another_one_is_stored_for_both() -> None:
+    seen = []
+
+    def view(request: HttpRequest) -> TemplateResponse:
+        seen.append(request)
+        source = engines["django"].from_string("{{ count }}")
+        return TemplateResponse(request, source, {"count": len(seen)})
+
+    inner = cached_page(60, key_prefix="inner")(view)
+    outer = cached_page(60, key_prefix="outer")(inner)
+    assert [body(outer(ask()).render()) for _ in range(2)] == ["1"] * 2
+    assert type(inner(ask()).render()) is TemplateResponse
+    cache.delete_many(cache.keys("*outer*"))
+    assert body(outer(ask()).render()) == "1"
+    assert len(seen) == 1
+
+
+def test_a_view_may_be_a_mock() -> None:
+    """It has each attribute that somebody asks for."""
+    view = Mock(return_value=HttpResponse("page"))
+    page = cached_page(60)(view)
+    assert [body(page(ask())) for _ in range(2)] == ["page"] * 2
+    assert view.call_count == 1
 
 
 # -- Django REST framework -----------------------------------------------------------------------

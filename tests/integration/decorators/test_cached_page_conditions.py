@@ -217,6 +217,8 @@ def test_a_stale_page_stays(status: int, kind: str) -> None:
 
     def busy(self: Page, request: HttpRequest) -> HttpResponse:
         self.calls += 1
+        if kind == "template":
+            return TemplateResponse(request, engines["django"].from_string("busy"), status=status)
         return HttpResponse("busy", status=status)
 
     try:
