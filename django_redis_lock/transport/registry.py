@@ -136,7 +136,7 @@ def _looks_plain(client: Any) -> bool:
     retry = configured.get("retry") or Retry(NoBackoff(), 0)
     notifications = settings.get("maint_notifications_config")
     return (
-        client.connection is None  # Else it is the only one for all calls.
+        getattr(client, "connection", None) is None  # Else it is the only one for all calls.
         and _is_of_redis_py(type(pool))
         and _is_of_redis_py(unguarded(pool.connection_class))
         and _is_of_redis_py(settings.get("parser_class"))

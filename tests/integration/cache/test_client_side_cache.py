@@ -14,6 +14,7 @@ import redis
 from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.decorators import cached
+from tests import redis_server, redis_topologies
 from tests.processes import until
 from tests.redis_server import FOR_COMMAND, RedisServer, newer_redis_server
 from tests.support.background import Background
@@ -214,3 +215,35 @@ def test_an_exception_of_a_signal_handler_at_each_point_of_a_read(
             assert cache.get_many(["report", "other"]) == {"report": number, "other": "another"}
 
     each_point(attempt, modules=("redis.", "django_redis_lock.pools", "django_redis_lock.cache."))
+
+
+@pytest.mark.parametrize("topology", ["cluster", "sentinels"])
+def test_with_several_servers(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = newer_redis_server((7, 4))
+    monkeypatch.setattr(redis_server, "redis_server_binary", lambda: newer)
+    pool = {"protocol": 3, "cache_config": CacheConfig()}
+    with getattr(redis_topologies, topology)() as servers:
+        options: dict[str, Any] = {"CONNECTION_POOL_KWARGS": pool}
+        if topology == "cluster":
+            location = servers.nodes[0].url
+            options["CLIENT_CLASS"] = "django_redis_lock.clients.ClusterClient"
+        else:
+            location = f"redis://{servers.name}/0"
+            options["CLIENT_CLASS"] = "django_redis.client.SentinelClient"
+            options["CONNECTION_FACTORY"] = "django_redis.pool.SentinelConnectionFactory"
+            options["SENTINELS"] = servers.addresses
+        cache = RedisCache(location, {"OPTIONS": options})
+        other = RedisCache(location, {"OPTIONS": {**options, "CONNECTION_POOL_KWARGS": {}}})
+        cache.set("report", 1)
+        for _ in range(3):
+            assert cache.get_or_set("report", never, 60) == 1
+        before = sum(commands(node.asking) for node in servers.nodes)
+        for _ in range(100):
+            assert cache.get_or_set("report", never, 60) == 1
+        # Servers of these kinds also talk to each other.
+        assert sum(commands(node.asking) for node in servers.nodes) < before + 100
+        other.set("report", 2)
+        until(lambda: cache.get("report") == 2)
+        with cache.lock("report", timeout=30) as lock:
+            assert other.lock("report").locked()
+            assert lock.owned()
