@@ -28,6 +28,7 @@ from .on_commit import FunctionOnCommit as FunctionOnCommit
 from .on_commit import OnCommit as OnCommit
 from .values import MISSING as MISSING
 
+# Two names are those of optional parts, which know this package: here only, it knows them, too.
 if TYPE_CHECKING:
     from ..contrib.locmem import LocMemCache as LocMemCache
     from ..ops.inventory import reset_all as reset_all

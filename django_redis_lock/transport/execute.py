@@ -18,7 +18,7 @@ from ..steps import drive
 from .address import Client
 from .circuit_breaker import Breaker
 from .refusals import note_sent
-from .registry import server_of
+from .registry import in_memory, server_of
 from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
 from .server import Server
 
@@ -210,11 +210,7 @@ def is_observed(client: Client) -> bool:
     of the class of ``client``, which leads to Redis: it sees no calls on connections of our own."""
     of = type(client)
     execute, evalsha = getattr(of, "execute_command", None), getattr(of, "evalsha", None)
-    if _is_of_redis_py(execute) and _is_of_redis_py(evalsha):
-        return False
-    # Those to a server in memory are ours; each class names its twin, for tasks or for threads.
-    connects = getattr(getattr(client, "connection_pool", None), "connection_class", None)
-    return not (hasattr(connects, "asyncio_class") or hasattr(connects, "thread_class"))
+    return not ((_is_of_redis_py(execute) and _is_of_redis_py(evalsha)) or in_memory(client))
 
 
 def _is_of_redis_py(method: object) -> bool:

@@ -52,6 +52,9 @@ def test_a_silent_process_is_marked_as_in_the_list(
     for page in (PAGE, f"{PAGE}processes/"):
         assert text_of(admin_client.get(page)).count("silent for") == 1
         assert admin_client.get(page).content.decode().count('data-is="silent"') == 1
+    wait_for(client, dead, 2)  # In vain.
+    text = text_of(admin_client.get(f"{PAGE}processes/"))
+    assert "Waits for first held by web:1 silent for" in text
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from redis.connection import DefaultParser
 from redis.retry import Retry
 
 from django_redis_lock.cache import RedisCache
+from tests.processes import in_threads
 from tests.redis_server import RedisServer
 
 
@@ -51,6 +53,24 @@ def test_a_hit_is_read_again_if_its_connection_broke(
         if other["id"] != str(client.client_id()):
             client.client_kill_filter(_id=other["id"])
     assert cache.get_or_set("report", never) == "there"
+
+
+def test_threads_that_use_a_cache_at_first_need_no_connection_of_the_pool(
+    redis_server: RedisServer,
+) -> None:
+    """Each round is a cache with a pool of its own, of which several threads make clients."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for number in range(60):
+            options = {"CONNECTION_POOL_KWARGS": {"client_name": f"round-{number}"}}
+            cache = RedisCache(redis_server.url, {"OPTIONS": options})
+            in_threads(6, cache.get, "report")
+            pool: Any = cache.client.get_client(write=False).connection_pool
+            pool.get_connection = lambda *_: pytest.fail("it uses the pool")
+            assert cache.get("report") is None
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_forked_child_reads_on_its_own_connection(cache: RedisCache) -> None:

@@ -18,6 +18,7 @@ import pytest
 import redis
 from django.core.cache import cache, caches
 from django.core.management import call_command
+from django.utils import translation
 
 from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
@@ -284,6 +285,14 @@ def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.Monkey
 
 
 # -- show --------------------------------------------------------------------------------------
+
+
+def test_it_prints_english_in_each_language(run: Run, client: redis.Redis) -> None:
+    """Programs and colleagues read it, too."""
+    with held(client, "nightly"), translation.override("de"):
+        code, out, _ = run("show", "nightly")
+        assert code == 0
+        assert f"{hostname()}, process {os.getpid()}, thread MainThread" in out
 
 
 def test_one_lock(run: Run, client: redis.Redis) -> None:

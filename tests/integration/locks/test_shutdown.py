@@ -34,15 +34,12 @@ def test_the_refresh_is_finished_or_abandoned(redis_server: RedisServer, takes: 
 
 
 #: What daemon threads do over and over, each kind in two of them. As the process ends, all stand
-#: still: with the mutex that they have, and without the GIL perhaps in a change of an object's
-#: class, which stops all others.
+#: still, with the mutex that they have.
 AT_WORK = """
 import asyncio, sys, threading, time
 import django
 django.setup()
-from django.template.response import TemplateResponse
 from django_redis_lock.cache import LocMemCache
-from django_redis_lock.contrib.pages.responses import Rendering
 from django_redis_lock.keeper import keeper
 from django_redis_lock.transport import server_of
 cache = LocMemCache("tests", {"KEY_FUNCTION": lambda key, prefix, version: f"{version}:{key}"})
@@ -55,9 +52,6 @@ def names(name):
         return cache.alock(name)
     while True:
         yield asyncio.run(alock())
-def renders():
-    while True:
-        yield Rendering(TemplateResponse(None, "page.html"), None, None, None)
 def holds():
     with cache.lock(threading.current_thread().name):
         yield
@@ -69,7 +63,7 @@ def keeps():  # As one that was about to give the keeper a job.
         time.sleep(0.001)
 KINDS = {
     "connects": [connects], "names a lock": [lambda: names("a")],
-    "names locks": [lambda: names(["a", "b"])], "renders": [renders], "holds": [holds, keeps],
+    "names locks": [lambda: names(["a", "b"])], "holds": [holds, keeps],
 }
 def work(kind, begun):
     for _ in kind():
@@ -78,15 +72,13 @@ wanted = KINDS if sys.argv[1] == "each" else sys.argv[1:]
 for kind in 2 * [kind for name in wanted for kind in KINDS[name]]:
     begun = threading.Event()
     threading.Thread(target=work, args=(kind, begun), daemon=True).start()
-    begun.wait()
+    assert begun.wait(60)
 print("ends")
 """
 
 
-@pytest.mark.sample(6)
-@pytest.mark.parametrize(
-    "kind", ["each", "connects", "names a lock", "names locks", "renders", "holds"]
-)
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("kind", ["each", "connects", "names a lock", "names locks", "holds"])
 def test_threads_that_are_at_work_keep_no_process_from_ending(kind: str) -> None:
     assert ended(AT_WORK, kind) == (0, "ends\n", "")
 
