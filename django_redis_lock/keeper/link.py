@@ -101,8 +101,8 @@ class Link:
             return error
 
     def _borrow(self) -> bool:
-        if (idle := self._server.checkout_unchecked()) is not None:
-            self._connection, self._idle_since = idle
+        if (idle := self._server.checkout_idle(may_owe=False)) is not None:
+            self._connection, _, self._idle_since = idle
             self._give_back = self._server.checkin
         return self._connection is not None
 

@@ -174,15 +174,12 @@ class AsyncLock(BaseLock):
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """As ``Lock.extend``."""
         seconds = check_time("additional_time", additional_time) or 0.0
-        return await self._change("extend", seconds, replace_ttl)
+        return await adrive(self._change_steps("extend", seconds, replace_ttl))
 
     @for_the_caller
     async def reacquire(self) -> Literal[True]:
         """As ``Lock.reacquire``."""
-        return await self._change("reacquire", self._lifetime or 1.0, True)
-
-    async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        return await adrive(self._change_steps(verb, seconds, replace))
+        return await adrive(self._change_steps("reacquire", self._lifetime or 1.0, True))
 
     async def locked(self) -> bool:
         """As ``Lock.locked``."""

@@ -254,15 +254,12 @@ class BaseLock:
     def _encode(self, value: str | bytes) -> bytes:
         return value if type(value) is bytes else encoded(self.redis, value)
 
-    def _server(self) -> Server | None:
-        return server_of(self.redis)
-
     @property
     def subject(self) -> Subject:
         """This lock, for events."""
         if self._subject is None:
             name = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
-            of_it = self.group, self.label, self._server(), self.cache
+            of_it = self.group, self.label, self._servers[0], self.cache
             self._subject = Subject.of(name, *of_it)
         return self._subject
 

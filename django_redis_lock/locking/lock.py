@@ -139,14 +139,11 @@ class Lock(BaseLock):
             LockNotOwnedError: the lock has ended, or another caller holds it.
         """
         seconds = check_time("additional_time", additional_time) or 0.0
-        return self._change("extend", seconds, replace_ttl)
+        return drive(self._change_steps("extend", seconds, replace_ttl))
 
     def reacquire(self) -> Literal[True]:
         """Reset the lock's lifetime to ``timeout``. Raises as ``extend`` does."""
-        return self._change("reacquire", self._lifetime or 1.0, True)
-
-    def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        return drive(self._change_steps(verb, seconds, replace))
+        return drive(self._change_steps("reacquire", self._lifetime or 1.0, True))
 
     def locked(self) -> bool:
         """Whether any caller holds the lock; with a ``limit``, whether all places are taken."""

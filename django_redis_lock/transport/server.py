@@ -193,7 +193,7 @@ class Server:
             anew: use no connection that was used before.
         """
         began = time.monotonic()
-        idle = self._checkout_idle(only_new=anew)
+        idle = self.checkout_idle(only_new=anew)
         if idle is not None and not may_run_twice:
             idle = self._checked(*idle, began)
         connection, unread, since = idle or (self._connect(until, anew), None, math.inf)
@@ -343,7 +343,7 @@ class Server:
         """A connection with no reply to be read, idle and checked, or new: for a call that may long
         be without an answer, so that silence does not show whether it was forgotten."""
         now = time.monotonic()
-        while (idle := self._checkout_idle()) is not None:
+        while (idle := self.checkout_idle()) is not None:
             if (checked := self._checked(*idle, now)) is not None:
                 return checked[0]
         return self._connect(None)
@@ -389,33 +389,21 @@ class Server:
         """Whether ``checkout`` would make a connection."""
         return not self._idle
 
-    def checkout_unchecked(self) -> tuple[RawConnection, float] | None:
-        """The idle connection that was used last, and the monotonic time from which on it was idle,
-        for a caller who checks it; None if there is none, or a reply is still to come."""
+    def checkout_idle(self, only_new: bool = False, may_owe: bool = True) -> Idle | None:
+        """The idle connection that was used last, unchecked. Not one for whose reply another thread
+        waits; nor one that was used before, if ``only_new``, or owes a reply, unless it
+        ``may_owe``."""
         try:
             connection, unread, since = self._idle.pop()
         except IndexError:
             return None
-        if unread is None or unread.is_read:
-            return connection, since
-        self._idle.append((connection, unread, since))
-        return None
-
-    def _checkout_idle(self, only_new: bool = False) -> Idle | None:
-        """The idle connection that was used last."""
-        try:
-            connection, unread, since = self._idle.pop()
-        except IndexError:
-            return None
-        if only_new and since < math.inf:
+        if unread is not None and unread.is_read:
+            unread = None
+        unfit = only_new and since < math.inf
+        if unfit or (unread is not None and not (may_owe and unread.claim())):
             self._idle.append((connection, unread, since))
             return None
-        if unread is None or unread.is_read:
-            return connection, None, since
-        if unread.claim():
-            return connection, unread, since
-        self._idle.append((connection, unread, since))
-        return None  # Another thread waits for the reply.
+        return connection, unread, since
 
     def checkin(
         self, connection: RawConnection, unread: UnreadReply | None = None, since: float = 0.0

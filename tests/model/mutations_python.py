@@ -226,11 +226,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "nothing is done about what has no token, only more slowly",
     (
         "locking.lock",
-        'return self._change("reacquire", self._lifetime or 2.0, True)',
+        'return drive(self._change_steps("reacquire", self._lifetime or 2.0, True))',
     ): "without a lifetime there is an error",
     (
         "locking.aio",
-        'return await self._change("reacquire", self._lifetime or 2.0, True)',
+        'return await adrive(self._change_steps("reacquire", self._lifetime or 2.0, True))',
     ): "without a lifetime there is an error",
     (
         "history.causes",

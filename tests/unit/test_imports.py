@@ -19,6 +19,7 @@ from pathlib import Path
 
 import django_redis_lock
 from benchmarks.twins import repeated_lines
+from django_redis_lock.extension import PARTS
 from tests.support.sources import nodes, tree
 
 PACKAGE = "django_redis_lock"
@@ -302,6 +303,67 @@ def test_no_packages_import_each_other() -> None:
 def test_no_modules_import_each_other() -> None:
     graph = {module: own_imports_of(module) for module in MODULES}
     list(graphlib.TopologicalSorter(graph).static_order())
+
+
+#: What a module names, and an upper floor has: in an annotation, or to offer it. Why.
+NAMED_ABOVE = {
+    ("exceptions", "protocol"): "an error has the holder of the lock, whose class it only names",
+    ("cache", "contrib.locmem"): "LocMemCache is a public name of the cache, and made of it",
+    ("cache", "ops.inventory"): "reset_all() is a public name of the cache",
+    ("cache.backend", "ops.inventory"): "the type of what a cache's held_locks() returns",
+}
+
+
+def named_by(module: str) -> set[str]:
+    """What ``module`` imports, and what it names elsewhere: under TYPE_CHECKING, as what a package
+    offers on first use, as a dotted text. What ``part`` loads is named in ``extension`` alone."""
+    path, found = MODULES[module], own_imports_of(module)
+    package = ".".join((PACKAGE, *path.relative_to(FOLDER).parent.parts))
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom):
+            names = _imported(ast.Module([node], []), package)
+            of_ours = (n.partition(".") for n in names if n.startswith(f"{PACKAGE}."))
+            found = found | {_origin(name) for _, _, name in of_ours}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "on_first_use":
+            texts = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
+            found = found | {text for text in texts if text in MODULES}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module":
+            texts = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
+            found = found | {str(text).removeprefix(f"{PACKAGE}.") for text in texts} & set(MODULES)
+    return found - {module}
+
+
+def test_names_lead_down_too() -> None:
+    up = {
+        (module, name)
+        for module in MODULES
+        if module  # The package itself offers names of all floors.
+        for name in named_by(module)
+        if FLOOR_OF[_package(name)] > FLOOR_OF[_package(module)]
+    }
+    shorter = {(module, _package(name)) for module, name in up}
+    assert shorter == set(NAMED_ABOVE)
+
+
+def test_one_circle_of_names_is_left() -> None:
+    """The cache offers ``LocMemCache``, which is a cache."""
+    graph = {module: named_by(module) for module in MODULES if module}
+    assert "contrib.locmem" in graph["cache"]
+    graph["cache"] -= {"contrib.locmem"}
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_optional_parts_are_named_in_one_place() -> None:
+    named = {
+        str(argument.value)
+        for module in MODULES
+        for node in ast.walk(tree(MODULES[module]))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "part" and node.args
+        for argument in ast.walk(node.args[0])
+        if isinstance(argument, ast.Constant)
+    }
+    assert named <= set(PARTS)
+    assert {path for path, _ in PARTS.values()} <= set(MODULES)
 
 
 def test_the_core_knows_no_django() -> None:

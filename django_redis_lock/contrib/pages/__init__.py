@@ -24,7 +24,7 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 from django.middleware.cache import CacheMiddleware
 from django.utils import cache as django_cache
-from django.utils.cache import get_max_age
+from django.utils.cache import get_max_age, patch_vary_headers
 from django.utils.http import parse_http_date_safe
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
@@ -42,13 +42,11 @@ from .responses import (
     REFUSALS,
     NotThePage,
     OpenFlight,
-    OwnWrites,
     PageFailed,
     Rendering,
     Stopped,
     call_view,
     close_without_signal,
-    complete_like,
     conditional,
     copied,
     is_unrendered,
@@ -211,6 +209,16 @@ class _Notes:
 
     def set(self, key: str, value: object, timeout: float) -> None:
         self.stored.append((key, value, timeout))
+
+
+class OwnWrites:
+    """Notes what the code in a block of ``computing(None, keys, …)`` does itself to ``keys``, which
+    have no flights."""
+
+    token = b""
+
+    def __init__(self) -> None:
+        self.own_writes: dict[bytes, str] = {}
 
 
 class Visit:
@@ -430,15 +438,24 @@ class Visit:
         response = call_view(self.view, request)
         return (yield response) if self.asynchronous else response
 
-    def _complete_as_before(self, key: str, request: HttpRequest, response: Any) -> Steps[object]:
-        """In the background: rendered, with headers of the old page."""
-        unrendered = is_unrendered(response)
+    def _complete_as_before(self, key: str, request: Any, response: Any) -> Steps[object]:
+        """In the background: rendered, with the headers of the old page that decide what is stored.
+        No decorator around the view sets them there, and it is not known who has read the session.
+        """
         old = yield from self._read(key)
-        complete_like(old, request, response, self.middleware.page_timeout is None)
-        if not unrendered:
-            return response
-        render = sync_to_async(response.render) if self.asynchronous else response.render
-        return (yield render())
+        unrendered = is_unrendered(response)
+        if isinstance(response, HttpResponseBase):
+            if isinstance(old, HttpResponseBase):
+                if "Vary" in old:
+                    patch_vary_headers(response, old["Vary"].split(", "))
+                if unrendered and "Cache-Control" in old and self.middleware.page_timeout is None:
+                    response.headers.setdefault("Cache-Control", old["Cache-Control"])
+            elif unrendered or getattr(getattr(request, "session", None), "accessed", False):
+                raise PageFailed(response)
+        if unrendered:
+            render = sync_to_async(response.render) if self.asynchronous else response.render
+            response = yield render()
+        return response
 
     def _rendered(
         self,

@@ -15,7 +15,6 @@ from django.utils.cache import (
     get_conditional_response,
     get_max_age,
     has_vary_header,
-    patch_vary_headers,
 )
 from django.utils.http import parse_http_date_safe
 
@@ -122,26 +121,6 @@ def conditional(request: HttpRequest, response: object) -> object:
     if not etag and date is None:
         return response
     return get_conditional_response(request, etag, date, cast(HttpResponse, response))
-
-
-def complete_like(old: object, request: object, response: object, by_headers: bool) -> None:
-    """Set the headers that decide what is stored as in the ``old`` page: in the background, no
-    decorator around the view sets them, and it is not known who has read the session.
-    ``by_headers``: whether they decide on the page's lifetime.
-
-    Raises:
-        PageFailed: there is no old page, and it matters.
-    """
-    if not isinstance(response, HttpResponseBase):
-        return
-    if not isinstance(old, HttpResponseBase):
-        if is_unrendered(response) or getattr(getattr(request, "session", None), "accessed", False):
-            raise PageFailed(response)
-        return
-    if "Vary" in old:
-        patch_vary_headers(response, old["Vary"].split(", "))
-    if by_headers and is_unrendered(response) and "Cache-Control" in old:
-        response.headers.setdefault("Cache-Control", old["Cache-Control"])
 
 
 def close_without_signal(response: Any) -> None:
@@ -262,16 +241,6 @@ def _as(kind: Any, response: object) -> Any:
     same = object.__new__(kind)
     same.__dict__ = vars(response)
     return same
-
-
-class OwnWrites:
-    """Notes what the code in a block of ``computing(None, keys, …)`` does itself to ``keys``, which
-    have no flights."""
-
-    token = b""
-
-    def __init__(self) -> None:
-        self.own_writes: dict[bytes, str] = {}
 
 
 def copied(request: HttpRequest) -> Any:

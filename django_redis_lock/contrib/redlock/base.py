@@ -248,10 +248,6 @@ class Quorum(BaseLock):
     def _encode(self, value: str | bytes) -> bytes:
         return encoded(self.redis[0], value)
 
-    def _server(self) -> Server:
-        """The server that stores the metrics: the first one."""
-        return server_of(self.redis[0])
-
     def _wait_at(self, place: int, request: AcquireRequest) -> object:
         """Wait for one server's part of the lock; the grant, or None at the deadline."""
         waiter = TaskWaiter if self.asynchronous else ThreadWaiter

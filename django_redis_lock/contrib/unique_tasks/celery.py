@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from functools import cached_property
 from inspect import getattr_static
 from types import MethodType
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from celery import Task, _state, signals, uuid
 from celery.local import Proxy, maybe_evaluate
 from celery.utils.time import maybe_make_aware
+from django.utils.functional import cached_property
 
 from .messages import Duplicate, Message, Rules, Unique, checked_rules
 

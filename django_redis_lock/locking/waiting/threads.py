@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from contextlib import suppress
 from functools import partial
 
@@ -189,8 +188,8 @@ class ThreadWaiter(Waiter):
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def _new_turn(self) -> ThreadWakeEvent:
-        return ThreadWakeEvent()
+    def _new_turn(self) -> ThreadEvent:
+        return ThreadEvent()
 
 
 class AbandonedPop(SentOnce):
@@ -211,25 +210,3 @@ class AbandonedPop(SentOnce):
     def failed(self, error: Exception, now: float) -> None:
         self._connection.disconnect()
         super().failed(error, now)
-
-
-class ThreadWakeEvent:
-    """``threading.Event`` without its innards: an exception from a signal handler that came in the
-    middle of them would leave it locked, and its thread waiting forever."""
-
-    def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def set(self) -> None:
-        try:
-            self._gate.release()
-        except RuntimeError:
-            pass  # It was set before.
-
-    def wait(self, seconds: float) -> bool:
-        for part in time.parts(seconds):
-            if self._gate.acquire(timeout=part):
-                self.set()
-                return True
-        return False
