@@ -1,4 +1,4 @@
-"""The private names of other packages that this one uses: ``docs/compatibility.md`` lists them all.
+"""The private names of other packages that this one uses: ``private_names.md`` lists them all.
 
 A new version of those may drop a private name without a word. So each use is a row of the table
 there, and each row is checked on the versions that are installed.
@@ -25,7 +25,7 @@ from tests.support.sources import nodes, tree
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "django_redis_lock"
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = Path(__file__).with_name("private_names.md")
 
 #: Private by their form, public by their documentation: of a named tuple, and ``os._exit``.
 DOCUMENTED = {"_asdict", "_replace", "_make", "_fields", "_exit"}
