@@ -21,7 +21,6 @@ MUTEXES = {"Mutex", *(f"threading.{kind}" for kind in KINDS)}
 OF_THE_PARENT = {
     "contrib/locmem/memory/__init__.py": 1,
     "contrib/several_names/members.py": 1,
-    "locking/waiting/threads.py": 1,
     "contrib/instant_loss.py": 1,
     "keeper/__init__.py": 2,
     "threads.py": 5,  # One only for its type.
@@ -68,7 +67,7 @@ def test_only_a_mutex_is_entered_by_with() -> None:
     ]
     # These are not entered by ``with``; ``threads`` has the type of ``Mutex`` from one.
     optional = ["contrib/topology/__init__.py"]
-    others = ["locking/waiting/threads.py", "threads.py", "threads.py"]
+    others = ["threads.py", "threads.py"]
     assert made == ["cache/values.py", *optional, *others]
 
 

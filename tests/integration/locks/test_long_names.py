@@ -216,7 +216,7 @@ def caches_of_the_package() -> Iterator[Any]:
     for name, module in sorted(sys.modules.items()):
         if name.startswith("django_redis_lock"):
             for each in [*vars(module).values()]:  # A name that is first used here may be added.
-                if callable(getattr(each, "cache_info", None)):
+                if callable(getattr(each, "cache_info", None)) and not isinstance(each, type):
                     yield each.cache_info.__self__
 
 
