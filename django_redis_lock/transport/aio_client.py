@@ -397,8 +397,8 @@ async def arun(client: Client, call: Call, *, until: float | None = None) -> Ans
 
 
 async def aread_value(client: Client, key: bytes) -> tuple[Reply, int] | None:
-    """As ``execute.read_value``, with the lifetime. It is not sent again."""
-    value, left = await exchange(client, server_of(client), value_with_lifetime(key), replies=2)
+    """As ``execute.read_value``, with the lifetime."""
+    value, left = await aexchange(client, value_with_lifetime(key), replies=2)
     return None if value is None else (value, left)
 
 

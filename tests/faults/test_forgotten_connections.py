@@ -310,6 +310,19 @@ def test_a_call_of_a_task_after_a_pause(proxy: Proxy, name: str) -> None:
         asyncio.run(main())
 
 
+def test_a_task_reads_what_is_stored_though_its_connection_is_forgotten(proxy: Proxy) -> None:
+    async def main() -> None:
+        cache = cache_of(proxy)
+        await cache.aset("stored", "value", 60)
+        pause(proxy)
+        assert await cache.aget_or_set("stored", lambda: "computed again", 60) == "value"
+        pause(proxy)
+        assert await cache.aget_or_set("missing", lambda: "computed", 60) == "computed"
+        assert await cache.aget("missing") == "computed"
+
+    asyncio.run(main())
+
+
 def test_renewals_far_apart_are_sent_at_once(proxy: Proxy, client: redis.Redis) -> None:
     with lock_through(proxy, renew=True):
         renew(client, "idle")
