@@ -180,10 +180,11 @@ def _kind(given: Any) -> str:
         return OTHER
     if any(map(_is_generator, (given, type(given).__call__))):
         return GENERATOR
+    # What method_decorator makes of a method has its name.
+    if isinstance(given, functools.partial) and not hasattr(given, "__wrapped__"):
+        return PARTIAL if _kind(given.func) in (FUNCTION, PARTIAL) else OBJECT
     if bound_method(given) is not None or inspect.isroutine(given) or isinstance(given, _CACHE):
         return FUNCTION
-    if isinstance(given, functools.partial):
-        return PARTIAL if _kind(given.func) in (FUNCTION, PARTIAL) else OBJECT
     return OBJECT
 
 

@@ -106,6 +106,7 @@ TARGETS: dict[str, list[Callable[[], Any]]] = {
     "a `partial` of these": [
         lambda: functools.partial(view, size=1),
         lambda: functools.partial(aview),
+        lambda: functools.partial(Callable_().__call__),
     ],
     "another object that is called": [
         Callable_,
