@@ -221,6 +221,14 @@ async def _connect(client: Client, node: Server) -> AsyncRawConnection:
     return connection
 
 
+class _Never(Retry):
+    """redis-py sends nothing again; ``RetryPolicy`` does as the project has ``configured``."""
+
+    def __init__(self, configured: object) -> None:
+        super().__init__(NoBackoff(), 0)
+        self.configured = {"retry": configured}
+
+
 def _pool_like(pool: Pool) -> ConnectionPool:
     in_memory = getattr(pool.connection_class, "asyncio_class", None)
     if in_memory is not None:
@@ -229,9 +237,7 @@ def _pool_like(pool: Pool) -> ConnectionPool:
         if issubclass(pool.connection_class, theirs):
             settings = common_settings(pool)
             timeout = timeout_of(pool.connection_kwargs)
-            never: Any = Retry(NoBackoff(), 0)
-            never.configured = {"retry": configured_retry(pool)}  # For ``RetryPolicy``.
-            settings.update(retry=never, socket_timeout=timeout)
+            settings.update(retry=_Never(configured_retry(pool)), socket_timeout=timeout)
             for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]
