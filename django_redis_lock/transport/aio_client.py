@@ -221,6 +221,14 @@ async def _connect(client: Client, node: Server) -> AsyncRawConnection:
     return connection
 
 
+class _Never(Retry):
+    """redis-py sends nothing again; ``RetryPolicy`` does as the project has ``configured``."""
+
+    def __init__(self, configured: object) -> None:
+        super().__init__(NoBackoff(), 0)
+        self.configured = {"retry": configured}
+
+
 def _pool_like(pool: Pool) -> ConnectionPool:
     in_memory = getattr(pool.connection_class, "asyncio_class", None)
     if in_memory is not None:
@@ -229,9 +237,7 @@ def _pool_like(pool: Pool) -> ConnectionPool:
         if issubclass(pool.connection_class, theirs):
             settings = common_settings(pool)
             timeout = timeout_of(pool.connection_kwargs)
-            never: Any = Retry(NoBackoff(), 0)
-            never.configured = {"retry": configured_retry(pool)}  # For ``RetryPolicy``.
-            settings.update(retry=never, socket_timeout=timeout)
+            settings.update(retry=_Never(configured_retry(pool)), socket_timeout=timeout)
             for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]
@@ -317,7 +323,7 @@ async def exchange(
             if used and connection is not None:
                 connection.doubt()
             elif isinstance(error, RedisTimeoutError) or not may_have_run(error):
-                breaker.failed(error, real_time.monotonic() - began, node.timeout)
+                breaker.failed(error, real_time.monotonic() - began, _patience(client, node))
         raise
     finally:
         if reply is not None:
@@ -338,13 +344,13 @@ async def _wait(
     """As ``Server._wait``."""
     began = time.monotonic()
     left = None if until is None else until - began
-    first = node.breaker.first_wait(old, left, node.timeout) if used else left
+    first = node.breaker.first_wait(old, left, _patience(client, node)) if used else left
     if first is None or await _comes(reply, first):
         return
     error = RedisTimeoutError(f"Redis did not answer within {first:.3f} s")
     note_fault_of_connection(error, used)
     if not used:
-        node.breaker.failed(error, first, node.timeout)
+        node.breaker.failed(error, first, _patience(client, node))
         raise error
     connection.doubt()
     if first == left or await _is_replaced(client, node, until):
@@ -353,6 +359,12 @@ async def _wait(
     if not await _comes(reply, ends - time.monotonic()):
         note_fault_of_connection(error, False)
         raise error
+
+
+def _patience(client: Client, node: Server) -> float:
+    """Seconds after which a connection of this ``client`` is silent for too long: the server is
+    shared with clients that have other time-outs."""
+    return timeout_of(pool_of(client, node).connection_kwargs)
 
 
 async def _comes(reply: asyncio.Future[Reply], seconds: float) -> bool:
@@ -365,7 +377,7 @@ async def _is_replaced(client: Client, node: Server, until: float | None) -> boo
     try:
         await connected(client, node, until, anew=True)
     except RedisError as error:
-        node.breaker.failed(error, real_time.monotonic() - began, node.timeout)
+        node.breaker.failed(error, real_time.monotonic() - began, _patience(client, node))
         return False
     return True
 
