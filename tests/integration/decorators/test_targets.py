@@ -36,7 +36,7 @@ task = importlib.import_module(backport).task
 
 DECORATORS: dict[str, Callable[[], Any]] = {
     "locked": lambda: locked("target"),
-    "cached": lambda: cached("target-{request}"),
+    "cached": lambda: cached(key=lambda *args: "target"),
     "cached_page": lambda: cached_page(60),
     "idempotent": lambda: idempotent(scope=None),
     "unique_task": lambda: unique_task("target-{request}", timeout=60),
