@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib.messages import get_messages
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.middleware.csrf import _does_token_match  # type: ignore[attr-defined]
+from django.middleware.csrf import _does_token_match  # type: ignore[attr-defined]  # private
 from django.utils.cache import has_vary_header, patch_vary_headers
 from django.utils.functional import LazyObject, SimpleLazyObject, empty
 

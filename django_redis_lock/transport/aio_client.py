@@ -268,11 +268,11 @@ class _Checked:
 
     async def send_packed_command(self, *args: object, **kwargs: object) -> None:
         self._is_asked = True
-        await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+        await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]  # redis-py's
 
     async def read_response(self, *args: object, **kwargs: object) -> object:
         self._is_asked = False  # If it fails, the connection is closed.
-        reply: object = await super().read_response(*args, **kwargs)  # type: ignore[misc]
+        reply: object = await super().read_response(*args, **kwargs)  # type: ignore[misc]  # redis-py's
         self._answered_at = time.monotonic()
         return reply
 

@@ -54,7 +54,7 @@ def way() -> Way:
 
 @pytest.fixture(params=ERRORS, ids=lambda error: type(error).__name__)
 def error(request: pytest.FixtureRequest) -> Exception:
-    return request.param  # type: ignore[no-any-return]  # pytest's is Any
+    return request.param
 
 
 def by_a_provider(way: Way) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def test_a_view_answers_503(redis_server: RedisServer, way: Way, settings: Any) 
         return HttpResponse("done")
 
     request = RequestFactory().get("/")
-    request.resolver_match = type("Match", (), {"func": view})()  # type: ignore[assignment]
+    request.resolver_match = type("Match", (), {"func": view})()
     assert view(request).status_code == 503
 
 

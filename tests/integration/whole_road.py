@@ -4,6 +4,8 @@
 a JSON object: for each step an empty text if it works, or what it says is missing.
 """
 
+# ruff: noqa: E402  (what needs Django is imported after the settings)
+
 from __future__ import annotations
 
 import base64
@@ -54,17 +56,17 @@ settings.configure(
 )
 django.setup()
 
-from django.contrib import admin  # noqa: E402  # after the set-up
-from django.contrib.auth.models import User  # noqa: E402
-from django.core.cache import cache  # noqa: E402
-from django.core.checks import run_checks  # noqa: E402
-from django.core.management import CommandError, call_command  # noqa: E402
-from django.http import HttpRequest, HttpResponse  # noqa: E402
-from django.test import Client  # noqa: E402
-from django.urls import path  # noqa: E402
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
 
-from django_redis_lock import locked  # noqa: E402
-from django_redis_lock.extension import PartMissing  # noqa: E402
+from django_redis_lock import locked
+from django_redis_lock.extension import PartMissing
 
 
 @locked(using="default")

@@ -491,11 +491,11 @@ def for_request_of_view(self: object, request: object) -> HttpResponse:
 
 
 def in_class(method: object) -> Any:
-    return type("Page", (View,), {"get": method}).as_view()  # type: ignore[attr-defined]
+    return type("Page", (View,), {"get": method}).as_view()
 
 
 def in_view_set(method: object) -> Any:
-    return type("Pages", (ViewSet,), {"report": method}).as_view({"get": "report"})  # type: ignore[attr-defined]
+    return type("Pages", (ViewSet,), {"report": method}).as_view({"get": "report"})
 
 
 #: What takes a request, what its URL leads to, and whether it would raise without the middleware.

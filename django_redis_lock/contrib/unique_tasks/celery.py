@@ -120,6 +120,7 @@ class UniqueTask(_Unique):
         )
         run = getattr_static(cls, "run")
         of_calls = run.__func__ if isinstance(run, staticmethod) else MethodType(run, cls)
+        # Each subclass has its own; the attribute is declared for any.
         cls.unique_task = rules(of_calls, cls.name)  # type: ignore[assignment, method-assign]
 
 

@@ -193,7 +193,7 @@ def check_replies() -> Iterator[CheckMessage]:
 
 def _decodes_replies(alias: str) -> bool:
     location, pool = settings.CACHES[alias]["LOCATION"], _options(alias)
-    wanted = dict(pool.get("CONNECTION_POOL_KWARGS") or {})  # type: ignore[call-overload]
+    wanted = dict(pool.get("CONNECTION_POOL_KWARGS") or {})  # type: ignore[call-overload]  # the user's
     for url in location.split(",") if isinstance(location, str) else location:
         wanted |= parse_url(url)  # type: ignore[no-untyped-call]  # redis-py
     return bool(wanted.get("decode_responses"))

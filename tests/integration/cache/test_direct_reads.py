@@ -200,7 +200,7 @@ class OwnPool(redis.ConnectionPool):
     pass
 
 
-class OwnParser(DefaultParser):  # type: ignore[misc,valid-type]  # one of redis-py's
+class OwnParser(DefaultParser):
     pass
 
 

@@ -232,8 +232,8 @@ def test_patterns_of_versions_of_locks(cache: RedisCache, use: str, version: Any
 def test_a_pattern_of_any_version_means_none(cache: RedisCache) -> None:
     """As with django-redis: a version is no pattern."""
     with cache.lock("nightly") as lock:
-        assert cache.keys("*", version="*") == []  # type: ignore[arg-type]
-        assert cache.delete_pattern("*", version="*") == 0  # type: ignore[arg-type]
+        assert cache.keys("*", version="*") == []
+        assert cache.delete_pattern("*", version="*") == 0
         assert lock.owned()
 
 
@@ -269,9 +269,9 @@ def test_another_lock_prefix(redis_server: RedisServer, prefix: str) -> None:
     assert cache.lock("x").name == f"a+b:{prefix}1:x"
     for version in (f"{prefix}1", prefix.partition(":")[0] + ":" + prefix.partition(":")[2]):
         with pytest.raises(ValueError, match=REFUSED):
-            cache.get("x", version=version)  # type: ignore[arg-type]
-    cache.set("x", 1, version="locker")  # type: ignore[arg-type] # as with django-redis
-    assert cache.get("x", version="locker") == 1  # type: ignore[arg-type]
+            cache.get("x", version=version)
+    cache.set("x", 1, version="locker")  # as with django-redis
+    assert cache.get("x", version="locker") == 1
 
 
 @pytest.mark.parametrize("version", ["lock", "lock:1"])

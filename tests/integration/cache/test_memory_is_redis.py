@@ -76,7 +76,7 @@ class Seconds(int):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Seconds) and abs(int(self) - int(other)) < 50
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def about(found: Any) -> Any:

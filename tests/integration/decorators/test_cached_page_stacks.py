@@ -20,7 +20,7 @@ from django.contrib.sessions.backends.signed_cookies import SessionStore
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.cache import cache, caches
 from django.http import Http404, HttpResponse, HttpResponseRedirect, JsonResponse
-from django.middleware.csrf import (  # type: ignore[attr-defined]
+from django.middleware.csrf import (
     CsrfViewMiddleware,
     _does_token_match,
     get_token,

@@ -21,7 +21,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.exception import convert_exception_to_response
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, QueryDict, StreamingHttpResponse
-from django.template import Context, Template
+from django.template import Context, Template, engines
 from django.template.response import TemplateResponse
 from django.test import RequestFactory, override_settings
 from django.utils.decorators import method_decorator
@@ -674,8 +674,6 @@ def test_an_outage_that_the_cache_hides_runs_nothing(
 
 @pytest.mark.parametrize("kind", [function, class_of_views, dispatch])
 def test_a_template_response_is_kept_as_rendered(kind: Any) -> None:
-    from django.template import engines  # noqa: PLC0415
-
     template = engines["django"].from_string("paid {{ n }}")
     view = kind(lambda r: TemplateResponse(r, template, {"n": len(runs)}), **BY_USER)
     assert view(sent()).content == view(sent()).content == b"paid 0"

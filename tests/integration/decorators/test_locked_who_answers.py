@@ -150,7 +150,7 @@ class RestClass(APIView):
 
 class Mixin:
     def dispatch(self, request: HttpRequest, *args: Any) -> Any:
-        return super().dispatch(request, *args)  # type: ignore[misc]  # of a view
+        return super().dispatch(request, *args)
 
 
 class Mixed(Mixin, Decorated):

@@ -110,7 +110,7 @@ def of_class(shop: Any) -> Any:
     return work(shop)
 
 
-class Base(app.Task):  # type: ignore[name-defined, misc]
+class Base(app.Task):
     """A class of the project, whose code runs around each run."""
 
     abstract = True

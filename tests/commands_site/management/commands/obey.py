@@ -28,7 +28,7 @@ class Command(BaseCommand):
         self.stdout.write(f"running {os.environ['REDIS_LOCK_NAME']} {' '.join(options['words'])}")
         # Without a buffer, and waited for in parts: Python hears of a signal that comes just before
         # the system call at its end.
-        orders = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115
+        orders = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115  # to the end
         while True:
             while not select.select([orders], [], [], 0.3)[0]:
                 pass
