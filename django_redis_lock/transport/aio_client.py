@@ -355,7 +355,7 @@ async def _wait(
     connection.doubt()
     if first == left or await _is_replaced(client, node, until):
         raise error
-    ends = began + min(node.timeout, math.inf if left is None else left)
+    ends = began + min(_patience(client, node), math.inf if left is None else left)
     if not await _comes(reply, ends - time.monotonic()):
         note_fault_of_connection(error, False)
         raise error
