@@ -60,7 +60,6 @@ TESTS: dict[str, str] = {
     "transport.retry": "lost_replies lost_replies_of_the_cache redis outage redis_down busy "
     "refusals",
     "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
-    "keeper.exchange": "lock redis busy refusals full_server forgotten_connections outage loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
     "stampede computation_events nested_values background_context shutdown outage exporters",
     "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
@@ -142,10 +141,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "client = client or self.get_client(write=True)",
     ): "one client reads and writes",
     (
-        "singleflight.leader",
-        "subject, began = None, 1.0",
-    ): "it is measured only for listeners",
-    (
         "singleflight.flight",
         "began, requests_before = time.monotonic(), -2",
     ): "any number below 0 says that there is none yet",
@@ -154,11 +149,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "self.generation = 1  #: How often they were renewed.",
     ): "each connection has the number of its server",
     ("transport.aio_connection", "self._unread = 1"): "a reply is large a byte earlier",
-    ("transport.address", "if sent <= len(part):"): "of nothing, nothing is sent",
-    (
-        "transport.address",
-        "return bool(self._readable(timeout * 1001))",
-    ): "a wait is a thousandth longer",
     ("transport.server", "self.generation += 2"): "it is only compared with itself",
     (
         "cache.connections",
@@ -168,10 +158,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "cache.connections",
         "redis = client.get_client(write=False)",
     ): "it is called where one server reads and writes",
-    (
-        "cache.values",
-        'chosen_for = type(self).get, get.__code__, "get" not in self.__dict__, sends',
-    ): "it is only compared with itself",
     (
         "cache.values",
         "if len(_logged_at) >= MAX_LOGGED_GROUPS:",
@@ -205,22 +191,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return [c for c in connections.all(initialized_only=False) if _is_open(c)]",
     ): "a connection that is not there is not open",
     (
-        "cache.flights",
-        "if type(timeout) is not int or timeout is not SETTING:",
-    ): "what is right is only checked",
-    (
-        "cache.keys",
-        "if len(self._by_prefix) >= MAX_CACHED:",
-    ): "one pattern fewer is remembered",
-    (
-        "cache.keys",
-        'yield _pattern(other[0], config.get("VERSION", 2), other[1])',
-    ): "the pattern matches each version that is a number",
-    (
-        "cache.async_methods",
-        "number = await commands.eval(script, 2, nkey, delta)",
-    ): "eval counts the keys itself",
-    (
         "cache.async_methods",
         "if tokens or (type(tokens) is not list or any(tokens)):",
     ): "nothing is done about what has no token, only more slowly",
@@ -237,10 +207,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if (bounded(left.last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",
     ): "a fence is a time in microseconds",
     (
-        "locking.questions",
-        "if hold is None and lock.limit >= 1:",
-    ): "of a lock with one place both are the same question",
-    (
         "contrib.idempotency",
         'return int(getattr(response, "status_code", 201))',
     ): "of a result, only whether it is a server's error counts",
@@ -248,10 +214,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.several_names",
         "behind = [each for each in held if each.keys.lock >= member.keys.lock]",
     ): "what it waits for is not held",
-    (
-        "contrib.pages.responses",
-        'status = getattr(response, "status_code", 201)',
-    ): "it means as much as 200",
     (
         "decorators.section",
         "pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempts - 1, 11)",
@@ -284,10 +246,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         'own["command_packer"] = PythonRespSerializer(6001, partial(_encode, own.get("encoding")))',
     ): "the commands are shorter",
     (
-        "transport.address",
-        "self.detach() => pass",
-    ): "any finalizer of Python's replaces the one that closes the socket",
-    (
         "singleflight.runners",
         "super().__init__(error) => pass",
     ): "an exception has its arguments from the moment it is made",
@@ -295,10 +253,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "transport.circuit_breaker",
         "if cost <= 0.9 * min(COSTLY_SECONDS, timeout):",
     ): "no call takes exactly so long",
-    (
-        "locking.base",
-        "times = 1 if entry is None else entry.times(self.local)",
-    ): "without an entry there is no token left to release",
     (
         "history.records",
         "at = bounded(at_us, MAX_UNIX_TIME * 1000001.0)",
