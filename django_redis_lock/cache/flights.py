@@ -21,10 +21,9 @@ from ..singleflight import (
     TOO_LATE,
     CoordinationError,
     DeferredCall,
-    MultiFlight,
+    Flight,
     Producer,
     Runner,
-    SingleFlight,
     ThreadRunner,
     own_flights,
 )
@@ -82,7 +81,7 @@ class Flights:
         chosen = GetOrSetOptions.of(self._conf, self._values.timeout(timeout), **options)
         [nkey] = yield from self.keys(runner, [key], version)
         producer = self._producer(key, default, timeout, chosen)
-        flight = MultiFlight(runner, self._conf.FLIGHT_TIMEOUT, producer)
+        flight = Flight(runner, self._conf.FLIGHT_TIMEOUT, producer, nkey)
         return (yield from flight.compute_anyway([nkey], replace=True))[nkey]
 
     def value(
@@ -113,7 +112,7 @@ class Flights:
             self._values.record_read(key, chosen.group, "stale", read.began, read.seconds)
             refresh = Refresh(self._cache, key, version, nkey)
             return (yield from refresh.value(runner, producer, read.value, chosen.refresh_wait))
-        flight = SingleFlight(runner, self._conf.FLIGHT_TIMEOUT, producer, nkey)
+        flight = Flight(runner, self._conf.FLIGHT_TIMEOUT, producer, nkey)
         flight.unseen = read.unseen
         outage = read.outage
         try:
@@ -169,7 +168,7 @@ class Flights:
         missing = dict(zip(nkeys, names_missing, strict=True))
         if missing:
             producer = self._producer(names[0], default_many, timeout, chosen)
-            flight = MultiFlight(runner, self._conf.FLIGHT_TIMEOUT, producer, missing)
+            flight = Flight(runner, self._conf.FLIGHT_TIMEOUT, producer, names=missing)
             try:
                 yield from self._get_missing(flight, missing, chosen, deadline, outage)
             finally:
@@ -185,7 +184,7 @@ class Flights:
 
     def _get_missing(
         self,
-        flight: MultiFlight,
+        flight: Flight,
         missing: Mapping[bytes, str],
         chosen: GetOrSetOptions,
         deadline: float,
