@@ -7,15 +7,28 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from asgiref.sync import sync_to_async
 
+from ..steps import adrive, drive
 from .cached import CachedFunction, cached, cached_page
 from .key_template import Names, Template, namer, names_from, short
 from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
 from .refusals import layers
-from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
+from .section import (
+    LockedFunction,
+    RetryUntil,
+    Section,
+    Stopped,
+    called,
+    caller,
+    current_lock,
+    declarations,
+    decorate,
+    in_thread,
+    like,
+    outages_not_logged,
+)
 from .targets import DJANGO_TASK, LOCKED, STORED, TAKEN_BY, Target, view_of
 from .transactions import after_commit, wait_for
-from .wrapper import LockedFunction, declarations, decorate, like
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -38,13 +51,16 @@ __all__ = [
     "LockedFunction",
     "LockedWithDefault",
     "RetryUntil",
+    "Stopped",
     "Target",
     "Template",
     "after_commit",
     "cached",
     "cached_page",
+    "called",
     "current_lock",
     "declarations",
+    "in_thread",
     "interrupt_main_thread",
     "layers",
     "like",
@@ -192,7 +208,7 @@ class Locked:
         """
         section = Section(self.options, self._name())
         try:
-            if section.enter():
+            if drive(section.enter()):
                 self._sections.append(section)
                 lock: Lock = section.lock
                 return lock
@@ -201,12 +217,12 @@ class Locked:
             if section in self._sections:
                 self._sections.remove(section)
             raise
-        raise section.conflict().error()
+        raise drive(section.conflict()).error()
 
     def __exit__(self, *exc_info: object) -> None:
         try:
             section = self._last_entered()
-            section.leave()
+            drive(section.leave())
         except BaseException:
             section = self._last_entered()
             section.abandon()
@@ -218,8 +234,8 @@ class Locked:
         by_function = callable(self.options.key)
         name = await sync_to_async(self._name)() if by_function else self._name()
         section = Section(self.options, name, asynchronous=True)
-        if not await section.enter():
-            raise (await section.conflict()).error()
+        if not await adrive(section.enter()):
+            raise (await adrive(section.conflict())).error()
         self._sections.append(section)
         lock: AsyncLock = section.lock
         return lock
@@ -229,7 +245,7 @@ class Locked:
     ) -> None:
         section = self._last_entered()
         self._sections.remove(section)
-        await section.leave(exc_value)
+        await adrive(section.leave(exc_value))
 
     def _last_entered(self) -> Section:
         """The section that this thread or task entered last; if there is none (a test's fixture may

@@ -16,8 +16,8 @@ from ..extension import part
 from ..protocol.validation import check_seconds
 from ..threads import check_plain
 from .key_template import Args, Kwargs, Template, made_for_task, namer, short
+from .section import like
 from .targets import STORED, Target
-from .wrapper import like
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

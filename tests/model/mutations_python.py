@@ -218,8 +218,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "decorators.section",
         "pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempts - 1, 11)",
     ): "a pause is a second at most",
-    ("decorators.wrapper", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
-    ("decorators.wrapper", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
+    ("decorators.section", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
+    ("decorators.section", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
     (
         "locking.waiting.queue",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
