@@ -407,6 +407,18 @@ def called(function: Callable[..., Any], *args: object, **kwargs: object) -> Any
         raise Stopped(error) from None
 
 
+def by_steps(function: Any, steps: Callable[[bool, Any, Any], Steps[object]]) -> Callable[..., Any]:
+    """``like``, with a generator of steps: ``steps(asynchronous, args, kwargs)``."""
+
+    def call(args: Args, kwargs: Kwargs) -> object:
+        try:
+            return drive(steps(False, args, kwargs))
+        except Stopped as stopped:
+            raise stopped.error from None
+
+    return like(function, call, lambda args, kwargs: adrive(steps(True, args, kwargs)))
+
+
 def in_thread(asynchronous: bool, function: Callable[..., Any], *args: object) -> Any:
     """A step: what ``function`` returns, which for a task runs in Django's thread."""
     return sync_to_async(function)(*args) if asynchronous else called(function, *args)
