@@ -9,7 +9,7 @@ from asgiref.sync import sync_to_async
 
 from ..steps import adrive, drive
 from .cached import CachedFunction, cached, cached_page
-from .key_template import Names, Template, namer, names_from, short
+from .key_template import Namer, Names, Template, namer, names_from, short
 from .on_lost import interrupt_main_thread
 from .options import LockOptions, Options
 from .refusals import layers
@@ -51,6 +51,7 @@ __all__ = [
     "Locked",
     "LockedFunction",
     "LockedWithDefault",
+    "Namer",
     "RetryUntil",
     "Stopped",
     "Target",

@@ -16,15 +16,15 @@ from django.utils.timezone import is_aware, make_aware, now
 from ...decorators import after_commit, by_steps, called, in_thread, wait_for
 from ...protocol import new_token
 from ...steps import Steps
-from .messages import PREFIX, Duplicate, Message, Rules
+from .messages import PREFIX, Duplicate, Message, Unique
 
 TRAVELS = "_unique_task"
 
 
-def unique(rules: Rules, task: Any) -> Any:
+def unique(rules: Unique, task: Any) -> Any:
     function = task.func
     of_calls = partial(function, None) if task.takes_context else function
-    unique = rules(of_calls, task.module_path)
+    unique = rules.of(of_calls, task.module_path)
 
     def message_of(args: Any, kwargs: Any) -> Message | None:
         token, _, name = kwargs.pop(TRAVELS, "").partition(" ")
