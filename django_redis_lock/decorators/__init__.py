@@ -9,27 +9,9 @@ from asgiref.sync import sync_to_async
 
 from ..steps import adrive, drive
 from .cached import CachedFunction, cached, cached_page
-from .key_template import Namer, Names, Template, namer, names_from, short
-from .on_lost import interrupt_main_thread
+from .key_template import Names, Template, names_from, short
 from .options import LockOptions, Options
-from .refusals import layers
-from .section import (
-    LockedFunction,
-    RetryUntil,
-    Section,
-    Stopped,
-    by_steps,
-    called,
-    caller,
-    current_lock,
-    declarations,
-    decorate,
-    in_thread,
-    like,
-    outages_not_logged,
-)
-from .targets import DJANGO_TASK, LOCKED, STORED, TAKEN_BY, Target, view_of
-from .transactions import after_commit, wait_for
+from .section import Section, caller, current_lock, decorate
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -43,35 +25,13 @@ if TYPE_CHECKING:
     View = TypeVar("View", bound=Callable[Concatenate[HttpRequest, ...], Response])
 
 __all__ = [
-    "DJANGO_TASK",
-    "LOCKED",
-    "STORED",
-    "TAKEN_BY",
     "CachedFunction",
     "Locked",
-    "LockedFunction",
     "LockedWithDefault",
-    "Namer",
-    "RetryUntil",
-    "Stopped",
-    "Target",
-    "Template",
-    "after_commit",
-    "by_steps",
     "cached",
     "cached_page",
-    "called",
     "current_lock",
-    "declarations",
-    "in_thread",
-    "interrupt_main_thread",
-    "layers",
-    "like",
     "locked",
-    "namer",
-    "outages_not_logged",
-    "view_of",
-    "wait_for",
 ]
 
 P = ParamSpec("P")

@@ -267,6 +267,10 @@ SECOND_FACES |= {
 }
 SECOND_FACES |= {f"transport.{name}" for name in ("address", "execute", "registry")}
 SECOND_FACES |= {"locking.questions"}
+SECOND_FACES |= {
+    f"decorators.{name}"
+    for name in ("key_template", "on_lost", "refusals", "section", "targets", "transactions")
+}
 
 
 #: The most names that a package may offer to the others of the core.

@@ -28,16 +28,11 @@ from ...activity import request_of
 from ...cache import lock_cache
 from ...conf import SETTING, Conf
 from ...contention import Conflict, service_unavailable
-from ...decorators import (
-    Target,
-    after_commit,
-    by_steps,
-    called,
-    current_lock,
-    in_thread,
-    locked,
-    view_of,
-)
+from ...decorators import current_lock, locked
+from ...decorators.key_template import Args, Kwargs
+from ...decorators.section import by_steps, called, in_thread
+from ...decorators.targets import Target, view_of
+from ...decorators.transactions import after_commit
 from ...protocol.validation import check_count, check_seconds
 from ...steps import Steps
 from ...threads import check_plain, get_logger
@@ -45,7 +40,6 @@ from .requests import Scope, digest, field, header, of_django, what_is_sent
 
 if TYPE_CHECKING:
     from ...cache import CurrentLock, RedisCache
-    from ...decorators.key_template import Args, Kwargs
 
 __all__ = ["Idempotency", "field", "header", "idempotent"]
 

@@ -31,7 +31,7 @@ from redis.exceptions import RedisError
 from ...cache import MISSING, value_cache
 from ...conditions import Conditions
 from ...conf import GetOrSetOptions, checked_timeout
-from ...decorators import Stopped, called, in_thread
+from ...decorators.section import Stopped, called, in_thread
 from ...events import RefreshFailed
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import flight_key

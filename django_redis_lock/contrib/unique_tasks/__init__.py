@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from ...decorators import DJANGO_TASK, Target
+from ...decorators.targets import DJANGO_TASK, Target
 from ...extension import part
 from .messages import PATIENCE as PATIENCE
 from .messages import PREFIX as PREFIX

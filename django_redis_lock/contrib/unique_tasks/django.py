@@ -13,7 +13,8 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.utils.module_loading import import_string
 from django.utils.timezone import is_aware, make_aware, now
 
-from ...decorators import after_commit, by_steps, called, in_thread, wait_for
+from ...decorators.section import by_steps, called, in_thread
+from ...decorators.transactions import after_commit, wait_for
 from ...protocol import new_token
 from ...steps import Steps
 from .messages import PREFIX, Duplicate, Message, Unique

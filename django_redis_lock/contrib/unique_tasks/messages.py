@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from ...cache import lock_cache
 from ...clock import time
 from ...conf import Conf
-from ...decorators import Namer, namer
+from ...decorators.key_template import Namer, namer
 from ...exceptions import LockError, LockNotOwnedError
 from ...locking import Hold, Lifeline, Renewal
 from ...protocol import Acquisition, renew_call
