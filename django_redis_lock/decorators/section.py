@@ -166,7 +166,8 @@ class Section:
     ``steps``. ``label`` and ``group`` are for options that leave them out."""
 
     lock: Any = None
-    _left = _taken_up = False
+    _taken_up = False
+    _left = False  # Or never entered.
 
     def __init__(
         self,
@@ -258,6 +259,7 @@ class Section:
                     "This call would wait for itself: its transaction holds the lock", self.name
                 )
             if not (yield from self._acquire(on_wait)):
+                self._left = True
                 return False
         self.lock._entered()
         _entered.set((*_entered.get(), self))
@@ -699,10 +701,8 @@ def decorate(options: Options, given: object) -> Any:
         options.refuse("a task", *EXIT_CODES, "status_code")
     else:
         target.check_named(options.key)
-    of_class = target.dotted if kind in (COMMAND, VIEWS, API_VIEWS) else ""
 
-    def make(function: Any) -> Any:
-        dotted = of_class or Target("locked", function).dotted
+    def make(function: Any, dotted: str) -> Any:
         return LockedFunction(options, function, dotted, is_handler=kind == API_VIEWS).wrapper()
 
     return target.wrap(make)

@@ -156,14 +156,9 @@ def idempotent(
         options.update(blocking=True, blocking_timeout=wait)
 
     def decorate(target: object) -> Any:
-        found = Target("idempotent", target)
-        of_class = found.dotted if isinstance(target, type) else ""
-
-        def make(function: Any) -> Any:
-            dotted = of_class or Target("idempotent", function).dotted
-            return _View(rules, function, options, dotted).wrapper()
-
-        return found.wrap(make)
+        return Target("idempotent", target).wrap(
+            lambda function, dotted: _View(rules, function, options, dotted).wrapper()
+        )
 
     return decorate
 
