@@ -1,4 +1,4 @@
-"""What other tools see: ``what_tools_see.md`` says it, and docs/other_tools.md in brief. The tools are
+"""What other tools see: what_tools_see.md says it, and docs/other_tools.md in brief. The tools are
 real, each in a process of its own."""
 
 from __future__ import annotations
