@@ -31,7 +31,7 @@ from ..extension import PACKAGE, PartMissing, part
 from ..singleflight import encode_value
 from ..transport import server_of
 from ..transport.refusals import raise_interrupt
-from ..transport.registry import encoding
+from ..transport.server import encoding
 from .connections import Connections, failing_as_django_redis, flight_ending
 from .keys import Keys, Listing, has_plain_keys
 from .locks import Locks, version_by_name

@@ -16,8 +16,8 @@ from ..extension import part
 from ..protocol.validation import check_seconds
 from ..threads import check_plain
 from .key_template import Args, Kwargs, Template, made_for_task, namer, short
+from .section import like
 from .targets import STORED, Target
-from .wrapper import like
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -138,7 +138,7 @@ def cached(
     def decorate(function: object) -> object:
         target = Target("cached", function)
         target.check_named(key)
-        return target.wrap(lambda each: _cached_function(each, target.dotted, key, using, given))
+        return target.wrap(lambda each, dotted: _cached_function(each, dotted, key, using, given))
 
     return decorate(target) if decorates else decorate
 
@@ -290,9 +290,8 @@ def cached_page(
     def decorate(view: V) -> V:
         if request_of((view,), {}) is not None:
             raise TypeError("@cached_page needs a timeout: write @cached_page(300)")
-        target = Target("cached_page", view)
-        decorated: V = target.wrap(
-            lambda each: _cached_view(each, target.dotted, timeout, cache, key_prefix, given)
+        decorated: V = Target("cached_page", view).wrap(
+            lambda each, dotted: _cached_view(each, dotted, timeout, cache, key_prefix, given)
         )
         return decorated
 

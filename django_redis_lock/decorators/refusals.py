@@ -107,11 +107,12 @@ def layers(view: Any) -> Iterator[Any]:
 
 def takes_request(function: Callable[..., object]) -> bool:
     """Whether this is a function or method with a request among its first two arguments."""
-    return "request" in _first_arguments(function)
+    return "request" in (first_arguments(function) or ())
 
 
-def _first_arguments(function: Callable[..., object]) -> list[str]:
+def first_arguments(function: Callable[..., object]) -> list[str] | None:
+    """The names of two at most; None if they are unknown, as those of a function in C may be."""
     try:
         return [*inspect.signature(bound_method(function) or function).parameters][:2]
-    except (TypeError, ValueError):  # Of a function in C they may be unknown.
-        return []
+    except (TypeError, ValueError):
+        return None

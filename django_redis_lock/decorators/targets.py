@@ -133,13 +133,15 @@ class Target:
         if key is None and (not of_its_own or self.dotted.endswith("<lambda>")):
             raise TypeError(f"{self.given!r} has no dotted name of its own: give a key")
 
-    def wrap(self, make: Callable[[Any], Any]) -> Any:
-        """The target with ``make(function)`` in place of the function that runs. Of a class or a
-        task that is a method, as if the decorator stood there."""
+    def wrap(self, make: Callable[[Any, str], Any], dotted: str = "") -> Any:
+        """The target with ``make(function, dotted)`` in place of the function that runs. Of a class
+        or a task that is a method, as if the decorator stood there; the dotted name is then that of
+        the class."""
         given = self.given
+        dotted = dotted or (self.dotted if isinstance(given, type) else "")
 
         def within(function: object) -> Any:
-            return Target(self.decorator, function).wrap(make)
+            return Target(self.decorator, function).wrap(make, dotted)
 
         if self.kind in (STATIC, CLASS_METHOD):
             return type(given)(within(given.__func__))
@@ -148,14 +150,14 @@ class Target:
         elif self.kind == VIEWS:
             given.dispatch = within(given.dispatch)
         elif self.kind == API_VIEWS:
-            _around_handlers(given, make)
+            _around_handlers(given, lambda handle: make(handle, dotted))
         elif self.kind == CELERY_TASK:
             given.run = within(given.run)
         elif self.kind == DJANGO_TASK:
             # The worker looks a task up by the dotted name of its function, which is unchanged.
             return dataclasses.replace(given, func=within(given.func))
         else:
-            return make(given)
+            return make(given, dotted or self.dotted)
         return given
 
 

@@ -26,7 +26,7 @@ from ..transport import (
     run_all,
     server_of,
 )
-from ..transport.address import readable
+from ..transport.server import readable
 
 R = TypeVar("R")
 

@@ -1,5 +1,5 @@
 """The asyncio client that leads to the same server as a thread's client, one for each event loop;
-and how calls are run on the connection that its tasks share: ``execute`` with ``await``.
+and how calls are run on the connection that its tasks share: ``server`` with ``await``.
 
 django-redis has clients for threads only. Connections belong to the loop that made them, and loops
 may be short-lived (``async_to_sync`` makes one for each call), so a loop's client is closed when
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool as ThreadPool
 from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -35,15 +36,7 @@ from .address import (
 )
 from .aio_connection import AsyncRawConnection, connect_to
 from .aio_tasks import cancellable, in_background, wait_awake
-from .execute import (
-    ASKING,
-    admitted,
-    is_observed,
-    pack,
-    pack_all,
-    pack_words,
-    value_with_lifetime,
-)
+from .plain import is_observed
 from .refusals import (
     LostLogin,
     is_fault_of_connection,
@@ -52,9 +45,22 @@ from .refusals import (
     note_fault_of_connection,
     note_sent,
 )
-from .registry import configured_retry, server_of
-from .retry import REPORTED, Answer, RetryPolicy, run_again, run_all_steps
-from .server import Server
+from .server import (
+    ASKING,
+    REPORTED,
+    Answer,
+    RetryPolicy,
+    Server,
+    admitted,
+    configured_retry,
+    pack,
+    pack_all,
+    pack_words,
+    run_again,
+    run_all_steps,
+    server_of,
+    value_with_lifetime,
+)
 
 
 class _OfLoop:
@@ -130,6 +136,16 @@ def asyncio_client(client: Client) -> Any:
         asyncio.get_running_loop()
         return client
     return _client_of(server, server.address if server.stands_in else client.connection_pool)
+
+
+def check_for_tasks(client: Client) -> None:
+    """Raises TypeError if ``client`` is one for threads, whose calls cannot be awaited."""
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, ThreadPool) and not server_of(client).is_topology:
+        raise TypeError(
+            f"AsyncLock needs a client of redis.asyncio, not {type(client).__name__} for threads: "
+            "use cache.alock(), or give it a redis.asyncio.Redis"
+        )
 
 
 def pool_of(client: Client, node: Server) -> Pool:
@@ -397,7 +413,7 @@ async def _execute(client: Any, *args: str | bytes, **options: Any) -> Any:
 
 
 async def arun(client: Client, call: Call, *, until: float | None = None) -> Answer:
-    """As ``execute.run``, on the connection that the tasks of the loop share."""
+    """As ``server.run``, on the connection that the tasks of the loop share."""
     server = server_of(client)
     node = None
     try:
@@ -409,7 +425,7 @@ async def arun(client: Client, call: Call, *, until: float | None = None) -> Ans
 
 
 async def aread_value(client: Client, key: bytes) -> tuple[Reply, int] | None:
-    """As ``execute.read_value``, with the lifetime."""
+    """As ``server.read_value``, with the lifetime."""
     value, left = await aexchange(client, value_with_lifetime(key), replies=2)
     return None if value is None else (value, left)
 
@@ -417,7 +433,7 @@ async def aread_value(client: Client, key: bytes) -> tuple[Reply, int] | None:
 async def aexchange(
     client: Client, command: bytes, replies: int | None = None, *, may_run_twice: bool = True
 ) -> Reply:
-    """As ``execute.exchange``."""
+    """As ``server.exchange``."""
     server = server_of(client)
     used = None if may_run_twice else connection_to(server)
     if used is not None and not used.is_new and not await used.still_answers():
@@ -433,7 +449,7 @@ async def aexchange(
 
 
 async def arun_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
-    """As ``execute.run_all``."""
+    """As ``server.run_all``."""
     if len(calls) == 1:
         return [(await arun(client, calls[0])).value]
     return await adrive(run_all_steps(_Awaiting(client, server_of(client)), calls))

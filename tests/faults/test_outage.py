@@ -17,7 +17,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking import Renewal, hold
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.holding import hurry_until, outages, settle
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer

@@ -51,14 +51,14 @@ TESTS: dict[str, str] = {
     "forgotten_connections outage moved_address",
     "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections",
     "transport.circuit_breaker": "breaker redis_down outage",
-    "transport.execute": "packing observed_reads lost_replies_of_the_cache lost_replies outage",
+    "transport.plain": "clients connections observed_reads",
+    "transport.server": "packing forks clients connections lock get_or_set redis lost_replies "
+    "lost_replies_of_the_cache forgotten_connections outage redis_down busy refusals moved_address "
+    "sentinel",
     "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
     "transport.hints": "hints refusals",
     "keeper.over_a_loop": "full_server",
     "transport.refusals": "hints refusals full_server busy out_of_memory",
-    "transport.registry": "forks clients connections lock moved_address sentinel",
-    "transport.retry": "lost_replies lost_replies_of_the_cache redis outage redis_down busy "
-    "refusals",
     "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
     "stampede computation_events nested_values background_context shutdown outage exporters",
@@ -217,8 +217,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "decorators.section",
         "pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempts - 1, 11)",
     ): "a pause is a second at most",
-    ("decorators.wrapper", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
-    ("decorators.wrapper", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
+    ("decorators.section", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
+    ("decorators.section", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
     (
         "locking.waiting.queue",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",

@@ -20,7 +20,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 from django.middleware.cache import CacheMiddleware
 from django.utils import cache as django_cache
@@ -32,6 +31,7 @@ from redis.exceptions import RedisError
 from ...cache import MISSING, value_cache
 from ...conditions import Conditions
 from ...conf import GetOrSetOptions, checked_timeout
+from ...decorators.section import Stopped, called, in_thread
 from ...events import RefreshFailed
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import flight_key
@@ -44,8 +44,6 @@ from .responses import (
     OpenFlight,
     PageFailed,
     Rendering,
-    Stopped,
-    call_view,
     close_without_signal,
     conditional,
     copied,
@@ -154,23 +152,20 @@ class CachedPageMiddleware(CacheMiddleware):
                 self.cache.set(page.page_key, response, page.timeout)
             return conditional(request, response)
 
-        def call(function: Callable[..., object], argument: object) -> object:
-            return sync_to_async(function)(argument) if asynchronous else function(argument)
-
         self.cache.log_backend()
-        page = yield call(self.process_request, request)
+        page = yield in_thread(asynchronous, self.process_request, request)
         if page is not None:
             return conditional(request, page)
         conditions = Conditions(request)
         conditions.take_out()
         try:
-            response = yield call_view(view, request)
+            response = yield called(view, request)
         finally:
             conditions.put_back()
         if is_unrendered(response):
             rendering = Rendering(conditions, lambda made, _: store(made), lambda error, _: None)
             return rendering.of(response)
-        return (yield call(store, response))
+        return (yield in_thread(asynchronous, store, response))
 
     def process_response(self, request: HttpRequest, response: Any) -> Any:
         """As Django's. ``page_timeout`` may be a function of the response."""
@@ -324,7 +319,7 @@ class Visit:
             if not self.asynchronous:
                 return cache._values.read(key, None)
             if cache._connections.replica() is not None:  # ``aget`` would not ask the primary.
-                return (yield sync_to_async(cache._values.read)(key, None))
+                return (yield in_thread(True, cache._values.read, key, None))
             return (yield cache.aget(key, MISSING))
         except _FAILED:
             return MISSING
@@ -342,7 +337,7 @@ class Visit:
             compute = partial(self._acompute, key)
             return (yield self.cache.aget_or_set(key, compute, timeout, **options))
         compute_here = partial(self._compute_here, key)
-        return call_view(self.cache.get_or_set, key, compute_here, timeout, **options)
+        return called(self.cache.get_or_set, key, compute_here, timeout, **options)
 
     def _open_flight(self, key: str) -> tuple[object, str, str]:
         return self.caller, self.middleware.cache_alias, key
@@ -435,7 +430,7 @@ class Visit:
         return value
 
     def _respond(self, request: HttpRequest) -> Steps[Any]:
-        response = call_view(self.view, request)
+        response = called(self.view, request)
         return (yield response) if self.asynchronous else response
 
     def _complete_as_before(self, key: str, request: Any, response: Any) -> Steps[object]:
@@ -453,8 +448,7 @@ class Visit:
             elif unrendered or getattr(getattr(request, "session", None), "accessed", False):
                 raise PageFailed(response)
         if unrendered:
-            render = sync_to_async(response.render) if self.asynchronous else response.render
-            response = yield render()
+            response = yield in_thread(self.asynchronous, response.render)
         return response
 
     def _rendered(

@@ -51,26 +51,6 @@ class NotThePage(BaseException):
         self.response = response
 
 
-class Stopped(Exception):
-    """The view raised StopIteration, which cannot leave a generator."""
-
-    def __init__(self, error: StopIteration) -> None:
-        super().__init__()
-        self.error = error
-
-
-def call_view(view: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """``view(*args, **kwargs)``, for a generator.
-
-    Raises:
-        Stopped: it raised StopIteration.
-    """
-    try:
-        return view(*args, **kwargs)
-    except StopIteration as error:
-        raise Stopped(error) from None
-
-
 def raise_unless_about_the_page(response: object, mine: bool) -> None:
     """
     Args:

@@ -20,7 +20,7 @@ from ...threads import ThreadEvent, ThreadPool
 from ...transport import Answer, Client, Server, run, server_of
 from ...transport.aio_client import arun
 from ...transport.aio_tasks import wait_awake
-from ...transport.execute import admitted
+from ...transport.server import admitted
 from .base import RELEASED_TWICE, Quorum
 
 __all__ = ["AsyncRedlock", "Redlock"]

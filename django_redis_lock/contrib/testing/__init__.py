@@ -30,7 +30,7 @@ from ...protocol.keys import INDEX
 from ...singleflight import FlightRenewal, use_background
 from ...threads import InCaller, Mutex
 from ...transport import Server, server_of
-from ...transport.registry import standing_in
+from ...transport.server import standing_in
 from ..locmem import TESTING, Database, client_of, databases
 from .in_memory import CachesInMemory, Configs
 
