@@ -324,7 +324,7 @@ class Visit:
         except _FAILED:
             return MISSING
         except Exception as error:
-            yield self._runner().do(cache._values.check_decoding(self._runner(), error, key, None))
+            yield self._runner().do(cache._values.check_decoding(self._runner(), error, None, key))
             return MISSING
 
     def _get_or_compute(
@@ -380,7 +380,7 @@ class Visit:
         self.flight, self.own = innermost_flight() if key else None, OwnWrites()
         generation = yield from self._generation()
         names = [GENERATION.format(self.middleware.key_prefix)]
-        [at] = yield from self.cache._flights.keys(self._runner(), names, None)
+        [at] = yield from self.cache._values.keys(self._runner(), names, None)
         conditions = Conditions(request) if key else Conditions(request, ())
         conditions.in_background = not mine
         conditions.take_out()
@@ -474,7 +474,7 @@ class Visit:
             if leader is None:
                 compute()
             else:
-                runner = self.cache._flights.thread_runner()
+                runner = self.cache._values.thread_runner()
                 runner.do(leader.resume(runner, compute))
         except NotThePage:
             pass
@@ -566,8 +566,8 @@ class Visit:
         return False
 
     def _runner(self) -> Any:
-        flights = self.cache._flights
-        return flights.async_runner() if self.asynchronous else flights.thread_runner()
+        values = self.cache._values
+        return values.async_runner() if self.asynchronous else values.thread_runner()
 
     def _page_lifetime(self, page: object) -> float:
         return NOT_CACHEABLE_SECONDS if page is None else self.timeout
