@@ -71,8 +71,6 @@ TESTS: dict[str, str] = {
     "cache.connections": "cache direct_reads own_writes writes_end_flights read_events "
     "async_methods observed_reads cluster_cache lost_replies_of_the_cache",
     "cache.background": "async_methods where_keys_are_made background_context stale aget_or_set",
-    "cache.flights": "arguments get_or_set get_or_set_many stale lifetime_by_value error_ttl "
-    "read_events computation_events direct_reads undecodable aget_or_set",
     "cache.locks": "arguments first_mistakes cache_lock conf logging lock_keys "
     "cache_for_locks cache hidden_names where_keys_are_made python_redis_lock_names other_backends "
     "locmem sentinel redis_down",
@@ -81,7 +79,8 @@ TESTS: dict[str, str] = {
     "cache.on_commit": "on_commit",
     "contrib.other_backends": "other_backends without_redis",
     "cache.values": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
-    "cold_reads undecodable read_events cache other_tools redis_down",
+    "cold_reads read_events cache other_tools redis_down arguments lifetime_by_value error_ttl "
+    "computation_events aget_or_set",
     "cache.async_methods": "async_methods aget_or_set lost_replies_of_the_cache own_writes",
     "contrib.fallback": "locks_of_this_host redis_down fault_table",
     "contrib.idempotency": "idempotent",
@@ -218,8 +217,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "decorators.section",
         "pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempts - 1, 11)",
     ): "a pause is a second at most",
-    ("decorators.wrapper", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
-    ("decorators.wrapper", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
+    ("decorators.section", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
+    ("decorators.section", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
     (
         "locking.waiting.queue",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
