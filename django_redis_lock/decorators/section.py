@@ -35,6 +35,8 @@ from ..cache import lock_cache
 from ..clock import time
 from ..conf import Conf
 from ..contention import (
+    OUTAGE,
+    REFUSED_STATUS,
     RETRY_ONLY_CELERY,
     Conflict,
     of_this_moment,
@@ -54,7 +56,6 @@ from . import transactions
 from .key_template import Args, Kwargs, Names, Template, made_for_task, names_of
 from .on_lost import CommandTerminator
 from .options import EXIT_CODES, MISSING, OnLost, Options
-from .refusals import first_arguments, note_outage, sends_on, takes_request, with_status
 from .targets import (
     API_VIEWS,
     CELERY_TASK,
@@ -64,8 +65,11 @@ from .targets import (
     VIEWS,
     Target,
     bound_method,
+    first_arguments,
     is_api_view,
     is_dispatch,
+    sends_on,
+    takes_request,
     view_of,
 )
 
@@ -297,7 +301,7 @@ class Section:
                 acquired: bool = yield self.lock.acquire(**options)
                 return acquired
             except RedisError as error:
-                note_outage(error, self.name, self.options.retry_after)
+                setattr(error, OUTAGE, (self.name, self.options.retry_after))
                 if not self.options.wait_for_redis:
                     raise
                 pause = retry.pause_after(error)
@@ -616,7 +620,9 @@ class LockedFunction:
             return None
         request = self._request_of_view(args, kwargs)
         if request is None:
-            raise with_status(conflict.error(), options.status_code)
+            error = conflict.error()
+            setattr(error, REFUSED_STATUS, options.status_code)
+            raise error
         return conflict.response(request, options.status_code, json=self.json)
 
 

@@ -7,11 +7,12 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand
+from django.urls import get_urlconf
 from django.views import View
 
 #: Attributes of what ``locked()``, and what ``cached()`` and ``cached_page()`` return. As all
@@ -275,3 +276,65 @@ def _around_handlers(target: Any, make: Callable[[Any], Any]) -> None:
             setattr(self, method, functools.partial(wrapped, self))
 
     target.initial = then
+
+
+# -- who gets a response ---------------------------------------------------------------------------
+#
+# When a lock is taken, or cannot be requested, who is known to send a response on gets one;
+# elsewhere it would be a value, and true. Everybody else gets an exception, and
+# ``RefusalMiddleware`` makes the same response of one that reaches Django.
+
+
+def sends_on(locked: object, function: object, args: Any, kwargs: Any, request: Any) -> bool:
+    """Whether Django sends on what this call returns: ``locked``, made from ``function``, is what
+    the URL of the request leads to, or a method to which that class of views dispatches. Where
+    Django's handler knows nothing of the request, as in a test, whatever takes it first is."""
+    match = getattr(request, "resolver_match", None)
+    if match is None and get_urlconf() is not None:
+        return False  # Django's handler has yet to resolve it, for a middleware.
+    view = view_of(function, args)
+    if view is not None:
+        kinds = [getattr(match and match.func, name, None) for name in ("view_class", "cls")]
+        return (match is None or type(view) in kinds) and _is_handler(view, function, request)
+    if match is None:
+        if bound_method(function) is not None:
+            return False
+        return args[0] is request if args else "sender" not in kwargs  # Of a signal.
+    return any(vars(layer).get(LOCKED) is locked for layer in layers(match.func))
+
+
+def _is_handler(view: View, function: object, request: Any) -> bool:
+    """Whether ``function`` is a method of ``view`` that gets requests, and answers."""
+    method = bound_method(function)
+    name = getattr(function if method is None else method, "__name__", "")
+    chosen = getattr(view, (request.method or "").lower(), None)  # Perhaps an action of a view set.
+    return name in {"dispatch", getattr(chosen, "__name__", ""), *view.http_method_names}
+
+
+def layers(view: Any) -> Iterator[Any]:
+    """``view``, and what it calls as far as Python's own attributes say so."""
+    while view is not None:
+        view = getattr(view, "__func__", view)
+        if isinstance(view, functools.partial):
+            yield view
+            view = getattr(view, "__wrapped__", view.func)
+        elif inspect.isfunction(view):
+            yield view
+            view = getattr(view, "__wrapped__", None)
+        elif callable(view) and not inspect.isroutine(view):
+            view = type(view).__call__
+        else:
+            return
+
+
+def takes_request(function: Callable[..., object]) -> bool:
+    """Whether this is a function or method with a request among its first two arguments."""
+    return "request" in (first_arguments(function) or ())
+
+
+def first_arguments(function: Callable[..., object]) -> list[str] | None:
+    """The names of two at most; None if they are unknown, as those of a function in C may be."""
+    try:
+        return [*inspect.signature(bound_method(function) or function).parameters][:2]
+    except (TypeError, ValueError):
+        return None

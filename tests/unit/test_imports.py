@@ -73,7 +73,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "contrib.metrics": "figures of locks and computations",
         "contrib.other_backends": "values in caches that cannot lock",
         "contrib.pages": "whole pages",
-        "middleware": "the names of the middleware",
+        "middleware": "the middleware",
         "contrib.process_tree": "all that a process has started: signals to it, and its end",
         "contrib.redlock": "one lock over several servers",
         "contrib.several_names": "several names held as one lock",
@@ -269,7 +269,7 @@ SECOND_FACES |= {f"transport.{name}" for name in ("address", "plain", "server")}
 SECOND_FACES |= {"locking.questions"}
 SECOND_FACES |= {
     f"decorators.{name}"
-    for name in ("key_template", "on_lost", "refusals", "section", "targets", "transactions")
+    for name in ("key_template", "on_lost", "section", "targets", "transactions")
 }
 
 

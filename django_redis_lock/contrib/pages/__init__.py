@@ -163,7 +163,7 @@ class CachedPageMiddleware(CacheMiddleware):
         finally:
             conditions.put_back()
         if is_unrendered(response):
-            rendering = Rendering(conditions, lambda made, _: store(made), lambda error, _: None)
+            rendering = Rendering(conditions, lambda _, made, error: None if error else store(made))
             return rendering.of(response)
         return (yield in_thread(asynchronous, store, response))
 
@@ -330,9 +330,10 @@ class Visit:
     def _get_or_compute(
         self, key: str, timeout: Callable[[Any], float], options: Any
     ) -> Steps[object]:
-        postponed = _open.pop(self._open_flight(key), None)
-        if postponed is not None:  # The response to this caller's last request is not rendered.
-            yield from postponed.fail()
+        flight = _open.pop(self._open_flight(key), None)
+        leader = flight and flight.closed()
+        if leader:  # The response to this caller's last request is not rendered.
+            yield from leader.fail()
         if self.asynchronous:
             compute = partial(self._acompute, key)
             return (yield self.cache.aget_or_set(key, compute, timeout, **options))
@@ -396,16 +397,12 @@ class Visit:
         decide = partial(self._decide, key, request, conditions, mine)
         if not is_unrendered(response):
             return (yield from decide(generation, response))
-        rendering = Rendering(
-            conditions,
-            partial(self._rendered, key, decide, generation),
-            partial(self._rendering_failed, key),
-        )
+        rendering = Rendering(conditions, partial(self._rendered, key, decide, generation))
         self.computed = rendering.of(response)
         if not key:
             return None
-        _open[self._open_flight(key)] = rendering.postponed
-        raise rendering.postponed
+        _open[self._open_flight(key)] = rendering.flight
+        raise rendering.flight
 
     def _decide(
         self,
@@ -456,43 +453,39 @@ class Visit:
         key: str,
         decide: Callable[[str, object], Steps[object]],
         generation: str,
-        response: HttpResponseBase,
-        postponed: OpenFlight,
+        flight: OpenFlight,
+        response: HttpResponseBase | None,
+        error: BaseException | None,
     ) -> object:
-        """End the flight of ``key`` after the rendering, which is synchronous."""
-        self.asynchronous, leader, instead = False, postponed.leader, None
+        """End the flight of ``key`` after the rendering, which is synchronous, and has raised
+        ``error`` if that is not None."""
+        self.asynchronous, leader = False, flight.closed()
+        # Without a leader, Redis is down, or the flight ended before: nothing is stored.
+        at = generation if leader is not None or not key else ""
+
+        def compute() -> object:
+            if error is None:
+                return drive(decide(at, response))
+            if isinstance(error, REFUSALS):
+                return None
+            raise error
+
         try:
-            if not key:
-                drive(decide(generation, response))
-            elif leader is None:  # Redis is down, or the flight ended before: nothing is stored.
-                drive(decide("", response))
+            if leader is None:
+                compute()
             else:
-                self._resume(postponed, lambda: drive(decide(generation, response)))
+                runner = self.cache._values.thread_runner()
+                runner.do(leader.resume(runner, compute))
         except NotThePage:
             pass
-        except PageFailed as failed:
-            instead = self._old_page(key, leader, failed)
-        computed, self.computed = self.computed, _NOTHING
-        return instead or (response if computed is _NOTHING else computed)
-
-    def _rendering_failed(self, key: str, error: BaseException, postponed: OpenFlight) -> object:
-        leader = postponed.leader
-
-        def compute() -> None:
-            if not isinstance(error, REFUSALS):
-                raise error
-
-        try:
-            self._resume(postponed, compute)
-        except BaseException as raised:
-            if raised is not error:
+        except BaseException as failed:
+            if not (failed is error or isinstance(failed, PageFailed)):
                 raise
-            return self._old_page(key, leader, error)
-        return None
-
-    def _resume(self, postponed: OpenFlight, compute: Callable[[], object]) -> None:
-        runner = self.cache._values.thread_runner()
-        runner.do(postponed.resumed(runner, compute))
+            instead = self._old_page(key, leader, failed)
+            if instead is not None or error is not None:
+                return instead
+        computed, self.computed = self.computed, _NOTHING
+        return response if computed is _NOTHING else computed
 
     def _old_page(self, key: str, leader: Any, error: BaseException) -> object:
         """The page at ``key``, if there is one, in place of what failed."""
