@@ -348,10 +348,9 @@ async def _wait(
     if first is None or await _comes(reply, first):
         return
     error = RedisTimeoutError(f"Redis did not answer within {first:.3f} s")
-    note_fault_of_connection(error, used)
     if not used:
-        node.breaker.failed(error, first, _patience(client, node))
         raise error
+    note_fault_of_connection(error, True)
     connection.doubt()
     if first == left or await _is_replaced(client, node, until):
         raise error
