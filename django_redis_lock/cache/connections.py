@@ -41,9 +41,9 @@ from ..transport import (
     run_all,
     server_of,
 )
-from ..transport.execute import joined, pack_word
+from ..transport.plain import in_memory
 from ..transport.refusals import OUTAGE, is_pool_exhausted, raise_interrupt
-from ..transport.registry import encoding, in_memory
+from ..transport.server import encoding, joined, pack_word
 
 T = TypeVar("T")
 

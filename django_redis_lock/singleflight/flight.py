@@ -2,7 +2,7 @@
 
 Of the callers of this process that want one value, one asks Redis and the others wait for it. A
 flight has four steps, each of which takes one round trip for all its values: query who leads;
-compute what this caller leads; store that; follow the others (``MultiFlight``). A ``Leader`` is
+compute what this caller leads; store that; follow the others (``Flight``). A ``Leader`` is
 what it leads in one such round: it begins the flights, has the keeper renew them, and ends them
 with a value, without one, or after an interruption.
 """
@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -68,12 +68,6 @@ from .scripts import (
     TAKE_FLIGHT,
     TAKE_OVER,
     Before,
-    Failed,
-    Follows,
-    Found,
-    Leads,
-    State,
-    parse,
 )
 
 if TYPE_CHECKING:
@@ -95,6 +89,9 @@ RETRY_PAUSE_SECONDS = 0.05
 #: Seconds after which a computation is listed in the admin.
 DESCRIBE_AFTER_SECONDS = 0.5
 
+_not_asked = Repeated(logger, "Could not refresh %s: %s")
+_too_many = Repeated(logger, "Too many refreshes in the background: %s is not refreshed now")
+_failed = Repeated(logger, "The refresh of %s failed; the stale value is served")
 _logged_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 _NONE: Mapping[bytes, Any] = MappingProxyType({})
 
@@ -105,18 +102,15 @@ Runner: TypeAlias = "ThreadRunner | AsyncRunner"
 # -- the callers of one value ----------------------------------------------------------------------
 
 
-class SharedValue:
-    """What a caller has to tell the others that want the same value."""
+class InProcessFlight:
+    """The callers of this process that want one value; the first queries Redis for all of them, and
+    tells the others what follows."""
 
     requests = 0  #: How many it has sent.
     encoded: object = None  #: The value as Redis stores it; None: query Redis again.
     trace = ""  #: Of the computation; see ``events.trace_parent``.
     computed = False  #: Whether the value was computed, not only read.
     outage: Exception | None = None  #: Why a request failed.
-
-
-class InProcessFlight(SharedValue):
-    """The callers of this process that want one value; the first queries Redis for all of them."""
 
     def __init__(self, runner: Runner, key: bytes) -> None:
         self.flight_id: FlightKey = (runner.server, key, runner.group)
@@ -139,11 +133,6 @@ after_fork(in_flight.clear)
 _leaving = free_after_fork(Mutex())
 
 
-def join(mine: InProcessFlight) -> InProcessFlight:
-    """The flight of another caller for the same value, or ``mine``, which then begins."""
-    return in_flight.setdefault(mine.flight_id, mine)
-
-
 def leave(shared: InProcessFlight) -> None:
     """End the flight ``shared`` of this process, and wake its other callers."""
     try:
@@ -155,14 +144,6 @@ def leave(shared: InProcessFlight) -> None:
 
 
 # -- what is being computed ------------------------------------------------------------------------
-
-
-class Writing(Protocol):
-    """A computation, as the writes that it makes itself see it."""
-
-    token: bytes
-    #: What it has done itself to the values: see STORE.
-    own_writes: dict[bytes, str]
 
 
 class Overtaken(Exception):
@@ -222,21 +203,6 @@ _deferred: weakref.WeakValueDictionary[bytes, DeferredCall] = weakref.WeakValueD
 after_fork(_deferred.clear)
 
 
-def token_for(compute: Function) -> bytes:
-    """A token for the flight of a value that ``compute`` returns."""
-    token = new_token()
-    if isinstance(compute, DeferredCall):
-        _deferred[token] = compute
-    return token
-
-
-def overtake(leader: bytes) -> bool:
-    """Overtake the deferred call of the flight with the token ``leader``, if this process has it;
-    returns whether that succeeded."""
-    call = _deferred.get(leader)
-    return call is not None and call.overtake()
-
-
 #: The threads in which this process computes, by the tokens of the flights.
 computes_in: dict[bytes, int] = {}
 after_fork(computes_in.clear)
@@ -294,11 +260,13 @@ def own_flights(keys: Iterable[bytes] | None = None, did: str = "written") -> di
 
 
 class computing:
-    """In this block, the caller is part of the ``computation`` of the values at ``keys``."""
+    """In this block, the caller is part of the ``computation`` of the values at ``keys``: this has
+    the ``token`` of the flight, and by key in ``own_writes`` what it has done itself (see STORE).
+    """
 
     __slots__ = ("_here", "_mark")
 
-    def __init__(self, server: Server | None, keys: Iterable[bytes], computation: Writing) -> None:
+    def __init__(self, server: Server | None, keys: Iterable[bytes], computation: Any) -> None:
         self._here = {(server, key): computation for key in keys}
 
     def __enter__(self) -> None:
@@ -407,7 +375,9 @@ class Leader:
         self.timeout = timeout
         self.keys = keys
         self.producer = producer
-        self.token = token_for(producer.compute)
+        self.token = new_token()
+        if isinstance(producer.compute, DeferredCall):
+            _deferred[self.token] = producer.compute
         self.renewals: list[FlightRenewal] = []
         self.own_writes: dict[bytes, str] = {}
         self._told = told
@@ -418,7 +388,7 @@ class Leader:
         self._process = this_process()
         self._runner = runner
         self._shared = shared
-        runner.begun.append(self)
+        runner.begun.append(self.left)
 
     def __str__(self) -> str:
         first = printable(self.keys[0])
@@ -437,7 +407,8 @@ class Leader:
         self,
         followed: Mapping[bytes, bytes] = _NONE,
         undecodable: Mapping[bytes, str] = _NONE,
-    ) -> Steps[list[State]]:
+        overtakes: bool = False,
+    ) -> Steps[Round]:
         """Who leads the flight of each key, or its value.
 
         Args:
@@ -445,6 +416,7 @@ class Leader:
                 wants the value and not an error, so an outage is retried until a failover would be
                 complete.
             undecodable: the SHA-1 of what is at a key and cannot be decoded.
+            overtakes: see ``DeferredCall``.
         """
         args = self.token, milliseconds(self.timeout), self.producer.stale
         calls = [
@@ -458,8 +430,9 @@ class Leader:
         until = time.monotonic() + (self.server.FAILOVER_SECONDS if followed else 0.0)
         while True:
             try:
-                replies = [parse(reply) for reply in (yield from self._ask_to_lead(*calls))]
-                self.may_lead = any(type(reply) is Leads for reply in replies)
+                answers = yield from self._ask_to_lead(*calls)
+                replies = Round(zip(self.keys, answers, strict=True), overtakes)
+                self.may_lead = bool(replies.led)
                 return replies
             except RedisError as error:
                 if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
@@ -565,7 +538,7 @@ class Leader:
         """As ``lead`` and ``store``, after the computation was postponed."""
         self._runner, self.producer = runner, self.producer._replace(compute=compute)
         self.may_lead = True
-        runner.begun.append(self)
+        runner.begun.append(self.left)
         yield from self.lead()
         yield from self.store()
         while self._told:
@@ -807,7 +780,9 @@ class Round:
 
     __slots__ = ("ends_at", "failed", "leaders", "led", "overtaken", "present", "streams")
 
-    def __init__(self) -> None:
+    def __init__(
+        self, answers: Iterable[tuple[bytes, Reply]] = (), overtakes: bool = False
+    ) -> None:
         self.led: dict[bytes, Before] = {}
         self.present: dict[bytes, object] = {}
         self.overtaken: dict[bytes, bytes] = {}
@@ -815,33 +790,44 @@ class Round:
         self.leaders: dict[bytes, bytes] = {}
         self.ends_at = math.inf
         self.failed: ComputationFailed | None = None
+        for key, reply in answers:
+            self._add(key, reply, overtakes)
 
-    def add(self, key: bytes, reply: State, overtakes: bool) -> None:
-        match reply:
-            case Leads(before):
-                self.led[key] = before
-            case Found(value):
+    def _add(self, key: bytes, reply: Reply, overtakes: bool) -> None:
+        """A ``reply`` of TAKE_FLIGHT."""
+        match [int(reply[0]), *reply[1:]]:
+            case [1, *before]:
+                self.led[key] = Before(*before) if before else NOTHING
+            case [2, value]:
                 self.present[key] = value
-            case Failed(message):
-                text = as_bytes(message).decode(errors="replace")
-                self.failed = ComputationFailed(text)
-            case Follows(leader, ends_at):
-                if overtakes and overtake(leader):
+            case [3, message]:
+                self.failed = ComputationFailed(as_bytes(message).decode(errors="replace"))
+            case [_, token, pttl]:
+                leader = as_bytes(token)
+                deferred = _deferred.get(leader) if overtakes else None
+                if deferred is not None and deferred.overtake():
                     self.overtaken[key] = leader
-                else:
-                    self.streams[key] = flight_stream(key, leader)
-                    self.leaders[key] = leader
-                    self.ends_at = min(self.ends_at, ends_at)
+                    return
+                self.streams[key], self.leaders[key] = flight_stream(key, leader), leader
+                # Redis rounds down, and a key with 0 ms left is still there.
+                ends_at = time.monotonic() + (max(int(pttl), 0) + 1) / 1000
+                self.ends_at = min(self.ends_at, ends_at)
 
 
-class MultiFlight:
-    """Computes the missing ones of some values, each by one caller at a time.
+#: The result of ``get_value`` if another computation takes longer than the caller waits.
+TOO_LATE = object()
+
+
+class Flight:
+    """Computes the missing ones of some values, each by one caller at a time; that of a single key
+    also for the other callers of this process that want it.
 
     Args:
         runner: executes the steps.
         flight_timeout: seconds after which the followers of a dead leader take over.
         producer: how to compute and store the values.
-        names: of several keys, see ``Leader``.
+        key: of a single value.
+        names: of several values by key, see ``Leader``.
     """
 
     def __init__(
@@ -849,15 +835,16 @@ class MultiFlight:
         runner: Runner,
         flight_timeout: float,
         producer: Producer,
+        key: bytes = b"",
         names: Mapping[bytes, str] | None = None,
     ) -> None:
         self._runner = runner
         self._server = runner.server
         self._flight_timeout = flight_timeout
         self._producer = producer
-        self._names = names
-        #: Of a single key, what the other callers of this process get.
-        self._shared = SharedValue()
+        self._key, self._names = key, names
+        #: What the other callers of this process get; of several values, there are none.
+        self._shared = InProcessFlight(runner, key)
         #: Whether there is probably no value: a read has just returned none.
         self.unseen = False
         #: How many values were there at the first request.
@@ -869,16 +856,15 @@ class MultiFlight:
         #: The values so far: they count also if a request fails later.
         self.values: dict[bytes, object] = {}
 
-    def leader(self, keys: list[bytes]) -> Leader:
-        shared = self._shared if isinstance(self._shared, InProcessFlight) else None
-        timeout, producer = self._flight_timeout, self._producer
-        return Leader(self._runner, timeout, keys, producer, self._told, shared, self._names)
+    def _leader(self, keys: list[bytes]) -> Leader:
+        timeout, producer, told = self._flight_timeout, self._producer, self._told
+        return Leader(self._runner, timeout, keys, producer, told, self._shared, self._names)
 
     def get_values(self, keys: list[bytes], deadline: float) -> Steps[list[bytes]]:
         """Sets ``values``; returns the keys that others were still computing at ``deadline``
         (monotonic seconds).
 
-        Raises: as ``SingleFlight.get_value``.
+        Raises: as ``get_value``.
         """
         refuse_recursion(self._server, keys)
         try:
@@ -892,7 +878,7 @@ class MultiFlight:
         began, followed = time.monotonic(), dict[bytes, bytes]()
         in_thread = self._runner.in_thread
         while missing:
-            leader = self.leader(missing)
+            leader = self._leader(missing)
             replies = yield from self._query(leader, followed, in_thread)
             if followed and replies.failed is None:
                 shared = len(missing) - len(replies.led) - len(replies.streams)
@@ -924,16 +910,14 @@ class MultiFlight:
         self, leader: Leader, followed: Mapping[bytes, bytes], overtakes: bool
     ) -> Steps[Round]:
         """Query who leads."""
-        replies, unseen = Round(), self.unseen
-        self.unseen = False
+        unseen, self.unseen = self.unseen, False
         self._shared.requests += 1
         try:
             if unseen and (yield from leader.take_unseen()):
+                replies = Round()
                 replies.led[leader.keys[0]] = NOTHING
                 return replies
-            answers = yield from leader.query(followed, self._undecodable)
-            for key, reply in zip(leader.keys, answers, strict=True):
-                replies.add(key, reply, overtakes)
+            replies = yield from leader.query(followed, self._undecodable, overtakes)
             if replies.overtaken:
                 for key, before in (yield from leader.take_over(replies.overtaken)).items():
                     if before is not None:
@@ -1023,7 +1007,7 @@ class MultiFlight:
         is stored: if each caller that has waited long enough replaced the one before, no result
         might ever be. With ``replace`` the results of earlier leaders are not stored. A write wins
         over all."""
-        leader = self.leader(keys)
+        leader = self._leader(keys)
         try:
             before = yield from leader.take_over(None if replace else dict.fromkeys(keys, b""))
         except RedisError as error:
@@ -1040,23 +1024,11 @@ class MultiFlight:
     def without_redis(self, keys: list[bytes], outage: BaseException) -> Steps[dict[bytes, object]]:
         """The values, computed by this caller, and not stored."""
         try:
-            return (yield from self.leader(keys).without_redis(outage))
+            return (yield from self._leader(keys).without_redis(outage))
         finally:
             self._tell()
 
-
-#: The result of ``get_value`` if another computation takes longer than the caller waits.
-TOO_LATE = object()
-
-
-class SingleFlight(MultiFlight):
-    """Computes the value at ``key``; also for the other callers of this process that want it."""
-
-    def __init__(
-        self, runner: Runner, flight_timeout: float, producer: Producer, key: bytes
-    ) -> None:
-        super().__init__(runner, flight_timeout, producer)
-        self._key = key
+    # -- of a single key ---------------------------------------------------------------------
 
     def get_value(self, deadline: float, outage: BaseException | None = None) -> Steps[object]:
         """The value, computed by this caller or by another; or ``TOO_LATE``.
@@ -1076,9 +1048,9 @@ class SingleFlight(MultiFlight):
         while True:
             shared = mine = InProcessFlight(self._runner, self._key)
             self._shared = mine
-            self._runner.begun.append(mine)
+            self._runner.begun.append(mine.left)
             try:
-                shared = join(mine)
+                shared = in_flight.setdefault(mine.flight_id, mine)
                 if shared is mine:
                     if outage:
                         return (yield from self._compute_without_redis(mine, outage))
@@ -1113,7 +1085,7 @@ class SingleFlight(MultiFlight):
         return (yield from self.compute_anyway([self._key]))[self._key]
 
     def _compute_without_redis(self, shared: InProcessFlight, outage: BaseException) -> Steps[Any]:
-        leader = self.leader([self._key])
+        leader = self._leader([self._key])
         values = yield from leader.without_redis(outage, shared=True)
         shared.encoded, shared.computed = leader.encoded[self._key].value, True
         shared.requests += 1
@@ -1129,16 +1101,7 @@ class SingleFlight(MultiFlight):
             return TOO_LATE if stored is None else self._producer.decode(stored[0])
         return TOO_LATE
 
-
-# -- the refresh of a stale value -----------------------------------------------------------------
-
-_not_asked = Repeated(logger, "Could not refresh %s: %s")
-_too_many = Repeated(logger, "Too many refreshes in the background: %s is not refreshed now")
-_failed = Repeated(logger, "The refresh of %s failed; the stale value is served")
-
-
-class Refreshing(SingleFlight):
-    """Computes the stale value at ``key`` again."""
+    # -- of a stale value --------------------------------------------------------------------
 
     def refresh(self, old: object, wait: float | None) -> Steps[object]:
         """Compute a stale value again; if another caller is doing so, return the old one.
@@ -1148,23 +1111,21 @@ class Refreshing(SingleFlight):
             wait: compute in the background, and return the old value if that takes more seconds;
                 None: compute here.
         """
-        leader, producer = self.leader([self._key]), self._producer
+        leader, producer = self._leader([self._key]), self._producer
         if wait is not None and not self._runner.has_room():  # Before Redis is asked.
             _too_many.warn(leader)
             return old
         try:
-            [reply] = yield from leader.query()
+            replies = yield from leader.query()
         except RedisError as error:
             _not_asked.warn(leader, error)
             return old
-        match reply:
-            case Found(value):
-                return producer.decode(value)
-            case Leads(before):
-                leader.begin({self._key: before})
-            case _:
-                producer.emit(self._server, Shared, True, 1)
-                return old
+        if replies.present:
+            return producer.decode(replies.present[self._key])
+        if not replies.led:
+            producer.emit(self._server, Shared, True, 1)
+            return old
+        leader.begin(replies.led)
         refreshing = self._refresh_or_return_old(leader, old)
         if wait is None:
             return (yield from refreshing)
@@ -1176,7 +1137,9 @@ class Refreshing(SingleFlight):
             finally:
                 ended.set()
 
-        if not (yield self._runner.run_in_background(in_background(), leader, *leader.renewals)):
+        if not (
+            yield self._runner.run_in_background(in_background(), leader.left, *leader.renewals)
+        ):
             _too_many.warn(leader)
             yield from leader.fail()
         elif wait:

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking import Renewal, hold
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.holding import hurry_until, outages, settle
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
@@ -129,6 +128,23 @@ def test_few_tasks_wait_for_a_server_that_is_frozen(own_server: RedisServer) -> 
     assert asyncio.run(main())
 
 
+def test_threads_have_their_time_out_where_tasks_were_first(own_server: RedisServer) -> None:
+    tasks = redis.asyncio.Redis(port=own_server.port, socket_timeout=TIMEOUT)
+
+    async def main() -> None:
+        async with tasks:
+            assert not await AsyncLock(tasks, "first").locked()
+
+    asyncio.run(main())
+    with redis.Redis(port=own_server.port, socket_timeout=TIMEOUT) as client:
+        own_server.pause()
+        began = time.monotonic()
+        with pytest.raises(redis.TimeoutError):
+            Lock(client, "second").locked()
+        assert time.monotonic() < began + 4, "five seconds are the default"
+        own_server.resume()
+
+
 def answers(call: Callable[[], Any]) -> bool:
     try:
         call()
@@ -201,13 +217,12 @@ def test_many_renewals_look_together_for_a_server_that_is_lost(own_server: Redis
         time.sleep(0.01)  # So that they come due one after the other.
     own_server.stop()
     with socket.create_server(("127.0.0.1", own_server.port)) as door:
-        found = 0
-        with suppress(TimeoutError):
-            door.settimeout(PATIENCE)
-            while not found or time.monotonic() < first + 0.6:
-                door.accept()[0].close()
-                first = first if found else time.monotonic()
-                found += 1
+        door.settimeout(PATIENCE)
+        door.accept()[0].close()
+        ends, found = time.monotonic() + 0.6, 0
+        while time.monotonic() < ends:
+            door.accept()[0].close()
+            found += 1
     assert found < 20
 
 

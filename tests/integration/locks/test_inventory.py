@@ -51,8 +51,7 @@ from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
 from django_redis_lock.singleflight.flight import FlightRenewal, InProcessFlight, Leader
-from django_redis_lock.transport.execute import run
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import run, server_of
 from tests.events import recording_events
 from tests.holding import hurry, renew, settle, table_of
 from tests.processes import PATIENCE, Link, Worker, processes, until
