@@ -127,6 +127,23 @@ def test_few_tasks_wait_for_a_server_that_is_frozen(own_server: RedisServer) -> 
     assert asyncio.run(main())
 
 
+def test_threads_have_their_time_out_where_tasks_were_first(own_server: RedisServer) -> None:
+    tasks = redis.asyncio.Redis(port=own_server.port, socket_timeout=TIMEOUT)
+
+    async def main() -> None:
+        async with tasks:
+            assert not await AsyncLock(tasks, "first").locked()
+
+    asyncio.run(main())
+    with redis.Redis(port=own_server.port, socket_timeout=TIMEOUT) as client:
+        own_server.pause()
+        began = time.monotonic()
+        with pytest.raises(redis.TimeoutError):
+            Lock(client, "second").locked()
+        assert time.monotonic() < began + 4, "five seconds are the default"
+        own_server.resume()
+
+
 def answers(call: Callable[[], Any]) -> bool:
     try:
         call()
