@@ -272,7 +272,7 @@ class GetOrSetOptions:
     background: bool
     soft_timeout: float | None
     error_ttl: float
-    group: str | None
+    group: str | None = None
 
     def __init__(self, conf: Conf, given: Mapping[str, object]) -> None:
         self._conf = conf
@@ -288,12 +288,8 @@ class GetOrSetOptions:
     def of(cls, conf: Conf, timeout: Timeout, **arguments: object) -> GetOrSetOptions:
         """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
         never stale, regardless of the setting. Raises as ``check`` and ``check_timeout`` do."""
-        if type(timeout) is not int:
-            cls.check_timeout(timeout)
-        elif not arguments and not conf.STALE:  # As in most calls.
-            return cls(conf, {"group": None})
+        cls.check_timeout(timeout)
         given = cls.check(**arguments)
-        given.setdefault("group", None)
         if timeout is None:
             given.setdefault("stale", 0.0)
         if given.get("soft_timeout") is not None:
