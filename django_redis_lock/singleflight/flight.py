@@ -208,18 +208,6 @@ computes_in: dict[bytes, int] = {}
 after_fork(computes_in.clear)
 
 
-def waits_for_itself(server: Server, key: bytes, thread: int | None) -> bool:
-    """Whether a ``thread`` that computes the value, perhaps in a task of its event loop, is the
-    calling thread: it would stop the computation by a wait for it."""
-    if thread != threading.get_ident():
-        return False
-    if may_log(server, _warned_at):
-        text = "The value %s is requested by the thread that computes it, which cannot wait for it "
-        text += "and computes it twice: in a coroutine use aget_or_set() and the like"
-        logger.warning(text, printable(key))
-    return True
-
-
 _warned_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 
 
@@ -868,7 +856,8 @@ class Flight:
             if replies.failed is not None:
                 raise replies.failed
             missing = list(replies.streams)
-            if self._waits_for_itself(replies):
+            leaders = replies.leaders.items()
+            if any(self._waits_for_itself(key, computes_in.get(token)) for key, token in leaders):
                 break
             if time.monotonic() >= deadline and not undecodable:
                 break
@@ -936,12 +925,16 @@ class Flight:
                 undecodable, replies.streams[key], self.shared.encoded = True, b"", None
         return undecodable
 
-    def _waits_for_itself(self, replies: Round) -> bool:
-        """Whether a wait for one of the leaders would stop it."""
-        return self.runner.group is None and any(
-            waits_for_itself(self.server, key, computes_in.get(leader))
-            for key, leader in replies.leaders.items()
-        )
+    def _waits_for_itself(self, key: bytes, thread: int | None) -> bool:
+        """Whether the ``thread`` that computes a value, perhaps in a task of its event loop, is the
+        calling thread: it would stop the computation by a wait for it."""
+        if self.runner.group is not None or thread != threading.get_ident():
+            return False
+        if may_log(self.server, _warned_at):
+            text = "The value %s is requested by the thread that computes it, which cannot wait "
+            text += "for it and computes it twice: in a coroutine use aget_or_set() and the like"
+            logger.warning(text, printable(key))
+        return True
 
     def _follow(self, streams: Mapping[bytes, bytes], until: float) -> Steps[None]:
         """Wait for the end of one of the flights with these ``streams``."""
@@ -1038,8 +1031,7 @@ class Flight:
             # A reply to a request sent before this caller joined may be older than a write before
             # that. Requests of the leaders after the first one are later.
             requests_before = shared.requests if requests_before < 0 else 0
-            in_a_thread = self.runner.group is None
-            if in_a_thread and waits_for_itself(self.server, self._key, shared.thread):
+            if self._waits_for_itself(self._key, shared.thread):
                 return TOO_LATE
             if not (yield self.runner.wait_for_event(shared.ended, deadline)):
                 return TOO_LATE if outage else (yield from self._final_read())

@@ -25,8 +25,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from ....clock import time
 from ....threads import Mutex, after_fork, free_after_fork
 from .commands import Commands
-from .lua import compile_script
-from .lua_library import Table, number_text
+from .lua import Table, compile_script, number_text
 
 if TYPE_CHECKING:
     from ....protocol import Reply
