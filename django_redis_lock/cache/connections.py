@@ -421,7 +421,6 @@ class Replica:
 
 @contextmanager
 def failing_as_django_redis(redis: object) -> Iterator[None]:
-    """An error of ``redis`` becomes the one that django-redis raises."""
     try:
         yield
     except FAILED as error:

@@ -590,7 +590,6 @@ class Values:
 
     @cached_property
     def keeps_objects(self) -> bool:
-        """Whether what is stored is decoded to an equal object."""
         client = self._cache.client
         return type(getattr(client, "_serializer", None)) is PickleSerializer and (
             type(client).decode is DefaultClient.decode

@@ -41,8 +41,6 @@ class Do(NamedTuple):
 
 
 class AsyncDo(Do):
-    """The same for tasks, which await it."""
-
     def method(self, name: str, *args: object) -> object:
         return getattr(self.cache, f"a{name}")(*args)
 

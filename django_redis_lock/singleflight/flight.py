@@ -94,9 +94,6 @@ _too_many = Repeated(logger, "Too many refreshes in the background: %s is not re
 _failed = Repeated(logger, "The refresh of %s failed; the stale value is served")
 _logged_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 _NONE: Mapping[bytes, Any] = MappingProxyType({})
-
-
-#: Tasks have theirs in a module that is imported when it is used.
 Runner: TypeAlias = "ThreadRunner | AsyncRunner"
 
 # -- the callers of one value ----------------------------------------------------------------------
@@ -316,7 +313,6 @@ class Producer(NamedTuple):
         return Subject.of(self.name, self.group, "", server, self.cache)
 
     def emit(self, server: Server, kind: Callable[..., object], *details: object) -> None:
-        """Emit an event of this ``kind`` about the value."""
         if events.listeners:
             events.emit(kind(self.subject(server), *details))
 
@@ -460,21 +456,13 @@ class Leader:
     # -- to compute --------------------------------------------------------------------------
 
     def begin(self, before: Mapping[bytes, Before]) -> None:
-        """The caller leads the flights of these keys.
-
-        Args:
-            before: what is at the keys now.
-        """
+        """The caller leads the flights of these keys; ``before`` is what is at the keys now."""
         self.keys, self._before = list(before), before
         self.renewals = [FlightRenewal(self, key) for key in self.keys]
 
     def lead(self) -> Steps[dict[bytes, object]]:
         """Compute the values, while the keeper renews the flights; if that fails, they end. Sets
-        ``encoded``, for ``store``.
-
-        Raises:
-            Overtaken: another thread leads instead.
-        """
+        ``encoded``, for ``store``. Raises Overtaken if another thread leads instead."""
         keeping = keeper()
         try:
             computes_in[self.token] = threading.get_ident()
@@ -514,11 +502,7 @@ class Leader:
         self._runner.call_soon(leave, self._shared)
 
     def compute(self, outage: BaseException | None = None) -> Steps[dict[bytes, object]]:
-        """The values by key.
-
-        Args:
-            outage: why Redis is unavailable.
-        """
+        """The values by key; ``outage`` is why Redis is unavailable."""
         if outage and may_log(self.server, _logged_at):  # Once a minute for each server.
             text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
             outage_logger.warning(text, {"key": printable(self.keys[0]), "error": outage})
@@ -551,11 +535,8 @@ class Leader:
     def without_redis(
         self, outage: BaseException, shared: bool = False
     ) -> Steps[dict[bytes, object]]:
-        """Compute the values, which are not stored; callers get the same as if they were.
-
-        Args:
-            shared: whether ``encoded`` is needed, for the other callers of this process.
-        """
+        """Compute the values, which are not stored; callers get the same as if they were. If they
+        are ``shared``, sets ``encoded``."""
         values = yield from self.compute(outage)
         if shared or not self.producer.keeps_objects:
             self.encoded = self._encode(values)
@@ -759,7 +740,6 @@ class Round:
             self._add(key, reply, overtakes)
 
     def _add(self, key: bytes, reply: Reply, overtakes: bool) -> None:
-        """A ``reply`` of TAKE_FLIGHT."""
         match [int(reply[0]), *reply[1:]]:
             case [1, *before]:
                 self.led[key] = Before(*before) if before else NOTHING
@@ -821,10 +801,7 @@ class Flight:
 
     def get_values(self, keys: list[bytes], deadline: float) -> Steps[list[bytes]]:
         """Sets ``values``; returns the keys that others were still computing at ``deadline``
-        (monotonic seconds).
-
-        Raises: as ``get_value``.
-        """
+        (monotonic seconds). Raises as ``get_value``."""
         refuse_recursion(self.server, keys)
         try:
             return (yield from self._get_values(keys, deadline))
@@ -869,7 +846,6 @@ class Flight:
     def _query(
         self, leader: Leader, followed: Mapping[bytes, bytes], overtakes: bool
     ) -> Steps[Round]:
-        """Query who leads."""
         unseen, self.unseen = self.unseen, False
         self.shared.requests += 1
         try:
@@ -894,11 +870,7 @@ class Flight:
 
     def _compute(self, leader: Leader) -> Steps[dict[bytes, object]]:
         """Compute the values, store them, and hand that of a single key to the callers of this
-        process that wait for it.
-
-        Raises:
-            Overtaken: another thread leads instead.
-        """
+        process that wait for it. Raises as ``lead``."""
         values = yield from leader.lead()
         shared = self.shared
         shared.requests += 1
@@ -986,7 +958,6 @@ class Flight:
             self.tell()
 
     def without_redis(self, keys: list[bytes], outage: BaseException) -> Steps[dict[bytes, object]]:
-        """The values, computed by this caller, and not stored."""
         try:
             return (yield from Leader(self, keys).without_redis(outage))
         finally:

@@ -79,7 +79,6 @@ class Session:
         self._wake()
 
     def shutdown(self, _how: int = 0) -> None:
-        """End it, as a broken connection would."""
         with self._database.mutex:
             self.closed = True
             self._database.forget(self)
@@ -308,7 +307,6 @@ class _InMemory:
         return self.session
 
     def cut(self) -> None:
-        """Close it, from any thread."""
         session, self.session = self.session, None
         if session is not None:
             session.shutdown()
@@ -318,8 +316,6 @@ class _InMemory:
 
 
 class MemoryConnection(_InMemory, Connection):
-    """For threads."""
-
     @property
     def _sock(self) -> Any:
         return self.session
@@ -348,8 +344,6 @@ class MemoryConnection(_InMemory, Connection):
 
 
 class AsyncMemoryConnection(_InMemory, AsyncConnection):
-    """For tasks."""
-
     thread_class = MemoryConnection
 
     @property

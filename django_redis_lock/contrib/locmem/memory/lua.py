@@ -231,8 +231,6 @@ class _Scope(NamedTuple):
 
 
 class _Compiler:
-    """Reads a script once, and writes Python."""
-
     def __init__(self, source: str) -> None:
         self._tokens = list(_tokens(source))
         self._at = 0
