@@ -195,10 +195,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return [c for c in connections.all(initialized_only=False) if _is_open(c)]",
     ): "a connection that is not there is not open",
     (
-        "cache.async_methods",
-        "if tokens or (type(tokens) is not list or any(tokens)):",
-    ): "nothing is done about what has no token, only more slowly",
-    (
         "locking.lock",
         'return drive(self._change_steps("reacquire", self._lifetime or 2.0, True))',
     ): "without a lifetime there is an error",
