@@ -71,7 +71,7 @@ class Ours(DjangoRedis):
         return RedisCache(f"{url}?db={url.rpartition('/')[2]}", {})
 
     def close(self) -> None:
-        from django_redis_lock.transport.registry import server_of
+        from django_redis_lock.transport.server import server_of
 
         server_of(self.backend.client.get_client()).close()
         super().close()

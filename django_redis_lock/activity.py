@@ -101,39 +101,26 @@ class TaskActivity:
 
 def note_tasks() -> None:
     """The description of a lock's holder says by which task it was acquired."""
-    if "celery" in sys.modules:  # A worker has imported it before Django's setup.
-        signals = import_module("celery.signals")
-        signals.task_prerun.connect(_celery_begins)
-        signals.task_postrun.connect(_celery_ends)
+    # Celery: a worker has imported it before Django's setup. The last is a backport.
     packages = ["django.tasks"] if VERSION >= (6,) else []
-    packages += {"django_tasks"} & sys.modules.keys()  # A backport.
+    packages += {"celery", "django_tasks"} & sys.modules.keys()
     for package in packages:
         signals = import_module(f"{package}.signals")
-        signals.task_started.connect(_django_begins)
-        signals.task_finished.connect(_django_ends)
+        of_celery = package == "celery"
+        (signals.task_prerun if of_celery else signals.task_started).connect(_begin)
+        (signals.task_postrun if of_celery else signals.task_finished).connect(_end)
 
 
-def _celery_begins(sender: Any, task_id: str, **kwargs: object) -> None:
-    _begin(sender.name, task_id)
+def _begin(sender: Any, task_id: str = "", task_result: Any = None, **kwargs: object) -> None:
+    """Celery gives ``task_id``, Django ``task_result``."""
+    if task_result is None:
+        name = sender.name
+    else:
+        name, task_id = task_result.task.module_path, task_result.id
+    activity.set(TaskActivity(name, str(task_id), activity.get()))
 
 
-def _celery_ends(task_id: str, **kwargs: object) -> None:
-    _end(task_id)
-
-
-def _django_begins(task_result: Any, **kwargs: object) -> None:
-    _begin(task_result.task.module_path, task_result.id)
-
-
-def _django_ends(task_result: Any, **kwargs: object) -> None:
-    _end(task_result.id)
-
-
-def _begin(name: str, id: str) -> None:
-    activity.set(TaskActivity(name, str(id), activity.get()))
-
-
-def _end(id: str) -> None:
-    current = activity.get()
+def _end(task_id: str = "", task_result: Any = None, **kwargs: object) -> None:
+    current, id = activity.get(), task_id if task_result is None else task_result.id
     if isinstance(current, TaskActivity) and current.id == str(id):
         activity.set(current.before)

@@ -55,6 +55,9 @@ RETRY_ONLY_CELERY = "retry_task works only in a Celery task"
 #: Seconds after which a client should try again while Redis is down.
 OUTAGE_RETRY_SECONDS = 10.0
 TEMPLATE = "django_redis_lock/conflict.html"
+#: Attributes of errors, for ``RefusalMiddleware``: the status of the answer to a conflict; name and
+#: ``retry_after`` of a lock that could not be requested, so that nothing was run.
+REFUSED_STATUS, OUTAGE = "_redis_lock_status", "_redis_lock_outage"
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,10 @@ from .transport.address import (
     Pool,
     connecting,
     name_driver,
-    poll_of,
-    still_answers,
 )
+from .transport.plain import RETRY
 from .transport.refusals import is_misdirected, module_of, raise_interrupt
-from .transport.registry import RETRY, renew_pool
+from .transport.server import poll_of, renew_pool, still_answers
 
 C = TypeVar("C", bound=Client)
 T = TypeVar("T")

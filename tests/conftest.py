@@ -31,7 +31,7 @@ from django_redis_lock.contrib.fallback import file_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.metrics import collecting
 from django_redis_lock.contrib.redlock import base as redlock
-from django_redis_lock.decorators import wrapper
+from django_redis_lock.decorators import section
 from django_redis_lock.protocol import acquisition
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
@@ -278,7 +278,7 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
 def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """No decorated function is known: those of other tests contradict each other, as checks would
     say."""
-    monkeypatch.setattr(wrapper, "_declared", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(section, "_declared", weakref.WeakKeyDictionary())
     monkeypatch.setattr(unique_tasks.messages, "declared", weakref.WeakSet())
 
 

@@ -23,7 +23,7 @@ from django_redis_lock.locking.waiting import queue
 from django_redis_lock.locking.waiting.queue import QueueWatch
 from django_redis_lock.protocol.acquisition import Refused, parse_acquire
 from django_redis_lock.protocol.keys import lock_keys, process_key
-from django_redis_lock.transport import registry
+from django_redis_lock.transport import server
 from tests.processes import until
 
 __all__ = [
@@ -153,7 +153,7 @@ def silence(client: Any, key: bytes, seconds: float, process: str = "another") -
 
 def outages() -> list[Outage]:
     """The servers that do not answer, as far as this process knows."""
-    nodes = (node for known in list(registry._servers.values()) for node in known.nodes())
+    nodes = (node for known in list(server._servers.values()) for node in known.nodes())
     return [outage for node in nodes if (outage := node.breaker.known_outage())]
 
 

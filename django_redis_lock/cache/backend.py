@@ -1,5 +1,5 @@
 """``RedisCache``: all methods of a cache, those of Django, of django-redis and ours. It is put
-together of ``Values``, ``Flights``, ``Locks`` and ``Connections``."""
+together of ``Values``, ``Locks`` and ``Connections``."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ from ..extension import PACKAGE, PartMissing, part
 from ..singleflight import encode_value
 from ..transport import server_of
 from ..transport.refusals import raise_interrupt
-from ..transport.registry import encoding
+from ..transport.server import encoding
 from .connections import Connections, failing_as_django_redis, flight_ending
-from .flights import Flights, awaitable, waiting_thread
 from .keys import Keys, Listing, has_plain_keys
 from .locks import Locks, version_by_name
 from .on_commit import OnCommit
-from .values import MISSING, FirstRead, Values
+from .values import MISSING, FirstRead, Values, waiting_thread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -139,7 +138,6 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         self._connections = Connections(self)
         self._direct = self._connections.direct
         self._values = Values(self, self._connections)
-        self._flights = Flights(self, self._connections, self._values)
         self._locks = Locks(self, lock_cache)
 
     @property
@@ -448,7 +446,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         read = self._values.first(key, timeout, version, options)
         if read is not MISSING and type(read) is not FirstRead:
             return read
-        return self._flights.do(self._flights.value, key, default, timeout, version, options, read)
+        return self._values.do(self._values.value, key, default, timeout, version, options, read)
 
     async def aget_or_set(
         self,
@@ -460,8 +458,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
     ) -> Any:
         """``get_or_set`` for asyncio. A coroutine function as ``default`` is awaited; any other
         callable, but for built-in types, runs in Django's thread for synchronous code."""
-        what = key, awaitable(default), timeout, version, options
-        return await self._flights.ado(self._flights.value, *what)
+        what = key, default, timeout, version, options
+        return await self._values.ado(self._values.value, *what)
 
     def compute(
         self,
@@ -475,7 +473,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         value wait for this one. If the key is written during the computation, the result
         is not stored. While Redis is down, the value is computed, whatever VALUES_ON_REDIS_DOWN
         is. Arguments as for ``get_or_set``."""
-        return self._flights.do(self._flights.compute, key, default, timeout, version, options)
+        return self._values.do(self._values.compute, key, default, timeout, version, options)
 
     async def acompute(
         self,
@@ -486,8 +484,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
         """``compute`` for asyncio."""
-        what = key, awaitable(default), timeout, version, options
-        return await self._flights.ado(self._flights.compute, *what)
+        what = key, default, timeout, version, options
+        return await self._values.ado(self._values.compute, *what)
 
     def get_or_set_many(
         self,
@@ -508,7 +506,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         first key.
         """
         what = keys, default_many, timeout, version, options
-        return self._flights.do(self._flights.values, *what, True)
+        return self._values.do(self._values.values, *what)
 
     async def aget_or_set_many(
         self,
@@ -519,8 +517,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, object]:
         """``get_or_set_many`` for asyncio."""
-        what = keys, awaitable(default_many), timeout, version, options
-        return await self._flights.ado(self._flights.values, *what)
+        what = keys, default_many, timeout, version, options
+        return await self._values.ado(self._values.values, *what)
 
     def mark_stale(self, key: str, version: int | None = None, *, stale: float = SETTING) -> bool:
         """Let the value of ``key`` be stale from now on: the next ``get_or_set`` computes it again,
@@ -550,13 +548,13 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         self, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
     ) -> int:
         """``mark_stale`` for several keys, in one round trip; returns how many values there are."""
-        return self._flights.do(self._flights.mark_stale, keys, version, stale)
+        return self._values.do(self._values.mark_stale, keys, version, stale)
 
     async def amark_stale_many(
         self, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
     ) -> int:
         """``mark_stale_many`` for asyncio."""
-        return await self._flights.ado(self._flights.mark_stale, keys, version, stale)
+        return await self._values.ado(self._values.mark_stale, keys, version, stale)
 
     def on_commit(self, using: str | None = None, *, robust: bool = False) -> OnCommit:
         """``delete``, ``delete_many``, ``mark_stale`` and ``mark_stale_many`` for data that a
@@ -600,7 +598,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         """
         chosen: dict[str, Any] = {**options, "sleep": sleep, "blocking": blocking}
         chosen.update(blocking_timeout=blocking_timeout, thread_local=thread_local)
-        return self._locks.lock(key, version, timeout, client, chosen)
+        lock: Lock = self._locks.lock(key, version, timeout, client, chosen)
+        return lock
 
     @version_by_name
     def alock(
@@ -621,8 +620,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         Raises:
             RuntimeError: no event loop is running.
         """
-
-        return self._locks.alock(key, version, timeout, client, {**options})
+        lock: AsyncLock = self._locks.lock(key, version, timeout, client, {**options}, True)
+        return lock
 
     def command_lock(self, key: str, **options: Any) -> Lock:
         """The lock that ``run_locked`` takes, which other processes respect."""

@@ -59,7 +59,7 @@ class Refresh:
             else:
                 producer = yield from self._prepare(runner, producer)
         flight_timeout = self._cache.conf.FLIGHT_TIMEOUT
-        flight = singleflight.Refreshing(runner, flight_timeout, producer, self._made)
+        flight = singleflight.Flight(runner, flight_timeout, producer, self._made)
         return (yield from flight.refresh(old, wait))
 
     def _prepare(self, runner: Runner, producer: Producer) -> Steps[Producer]:

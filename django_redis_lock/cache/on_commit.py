@@ -47,7 +47,7 @@ class OnCommit:
         self, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
     ) -> None:
         """``cache.mark_stale_many``."""
-        self._cache._flights.stale_seconds(stale)  # Its errors belong to the caller.
+        self._cache._values.stale_seconds(stale)  # Its errors belong to the caller.
         made = self._made(keys, version)
         self.call(lambda: self._cache.mark_stale_many(made, stale=stale))
 

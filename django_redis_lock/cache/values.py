@@ -1,34 +1,59 @@
 """How the values of a cache are read: by one request, seen by the tools that observe the cache; and
-how they are encoded and decoded. One that cannot be decoded counts as missing."""
+how those that are missing are computed, by ``singleflight``. A value that cannot be decoded counts
+as missing.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pickle import PickleError
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+from asgiref.sync import AsyncToSync, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections as database_connections
 from django.utils.functional import cached_property
 from django_redis.client import DefaultClient, HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.serializers.pickle import PickleSerializer
 from redis.exceptions import RedisError
 
-from .. import events, singleflight
+from .. import events, singleflight, transport
 from ..clock import time
-from ..conf import SETTING, GetOrSetOptions, Timeout
+from ..conf import SETTING, GetOrSetOptions, Timeout, given
 from ..events import Read
-from ..protocol import printable
-from ..singleflight import Runner, ThreadRunner, Undecodable, in_flight
+from ..exceptions import LockNotAcquired
+from ..protocol import Call, printable
+from ..protocol.keys import flight_key
+from ..singleflight import (
+    MARK_STALE,
+    TOO_LATE,
+    CoordinationError,
+    DeferredCall,
+    Flight,
+    Producer,
+    Runner,
+    ThreadRunner,
+    Undecodable,
+    in_flight,
+    own_flights,
+)
 from ..steps import Steps
-from ..threads import after_fork, get_logger, may_log
+from ..threads import after_fork, get_logger, is_async, may_log
 from ..transport import Server, exchange_with, pack_words, server_of
 from ..transport.refusals import is_busy, is_pool_exhausted, raise_interrupt
+from .background import Refresh
 from .connections import FAILED, Connections, OwnConnections, failing_as_django_redis
+
+if TYPE_CHECKING:
+    from .arguments import GetOrSetArguments, GetOrSetManyArguments
+
+R = TypeVar("R")
 
 logger = get_logger("django_redis_lock.flights")
 
@@ -119,14 +144,34 @@ class ReadPath(NamedTuple):
 
 
 class Values:
-    """The values of one ``cache``, a backend."""
+    """The values of one ``cache``, a backend. Its methods with a ``runner`` are those of the
+    backend, as steps."""
 
     def __init__(self, cache: Any, connections: Connections) -> None:
-        self._cache = cache
+        self._cache, self._conf = cache, cache.conf
         self._connections = connections
         self._path: ReadPath | None = None
+        #: The options of a call that has none, and the settings that they are made of.
+        self._usual_options: tuple[Mapping[str, object], GetOrSetOptions] | None = None
         #: How many reads before this one have returned no value.
         self.misses_in_a_row = 0
+
+    def do(self, steps: Callable[..., Steps[R]], *args: object) -> R:
+        runner = self.thread_runner()
+        return runner.do(steps(runner, *args))
+
+    async def ado(self, steps: Callable[..., Steps[R]], *args: object) -> R:
+        runner = self.async_runner()
+        return await runner.do(steps(runner, *args))
+
+    def thread_runner(self) -> ThreadRunner:
+        own = self._connections.own
+        client = self._cache._lock_client() if own is None else own.client
+        return ThreadRunner(client, database_connections.close_all)
+
+    def async_runner(self) -> singleflight.AsyncRunner:
+        client = transport.asyncio_client(self._cache._lock_client())
+        return singleflight.AsyncRunner(client, waiting_thread())
 
     # -- to read -----------------------------------------------------------------------------
 
@@ -136,7 +181,7 @@ class Values:
         """The first read of a ``get_or_set`` with these arguments, in a thread: the value, or else
         a ``FirstRead``; MISSING if it may be stale, and so is to be read with its lifetime."""
         # A hit must cost what a plain GET costs, so the settings are read after it.
-        stale = options.get("stale", self._cache.conf.STALE)
+        stale = options.get("stale", self._conf.STALE)
         if stale and ("stale" in options or self.timeout(timeout) is not None):
             return MISSING
         if options:
@@ -151,8 +196,10 @@ class Values:
         ):
             try:
                 value = self.read(key, version)
+            except ConnectionInterrupted as error:
+                outage = self.without_redis(error.__cause__ or error)
             except Exception as error:
-                outage = self._outage_of_read(error, key, version)
+                self.do(self.check_decoding, error, version, key)
         if value is MISSING:
             return FirstRead(MISSING, began, time.monotonic() - began, False, True, outage)
         self.misses_in_a_row = 0
@@ -162,21 +209,18 @@ class Values:
     def read(self, key: str, version: int | None) -> object:
         """The value; MISSING also if the query for the leader reads it, too: that is repeated.
         Raises ConnectionInterrupted."""
-        path = self._read_path()
+        path, cache = self._read_path(), self._cache
         server = None if path.own is None else server_of(path.own.client)
-        is_crowd = bool(in_flight) and self._is_in_flight(key, version)
-        if not is_crowd and (server is None or not server.must_connect()):
+        is_cold = server is not None and server.must_connect()
+        if in_flight and not is_cold:
+            primary = server_of(cache._lock_client())
+            is_cold = (primary, cache._encoded_key(key, version), None) in in_flight
+        if not is_cold:
             return path.read(key, version, path.own, server)
-        with cold_read(server_of(self._cache._lock_client())):
+        with cold_read(server_of(cache._lock_client())):
             return path.read(key, version, path.own, server)
-
-    def _is_in_flight(self, key: str, version: int | None) -> bool:
-        cache = self._cache
-        server = server_of(cache._lock_client())
-        return (server, cache._encoded_key(key, version), None) in in_flight
 
     def _read_path(self) -> ReadPath:
-        """How to read now."""
         path, own, kind = self._path, self._connections.own, type(self._cache)
         sends = None
         if own is not None:
@@ -200,7 +244,6 @@ class Values:
         return ReadPath(chosen_for, read, own, read == self._read_directly)
 
     def _read_directly(self, key: str, version: int | None, own: Any, server: Any) -> object:
-        """As django-redis's ``get``."""
         client = self._cache.client
         nkey = own._key(client.make_key(key, version=version))
         try:
@@ -240,20 +283,9 @@ class Values:
             return self._read_by_client(key, version)
         return value
 
-    def _outage_of_read(
-        self, error: Exception, key: str, version: int | None
-    ) -> BaseException | None:
-        """Why Redis is unavailable, after a read failed with ``error``. Raises that, unless the
-        value cannot be decoded."""
-        if isinstance(error, ConnectionInterrupted):
-            return self.without_redis(error.__cause__ or error)
-        runner = ThreadRunner(self._cache._lock_client())
-        runner.do(self.check_decoding(runner, error, key, version))
-        return None
-
     def without_redis(self, error: BaseException) -> BaseException:
         """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""
-        if self._cache.conf.VALUES_ON_REDIS_DOWN == "raise":
+        if self._conf.VALUES_ON_REDIS_DOWN == "raise":
             raise error
         return error
 
@@ -280,7 +312,7 @@ class Values:
         except RedisError as error:
             outage = self.without_redis(error)
         except Exception as error:
-            yield from self.check_decoding(runner, error, key, version)
+            yield from self.check_decoding(runner, error, version, key)
         seconds = time.monotonic() - began
         is_stale = stored is not None and 0 <= int(stored[1]) <= stale
         if stored is not None and (value is MISSING or is_stale):
@@ -318,20 +350,13 @@ class Values:
             by = () if replica is None else (replica,)
             get_many = self._cache.client.get_many
             return connections.with_breaker(get_many, names, version, *by), None
+        except (RedisError, ConnectionInterrupted) as error:
+            cause = error.__cause__ or error if isinstance(error, ConnectionInterrupted) else error
+            others = is_pool_exhausted(cause) or connections.replica() is not None
+            return {}, None if others else self.without_redis(cause)
         except Exception as error:
-            cause = error
-            if isinstance(error, ConnectionInterrupted):
-                cause = error.__cause__ or error
-            if isinstance(cause, (RedisError, ConnectionInterrupted)):
-                others = is_pool_exhausted(cause) or connections.replica() is not None
-                return {}, None if others else self.without_redis(cause)
-            try:
-                values, failed = self._read_decodable(names, version)
-            except RedisError as outage:
-                return {}, self.without_redis(outage)
-            if not failed and not isinstance(cause, DECODING_ERRORS):
-                raise cause from None
-            return values, None
+            self.do(self.check_decoding, error, version, *names)
+            return {}, None  # The query for the leader reads those that can be decoded.
 
     def record_read(
         self,
@@ -350,9 +375,216 @@ class Values:
             events.emit(Read(self._cache, str(key), group or "", result, values, began, seconds))
 
     def timeout(self, timeout: Timeout) -> Timeout:
-        """``timeout``, by default that of the cache."""
         left_out = timeout is SETTING or timeout is DEFAULT_TIMEOUT
         return self._cache.default_timeout if left_out else timeout
+
+    def check_decoding(
+        self, runner: Runner, error: Exception, version: int | None, *keys: str
+    ) -> Steps[None]:
+        """After ``get`` failed with ``error``. Raises that, unless a value cannot be decoded."""
+        if isinstance(error, DECODING_ERRORS):
+            return
+        for key in keys:
+            stored = yield from singleflight.read(runner, self._cache._encoded_key(key, version))
+            try:
+                if stored is not None:
+                    self._decode(stored[0])
+            except Undecodable:
+                return
+        raise error
+
+    # -- to compute --------------------------------------------------------------------------
+
+    def compute(
+        self,
+        runner: Runner,
+        key: str,
+        default: object,
+        timeout: Timeout,
+        version: int | None,
+        options: GetOrSetArguments,
+    ) -> Steps[object]:
+        chosen = GetOrSetOptions.of(self._conf, self.timeout(timeout), **options)
+        [nkey] = yield from self.keys(runner, [key], version)
+        producer = self._producer(runner, key, default, timeout, chosen)
+        flight = Flight(runner, self._conf.FLIGHT_TIMEOUT, producer, nkey)
+        return (yield from flight.compute_anyway([nkey], replace=True))[nkey]
+
+    def value(
+        self,
+        runner: Runner,
+        key: str,
+        default: object,
+        timeout: Timeout,
+        version: int | None,
+        options: GetOrSetArguments,
+        read: object = None,
+    ) -> Steps[object]:
+        """The steps of ``get_or_set``, after a ``FirstRead`` that returned no value, or without."""
+        began = time.monotonic()
+        chosen = self._options(timeout, options)
+        if self._cache._has_plain_keys:  # As in most caches, without a generator.
+            nkey = self._cache._encoded_key(key, version)
+        else:
+            [nkey] = yield from self.keys(runner, [key], version)
+        if not isinstance(read, FirstRead):
+            read = yield from self.first_in_steps(runner, nkey, key, version, chosen)
+            if read.value is not MISSING and not read.is_stale:
+                self.misses_in_a_row = 0
+                self.record_read(key, chosen.group, "hit", read.began, read.seconds)
+                return read.value
+        producer = self._producer(runner, key, default, timeout, chosen)
+        if read.is_stale:
+            self.record_read(key, chosen.group, "stale", read.began, read.seconds)
+            refresh = Refresh(self._cache, key, version, nkey)
+            return (yield from refresh.value(runner, producer, read.value, chosen.refresh_wait))
+        flight = Flight(runner, self._conf.FLIGHT_TIMEOUT, producer, nkey)
+        flight.unseen = read.unseen
+        outage = read.outage
+        try:
+            try:
+                value = yield from flight.get_value(began + chosen.wait, outage)
+            except CoordinationError as error:
+                outage = self.without_redis(error.__cause__ or error)
+                value = yield from flight.get_value(began + chosen.wait, outage)
+        finally:
+            if flight.were_there:
+                self.misses_in_a_row = 0
+                self.record_read(key, chosen.group, "hit", read.began)
+            else:
+                self.misses_in_a_row += 1
+                self.record_read(key, chosen.group, "miss", read.began, read.seconds)
+        if value is not TOO_LATE:
+            return value
+        if chosen.on_wait_timeout == "raise":
+            raise LockNotAcquired("Another caller is still computing the value", key)
+        if chosen.on_wait_timeout == "default":
+            return None if callable(default) else default
+        return (yield from flight.compute_value(outage))
+
+    def values(
+        self,
+        runner: Runner,
+        keys: Iterable[str],
+        default_many: Callable[[list[str]], object],
+        timeout: Timeout,
+        version: int | None,
+        options: GetOrSetManyArguments,
+    ) -> Steps[dict[str, object]]:
+        for name in ("stale", "background", "soft_timeout"):
+            if name in options:
+                raise TypeError(f"get_or_set_many has no option {name!r}")
+        if not callable(default_many):
+            wrong = f"default_many must be a function of the missing keys, not {default_many!r}"
+            raise TypeError(wrong)
+        chosen = GetOrSetOptions.of(self._conf, self.timeout(timeout), **options, stale=0.0)
+        deadline = time.monotonic() + chosen.wait
+        names = list(dict.fromkeys(keys))
+        began = time.monotonic()
+        values, outage = dict[str, object](), None
+        if isinstance(runner, ThreadRunner):
+            values, outage = self.read_many(names, version)
+        elif not self._connections.plain:
+            values, outage = yield sync_to_async(self.read_many)(names, version)
+        read_at, hits = (began, time.monotonic() - began), len(values)
+        names_missing = [name for name in names if name not in values]
+        nkeys = yield from self.keys(runner, names_missing, version)
+        missing = dict(zip(nkeys, names_missing, strict=True))
+        if missing:
+            producer = self._producer(runner, names[0], default_many, timeout, chosen)
+            flight = Flight(runner, self._conf.FLIGHT_TIMEOUT, producer, names=missing)
+            late, found = list(missing), flight.values
+            try:
+                if outage is None:
+                    try:
+                        late = yield from flight.get_values(late, deadline)
+                        if late and chosen.on_wait_timeout == "compute":
+                            found.update((yield from flight.compute_anyway(late)))
+                    except CoordinationError as error:
+                        outage = self.without_redis(error.__cause__ or error)
+                        late = [key for key in late if key not in found]
+                if outage is not None:
+                    found.update((yield from flight.without_redis(late, outage)))
+                elif late and chosen.on_wait_timeout == "raise":
+                    text = "Another caller is still computing a value"
+                    raise LockNotAcquired(text, missing[late[0]])
+            finally:
+                hits += flight.were_there
+                if misses := len(names) - hits:
+                    self.record_read(names[0], chosen.group, "miss", *read_at, values=misses)
+            values.update((missing[nkey], value) for nkey, value in found.items())
+        if hits:
+            self.record_read(names[0], chosen.group, "hit", *read_at, values=hits)
+        return {name: values[name] for name in names if name in values}
+
+    def _options(self, timeout: Timeout, arguments: GetOrSetArguments) -> GetOrSetOptions:
+        """The options of a call; without ``arguments`` the same until a setting changes."""
+        seconds = self.timeout(timeout)
+        if arguments or type(seconds) is not int:
+            return GetOrSetOptions.of(self._conf, seconds, **arguments)
+        settings, usual = given(), self._usual_options
+        if usual is None or usual[0] is not settings:
+            usual = self._usual_options = settings, GetOrSetOptions.of(self._conf, seconds)
+        return usual[1]
+
+    def _producer(
+        self,
+        runner: Runner,
+        key: str,
+        default: object,
+        timeout: Timeout,
+        chosen: GetOrSetOptions,
+    ) -> Producer:
+        compute: Callable[..., object] = default if callable(default) else lambda: default
+        if callable(default) and not isinstance(runner, ThreadRunner):
+            compute = _awaitable(default)
+        return Producer(
+            compute,
+            self.encoded,
+            partial(self.decoded, key, chosen.group),
+            chosen.lifetime(self.timeout(timeout)),
+            int(chosen.stale * 1000),
+            int(chosen.error_ttl * 1000),
+            self.keeps_objects,
+            str(key),
+            chosen.group or "",
+            self._cache,
+        )
+
+    def mark_stale(
+        self, runner: Runner, keys: Iterable[str], version: int | None, stale: float
+    ) -> Steps[int]:
+        cache, seconds = self._cache, self.stale_seconds(stale)
+        names = yield from self.keys(runner, keys, version)
+        args: tuple[bytes | str | int, ...] = (int(seconds * 1000), *own_flights(names).values())
+        calls = [Call(MARK_STALE, (name, flight_key(name)), args) for name in names]
+        try:
+            return sum(map(int, (yield runner.run(*calls)))) if calls else 0
+        except RedisError:
+            if not cache._ignore_exceptions:
+                raise
+            if cache._log_ignored_exceptions:
+                cache.logger.exception("Exception ignored")
+            return 0
+
+    def stale_seconds(self, stale: float) -> float:
+        """``stale`` as ``mark_stale`` needs it, by default the setting. Raises as that."""
+        given = GetOrSetOptions.check(stale=stale)
+        seconds: float = given.get("stale", self._conf.STALE)
+        if not seconds:
+            raise ValueError(
+                "mark_stale needs stale, the seconds for which callers may still get the value, as "
+                "in get_or_set. To have it computed again at once, use delete"
+            )
+        return seconds
+
+    def keys(self, runner: Runner, names: Iterable[str], version: int | None) -> Steps[list[bytes]]:
+        """The keys of ``names`` in Redis. A task may have to make them in Django's thread."""
+        if self._cache._has_plain_keys or isinstance(runner, ThreadRunner):
+            return [self._cache._encoded_key(name, version) for name in names]
+        make = sync_to_async(lambda: [self._cache._encoded_key(name, version) for name in names])
+        keys: list[bytes] = yield make()
+        return keys
 
     # -- to encode and to decode -------------------------------------------------------------
 
@@ -407,32 +639,14 @@ class Values:
                 )
             raise
 
-    def check_decoding(
-        self, runner: Runner, error: Exception, key: str, version: int | None
-    ) -> Steps[None]:
-        """After ``get`` failed with ``error``. Raises that, unless the value cannot be decoded."""
-        stored = yield from singleflight.read(runner, self._cache._encoded_key(key, version))
-        try:
-            if stored is not None:
-                self._decode(stored[0])
-        except Undecodable:
-            return
-        if not isinstance(error, DECODING_ERRORS):  # Else another caller has stored it again.
-            raise error
 
-    def _read_decodable(
-        self, names: list[str], version: int | None
-    ) -> tuple[dict[str, object], bool]:
-        """The values of ``names`` that can be decoded, and whether there are others."""
-        client = self._cache.client
-        redis = self._connections.replica() or client.get_client(write=False)
-        values, failed = dict[str, object](), False
-        mget = getattr(redis, "mget_nonatomic", redis.mget)
-        stored_values = mget(*(client.make_key(name, version=version) for name in names))
-        for name, stored in zip(names, stored_values, strict=True):
-            try:
-                if stored is not None:
-                    values[name] = self._decode(stored)
-            except Undecodable:
-                failed = True
-        return values, failed
+def waiting_thread() -> object:
+    """What stands for the thread that waits for the running task in ``async_to_sync``."""
+    return getattr(AsyncToSync.executors, "current", None)
+
+
+def _awaitable(function: Callable[..., object]) -> Callable[..., object]:
+    # ``list`` and the like wait for nothing.
+    if (type(function) is type and function.__module__ == "builtins") or is_async(function):
+        return function
+    return DeferredCall(function, sync_to_async)

@@ -16,7 +16,7 @@ from .. import threads
 from ..keeper import listeners
 from ..threads import get_logger
 from ..transport import RawConnection, Server, is_outage
-from ..transport.address import shut
+from ..transport.server import shut
 
 logger = get_logger("django_redis_lock.keeper")
 

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from asgiref.sync import sync_to_async
 
+from ..steps import adrive, drive
 from .cached import CachedFunction, cached, cached_page
-from .key_template import Names, Template, namer, names_from, short
-from .on_lost import interrupt_main_thread
+from .key_template import Names, Template, names_from, short
 from .options import LockOptions, Options
-from .refusals import layers
-from .section import RetryUntil, Section, caller, current_lock, outages_not_logged
-from .targets import DJANGO_TASK, LOCKED, STORED, TAKEN_BY, Target, view_of
-from .transactions import after_commit, wait_for
-from .wrapper import LockedFunction, declarations, decorate, like
+from .section import Section, caller, current_lock, decorate
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -29,30 +25,13 @@ if TYPE_CHECKING:
     View = TypeVar("View", bound=Callable[Concatenate[HttpRequest, ...], Response])
 
 __all__ = [
-    "DJANGO_TASK",
-    "LOCKED",
-    "STORED",
-    "TAKEN_BY",
     "CachedFunction",
     "Locked",
-    "LockedFunction",
     "LockedWithDefault",
-    "RetryUntil",
-    "Target",
-    "Template",
-    "after_commit",
     "cached",
     "cached_page",
     "current_lock",
-    "declarations",
-    "interrupt_main_thread",
-    "layers",
-    "like",
     "locked",
-    "namer",
-    "outages_not_logged",
-    "view_of",
-    "wait_for",
 ]
 
 P = ParamSpec("P")
@@ -192,7 +171,7 @@ class Locked:
         """
         section = Section(self.options, self._name())
         try:
-            if section.enter():
+            if drive(section.enter()):
                 self._sections.append(section)
                 lock: Lock = section.lock
                 return lock
@@ -201,12 +180,12 @@ class Locked:
             if section in self._sections:
                 self._sections.remove(section)
             raise
-        raise section.conflict().error()
+        raise drive(section.conflict()).error()
 
     def __exit__(self, *exc_info: object) -> None:
         try:
             section = self._last_entered()
-            section.leave()
+            drive(section.leave())
         except BaseException:
             section = self._last_entered()
             section.abandon()
@@ -218,8 +197,8 @@ class Locked:
         by_function = callable(self.options.key)
         name = await sync_to_async(self._name)() if by_function else self._name()
         section = Section(self.options, name, asynchronous=True)
-        if not await section.enter():
-            raise (await section.conflict()).error()
+        if not await adrive(section.enter()):
+            raise (await adrive(section.conflict())).error()
         self._sections.append(section)
         lock: AsyncLock = section.lock
         return lock
@@ -229,7 +208,7 @@ class Locked:
     ) -> None:
         section = self._last_entered()
         self._sections.remove(section)
-        await section.leave(exc_value)
+        await adrive(section.leave(exc_value))
 
     def _last_entered(self) -> Section:
         """The section that this thread or task entered last; if there is none (a test's fixture may

@@ -16,8 +16,8 @@ from ..extension import part
 from ..protocol.validation import check_seconds
 from ..threads import check_plain
 from .key_template import Args, Kwargs, Template, made_for_task, namer, short
+from .section import like
 from .targets import STORED, Target
-from .wrapper import like
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -138,7 +138,7 @@ def cached(
     def decorate(function: object) -> object:
         target = Target("cached", function)
         target.check_named(key)
-        return target.wrap(lambda each: _cached_function(each, target.dotted, key, using, given))
+        return target.wrap(lambda each, dotted: _cached_function(each, dotted, key, using, given))
 
     return decorate(target) if decorates else decorate
 
@@ -285,46 +285,38 @@ def cached_page(
     check_plain("timeout", timeout)
     if not callable(timeout):
         check_seconds("timeout", timeout, zero=True, none="that of the response")
-    given: object = GetOrSetOptions.check(**options)
+    given: dict[str, Any] = {**GetOrSetOptions.check(**options)}
+
+    def make(view: Any, dotted: str) -> Any:
+        middleware = part("pages").CachedPageMiddleware(
+            view,
+            page_timeout=timeout,
+            cache_alias=cache,
+            key_prefix=key_prefix,
+            options={**given, "group": given.get("group") or as_group(dotted)},
+        )
+
+        def respond(args: Args, kwargs: Kwargs, asynchronous: bool = False) -> Any:
+            if not (args and hasattr(args[0], "META")):
+                first = repr(args[0]) if args else "none"
+                raise TypeError(
+                    f"cached_page() needs a request as the first argument of {dotted}, not {first}."
+                    " For a method write @method_decorator(cached_page(300))"
+                )
+
+            def call(request: object) -> object:
+                return view(request, *args[1:], **kwargs)
+
+            return middleware.respond(args[0], call, asynchronous=asynchronous)
+
+        decorated = like(view, respond, functools.partial(respond, asynchronous=True))
+        setattr(decorated, STORED, True)
+        return functools.update_wrapper(decorated, view)
 
     def decorate(view: V) -> V:
         if request_of((view,), {}) is not None:
             raise TypeError("@cached_page needs a timeout: write @cached_page(300)")
-        target = Target("cached_page", view)
-        decorated: V = target.wrap(
-            lambda each: _cached_view(each, target.dotted, timeout, cache, key_prefix, given)
-        )
+        decorated: V = Target("cached_page", view).wrap(make)
         return decorated
 
     return decorate
-
-
-def _cached_view(
-    view: Any,
-    dotted: str,
-    timeout: object,
-    cache: str | None,
-    key_prefix: str | None,
-    options: Any,
-) -> Any:
-    options = {**options, "group": options.get("group") or as_group(dotted)}
-    middleware = part("pages").CachedPageMiddleware(
-        view, page_timeout=timeout, cache_alias=cache, key_prefix=key_prefix, options=options
-    )
-
-    def respond(args: Args, kwargs: Kwargs, asynchronous: bool) -> Any:
-        if not (args and hasattr(args[0], "META")):
-            given = repr(args[0]) if args else "none"
-            raise TypeError(
-                f"cached_page() needs a request as the first argument of {dotted}, not {given}. "
-                "For a method write @method_decorator(cached_page(300))"
-            )
-        return middleware.respond(
-            args[0], lambda request: view(request, *args[1:], **kwargs), asynchronous=asynchronous
-        )
-
-    call = functools.partial(respond, asynchronous=False)
-    acall = functools.partial(respond, asynchronous=True)
-    decorated = functools.update_wrapper(like(view, call, acall), view)
-    setattr(decorated, STORED, True)
-    return decorated

@@ -46,16 +46,16 @@ _STEPS = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 _PERCENT = re.compile(r"%(\(\w+\))?[sdr](?![a-zA-Z])")
 #: Types of which each value has one text, in each process.
 _BY_TEXT = (Decimal, date, time, UUID)  # A datetime is a date.
-#: What is before the text of a value in the keys of ``cached()``; nothing before that of a str.
-_TAGS: dict[type, str] = {
-    bool: "bool",
-    type(None): "None",
-    Integral: "int",
-    float: "float",
-    bytes: "bytes",
-    list: "list",
-    tuple: "tuple",
-}
+#: Of values as Python writes them: what is before their text in the keys of ``cached()``, and the
+#: text. Nothing is before that of a str.
+_WRITTEN: tuple[tuple[type, str, Callable[[Any], str]], ...] = (
+    (bool, "bool", str),
+    (type(None), "None", str),
+    (Integral, "int", lambda value: str(int(value))),
+    (float, "float", float.__repr__),
+    (bytes, "bytes", bytes.__repr__),
+)
+_TAGS = frozenset(("list", "tuple", *(tag for _, tag, _ in _WRITTEN)))
 
 
 class Field:
@@ -88,9 +88,14 @@ class Field:
             value = value.value
         if isinstance(value, str):
             return "", str(value)
-        for kind, name in _TAGS.items():
+        for kind, tag, write in _WRITTEN:
             if isinstance(value, kind):
-                return name, self._written(value)
+                return tag, write(value)
+        if isinstance(value, (list, tuple)):
+            items = ", ".join(map(self._item, value))
+            if isinstance(value, list):
+                return "list", f"[{items}]"
+            return "tuple", f"({items},)" if len(value) == 1 else f"({items})"
         if isinstance(value, Model):
             self._refuse_unsaved(value)
             label = value._meta.label_lower
@@ -105,24 +110,12 @@ class Field:
             "its pk, or give a function, key=lambda …"
         )
 
-    def _written(self, value: Any) -> str:
-        """As Python writes it; within a list or tuple, what it has no sign for with its type."""
-        if isinstance(value, (list, tuple)):
-            items = ", ".join(map(self._written, value))
-            if isinstance(value, list):
-                return f"[{items}]"
-            return f"({items},)" if len(value) == 1 else f"({items})"
-        if isinstance(value, Enum) and isinstance(value, (str, int)):
-            value = value.value
-        for kind in (str, bytes, float):
-            if isinstance(value, kind):
-                return kind.__repr__(value)
-        if isinstance(value, (bool, type(None))):
-            return str(value)
-        if isinstance(value, Integral):
-            return str(int(value))
+    def _item(self, value: object) -> str:
+        """Within a list or tuple: as Python writes it; what it has no sign for, with its type."""
         tag, text = self._encode(value)
-        return f"{tag}({text!r})"
+        if not tag:
+            return repr(text)
+        return text if tag in _TAGS else f"{tag}({text!r})"
 
     def _refuse_unsaved(self, value: object) -> None:
         if isinstance(value, Model) and value.pk is None:

@@ -7,11 +7,12 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand
+from django.urls import get_urlconf
 from django.views import View
 
 #: Attributes of what ``locked()``, and what ``cached()`` and ``cached_page()`` return. As all
@@ -133,13 +134,15 @@ class Target:
         if key is None and (not of_its_own or self.dotted.endswith("<lambda>")):
             raise TypeError(f"{self.given!r} has no dotted name of its own: give a key")
 
-    def wrap(self, make: Callable[[Any], Any]) -> Any:
-        """The target with ``make(function)`` in place of the function that runs. Of a class or a
-        task that is a method, as if the decorator stood there."""
+    def wrap(self, make: Callable[[Any, str], Any], dotted: str = "") -> Any:
+        """The target with ``make(function, dotted)`` in place of the function that runs. Of a class
+        or a task that is a method, as if the decorator stood there; the dotted name is then that of
+        the class."""
         given = self.given
+        dotted = dotted or (self.dotted if isinstance(given, type) else "")
 
         def within(function: object) -> Any:
-            return Target(self.decorator, function).wrap(make)
+            return Target(self.decorator, function).wrap(make, dotted)
 
         if self.kind in (STATIC, CLASS_METHOD):
             return type(given)(within(given.__func__))
@@ -148,14 +151,14 @@ class Target:
         elif self.kind == VIEWS:
             given.dispatch = within(given.dispatch)
         elif self.kind == API_VIEWS:
-            _around_handlers(given, make)
+            _around_handlers(given, lambda handle: make(handle, dotted))
         elif self.kind == CELERY_TASK:
             given.run = within(given.run)
         elif self.kind == DJANGO_TASK:
             # The worker looks a task up by the dotted name of its function, which is unchanged.
             return dataclasses.replace(given, func=within(given.func))
         else:
-            return make(given)
+            return make(given, dotted or self.dotted)
         return given
 
 
@@ -273,3 +276,65 @@ def _around_handlers(target: Any, make: Callable[[Any], Any]) -> None:
             setattr(self, method, functools.partial(wrapped, self))
 
     target.initial = then
+
+
+# -- who gets a response ---------------------------------------------------------------------------
+#
+# When a lock is taken, or cannot be requested, who is known to send a response on gets one;
+# elsewhere it would be a value, and true. Everybody else gets an exception, and
+# ``RefusalMiddleware`` makes the same response of one that reaches Django.
+
+
+def sends_on(locked: object, function: object, args: Any, kwargs: Any, request: Any) -> bool:
+    """Whether Django sends on what this call returns: ``locked``, made from ``function``, is what
+    the URL of the request leads to, or a method to which that class of views dispatches. Where
+    Django's handler knows nothing of the request, as in a test, whatever takes it first is."""
+    match = getattr(request, "resolver_match", None)
+    if match is None and get_urlconf() is not None:
+        return False  # Django's handler has yet to resolve it, for a middleware.
+    view = view_of(function, args)
+    if view is not None:
+        kinds = [getattr(match and match.func, name, None) for name in ("view_class", "cls")]
+        return (match is None or type(view) in kinds) and _is_handler(view, function, request)
+    if match is None:
+        if bound_method(function) is not None:
+            return False
+        return args[0] is request if args else "sender" not in kwargs  # Of a signal.
+    return any(vars(layer).get(LOCKED) is locked for layer in layers(match.func))
+
+
+def _is_handler(view: View, function: object, request: Any) -> bool:
+    """Whether ``function`` is a method of ``view`` that gets requests, and answers."""
+    method = bound_method(function)
+    name = getattr(function if method is None else method, "__name__", "")
+    chosen = getattr(view, (request.method or "").lower(), None)  # Perhaps an action of a view set.
+    return name in {"dispatch", getattr(chosen, "__name__", ""), *view.http_method_names}
+
+
+def layers(view: Any) -> Iterator[Any]:
+    """``view``, and what it calls as far as Python's own attributes say so."""
+    while view is not None:
+        view = getattr(view, "__func__", view)
+        if isinstance(view, functools.partial):
+            yield view
+            view = getattr(view, "__wrapped__", view.func)
+        elif inspect.isfunction(view):
+            yield view
+            view = getattr(view, "__wrapped__", None)
+        elif callable(view) and not inspect.isroutine(view):
+            view = type(view).__call__
+        else:
+            return
+
+
+def takes_request(function: Callable[..., object]) -> bool:
+    """Whether this is a function or method with a request among its first two arguments."""
+    return "request" in (first_arguments(function) or ())
+
+
+def first_arguments(function: Callable[..., object]) -> list[str] | None:
+    """The names of two at most; None if they are unknown, as those of a function in C may be."""
+    try:
+        return [*inspect.signature(bound_method(function) or function).parameters][:2]
+    except (TypeError, ValueError):
+        return None

@@ -13,7 +13,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import time
 from ..protocol import Reply
 from ..transport import RawConnection, Server
-from ..transport.address import PROBE_SECONDS, readable
+from ..transport.address import PROBE_SECONDS
+from ..transport.server import readable
 from .over_a_loop import spare_of_a_loop
 
 #: Seconds after which an idle connection may have been forgotten: a bit longer than from one look

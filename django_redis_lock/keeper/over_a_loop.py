@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from .. import transport
 from ..protocol import Reply
 from ..transport import RawConnection, Server
-from ..transport.execute import pack_words
+from ..transport.server import pack_words
 
 if TYPE_CHECKING:
     import asyncio

@@ -25,8 +25,7 @@ from ..protocol import AcquireRequest, Acquisition, Call, LockKeys, Owner, Refus
 from ..protocol.validation import check_time
 from ..steps import adrive
 from ..transport import Answer, Client, in_background
-from ..transport.aio_client import aconnect, arun
-from ..transport.registry import check_for_tasks
+from ..transport.aio_client import aconnect, arun, check_for_tasks
 from . import questions
 from .base import BaseLock
 from .hold import Hold, log_failed

@@ -23,7 +23,7 @@ from typing import Any
 from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
-from ..decorators import interrupt_main_thread
+from ..decorators.on_lost import interrupt_main_thread
 from ..extension import PartMissing, part
 from ..transport.refusals import raise_interrupt
 from . import Exit, usage_error

@@ -20,14 +20,12 @@ from ..extension import on_first_use
 from .flight import TOO_LATE as TOO_LATE
 from .flight import CoordinationError as CoordinationError
 from .flight import DeferredCall as DeferredCall
+from .flight import Flight as Flight
 from .flight import FlightRenewal as FlightRenewal
-from .flight import MultiFlight as MultiFlight
 from .flight import Overtaken as Overtaken
 from .flight import Postponed as Postponed
 from .flight import Producer as Producer
-from .flight import Refreshing as Refreshing
 from .flight import Runner as Runner
-from .flight import SingleFlight as SingleFlight
 from .flight import Undecodable as Undecodable
 from .flight import computing as computing
 from .flight import encode_value as encode_value

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from copy import copy
 from functools import partial
 from types import CoroutineType
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -26,7 +26,7 @@ from ..transport import (
     run_all,
     server_of,
 )
-from ..transport.address import readable
+from ..transport.server import readable
 
 R = TypeVar("R")
 
@@ -84,13 +84,6 @@ def _refuse(coroutine: CoroutineType[object, object, object]) -> NoReturn:
     )
 
 
-class Begun(Protocol):
-    """What a call has begun."""
-
-    def left(self) -> None:
-        """The call has ended, however."""
-
-
 class ThreadRunner:
     """Executes the steps of a flight in the calling thread.
 
@@ -114,9 +107,9 @@ class ThreadRunner:
         self._client = client
         self._process = this_process()
         self._afterwards = afterwards
-        #: What the call has begun that this executes: whatever leaves it, this ends. Between two
+        #: What ends each thing that the call has begun: called however the call ends. Between two
         #: steps, or within a ``finally``, no generator can see to that.
-        self.begun: list[Begun] = []
+        self.begun: list[Work] = []
         self.server = server_of(client)
 
     @property
@@ -147,8 +140,8 @@ class ThreadRunner:
         finally:
             under_computation.reset(before)
             steps.close()  # A traceback may keep what was interrupted between two steps.
-            for flight in self.begun:
-                flight.left()
+            for left in self.begun:
+                left()
         raise error
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
@@ -188,11 +181,11 @@ class ThreadRunner:
         """Whether more can be done in the background."""
         return background.has_room()
 
-    def run_in_background(self, steps: Steps[object], leader: Begun, renewal: Job) -> bool:
-        """Execute ``steps`` of the ``leader`` of one flight in the background; returns whether the
-        queue had room. Until they begin, the keeper renews the flight."""
+    def run_in_background(self, steps: Steps[object], left: Work, renewal: Job) -> bool:
+        """Execute ``steps`` of the leader of one flight, which ``left`` ends, in the background;
+        returns whether the queue had room. Until they begin, the keeper renews the flight."""
         runner = copy(self)
-        runner.begun = [leader]
+        runner.begun = [left]
         accepted = False
         try:
             keeper().add(renewal)
@@ -201,7 +194,7 @@ class ThreadRunner:
             if not accepted:
                 keeper().discard(renewal)
         if accepted:
-            self.begun.remove(leader)
+            self.begun.remove(left)
         return accepted
 
     def read_streams(self, streams: Sequence[bytes], until: float) -> Reply:

@@ -1,15 +1,13 @@
-"""The Lua scripts of cache values and their flights, in the manner of ``protocol.lock_scripts``,
-and what they reply to a caller that wants to lead.
+"""The Lua scripts of cache values and their flights, in the manner of ``protocol.lock_scripts``.
 
 A script gets those keys of a value that it needs, in this order: the value's own, its flight, the
 flight's stream. (DELETE gets several values first.) Times are milliseconds; EXPIRE_AT also takes
 seconds.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from ..clock import time
-from ..protocol import Reply, as_bytes, script, shared
+from ..protocol import script, shared
 
 # let_go(flight, first): a write ends the computation, if one is under way, and its followers look
 # again at once. Their stream's name begins as the flight's does. A user who may write but not do
@@ -319,9 +317,6 @@ return 1
 """)
 
 
-# -- replies ---------------------------------------------------------------------------------------
-
-
 class Before(NamedTuple):
     """What was at a value's key when its flight began; see ``seen`` in the scripts.
 
@@ -337,52 +332,3 @@ class Before(NamedTuple):
 
 
 NOTHING = Before()
-
-
-class Leads(NamedTuple):
-    """The caller leads: it computes the value."""
-
-    before: Before = NOTHING
-
-
-class Found(NamedTuple):
-    """There is a value, as Redis stores it."""
-
-    value: object
-
-
-class Failed(NamedTuple):
-    """The last computation has just failed with this message."""
-
-    message: bytes | str
-
-
-class Follows(NamedTuple):
-    """Another caller computes the value.
-
-    Attributes:
-        leader: the token of its flight.
-        ends_at: the monotonic time at which the flight ends unless it is renewed.
-    """
-
-    leader: bytes
-    ends_at: float
-
-
-#: That of a value, as TAKE_FLIGHT replies.
-State: TypeAlias = Leads | Found | Failed | Follows
-
-
-def parse(reply: Reply) -> State:
-    """A ``reply`` of TAKE_FLIGHT."""
-    match [int(reply[0]), *reply[1:]]:
-        case [1, *before]:
-            return Leads(Before(*before)) if before else Leads()
-        case [2, value]:
-            return Found(value)
-        case [3, message]:
-            return Failed(message)
-        case [_, token, pttl]:
-            # Redis rounds down, and a key with 0 ms left is still there.
-            return Follows(as_bytes(token), time.monotonic() + (max(int(pttl), 0) + 1) / 1000)
-    raise ValueError(f"TAKE_FLIGHT replied {reply!r}")

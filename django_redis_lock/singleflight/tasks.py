@@ -15,11 +15,11 @@ from ..clock import time
 from ..keeper import Job
 from ..protocol import Call, Reply
 from ..steps import Steps
+from ..threads import Work
 from ..transport import in_background, is_observed, server_of
 from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all
 from ..transport.aio_tasks import cancellable
 from .runners import (
-    Begun,
     Computation,
     ProducerFailed,
     arguments_of,
@@ -46,7 +46,7 @@ class AsyncRunner:
 
     def __init__(self, client: Any, thread: object = None) -> None:
         self._client = client
-        self.begun: list[Begun] = []
+        self.begun: list[Work] = []
         self.server = server_of(client)
         self.in_thread = thread is not None
         self._loop = asyncio.get_running_loop()
@@ -82,8 +82,8 @@ class AsyncRunner:
         finally:
             with suppress(ValueError):  # The garbage collector closes it in another context.
                 under_computation.reset(before)
-            for flight in self.begun:
-                flight.left()
+            for left in self.begun:
+                left()
         raise error
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
@@ -113,11 +113,11 @@ class AsyncRunner:
     def has_room(self) -> bool:
         return True
 
-    async def run_in_background(self, steps: Steps[object], leader: Begun, renewal: Job) -> bool:
+    async def run_in_background(self, steps: Steps[object], left: Work, renewal: Job) -> bool:
         runner = copy(self)
-        runner.begun = [leader]
+        runner.begun = [left]
         refresh = in_background(runner.do(steps))
-        self.begun.remove(leader)
+        self.begun.remove(left)
         if refreshes_in_caller():
             await refresh
         return True

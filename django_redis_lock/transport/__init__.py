@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING
 from ..extension import on_first_use
 from .address import Client as Client
 from .address import RawConnection as RawConnection
-from .address import is_cluster as is_cluster
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
-from .execute import exchange as exchange
-from .execute import exchange_with as exchange_with
-from .execute import is_observed as is_observed
-from .execute import pack as pack
-from .execute import pack_words as pack_words
-from .execute import read_value as read_value
-from .execute import run as run
-from .execute import run_all as run_all
+from .plain import is_observed as is_observed
+from .plain import is_plain as is_plain
 from .refusals import NotReady as NotReady
 from .refusals import is_outage as is_outage
 from .refusals import is_refusal as is_refusal
 from .refusals import may_have_run as may_have_run
 from .refusals import note_sent as note_sent
-from .registry import encoded as encoded
-from .registry import is_plain as is_plain
-from .registry import server_of as server_of
-from .retry import Answer as Answer
+from .server import Answer as Answer
 from .server import Server as Server
+from .server import encoded as encoded
+from .server import exchange as exchange
+from .server import exchange_with as exchange_with
+from .server import is_cluster as is_cluster
+from .server import pack as pack
+from .server import pack_words as pack_words
+from .server import read_value as read_value
+from .server import run as run
+from .server import run_all as run_all
+from .server import server_of as server_of
 
 if TYPE_CHECKING:
     from .aio_client import asyncio_client as asyncio_client

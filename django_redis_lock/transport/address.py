@@ -1,22 +1,15 @@
-"""Connections of our own, outside a client's pool.
-
-A waiter blocks on its connection, the keeper must never wait for one, and a holder must be able to
-release when the application's pool is exhausted. So none of them uses the pool.
-"""
+"""Where connections of our own lead, with which of redis-py's arguments; and the types that all
+others name."""
 
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401  # The first connection to a name needs it.
-import os
-import select
 import socket
-import struct
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -31,11 +24,10 @@ from redis.connection import (
     UnixDomainSocketConnection,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from ..clock import time
 from ..extension import PACKAGE
 from ..protocol import Reply
 from .refusals import NO_REDIS, raise_interrupt
@@ -186,7 +178,7 @@ def timeout_of(settings: Settings) -> float:
 #: What an asyncio pool's arguments have in common with a thread's connection.
 _COMMON = (
     *("host", "port", "path", "db", "username", "password", "credential_provider", "protocol"),
-    *("client_name", "encoding", "encoding_errors"),
+    *("client_name", "encoding", "encoding_errors", "socket_timeout"),
     *("socket_connect_timeout", "socket_keepalive_options", "socket_type"),
     "database",  # Of a server in memory.
 )
@@ -223,11 +215,6 @@ def _without_the_pool(settings: Settings) -> Settings:
     return {n: v for n, v in settings.items() if not n.startswith("maint_notifications")}
 
 
-def is_cluster(client: object) -> bool:
-    """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
-    return hasattr(client, "nodes_manager")
-
-
 # -- what is said on them ------------------------------------------------------------------------
 
 
@@ -254,118 +241,3 @@ def connecting() -> Iterator[None]:
             raise RedisConnectionError(f"{NO_REDIS}: {error}") from error
         why = f"Could not connect to Redis: {type(error).__name__}: {error}"
         raise RedisConnectionError(why) from error
-
-
-def refuse_to_connect() -> NoReturn:
-    """redis-py's connect again before they send or read, to whatever server is there by then."""
-    raise RedisConnectionError("The connection was closed.")
-
-
-# -- connections for threads ----------------------------------------------------------------------
-
-
-def _is_own(connection: object) -> bool:
-    """Whether it was made in this process, and not in its parent."""
-    return getattr(connection, "pid", os.getpid()) == os.getpid()
-
-
-@cache
-def resetting(kind: type[RawConnection]) -> type:
-    """``kind``, of redis-py's: one that is closed because of an error, perhaps before its call was
-    answered, is reset."""
-
-    def disconnect(self: RawConnection, *args: object) -> None:
-        sock = getattr(self, "_sock", None)
-        if sys.exc_info()[1] is not None and isinstance(sock, socket.socket) and _is_own(self):
-            reset_when_closed(sock)
-            sock.close()  # redis-py would send FIN first.
-        kind.disconnect(self, *args)
-
-    return type(kind.__name__, (kind,), {"disconnect": disconnect})
-
-
-def is_closed(connection: RawConnection) -> bool:
-    """redis-py's own methods do not always notice."""
-    return getattr(connection, "_sock", connection) is None
-
-
-def read(connection: RawConnection) -> Reply:
-    """The next reply on ``connection``, which may have been closed."""
-    if is_closed(connection):
-        refuse_to_connect()
-    return connection.read_response()
-
-
-def shut(connection: RawConnection | None) -> None:
-    """End the calls on ``connection``, in whichever thread they are."""
-    sock: socket.socket | None = getattr(connection, "_sock", None)
-    if sock is not None:
-        with suppress(OSError):  # It had broken.
-            sock.shutdown(socket.SHUT_RDWR)
-
-
-_RESET = struct.pack("ii", 1, 0)
-
-
-def reset_when_closed(sock: Any) -> None:
-    """``sock`` will be closed while a call has no answer: by a reset, so that the system drops what
-    it has not delivered yet, instead of doing so when its caller has done without it."""
-    with suppress(AttributeError, OSError):  # In memory; or it had broken.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-
-
-def has_socket(connection: object) -> bool:
-    """Whether one can wait for a reply on ``connection``, or it is in our own memory."""
-    sock = getattr(connection, "_sock", None)
-    return sock is None or isinstance(sock, socket.socket) or hasattr(connection, "asyncio_class")
-
-
-def allow(connection: Any, timeout: float) -> None:
-    """From now on a reply on ``connection`` may take so many seconds."""
-    if hasattr(connection._sock, "settimeout"):  # Not in memory.
-        connection.socket_timeout = timeout
-        connection._sock.settimeout(timeout)
-        connection._parser.on_connect(connection)  # It knows the timeout, too.
-
-
-def poll_of(connection: Any) -> Callable[[float], object]:
-    """What waits so many milliseconds until there is something to read on ``connection``, or its
-    end. redis-py's own wait would take a TimeoutError from a signal handler for one of its own."""
-    if not (hasattr(select, "poll") and hasattr(connection._sock, "fileno")):
-        return lambda milliseconds: connection.can_read(milliseconds / 1000)
-    poll = select.poll()
-    poll.register(connection._sock, select.POLLIN)
-    return poll.poll
-
-
-def readable(connection: RawConnection, seconds: float = 0.0) -> bool:
-    """Whether there is something to read within so many seconds, also of what has been received:
-    a reply, or the end, about which reading raises an error."""
-    try:
-        if is_closed(connection):
-            return True
-        return connection.can_read(0) or bool(connection.poll(max(0.0, seconds) * 1000))
-    except RedisError:
-        return True
-
-
-def expect(connection: RawConnection, until: float | None) -> None:
-    """Wait for the next reply, until a monotonic time."""
-    if until is not None and not readable(connection, until - time.monotonic()):
-        raise RedisTimeoutError("Redis did not answer in time")
-
-
-def still_answers(connection: Any, seconds: float) -> bool:
-    """Whether the server answers on ``connection``, ours or redis-py's, within so many seconds."""
-    try:
-        if connection.can_read(0):  # Nothing but its end.
-            return False
-        connection.send_command("PING")
-        if not poll_of(connection)(seconds * 1000):
-            return False
-        connection.read_response()
-    except ResponseError:
-        pass  # This user may not, or the server is busy: it answers.
-    except RedisError:
-        return False
-    return True

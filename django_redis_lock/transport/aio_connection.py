@@ -37,11 +37,11 @@ from .address import (
     connecting,
     own_settings,
     reader_for,
-    reset_when_closed,
     unguarded,
 )
 from .aio_tasks import wait_awake
 from .refusals import LostLogin
+from .server import reset_when_closed
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after its time in which a loop that stood still reads a reply that has come.

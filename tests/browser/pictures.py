@@ -31,7 +31,7 @@ from django_redis_lock.history.records import note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import server_of
-from django_redis_lock.transport.execute import run
+from django_redis_lock.transport.server import run
 from tests.browser.conftest import PAGE, Open
 from tests.holding import silence
 from tests.support.admin import hold, named, queued

@@ -17,7 +17,7 @@ from django_redis_lock.contrib import metrics
 from django_redis_lock.history.records import note_call
 from django_redis_lock.protocol.identity import hostname
 from django_redis_lock.protocol.owner import Owner
-from django_redis_lock.transport.execute import run
+from django_redis_lock.transport.server import run
 from tests import lanes
 from tests.browser.conftest import PAGE, Open
 from tests.holding import silence

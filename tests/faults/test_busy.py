@@ -19,9 +19,8 @@ from django_redis_lock.locking.waiting.threads import ThreadQueue
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.aio_client import asyncio_client
-from django_redis_lock.transport.execute import run_all
 from django_redis_lock.transport.refusals import is_outage
-from django_redis_lock.transport.retry import RetryPolicy
+from django_redis_lock.transport.server import RetryPolicy, run_all
 from tests.holding import hurry_until, renew
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer

@@ -21,7 +21,7 @@ from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, quorum_fence_
 from django_redis_lock.protocol.lock_scripts import EXTEND
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.protocol.validation import milliseconds
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import run as run_call
 from tests.holding import hurry
 from tests.processes import until
 from tests.redis_server import GivenServer, RedisServer
@@ -91,7 +91,7 @@ def test_no_script_trips_over_it(client: redis.Redis, part: str, form: str) -> N
     for step in steps(client):
         client.delete(key)
         FORMS[form](client, key)
-        execute.run(client, step(client) if callable(step) else step)
+        run_call(client, step(client) if callable(step) else step)
         if form == "nothing":
             _expect_lifetimes(client)
     client.delete(KEYS.lock)

@@ -32,7 +32,7 @@ from django_redis_lock.protocol.lock_scripts import (
     TAKE_GRANT,
 )
 from django_redis_lock.protocol.script import Call
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import run as run_call
 from tests.faults.proxy import Proxy
 from tests.holding import deferred_releases, hurry, hurry_until, renew, until_released
 from tests.moved_clock import moved_clock
@@ -369,14 +369,14 @@ class TestReset:
         assert holder.acquire(token=token)
         waiting = Background(lambda: waiter.acquire(token=token))
         until(lambda: client.info("clients")["blocked_clients"])
-        held = execute.run(client, Call(HELD, holder.keys, ())).value
+        held = run_call(client, Call(HELD, holder.keys, ())).value
         late = questions.reset_call_of(holder, HolderInfo(held))
         rule = proxy.lose_reply(RESET)
         assert Lock(shaky, "shaky", grant_timeout=GRANT).reset() is True
         assert rule.left == 0
         assert waiting.result() is True
         assert waiter.owned()
-        assert execute.run(client, late).value == 0, "also if it arrives late"
+        assert run_call(client, late).value == 0, "also if it arrives late"
         assert waiter.owned()
         waiter.release()
 

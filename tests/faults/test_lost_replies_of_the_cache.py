@@ -11,7 +11,7 @@ import redis
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.faults.proxy import Proxy
 from tests.processes import PATIENCE
 

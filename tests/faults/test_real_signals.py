@@ -20,7 +20,7 @@ from django.core.cache import caches
 from django_redis_lock import Lock, Redlock
 from django_redis_lock import keeper as keeper_module
 from django_redis_lock.threads import ThreadPool
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer

@@ -20,8 +20,8 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
 from django_redis_lock.contrib.redlock import base
-from django_redis_lock.transport import registry
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport import server as transport
+from django_redis_lock.transport.server import server_of
 from tests import lanes
 from tests.faults.proxy import Proxy
 from tests.holding import until_released, watch_often
@@ -380,7 +380,7 @@ def test_a_reply_that_does_not_come_counts_once(five: Five, pace: int) -> None:
 
 def lose_reply_on_a_new_connection(proxy: Proxy, server: RedisServer) -> None:
     """As when the keeper has the one that was idle."""
-    for known in [*registry._servers.values()]:
+    for known in [*transport._servers.values()]:
         if known.address.connection_kwargs.get("port") == proxy.port:
             known.close()
     proxy.lose_reply_to(b"EVALSHA")

@@ -49,16 +49,17 @@ TESTS: dict[str, str] = {
     "transport.aio_tasks": "async_lock cancelled",
     "transport.aio_client": "async_lock aget_or_set cancelled redis lost_replies "
     "forgotten_connections outage moved_address",
-    "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections",
+    "transport.aio_connection": "async_lock aget_or_set async_methods cancelled "
+    "forgotten_connections lost_replies_of_the_cache",
     "transport.circuit_breaker": "breaker redis_down outage",
-    "transport.execute": "packing observed_reads lost_replies_of_the_cache lost_replies outage",
+    "transport.plain": "clients connections observed_reads",
+    "transport.server": "packing lock_arguments forks clients connections lock get_or_set redis "
+    "lost_replies lost_replies_of_the_cache forgotten_connections outage redis_down busy refusals "
+    "moved_address sentinel cluster",
     "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
-    "transport.hints": "hints refusals",
+    "transport.hints": "hints refusals clear",
     "keeper.over_a_loop": "full_server",
-    "transport.refusals": "hints refusals full_server busy out_of_memory",
-    "transport.registry": "forks clients connections lock moved_address sentinel",
-    "transport.retry": "lost_replies lost_replies_of_the_cache redis outage redis_down busy "
-    "refusals",
+    "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
     "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
     "stampede computation_events nested_values background_context shutdown outage exporters",
@@ -71,8 +72,6 @@ TESTS: dict[str, str] = {
     "cache.connections": "cache direct_reads own_writes writes_end_flights read_events "
     "async_methods observed_reads cluster_cache lost_replies_of_the_cache",
     "cache.background": "async_methods where_keys_are_made background_context stale aget_or_set",
-    "cache.flights": "arguments get_or_set get_or_set_many stale lifetime_by_value error_ttl "
-    "read_events computation_events direct_reads undecodable aget_or_set",
     "cache.locks": "arguments first_mistakes cache_lock conf logging lock_keys "
     "cache_for_locks cache hidden_names where_keys_are_made python_redis_lock_names other_backends "
     "locmem sentinel redis_down",
@@ -81,7 +80,8 @@ TESTS: dict[str, str] = {
     "cache.on_commit": "on_commit",
     "contrib.other_backends": "other_backends without_redis",
     "cache.values": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
-    "cold_reads undecodable read_events cache other_tools redis_down",
+    "cold_reads read_events cache other_tools redis_down arguments lifetime_by_value error_ttl "
+    "computation_events aget_or_set",
     "cache.async_methods": "async_methods aget_or_set lost_replies_of_the_cache own_writes",
     "contrib.fallback": "locks_of_this_host redis_down fault_table",
     "contrib.idempotency": "idempotent",
@@ -136,6 +136,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) "
         "or 1))",
     ): "a microsecond",
+    (
+        "contrib.redlock.votes",
+        "return next((reply for reply in replies if b'\"reset\"' in as_bytes(reply)), replies[1])",
+    ): "at least two have answered, and of two causes the other is told",
     (
         "contrib.topology.client",
         "client = client or self.get_client(write=True)",
@@ -218,8 +222,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "decorators.section",
         "pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempts - 1, 11)",
     ): "a pause is a second at most",
-    ("decorators.wrapper", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
-    ("decorators.wrapper", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
+    ("decorators.section", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
+    ("decorators.section", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
     (
         "locking.waiting.queue",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",

@@ -73,7 +73,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "contrib.metrics": "figures of locks and computations",
         "contrib.other_backends": "values in caches that cannot lock",
         "contrib.pages": "whole pages",
-        "middleware": "the names of the middleware",
+        "middleware": "the middleware",
         "contrib.process_tree": "all that a process has started: signals to it, and its end",
         "contrib.redlock": "one lock over several servers",
         "contrib.several_names": "several names held as one lock",
@@ -204,7 +204,7 @@ def later():
         f"{PACKAGE}.conf.Conf",
         f"{PACKAGE}.cache.RedisCache",
     }
-    assert "protocol" in own_imports_of("transport.execute")
+    assert "protocol" in own_imports_of("transport.server")
     assert "protocol.keys" in own_imports_of("protocol.owner") | own_imports_of("protocol")
     assert "locking" in own_imports_of("")
 
@@ -265,8 +265,12 @@ SECOND_FACES |= {
     f"transport.{name}"
     for name in ("refusals", "hints", "aio_client", "aio_connection", "aio_tasks")
 }
-SECOND_FACES |= {f"transport.{name}" for name in ("address", "execute", "registry")}
+SECOND_FACES |= {f"transport.{name}" for name in ("address", "plain", "server")}
 SECOND_FACES |= {"locking.questions"}
+SECOND_FACES |= {
+    f"decorators.{name}"
+    for name in ("key_template", "on_lost", "section", "targets", "transactions")
+}
 
 
 #: The most names that a package may offer to the others of the core.

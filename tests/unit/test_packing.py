@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_redis_lock.protocol.script import Call, Script, script
-from django_redis_lock.transport.execute import pack, pack_all
+from django_redis_lock.transport.server import pack, pack_all
 
 ECHO = script("return ARGV[1]")
 

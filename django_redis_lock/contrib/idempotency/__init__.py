@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from asgiref.sync import sync_to_async
 from django.http import HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.translation import gettext as _
 from django_redis.exceptions import ConnectionInterrupted
@@ -29,15 +28,18 @@ from ...activity import request_of
 from ...cache import lock_cache
 from ...conf import SETTING, Conf
 from ...contention import Conflict, service_unavailable
-from ...decorators import Target, after_commit, current_lock, like, locked, view_of
+from ...decorators import current_lock, locked
+from ...decorators.key_template import Args, Kwargs
+from ...decorators.section import by_steps, called, in_thread
+from ...decorators.targets import Target, view_of
+from ...decorators.transactions import after_commit
 from ...protocol.validation import check_count, check_seconds
-from ...steps import Steps, adrive, drive
+from ...steps import Steps
 from ...threads import check_plain, get_logger
 from .requests import Scope, digest, field, header, of_django, what_is_sent
 
 if TYPE_CHECKING:
     from ...cache import CurrentLock, RedisCache
-    from ...decorators.key_template import Args, Kwargs
 
 __all__ = ["Idempotency", "field", "header", "idempotent"]
 
@@ -154,14 +156,9 @@ def idempotent(
         options.update(blocking=True, blocking_timeout=wait)
 
     def decorate(target: object) -> Any:
-        found = Target("idempotent", target)
-        of_class = found.dotted if isinstance(target, type) else ""
-
-        def make(function: Any) -> Any:
-            dotted = of_class or Target("idempotent", function).dotted
-            return _View(rules, function, options, dotted).wrapper()
-
-        return found.wrap(make)
+        return Target("idempotent", target).wrap(
+            lambda function, dotted: _View(rules, function, options, dotted).wrapper()
+        )
 
     return decorate
 
@@ -250,21 +247,15 @@ class _View:
         return functools.wraps(self._locked)(self._wrapped(self._choose))
 
     def _wrapped(self, steps: Callable[..., Steps[object]]) -> Any:
-        made = like(
-            self.function,
-            lambda args, kwargs: drive(steps(False, args, kwargs)),
-            lambda args, kwargs: adrive(steps(True, args, kwargs)),
-        )
-        return functools.wraps(self.function)(made)
+        return functools.wraps(self.function)(by_steps(self.function, steps))
 
     def _choose(self, asynchronous: bool, args: Args, kwargs: Kwargs) -> Steps[object]:
-        make = sync_to_async(self._visit) if asynchronous else self._visit
-        visit = yield make(args, kwargs)
+        visit = yield in_thread(asynchronous, self._visit, args, kwargs)
         if isinstance(visit, HttpResponse):
             return visit
         call = self._locked if visit else self.function
         try:
-            answer = call(*args, **kwargs)
+            answer = called(call, *args, **kwargs)
             return (yield answer) if asynchronous else answer
         except _FAILED as error:
             if visit is None or visit.began:
@@ -313,8 +304,7 @@ class _View:
         visit, rules = self._noted(args, kwargs), self.rules
         cache = visit.cache
         # The cache's own method may hide an outage (IGNORE_EXCEPTIONS).
-        get = sync_to_async(cache.client.get) if asynchronous else cache.client.get
-        record = yield get(visit.name)
+        record = yield in_thread(asynchronous, cache.client.get, visit.name)
         answer = visit.answer(record)
         if answer is not _RUN:
             return answer
@@ -322,14 +312,14 @@ class _View:
         if not (yield (cache.aset if asynchronous else cache.set)(visit.name, record, rules.ttl)):
             raise RedisConnectionError("the beginning of the request could not be stored")
         visit.began = True
-        response = self.function(*args, **kwargs)
+        response = called(self.function, *args, **kwargs)
         response = (yield response) if asynchronous else response
         response = self._rendered(response, args, kwargs)
         if rules.storable(response):
             record.update(rules.stored(response))
             keep = functools.partial(_keep, current_lock(), cache, visit.name, record, rules.ttl)
             if asynchronous:  # Django has no transactions for it.
-                yield sync_to_async(keep)()
+                yield in_thread(True, keep)
             else:
                 after_commit(keep)
         return response

@@ -15,12 +15,10 @@ from django.conf import settings
 from django.core.exceptions import BadRequest, ImproperlyConfigured, RequestDataTooBig
 from django.http import RawPostDataException
 
-from ...decorators import Template
+from ...decorators.key_template import Args, Kwargs, Template
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
-
-    from ...decorators.key_template import Args, Kwargs
 
 _JSON = re.compile(r"application/json|[^;]+\+json")
 

@@ -20,7 +20,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 from django.middleware.cache import CacheMiddleware
 from django.utils import cache as django_cache
@@ -32,6 +31,7 @@ from redis.exceptions import RedisError
 from ...cache import MISSING, value_cache
 from ...conditions import Conditions
 from ...conf import GetOrSetOptions, checked_timeout
+from ...decorators.section import Stopped, called, in_thread
 from ...events import RefreshFailed
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import flight_key
@@ -44,8 +44,6 @@ from .responses import (
     OpenFlight,
     PageFailed,
     Rendering,
-    Stopped,
-    call_view,
     close_without_signal,
     conditional,
     copied,
@@ -154,23 +152,20 @@ class CachedPageMiddleware(CacheMiddleware):
                 self.cache.set(page.page_key, response, page.timeout)
             return conditional(request, response)
 
-        def call(function: Callable[..., object], argument: object) -> object:
-            return sync_to_async(function)(argument) if asynchronous else function(argument)
-
         self.cache.log_backend()
-        page = yield call(self.process_request, request)
+        page = yield in_thread(asynchronous, self.process_request, request)
         if page is not None:
             return conditional(request, page)
         conditions = Conditions(request)
         conditions.take_out()
         try:
-            response = yield call_view(view, request)
+            response = yield called(view, request)
         finally:
             conditions.put_back()
         if is_unrendered(response):
-            rendering = Rendering(conditions, lambda made, _: store(made), lambda error, _: None)
+            rendering = Rendering(conditions, lambda _, made, error: None if error else store(made))
             return rendering.of(response)
-        return (yield call(store, response))
+        return (yield in_thread(asynchronous, store, response))
 
     def process_response(self, request: HttpRequest, response: Any) -> Any:
         """As Django's. ``page_timeout`` may be a function of the response."""
@@ -324,25 +319,26 @@ class Visit:
             if not self.asynchronous:
                 return cache._values.read(key, None)
             if cache._connections.replica() is not None:  # ``aget`` would not ask the primary.
-                return (yield sync_to_async(cache._values.read)(key, None))
+                return (yield in_thread(True, cache._values.read, key, None))
             return (yield cache.aget(key, MISSING))
         except _FAILED:
             return MISSING
         except Exception as error:
-            yield self._runner().do(cache._values.check_decoding(self._runner(), error, key, None))
+            yield self._runner().do(cache._values.check_decoding(self._runner(), error, None, key))
             return MISSING
 
     def _get_or_compute(
         self, key: str, timeout: Callable[[Any], float], options: Any
     ) -> Steps[object]:
-        postponed = _open.pop(self._open_flight(key), None)
-        if postponed is not None:  # The response to this caller's last request is not rendered.
-            yield from postponed.fail()
+        flight = _open.pop(self._open_flight(key), None)
+        leader = flight and flight.closed()
+        if leader:  # The response to this caller's last request is not rendered.
+            yield from leader.fail()
         if self.asynchronous:
             compute = partial(self._acompute, key)
             return (yield self.cache.aget_or_set(key, compute, timeout, **options))
         compute_here = partial(self._compute_here, key)
-        return call_view(self.cache.get_or_set, key, compute_here, timeout, **options)
+        return called(self.cache.get_or_set, key, compute_here, timeout, **options)
 
     def _open_flight(self, key: str) -> tuple[object, str, str]:
         return self.caller, self.middleware.cache_alias, key
@@ -384,7 +380,7 @@ class Visit:
         self.flight, self.own = innermost_flight() if key else None, OwnWrites()
         generation = yield from self._generation()
         names = [GENERATION.format(self.middleware.key_prefix)]
-        [at] = yield from self.cache._flights.keys(self._runner(), names, None)
+        [at] = yield from self.cache._values.keys(self._runner(), names, None)
         conditions = Conditions(request) if key else Conditions(request, ())
         conditions.in_background = not mine
         conditions.take_out()
@@ -401,16 +397,12 @@ class Visit:
         decide = partial(self._decide, key, request, conditions, mine)
         if not is_unrendered(response):
             return (yield from decide(generation, response))
-        rendering = Rendering(
-            conditions,
-            partial(self._rendered, key, decide, generation),
-            partial(self._rendering_failed, key),
-        )
+        rendering = Rendering(conditions, partial(self._rendered, key, decide, generation))
         self.computed = rendering.of(response)
         if not key:
             return None
-        _open[self._open_flight(key)] = rendering.postponed
-        raise rendering.postponed
+        _open[self._open_flight(key)] = rendering.flight
+        raise rendering.flight
 
     def _decide(
         self,
@@ -435,7 +427,7 @@ class Visit:
         return value
 
     def _respond(self, request: HttpRequest) -> Steps[Any]:
-        response = call_view(self.view, request)
+        response = called(self.view, request)
         return (yield response) if self.asynchronous else response
 
     def _complete_as_before(self, key: str, request: Any, response: Any) -> Steps[object]:
@@ -453,8 +445,7 @@ class Visit:
             elif unrendered or getattr(getattr(request, "session", None), "accessed", False):
                 raise PageFailed(response)
         if unrendered:
-            render = sync_to_async(response.render) if self.asynchronous else response.render
-            response = yield render()
+            response = yield in_thread(self.asynchronous, response.render)
         return response
 
     def _rendered(
@@ -462,43 +453,39 @@ class Visit:
         key: str,
         decide: Callable[[str, object], Steps[object]],
         generation: str,
-        response: HttpResponseBase,
-        postponed: OpenFlight,
+        flight: OpenFlight,
+        response: HttpResponseBase | None,
+        error: BaseException | None,
     ) -> object:
-        """End the flight of ``key`` after the rendering, which is synchronous."""
-        self.asynchronous, leader, instead = False, postponed.leader, None
+        """End the flight of ``key`` after the rendering, which is synchronous, and has raised
+        ``error`` if that is not None."""
+        self.asynchronous, leader = False, flight.closed()
+        # Without a leader, Redis is down, or the flight ended before: nothing is stored.
+        at = generation if leader is not None or not key else ""
+
+        def compute() -> object:
+            if error is None:
+                return drive(decide(at, response))
+            if isinstance(error, REFUSALS):
+                return None
+            raise error
+
         try:
-            if not key:
-                drive(decide(generation, response))
-            elif leader is None:  # Redis is down, or the flight ended before: nothing is stored.
-                drive(decide("", response))
+            if leader is None:
+                compute()
             else:
-                self._resume(postponed, lambda: drive(decide(generation, response)))
+                runner = self.cache._values.thread_runner()
+                runner.do(leader.resume(runner, compute))
         except NotThePage:
             pass
-        except PageFailed as failed:
-            instead = self._old_page(key, leader, failed)
-        computed, self.computed = self.computed, _NOTHING
-        return instead or (response if computed is _NOTHING else computed)
-
-    def _rendering_failed(self, key: str, error: BaseException, postponed: OpenFlight) -> object:
-        leader = postponed.leader
-
-        def compute() -> None:
-            if not isinstance(error, REFUSALS):
-                raise error
-
-        try:
-            self._resume(postponed, compute)
-        except BaseException as raised:
-            if raised is not error:
+        except BaseException as failed:
+            if not (failed is error or isinstance(failed, PageFailed)):
                 raise
-            return self._old_page(key, leader, error)
-        return None
-
-    def _resume(self, postponed: OpenFlight, compute: Callable[[], object]) -> None:
-        runner = self.cache._flights.thread_runner()
-        runner.do(postponed.resumed(runner, compute))
+            instead = self._old_page(key, leader, failed)
+            if instead is not None or error is not None:
+                return instead
+        computed, self.computed = self.computed, _NOTHING
+        return response if computed is _NOTHING else computed
 
     def _old_page(self, key: str, leader: Any, error: BaseException) -> object:
         """The page at ``key``, if there is one, in place of what failed."""
@@ -579,8 +566,8 @@ class Visit:
         return False
 
     def _runner(self) -> Any:
-        flights = self.cache._flights
-        return flights.async_runner() if self.asynchronous else flights.thread_runner()
+        values = self.cache._values
+        return values.async_runner() if self.asynchronous else values.thread_runner()
 
     def _page_lifetime(self, page: object) -> float:
         return NOT_CACHEABLE_SECONDS if page is None else self.timeout

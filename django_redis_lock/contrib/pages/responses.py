@@ -20,8 +20,7 @@ from django.utils.http import parse_http_date_safe
 
 from ...clock import time
 from ...keeper import keeper
-from ...singleflight import Postponed, Runner
-from ...steps import Steps
+from ...singleflight import Postponed
 
 if TYPE_CHECKING:
     from ...conditions import Conditions
@@ -49,26 +48,6 @@ class NotThePage(BaseException):
     def __init__(self, response: object) -> None:
         super().__init__()
         self.response = response
-
-
-class Stopped(Exception):
-    """The view raised StopIteration, which cannot leave a generator."""
-
-    def __init__(self, error: StopIteration) -> None:
-        super().__init__()
-        self.error = error
-
-
-def call_view(view: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """``view(*args, **kwargs)``, for a generator.
-
-    Raises:
-        Stopped: it raised StopIteration.
-    """
-    try:
-        return view(*args, **kwargs)
-    except StopIteration as error:
-        raise Stopped(error) from None
 
 
 def raise_unless_about_the_page(response: object, mine: bool) -> None:
@@ -137,7 +116,7 @@ def is_unrendered(response: object) -> bool:
 
 class OpenFlight(Postponed):
     """The flight of a page that is not rendered: it goes on for its timeout, and longer with
-    ``renew``, until ``resumed`` or ``drop``."""
+    ``renew``, until it is ``closed``. (Without a leader, Redis was down when it began.)"""
 
     def renew(self) -> None:
         """The rest of the computation begins: the keeper renews the flight."""
@@ -145,23 +124,16 @@ class OpenFlight(Postponed):
             renewal.due = time.monotonic()
             keeper().add(renewal)
 
-    def resumed(self, runner: Runner, compute: Callable[[], object]) -> Steps[None]:
-        """End the flight with what ``compute`` returns, or as its exception says. (Without a
-        leader, Redis was down when the computation began.)"""
-        if self.leader is not None:
-            leader, self.leader = self.leader, None
-            yield from leader.resume(runner, compute)
-
-    def fail(self) -> Steps[None]:
-        """End the flight without a value; also without a leader."""
-        if self.leader is not None:
-            leader, self.leader = self.leader, None
-            yield from leader.fail()
+    def closed(self) -> Any:
+        """Its leader, who ends it: with ``resume`` or without a value. Only the first call has
+        it."""
+        leader, self.leader = self.leader, None
+        return leader
 
     def drop(self) -> None:
         """End the flight without a value: the rest of the computation will never begin. The garbage
         collector may call this, so the keeper does it."""
-        leader, self.leader = self.leader, None
+        leader = self.closed()
         if leader is not None:
             leader.end_later()
 
@@ -172,9 +144,9 @@ class Rendering:
 
     Args:
         conditions: of the request; the rendering does not see them.
-        rendered: called with the rendered response; returns the response to send.
-        failed: called with the exception that the rendering raised; returns a response to send
-            instead, or None.
+        ended: called with the flight, and with the rendered response and None, or None and the
+            exception that the rendering raised; returns the response to send, or None to let that
+            exception be raised.
     """
 
     inner: Rendering | None
@@ -182,12 +154,10 @@ class Rendering:
     def __init__(
         self,
         conditions: Conditions,
-        rendered: Callable[[HttpResponseBase, OpenFlight], object],
-        failed: Callable[[BaseException, OpenFlight], object],
+        ended: Callable[[OpenFlight, Any, BaseException | None], object],
     ) -> None:
-        self.postponed = OpenFlight()
-        self._conditions = conditions
-        self._rendered, self._failed = rendered, failed
+        self.flight = OpenFlight()
+        self._conditions, self._ended = conditions, ended
 
     def of(self, response: Any) -> Any:
         """``response``, whose ``render`` is this."""
@@ -199,17 +169,17 @@ class Rendering:
         response._rendering = self
         response.add_post_render_callback(self._decide)
         # This refers to no response, so one that is not rendered is freed at once.
-        weakref.finalize(response, self.postponed.drop).atexit = False
+        weakref.finalize(response, self.flight.drop).atexit = False
         return response
 
     def render(self, response: Any) -> object:
         self._conditions.take_out()
-        self.postponed.renew()
+        self.flight.renew()
         try:
             return response.render()
         except BaseException as error:
             self._conditions.put_back()
-            instead = self._failed(error, self.postponed)
+            instead = self._ended(self.flight, None, error)
             if instead is None:
                 raise
             return instead
@@ -218,7 +188,7 @@ class Rendering:
 
     def _decide(self, response: HttpResponseBase) -> object:
         self._conditions.put_back()
-        return self._rendered(response, self.postponed)
+        return self._ended(self.flight, response, None)
 
 
 @cache

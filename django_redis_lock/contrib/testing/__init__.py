@@ -11,12 +11,13 @@ import threading
 import time as real
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import AsyncToSync
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 from django.test.utils import TestContextDecorator
 from redis.exceptions import RedisError
 
@@ -30,9 +31,8 @@ from ...protocol.keys import INDEX
 from ...singleflight import FlightRenewal, use_background
 from ...threads import InCaller, Mutex
 from ...transport import Server, server_of
-from ...transport.registry import standing_in
+from ...transport.server import standing_in
 from ..locmem import TESTING, Database, client_of, databases
-from .in_memory import CachesInMemory, Configs
 
 __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
 
@@ -53,6 +53,9 @@ _ENDLESS = (
     "the lock before, or wait with blocking_timeout="
 )
 _numbers = itertools.count(1)
+
+#: The setting CACHES.
+Configs = dict[str, dict[str, Any]]
 
 
 def _caller() -> object:
@@ -368,12 +371,6 @@ class MemoryServer:
             for alias, kept in configs.items()
         }
 
-    def _connect_caches(self) -> None:
-        for alias in settings.CACHES:
-            # Its server must be there before the first question.
-            lock_cache(alias)._lock_client()
-        self.away = self.away
-
     def _has(self, server: Server) -> bool:
         return server.address.connection_kwargs.get("database") in self._databases()
 
@@ -386,6 +383,57 @@ class MemoryServer:
     def _forget(self) -> None:
         for name in [name for name in list(databases) if name.startswith(self._prefix)]:
             del databases[name]
+
+
+class _CachesInMemory:
+    """A context manager: the setting CACHES in the memory of ``server``, also if it changes. Unlike
+    ``override_settings`` it may end before the changes that began within it, as pytest's fixtures
+    do."""
+
+    #: Those that are entered; the last one follows changes.
+    _entered: ClassVar[list[_CachesInMemory]] = []
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+        #: What has the setting, and what it was there.
+        self._before: list[tuple[Any, object]] = []
+        self._made: list[Configs] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(self)
+        setting_changed.connect(self._changed, weak=False)
+        self._replace()
+
+    def __exit__(self, *exc_info: object) -> None:
+        setting_changed.disconnect(self._changed)
+        self._entered.remove(self)
+        while self._before:
+            holder, value = self._before.pop()
+            if value is None:
+                del holder.CACHES
+            else:
+                holder.CACHES = value
+        self._announce(enter=False)
+
+    def _changed(self, *, setting: str, **kwargs: object) -> None:
+        is_own = any(settings.CACHES is made for made in self._made)
+        if setting == "CACHES" and not is_own and self is self._entered[-1]:
+            self._replace()
+
+    def _replace(self) -> None:
+        holder = settings._wrapped
+        self._before.append((holder, vars(holder).get("CACHES")))
+        holder.CACHES = self._server._caches(settings.CACHES)
+        self._made.append(holder.CACHES)
+        self._announce(enter=True)
+        for alias in settings.CACHES:
+            # Its server must be there before the first question.
+            lock_cache(alias)._lock_client()
+        self._server.away = self._server.away
+
+    def _announce(self, *, enter: bool) -> None:
+        vars(settings).pop("CACHES", None)  # As each change of ``_wrapped`` does.
+        setting_changed.send(type(self), setting="CACHES", value=settings.CACHES, enter=enter)
 
 
 class override(TestContextDecorator):
@@ -431,7 +479,7 @@ class override(TestContextDecorator):
                 server._find_places()
             undo.enter_context(standing_in(server._server))
             if settings.configured:
-                undo.enter_context(CachesInMemory(server._caches, server._connect_caches))
+                undo.enter_context(_CachesInMemory(server))
             self._undo = undo.pop_all()
         return server
 

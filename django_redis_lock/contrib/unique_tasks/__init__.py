@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from ...decorators import DJANGO_TASK, Target
+from ...decorators.targets import DJANGO_TASK, Target
 from ...extension import part
 from .messages import PATIENCE as PATIENCE
 from .messages import PREFIX as PREFIX
-from .messages import AlreadyQueued, Duplicate, TaskNotQueued, checked_rules
+from .messages import AlreadyQueued, Duplicate, TaskNotQueued, Unique
 from .messages import declared as declared
 
 __all__ = ["AlreadyQueued", "Duplicate", "TaskNotQueued", "unique_task"]
@@ -64,8 +64,7 @@ def unique_task(
     Raises:
         TypeError, ValueError: an argument is invalid, or the target is no task.
     """
-    options: Any = {"until": until, "on_duplicate": on_duplicate, "using": using}
-    rules = checked_rules(key, timeout=timeout, on_redis_down=on_redis_down, **options)
+    rules = Unique(key, timeout, until, on_duplicate, using, on_redis_down)
 
     def decorate(target: object) -> Any:
         kind = Target("unique_task", target).kind

@@ -12,7 +12,7 @@ from celery.local import Proxy, maybe_evaluate
 from celery.utils.time import maybe_make_aware
 from django.utils.functional import cached_property
 
-from .messages import Duplicate, Message, Rules, Unique, checked_rules
+from .messages import Duplicate, Message, Unique
 
 HEADER = "unique_task"
 
@@ -21,12 +21,12 @@ class _Unique(Task):  # type: ignore[misc]  # Celery has no types
     """What makes a task unique; without it, its class is as Celery has made it."""
 
     abstract = True
-    unique_rules: Rules
+    unique_rules: Unique
 
     @cached_property
     def unique_task(self) -> Unique:
         """Not before the message is sent: Celery hides errors at the end of an app's set-up."""
-        return self.unique_rules(self.run, self.name)
+        return self.unique_rules.of(self.run, self.name)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         request, call = self.request, super().__call__
@@ -110,21 +110,15 @@ class UniqueTask(_Unique):
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
-        rules = checked_rules(
-            cls.unique,
-            timeout=cls.unique_timeout,
-            until=cls.unique_until,
-            on_duplicate=cls.unique_on_duplicate,
-            using=cls.unique_using,
-            on_redis_down=cls.unique_on_redis_down,
-        )
+        options = cls.unique_until, cls.unique_on_duplicate, cls.unique_using
+        rules = Unique(cls.unique, cls.unique_timeout, *options, cls.unique_on_redis_down)
         run = getattr_static(cls, "run")
         of_calls = run.__func__ if isinstance(run, staticmethod) else MethodType(run, cls)
         # Each subclass has its own; the attribute is declared for any.
-        cls.unique_task = rules(of_calls, cls.name)  # type: ignore[assignment, method-assign]
+        cls.unique_task = rules.of(of_calls, cls.name)  # type: ignore[assignment, method-assign]
 
 
-def unique(rules: Rules, target: object) -> Any:
+def unique(rules: Unique, target: object) -> Any:
     if type(target) is Proxy:
         _of_each_app(rules, target)
     else:
@@ -132,13 +126,13 @@ def unique(rules: Rules, target: object) -> Any:
     return target
 
 
-def _make_unique(rules: Rules, task: Any) -> None:
+def _make_unique(rules: Unique, task: Any) -> None:
     kind = type(task)
-    task.__class__ = type(kind.__name__, (_Unique, kind), {"unique_rules": staticmethod(rules)})
+    task.__class__ = type(kind.__name__, (_Unique, kind), {"unique_rules": rules})
     _ = task.unique_task  # Raises if the name does not fit.
 
 
-def _of_each_app(rules: Rules, shared: Any) -> None:
+def _of_each_app(rules: Unique, shared: Any) -> None:
     """Each app makes its copy of a shared task at the end of its set-up."""
 
     def decorate(sender: Any, **_: object) -> None:

@@ -9,22 +9,23 @@ from functools import cache, partial, wraps
 from inspect import Parameter, Signature, signature
 from typing import Any
 
-from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.utils.module_loading import import_string
 from django.utils.timezone import is_aware, make_aware, now
 
-from ...decorators import after_commit, wait_for
+from ...decorators.section import by_steps, called, in_thread
+from ...decorators.transactions import after_commit, wait_for
 from ...protocol import new_token
-from ...steps import Steps, adrive, drive
-from .messages import PREFIX, Duplicate, Message, Rules
+from ...steps import Steps
+from .messages import PREFIX, Duplicate, Message, Unique
 
 TRAVELS = "_unique_task"
 
 
-def unique(rules: Rules, task: Any) -> Any:
+def unique(rules: Unique, task: Any) -> Any:
     function = task.func
     of_calls = partial(function, None) if task.takes_context else function
-    unique = rules(of_calls, task.module_path)
+    unique = rules.of(of_calls, task.module_path)
 
     def message_of(args: Any, kwargs: Any) -> Message | None:
         token, _, name = kwargs.pop(TRAVELS, "").partition(" ")
@@ -32,23 +33,16 @@ def unique(rules: Rules, task: Any) -> Any:
         return unique.to_run(name, token, getattr(result, "id", "")) if name else None
 
     def steps(asynchronous: bool, args: Any, kwargs: Any) -> Steps[object]:
-        in_thread: Any = sync_to_async if asynchronous else lambda method: method
-        message = yield in_thread(message_of)(args, kwargs)
+        message = yield in_thread(asynchronous, message_of, args, kwargs)
         if message is None:
-            return (yield function(*args, **kwargs))
-        yield in_thread(message.begin)()
+            return (yield called(function, *args, **kwargs))
+        yield in_thread(asynchronous, message.begin)
         try:
-            return (yield function(*args, **kwargs))
+            return (yield called(function, *args, **kwargs))
         finally:
-            yield in_thread(message.end)()
+            yield in_thread(asynchronous, message.end)
 
-    async def acall(*args: object, **kwargs: object) -> Any:
-        return await adrive(steps(True, args, kwargs))
-
-    def call(*args: object, **kwargs: object) -> Any:
-        return drive(steps(False, args, kwargs))
-
-    wrapped: Any = wraps(function)(acall if iscoroutinefunction(function) else call)
+    wrapped: Any = wraps(function)(by_steps(function, steps))
     wrapped.unique = unique
     known = [*signature(function).parameters.values()]
     if not any(each.kind is each.VAR_KEYWORD for each in known):

@@ -6,9 +6,8 @@ import math
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
@@ -16,7 +15,7 @@ from redis.exceptions import RedisError
 from ...cache import lock_cache
 from ...clock import time
 from ...conf import Conf
-from ...decorators import namer
+from ...decorators.key_template import Namer, namer
 from ...exceptions import LockError, LockNotOwnedError
 from ...locking import Hold, Lifeline, Renewal
 from ...protocol import Acquisition, renew_call
@@ -63,31 +62,50 @@ class Duplicate(NamedTuple):
         return None
 
 
-#: What makes the ``Unique`` of a function and a title.
-Rules = Callable[[Callable[..., object], str], "Unique"]
-
 #: For the system checks.
 declared: weakref.WeakSet[Unique] = weakref.WeakSet()
 
 
 @dataclass(eq=False)
 class Unique:
-    """The arguments of ``unique_task``, for the task ``title``; those of ``function`` give the name
-    of each message."""
+    """The arguments of ``unique_task``; from ``of`` on for one task.
+
+    Raises:
+        TypeError, ValueError: one of them is invalid.
+    """
 
     key: Any
-    timeout: float
-    until: str
-    on_duplicate: Literal["skip", "raise"] | Callable[..., object]
-    using: str | None
-    on_redis_down: str | None
-    function: Callable[..., object]
-    title: str
+    timeout: Any
+    until: Any
+    on_duplicate: Any
+    using: Any
+    on_redis_down: Any
+    title: str = field(init=False)
+    group: str = field(init=False)
+    _name: str | Namer = field(init=False)
 
     def __post_init__(self) -> None:
-        self._name = namer(self.key, self.function, self.title)
-        self.group = f"{PREFIX}{self.title if callable(self.key) else self.key}"[:100]
-        declared.add(self)
+        check_time("timeout", self.timeout)
+        check_policy(self.on_redis_down)
+        if not (callable(self.key) or (isinstance(self.key, str) and self.key.strip())):
+            raise TypeError(f"key must be a non-empty str or a callable, not {self.key!r}")
+        check_plain("key", self.key)
+        if self.until not in ("start", "done"):
+            raise ValueError(f"until must be 'start' or 'done', not {self.until!r}")
+        if not (self.on_duplicate in ("skip", "raise") or callable(self.on_duplicate)):
+            raise ValueError(
+                f"on_duplicate must be 'skip', 'raise' or callable, not {self.on_duplicate!r}"
+            )
+        if not (self.using is None or isinstance(self.using, str)):
+            raise TypeError(f"using must be a cache alias, not {self.using!r}")
+
+    def of(self, function: Callable[..., object], title: str) -> Unique:
+        """For the task ``title``; the arguments of ``function`` give the name of each message."""
+        unique = replace(self)
+        unique.title, unique._name = title, namer(self.key, function, title)
+        unique.group = f"{PREFIX}{title if callable(self.key) else self.key}"[:100]
+        declared.add(unique)
+        return unique
 
     @property
     def cache(self) -> Any:
@@ -119,34 +137,6 @@ class Unique:
         error = AlreadyQueued(text, duplicate.name)
         error.task_id = duplicate.task_id
         raise error
-
-
-def checked_rules(
-    key: Any,
-    *,
-    timeout: Any,
-    until: Any,
-    on_duplicate: Any,
-    using: Any,
-    on_redis_down: Any,
-) -> Rules:
-    """The arguments of ``unique_task``.
-
-    Raises:
-        TypeError, ValueError: one of them is invalid.
-    """
-    check_time("timeout", timeout)
-    check_policy(on_redis_down)
-    if not (callable(key) or (isinstance(key, str) and key.strip())):
-        raise TypeError(f"key must be a non-empty str or a callable, not {key!r}")
-    check_plain("key", key)
-    if until not in ("start", "done"):
-        raise ValueError(f"until must be 'start' or 'done', not {until!r}")
-    if not (on_duplicate in ("skip", "raise") or callable(on_duplicate)):
-        raise ValueError(f"on_duplicate must be 'skip', 'raise' or callable, not {on_duplicate!r}")
-    if not (using is None or isinstance(using, str)):
-        raise TypeError(f"using must be a cache alias, not {using!r}")
-    return partial(Unique, key, timeout, until, on_duplicate, using, on_redis_down)
 
 
 class Message:

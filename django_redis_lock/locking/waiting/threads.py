@@ -15,7 +15,7 @@ from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Ref
 from ...steps import drive
 from ...threads import ThreadEvent
 from ...transport import Client, RawConnection, Server, pack, run, server_of
-from ...transport.address import has_socket, read, readable, shut
+from ...transport.server import has_socket, read, readable, shut
 from .queue import PopReply, WaitQueue
 from .steps import POPPING, MayNotBlock, Waiter
 

@@ -18,7 +18,7 @@ from django.core.management.base import (
 from redis.exceptions import RedisError
 
 from ...cache import BACKEND, lock_cache, lock_caches
-from ...decorators import outages_not_logged
+from ...decorators.section import outages_not_logged
 from ...extension import PartMissing, part
 from ...transport.hints import explained
 from ...transport.refusals import raise_interrupt

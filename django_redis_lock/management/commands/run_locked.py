@@ -20,7 +20,7 @@ from ...cache import lock_cache
 from ...clock import time
 from ...conf import Conf
 from ...contention import Conflict, unavailable
-from ...decorators import RetryUntil, outages_not_logged
+from ...decorators.section import RetryUntil, outages_not_logged
 from ...extension import PartMissing
 from ...locking import Lock, unwinding
 from ...transport.hints import explained

@@ -19,13 +19,8 @@ from django.urls import URLResolver, get_resolver
 
 from ...cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_caches
 from ...conf import SETTING, Conf, given
-from ...decorators import (
-    LOCKED,
-    STORED,
-    LockedFunction,
-    declarations,
-    layers,
-)
+from ...decorators.section import LockedFunction, declarations
+from ...decorators.targets import LOCKED, STORED, layers
 from ...extension import PACKAGE, PartMissing, part
 from ...protocol.validation import implausible
 from .installed import log_not_installed as log_not_installed

@@ -22,7 +22,7 @@ from ...protocol.keys import (
 )
 from ...singleflight import LET_GO, own_flights
 from ...transport import run, run_all, server_of
-from ...transport.execute import run_at
+from ...transport.server import run_at
 from .listing import FLIGHT as FLIGHT
 from .listing import LOCK as LOCK
 from .listing import MAX_DESCRIBED as MAX_DESCRIBED

@@ -30,7 +30,7 @@ from ...protocol.keys import (
 )
 from ...protocol.owner import HEARTBEAT_EVERY, MAX_PID, MAX_UNIX_TIME, SILENT_AFTER, bounded
 from ...transport import is_cluster, run, run_all, server_of
-from ...transport.execute import run_at
+from ...transport.server import run_at
 from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, EXISTING, LATEST, LIST, LIST_FLIGHTS, WAITING
 
 if TYPE_CHECKING:

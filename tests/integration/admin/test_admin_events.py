@@ -24,7 +24,7 @@ from django_redis_lock.ops.inventory import latest_news, list_held
 from django_redis_lock.protocol.identity import hostname
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import server_of
-from django_redis_lock.transport.execute import run
+from django_redis_lock.transport.server import run
 from tests.holding import hurry, silence
 from tests.processes import until
 from tests.redis_server import RedisServer

@@ -24,7 +24,7 @@ from django_redis_lock.singleflight.scripts import (
     TAKE_OVER,
     WRITE,
 )
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import run as run_call
 from tests.redis_server import RedisServer
 
 KEY = b"value"
@@ -40,7 +40,7 @@ class Redis:
         self.client = client
 
     def run(self, script: Script, keys: tuple[bytes, ...], *args: Any) -> Any:
-        return execute.run(self.client, Call(script, keys, args)).value
+        return run_call(self.client, Call(script, keys, args)).value
 
     def take(self, token: str = "mine", stale: int = 0, followed: bool = True) -> Any:
         reply = self.run(TAKE_FLIGHT, (KEY, FLIGHT), token, LONG, stale)

@@ -243,7 +243,7 @@ def test_the_background_closes_its_database_connections(
 ) -> None:
     closed: list[str] = []
     monkeypatch.setattr(
-        "django_redis_lock.cache.flights.connections.close_all",
+        "django.db.connections.close_all",
         lambda: closed.append(threading.current_thread().name),
     )
     stale.get_or_set("report", lambda: "new", **TERMS, background=True)

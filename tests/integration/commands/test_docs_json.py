@@ -19,7 +19,7 @@ from django_redis_lock.history.records import note_call
 from django_redis_lock.management import listing
 from django_redis_lock.ops.held_locks import Truncation
 from django_redis_lock.protocol.owner import Owner
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import run as run_call
 from tests.support.commands import held, waiting
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -49,7 +49,7 @@ def check(of: str, *objects: dict[str, Any]) -> None:
 
 def test_list_and_show(client: redis.Redis, settings: Any) -> None:
     with held(client, "nightly") as lock, waiting(client, lock):
-        execute.run(client, note_call(lock.keys.lock, "lost", Owner("x"), "it expired"))
+        run_call(client, note_call(lock.keys.lock, "lost", Owner("x"), "it expired"))
         found = printed("list")
         shown = printed("show", "nightly")
     check("list", found)

@@ -27,7 +27,7 @@ from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.identity import hostname
 from django_redis_lock.protocol.owner import Owner
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import run as run_call
 from tests.holding import hurry
 from tests.processes import PATIENCE, ManageCommand, until
 from tests.support.commands import Run, held, run, waiting
@@ -297,7 +297,7 @@ def test_it_prints_english_in_each_language(run: Run, client: redis.Redis) -> No
 
 def test_one_lock(run: Run, client: redis.Redis) -> None:
     with held(client, "nightly", label="report") as nightly, waiting(client, nightly):
-        execute.run(client, note_call(nightly.keys.lock, "lost", Owner("x"), "it expired"))
+        run_call(client, note_call(nightly.keys.lock, "lost", Owner("x"), "it expired"))
         code, out, _ = run("show", "nightly", "--exit-code")
         assert code == 1
         expected = (

@@ -28,7 +28,7 @@ from django_redis_lock import (
     locked,
     unique_task,
 )
-from django_redis_lock.decorators import TAKEN_BY
+from django_redis_lock.decorators.targets import TAKEN_BY
 
 app = Celery("targets", broker="memory://", set_as_current=False)
 backport = "django.tasks" if importlib.util.find_spec("django.tasks") else "django_tasks"

@@ -18,7 +18,7 @@ from django_redis_lock.protocol.identity import process_id
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.aio_client import asyncio_client
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.holding import settle, silence
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer

@@ -28,7 +28,7 @@ from django_redis_lock.protocol.holder_scripts import (
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call, Script
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import run as run_call
 
 KEYS = lock_keys(b"name")
 OTHER = lock_keys(b"other")
@@ -46,7 +46,7 @@ class Scripts:
 
     def run(self, script: Script, keys: tuple[Any, ...], *args: bytes | str | int) -> Any:
         names = tuple(key if isinstance(key, bytes) else key.encode() for key in keys)
-        return execute.run(self.client, Call(script, names, args)).value
+        return run_call(self.client, Call(script, names, args)).value
 
     def now(self) -> int:
         """Milliseconds."""

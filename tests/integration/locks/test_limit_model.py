@@ -26,7 +26,7 @@ from django_redis_lock.protocol.acquisition import (
     release_call,
 )
 from django_redis_lock.protocol.keys import INDEX
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import run as run_call
 from tests.holding import table_of
 from tests.lanes import examples
 
@@ -74,8 +74,8 @@ class Places(RuleBasedStateMachine):
         self.fence = 0
 
     def _run(self, call: Call, twice: bool) -> Any:
-        answer = execute.run(self.client, call).value
-        return execute.run(self.client, call).value if twice else answer
+        answer = run_call(self.client, call).value
+        return run_call(self.client, call).value if twice else answer
 
     def _next_fence(self, fence: int) -> int:
         assert fence > self.fence

@@ -25,7 +25,8 @@ from django_redis_lock.protocol.lock_scripts import (
     WATCH,
 )
 from django_redis_lock.protocol.script import Call, Script
-from django_redis_lock.transport import execute, server_of
+from django_redis_lock.transport import run as run_call
+from django_redis_lock.transport import server_of
 from tests.holding import table_of
 from tests.redis_server import RedisServer
 
@@ -58,7 +59,7 @@ class Scripts:
         self.client = client
 
     def run(self, script: Script, *args: bytes | str | int, keys: tuple[bytes, ...] = KEYS) -> Any:
-        return execute.run(self.client, Call(script, keys, args)).value
+        return run_call(self.client, Call(script, keys, args)).value
 
     def acquire(
         self, token: str, lifetime: int = LIFETIME, attempt: str = "", waiter: str = ""

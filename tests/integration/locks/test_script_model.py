@@ -32,7 +32,7 @@ from django_redis_lock.protocol.identity import new_token
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.lock_scripts import EXTEND
 from django_redis_lock.protocol.script import Call
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import run as run_call
 from tests.holding import table_of
 from tests.lanes import examples
 from tests.model.lock_reference import DAY, LockReference
@@ -409,7 +409,7 @@ class Scripts(RuleBasedStateMachine):
     # -- both ----------------------------------------------------------------------------------
 
     def _run(self, call: Call) -> Any:
-        return execute.run(self.client, call).value
+        return run_call(self.client, call).value
 
     def _server_us(self) -> int:
         return int((time.monotonic() + self.ahead) * 1e6)

@@ -21,7 +21,7 @@ from django_redis_lock.contrib.metrics import collecting, figures
 from django_redis_lock.contrib.metrics.report import Summary, read
 from django_redis_lock.keeper import keeper
 from django_redis_lock.protocol.keys import FIGURES
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.holding import outages
 from tests.processes import WHOLE_END, Link, processes, until
 from tests.redis_server import RedisServer

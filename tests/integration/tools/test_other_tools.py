@@ -1,5 +1,5 @@
-"""docs/other_tools.md: the table says what each tool sees. The tools are real, each in a process of
-its own."""
+"""What other tools see: what_tools_see.md says it, and docs/other_tools.md in brief. The tools are
+real, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "other_tools.md").read_text()
+TABLES = Path(__file__).with_name("what_tools_see.md").read_text()
 
 #: The heads of the table's columns, and the packages that they need.
 COLUMNS = {
@@ -62,9 +63,9 @@ def seen_by(tool: str, package: str, redis_server: RedisServer) -> Mapping[str, 
 
 
 def table() -> dict[str, dict[str, str]]:
-    """The tables of the page: for each tool what stands in the row of each operation."""
+    """The tables: for each tool what stands in the row of each operation."""
     found: dict[str, dict[str, str]] = {}
-    for text in re.findall(r"^\| call .*\n(?:\|.*\n)+", TEXT, re.MULTILINE):
+    for text in re.findall(r"^\| call .*\n(?:\|.*\n)+", TABLES, re.MULTILINE):
         head, _, *rows = [
             [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
         ]

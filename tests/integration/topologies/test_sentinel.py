@@ -13,7 +13,7 @@ from django_redis.util import CacheKey
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.integration.cache.test_lock_keys import reached
 from tests.lock_contract import LockContract
 from tests.redis_server import RedisServer, fresh_port
