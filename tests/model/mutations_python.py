@@ -62,7 +62,8 @@ TESTS: dict[str, str] = {
     "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
     "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
-    "stampede computation_events nested_values background_context shutdown outage exporters",
+    "stampede computation_events nested_values background_context shutdown outage exporters "
+    "interrupts",
     "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
     "singleflight.runners": "get_or_set stale get_or_set_many outage computation_events",
     "singleflight.tasks": "aget_or_set stale get_or_set_many outage",
@@ -70,7 +71,7 @@ TESTS: dict[str, str] = {
     "cache_lock lifetime_by_value lock_keys read_events where_keys_are_made clear clear_prefix "
     "without_redis checks",
     "cache.connections": "cache direct_reads own_writes writes_end_flights read_events "
-    "async_methods observed_reads cluster_cache lost_replies_of_the_cache",
+    "async_methods observed_reads cluster_cache lost_replies_of_the_cache read_replicas",
     "cache.background": "async_methods where_keys_are_made background_context stale aget_or_set",
     "cache.locks": "arguments first_mistakes cache_lock conf logging lock_keys "
     "cache_for_locks cache hidden_names where_keys_are_made python_redis_lock_names other_backends "
@@ -130,6 +131,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.fallback.file_lock",
         "text = os.pread(file, 10001, 0)",
     ): "a longer text is incomplete even so",
+    ("keeper", "self.wakes_at = max(earliest, resumes_at) => pass"): "it looks each second",
     ("contrib.redlock.base", "default=1,"): "a fence is at least 1 in any case",
     (
         "contrib.redlock.votes",
