@@ -393,11 +393,11 @@ ONLY_COMMANDS = (
 )
 
 
-class Stopped(Exception):
+class Stopped(RuntimeError):
     """What was called raised StopIteration, which cannot leave a generator."""
 
     def __init__(self, error: StopIteration) -> None:
-        super().__init__()
+        super().__init__("the decorated function raised StopIteration")
         self.error = error
 
 
@@ -413,16 +413,23 @@ def called(function: Callable[..., Any], *args: object, **kwargs: object) -> Any
         raise Stopped(error) from None
 
 
+def run_steps(asynchronous: bool, steps: Steps[object]) -> Any:
+    """What ``steps`` return, for a task an awaitable of it."""
+    if asynchronous:
+        return adrive(steps)
+    try:
+        return drive(steps)
+    except Stopped as stopped:
+        raise stopped.error from None
+
+
 def by_steps(function: Any, steps: Callable[[bool, Any, Any], Steps[object]]) -> Callable[..., Any]:
     """``like``, with a generator of steps: ``steps(asynchronous, args, kwargs)``."""
 
-    def call(args: Args, kwargs: Kwargs) -> object:
-        try:
-            return drive(steps(False, args, kwargs))
-        except Stopped as stopped:
-            raise stopped.error from None
+    def run(asynchronous: bool, args: Args, kwargs: Kwargs) -> object:
+        return run_steps(asynchronous, steps(asynchronous, args, kwargs))
 
-    return like(function, call, lambda args, kwargs: adrive(steps(True, args, kwargs)))
+    return like(function, partial(run, False), partial(run, True))
 
 
 def in_thread(asynchronous: bool, function: Callable[..., Any], *args: object) -> Any:
@@ -443,12 +450,12 @@ def like(
         return awaited
     dispatches = is_dispatch(function)
 
-    def called(*args: object, **kwargs: object) -> object:
+    def plain(*args: object, **kwargs: object) -> object:
         # Django awaits the result if the methods of the view's class are coroutine functions.
         view = view_of(function, args) if dispatches else None
         return acall(args, kwargs) if view and view.view_is_async else call(args, kwargs)
 
-    return called
+    return plain
 
 
 class LockedFunction:

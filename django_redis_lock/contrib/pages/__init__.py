@@ -31,7 +31,7 @@ from redis.exceptions import RedisError
 from ...cache import MISSING, value_cache
 from ...conditions import Conditions
 from ...conf import GetOrSetOptions, checked_timeout
-from ...decorators.section import Stopped, called, in_thread
+from ...decorators.section import called, in_thread, run_steps
 from ...events import RefreshFailed
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import flight_key
@@ -132,12 +132,7 @@ class CachedPageMiddleware(CacheMiddleware):
         steps = self._alone(request, view, asynchronous)
         if self.cache.computes_once:
             steps = Visit(self, request, view, asynchronous).steps()
-        if asynchronous:
-            return adrive(steps)
-        try:
-            return drive(steps)
-        except Stopped as stopped:
-            raise stopped.error from None
+        return run_steps(asynchronous, steps)
 
     def _alone(
         self, request: HttpRequest, view: Callable[[HttpRequest], object], asynchronous: bool
@@ -167,20 +162,14 @@ class CachedPageMiddleware(CacheMiddleware):
             return rendering.of(response)
         return (yield in_thread(asynchronous, store, response))
 
-    def process_response(self, request: HttpRequest, response: Any) -> Any:
-        """As Django's. ``page_timeout`` may be a function of the response."""
-        if not callable(self.page_timeout):
-            return super().process_response(request, response)
-        rules = copy.copy(self)
-        seconds = checked_timeout(self.page_timeout(response))
-        rules.page_timeout = None if seconds is None else ceil(seconds)  # As max-age has them.
-        return rules.process_response(request, response)
-
     def storable(self, request: HttpRequest, response: Any) -> Storable | None:
         """What Django would store of ``response``, whose headers it completes. A response with a
         cookie is not stored, whatever it varies on: the cookie may be its first caller's."""
         rules = copy.copy(self)
         rules._notes = notes = _Notes()
+        if callable(self.page_timeout):
+            seconds = checked_timeout(self.page_timeout(response))
+            rules.page_timeout = None if seconds is None else ceil(seconds)  # As max-age has them.
         rules.process_response(request, response)
         if not notes.stored or response.cookies:
             return None
@@ -334,20 +323,14 @@ class Visit:
         leader = flight and flight.closed()
         if leader:  # The response to this caller's last request is not rendered.
             yield from leader.fail()
-        if self.asynchronous:
-            compute = partial(self._acompute, key)
-            return (yield self.cache.aget_or_set(key, compute, timeout, **options))
-        compute_here = partial(self._compute_here, key)
-        return called(self.cache.get_or_set, key, compute_here, timeout, **options)
+        compute = partial(self._acompute if self.asynchronous else self._compute_here, key)
+        return (yield called(self._do, "get_or_set", key, compute, timeout, **options))
 
     def _open_flight(self, key: str) -> tuple[object, str, str]:
         return self.caller, self.middleware.cache_alias, key
 
     def _compute_here(self, key: str) -> object:
-        try:
-            return drive(self._compute(key))
-        except Stopped as stopped:
-            raise stopped.error from None
+        return run_steps(False, self._compute(key))
 
     async def _acompute(self, key: str) -> object:
         return await adrive(self._compute(key))
