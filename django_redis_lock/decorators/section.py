@@ -191,9 +191,6 @@ class Section:
         self.asynchronous = asynchronous
         self.caller = caller()
 
-    def lost_reason(self) -> str:
-        return str(getattr(self.lock, "lost_reason", ""))
-
     def abandon(self) -> None:
         """A signal handler's exception interrupted the section: the keeper releases."""
         if self.lock is not None and not self._left:
@@ -209,11 +206,10 @@ class Section:
     def _new_lock(self, asynchronous: bool, **options: object) -> BaseLock:
         cache = lock_cache(self.using)
         make: Callable[..., BaseLock] = cache.alock if asynchronous else cache.lock
-        known = {
-            "label": self.options.label or self.label,
-            "group": self.options.group or self.group,
-        }
-        return make(self.names, **{**self.options.of_lock, **known, **options})
+        of_lock = self.options.of_lock
+        options["label"] = of_lock["label"] or self.label
+        options["group"] = of_lock["group"] or self.group
+        return make(self.names, **{**of_lock, **options})
 
     def _on_lost_callback(self) -> OnLost:
         """Runs in the context of the call, so that ``current_lock()`` works there."""
@@ -543,8 +539,12 @@ class LockedFunction:
         with unwinding():
             if not terminates:
                 return run()
-            exit_code = self.options.lost_exit_code
-            ending = CommandTerminator(command, exit_code, section.name, section.lost_reason)
+            ending = CommandTerminator(
+                command,
+                self.options.lost_exit_code,
+                section.name,
+                lambda: str(getattr(section.lock, "lost_reason", "")),
+            )
             section.on_lost = ending
             return ending.run(run)
 
