@@ -53,7 +53,7 @@ from ..threads import get_logger, in_context, is_async
 from ..transport import is_outage
 from ..transport.refusals import is_unusable
 from . import transactions
-from .key_template import Args, Kwargs, Names, Template, made_for_task, names_of
+from .key_template import Args, Kwargs, Names, made_for_task, names_of
 from .on_lost import CommandTerminator
 from .options import EXIT_CODES, MISSING, OnLost, Options
 from .targets import (
@@ -69,7 +69,6 @@ from .targets import (
     is_api_view,
     is_dispatch,
     sends_on,
-    takes_request,
     view_of,
 )
 
@@ -460,6 +459,9 @@ class LockedFunction:
     Attributes:
         target: its dotted name, which is the lock's by default.
         template: the lock's name as written, or the dotted name; None if a callable makes it.
+        is_literal: whether a name was given that is the same for each call.
+        may_raise_for_a_request: whether this is called with a request, and what it answers is not
+            chosen.
     """
 
     def __init__(
@@ -477,9 +479,11 @@ class LockedFunction:
                     raise TypeError(PLAIN_FUNCTION.format(name, dotted))
             if options.cancel_on_lost:
                 raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
-        if first_arguments(function) == []:
+        arguments = first_arguments(function)
+        takes_request = "request" in (arguments or ())
+        if arguments == []:
             options.refuse("a function without arguments", *EXIT_CODES, "status_code")
-        if takes_request(function):
+        if takes_request:
             options.refuse("a view", *EXIT_CODES)
         self.options = options
         self.function = function
@@ -489,26 +493,17 @@ class LockedFunction:
         self.name_of = names if callable(names) else lambda args, kwargs: names
         self.template = None if callable(options.key) else options.template or dotted
         self.name = self.template or dotted
+        self.is_literal = isinstance(options.key, str) and not callable(names)
         self.group = options.group or events.as_group(self.name)
+        self._chosen = options.on_conflict is not None or options.default is not MISSING
+        of_class = is_handler or bound_method(function) is not None
+        self.may_raise_for_a_request = takes_request and not (self._chosen or of_class)
         # The clients of a view that Django REST framework's @api_view made are programs.
         self.json = is_api_view(getattr(function, "cls", None))
 
     @property
     def using(self) -> str:
         return self.options.using or Conf().USING
-
-    @property
-    def is_literal(self) -> bool:
-        """Whether a name was given that is the same for each call."""
-        return isinstance(self.options.key, str) and not list(Template(self.options.key).fields())
-
-    @property
-    def may_raise_for_a_request(self) -> bool:
-        """Whether this is called with a request, and what it answers is not chosen."""
-        options = self.options
-        chosen = options.on_conflict is not None or options.default is not MISSING
-        of_class = self.is_handler or bound_method(self.function) is not None
-        return not (chosen or of_class) and takes_request(self.function)
 
     def wrapper(self) -> Callable[..., Any]:
         function = self.function
@@ -585,9 +580,8 @@ class LockedFunction:
         """What a view answers, or a command raises, if the lock could not be requested; else
         ``error`` is raised, as from a view with a default or an ``on_conflict`` of its own."""
         options = self.options
-        chosen = options.on_conflict is not None or options.default is not MISSING
         request = None
-        if is_unusable(error) and not chosen:
+        if is_unusable(error) and not self._chosen:
             request = self._request_of_view(args, kwargs)
         if request is not None:
             return service_unavailable(request, name, error, options.retry_after, self.json)
