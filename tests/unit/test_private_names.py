@@ -31,7 +31,7 @@ PAGE = Path(__file__).with_name("private_names.md")
 DOCUMENTED = {"_asdict", "_replace", "_make", "_fields", "_exit"}
 #: Attributes that this package adds to objects of Django's and of users' classes, and one of what
 #: django-redis calls a connection.
-ADDED = {"_cached_pages", "_cluster", "_fresh_until", "_of_this_moment"}
+ADDED = {"_cached_pages", "_cluster", "_fresh_until", "_of_this_moment", "_rendering"}
 ADDED |= {"_without_lock"}
 #: What a receiver that is another package's is called in this one, so that a name counts as theirs
 #: even if one of our classes has the same.

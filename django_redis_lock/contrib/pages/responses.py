@@ -6,6 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
@@ -148,6 +149,8 @@ class Rendering:
             exception be raised.
     """
 
+    inner: Rendering | None
+
     def __init__(
         self,
         conditions: Conditions,
@@ -157,23 +160,19 @@ class Rendering:
         self._conditions, self._ended = conditions, ended
 
     def of(self, response: Any) -> Any:
-        """``response``, whose ``render`` is this, for one call."""
-        here = weakref.ref(response)  # One that is not rendered is freed at once, and its flight.
-        inner = vars(response).get("render")  # Of a page within this one.
-
-        def render() -> object:
-            rendered: Any = here()
-            vars(rendered).pop("render")
-            if inner is not None:
-                rendered.render = inner
-            return self._render(rendered)
-
-        response.render = render
+        """``response``, whose ``render`` is this."""
+        #: That of a page within this one.
+        self.inner = vars(response).get("_rendering")
+        if self.inner is None:
+            kind: object = type(response)
+            response = _as(_with_rendering(kind), response)
+        response._rendering = self
         response.add_post_render_callback(self._decide)
+        # This refers to no response, so one that is not rendered is freed at once.
         weakref.finalize(response, self.flight.drop).atexit = False
         return response
 
-    def _render(self, response: Any) -> object:
+    def render(self, response: Any) -> object:
         self._conditions.take_out()
         self.flight.renew()
         try:
@@ -190,6 +189,28 @@ class Rendering:
     def _decide(self, response: HttpResponseBase) -> object:
         self._conditions.put_back()
         return self._ended(self.flight, response, None)
+
+
+@cache
+def _with_rendering(kind: Any) -> Any:
+    """A class of responses whose ``render`` begins with that of a ``Rendering``; what that renders
+    is of ``kind`` again."""
+
+    def render(response: Any) -> object:
+        rendering = vars(response).pop("_rendering")
+        if rendering.inner is not None:
+            response._rendering = rendering.inner
+            return rendering.render(response)
+        return rendering.render(_as(kind, response))  # The flight ends if ``response`` is freed.
+
+    return type(kind.__name__, (kind,), {"render": render, "__module__": kind.__module__})
+
+
+def _as(kind: Any, response: object) -> Any:
+    """``response``, with all its attributes, as one of ``kind``."""
+    same = object.__new__(kind)
+    same.__dict__ = vars(response)
+    return same
 
 
 def copied(request: HttpRequest) -> Any:
