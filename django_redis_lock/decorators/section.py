@@ -240,15 +240,11 @@ class Section:
         before the wait begins."""
         again = yield self._in_callers_thread(partial(transactions.take_up, self.key))
         self._taken_up = again is not None and _is_held_here(again) and not again.lost
-        if self._taken_up and not self.asynchronous:
-            self.lock = again
-        else:
-            self.lock = self._new_lock(self.asynchronous, on_lost=self._on_lost_callback())
+        self.lock = self._new_lock(self.asynchronous, on_lost=self._on_lost_callback())
         if hasattr(self.lock, "named"):
             yield self.lock.named()
         if self._taken_up:
-            if self.asynchronous:
-                self.lock._take_over(again)
+            self.lock._take_over(again)
         else:
             self._refuse_to_wait_for_itself()
             if self.options.blocking and (
