@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from logging import DEBUG
 from math import ceil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
@@ -195,23 +196,13 @@ class _Notes:
         self.stored.append((key, value, timeout))
 
 
-class OwnWrites:
-    """Notes what the code in a block of ``computing(None, keys, …)`` does itself to ``keys``, which
-    have no flights."""
-
-    token = b""
-
-    def __init__(self) -> None:
-        self.own_writes: dict[bytes, str] = {}
-
-
 class Visit:
     """One request for a page. A flight is at the key of the page or, as long as it is unknown what
     the pages of the URL vary on, at that of the headers. None there means that the page cannot be
     cached: callers do not wait for each other. (For Django that is nothing.)"""
 
     timeout: float  # Seconds; of the page that this caller has computed.
-    own: OwnWrites  # What the view has deleted itself.
+    own: Any  # For ``computing``: what the view has deleted itself of the key GENERATION.
 
     def __init__(
         self,
@@ -360,7 +351,8 @@ class Visit:
         if not mine:
             request = copied(request)
             request._cached_pages = self.scopes  # The request's own have ended with its response.
-        self.flight, self.own = innermost_flight() if key else None, OwnWrites()
+        self.flight = innermost_flight() if key else None
+        self.own = SimpleNamespace(token=b"", own_writes={})
         generation = yield from self._generation()
         names = [GENERATION.format(self.middleware.key_prefix)]
         [at] = yield from self.cache._values.keys(self._runner(), names, None)
