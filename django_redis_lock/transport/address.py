@@ -178,7 +178,7 @@ def timeout_of(settings: Settings) -> float:
 #: What an asyncio pool's arguments have in common with a thread's connection.
 _COMMON = (
     *("host", "port", "path", "db", "username", "password", "credential_provider", "protocol"),
-    *("client_name", "encoding", "encoding_errors"),
+    *("client_name", "encoding", "encoding_errors", "socket_timeout"),
     *("socket_connect_timeout", "socket_keepalive_options", "socket_type"),
     "database",  # Of a server in memory.
 )

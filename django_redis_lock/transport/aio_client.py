@@ -9,7 +9,6 @@ its loop ends.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -19,12 +18,12 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool as ThreadPool
-from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import real_time, time
 from ..protocol import Call, Reply
-from ..steps import Step, adrive
+from ..steps import adrive
 from .address import (
     PROBE_SECONDS,
     TRUSTED_SECONDS,
@@ -46,15 +45,12 @@ from .refusals import (
     note_sent,
 )
 from .server import (
-    ASKING,
     REPORTED,
     Answer,
     RetryPolicy,
     Server,
-    admitted,
     configured_retry,
     pack,
-    pack_all,
     pack_words,
     run_again,
     run_all_steps,
@@ -305,27 +301,34 @@ async def exchange(
     client: Client,
     node: Server,
     command: bytes,
-    until: float | None = None,
-    calls: Sequence[Call] = (),
     replies: int | None = None,
+    until: float | None = None,
+    may_run_twice: bool = True,
     anew: bool = False,
+    urgent: bool = False,
 ) -> Reply:
-    """As ``Server.exchange``, for ``command``, which sends ``calls``."""
-    breaker = node.breaker
-    if breaker.failing:
-        until = admitted(breaker, until, *calls)
+    """As ``Server.exchange``."""
+    if node.breaker.failing:
+        until = node.admitted(until, urgent or anew)
     began, reply = real_time.monotonic(), None
     connection = connection_to(node, only_new=anew)
     used = connection is not None and not connection.is_new
+    if used and connection and not may_run_twice and not await connection.still_answers():
+        connection.doubt()
+        connection, used = None, False
     try:
         connection = connection or await connected(client, node, until, anew)
         old = used and connection.is_old()
         reply = connection.request(command, replies)
         if old or until is not None:
-            await _wait(client, node, connection, reply, used, old, until)
+            first, left = node.first_wait(used, old, until)
+            if first is not None and not await _comes(reply, first):
+                comes, replaced = partial(_comes, reply), partial(_is_replaced, client, node, until)
+                doubt = connection.doubt
+                await adrive(node.silent_steps(used, first, left, comes, doubt, replaced))
         answer = await reply
     except (ResponseError, BusyLoadingError) as error:
-        breaker.answered()
+        node.breaker.answered()
         if connection is not None and is_misdirected(error):
             connection.retire()
             note_fault_of_connection(error, node.renew(connection))
@@ -339,48 +342,13 @@ async def exchange(
             if used and connection is not None:
                 connection.doubt()
             elif isinstance(error, RedisTimeoutError) or not may_have_run(error):
-                breaker.failed(error, real_time.monotonic() - began, _patience(client, node))
+                node.breaker.failed(error, real_time.monotonic() - began)
         raise
     finally:
         if reply is not None:
             reply.cancel()  # It is dropped when it comes.
     node.answered()
     return answer
-
-
-async def _wait(
-    client: Client,
-    node: Server,
-    connection: AsyncRawConnection,
-    reply: asyncio.Future[Reply],
-    used: bool,
-    old: bool,
-    until: float | None,
-) -> None:
-    """As ``Server._wait``."""
-    began = time.monotonic()
-    left = None if until is None else until - began
-    first = node.breaker.first_wait(old, left, _patience(client, node)) if used else left
-    if first is None or await _comes(reply, first):
-        return
-    error = RedisTimeoutError(f"Redis did not answer within {first:.3f} s")
-    note_fault_of_connection(error, used)
-    if not used:
-        node.breaker.failed(error, first, _patience(client, node))
-        raise error
-    connection.doubt()
-    if first == left or await _is_replaced(client, node, until):
-        raise error
-    ends = began + min(_patience(client, node), math.inf if left is None else left)
-    if not await _comes(reply, ends - time.monotonic()):
-        note_fault_of_connection(error, False)
-        raise error
-
-
-def _patience(client: Client, node: Server) -> float:
-    """Seconds after which a connection of this ``client`` is silent for too long: the server is
-    shared with clients that have other time-outs."""
-    return timeout_of(pool_of(client, node).connection_kwargs)
 
 
 async def _comes(reply: asyncio.Future[Reply], seconds: float) -> bool:
@@ -393,7 +361,7 @@ async def _is_replaced(client: Client, node: Server, until: float | None) -> boo
     try:
         await connected(client, node, until, anew=True)
     except RedisError as error:
-        node.breaker.failed(error, real_time.monotonic() - began, _patience(client, node))
+        node.breaker.failed(error, real_time.monotonic() - began)
         return False
     return True
 
@@ -418,10 +386,11 @@ async def arun(client: Client, call: Call, *, until: float | None = None) -> Ans
     node = None
     try:
         node = await located(server, call.keys, until)
-        return Answer(await _run(client, node, call, until), sent_twice=False)
+        urgent = call.script.urgent
+        reply = await exchange(client, node, pack(call), until=until, urgent=urgent)
+        return Answer(reply, sent_twice=False)
     except REPORTED as error:
-        exchange = _Awaiting(client, server)
-        return await adrive(run_again(exchange, call, until, node, error))
+        return await adrive(run_again(_Awaiting(client, server), call, until, node, error))
 
 
 async def aread_value(client: Client, key: bytes) -> tuple[Reply, int] | None:
@@ -435,13 +404,10 @@ async def aexchange(
 ) -> Reply:
     """As ``server.exchange``."""
     server = server_of(client)
-    used = None if may_run_twice else connection_to(server)
-    if used is not None and not used.is_new and not await used.still_answers():
-        used.doubt()
     policy, anew = None, False
     while True:
         try:
-            return await exchange(client, server, command, replies=replies, anew=anew)
+            return await exchange(client, server, command, replies, None, may_run_twice, anew)
         except REPORTED as error:
             policy = policy or RetryPolicy(server, None, may_run_twice)
             policy.on_another(error)
@@ -461,14 +427,11 @@ class _Awaiting(NamedTuple):
     client: Client
     server: Server
 
-    def run(self, node: Server, call: Call, policy: RetryPolicy) -> Step[Reply]:
-        return _run(self.client, node, call, policy.until, policy.asking, policy.anew)
-
-    def run_all(self, node: Server, calls: Sequence[Call]) -> Awaitable[list[Reply]]:
-        return exchange(self.client, node, pack_all(calls), None, calls, len(calls))
-
     def locate(self, keys: Sequence[bytes], until: float | None) -> Awaitable[Server]:
         return located(self.server, keys, until)
+
+    def ask(self, node: Server, command: bytes, **options: Any) -> Awaitable[Reply]:
+        return exchange(self.client, node, command, **options)
 
     def sleep(self, seconds: float) -> Awaitable[None]:
         return asyncio.sleep(seconds)
@@ -479,23 +442,6 @@ async def located(server: Server, keys: Sequence[bytes], until: float | None = N
     if not server.must_discover():
         return server.locate(keys, until)
     return await asyncio.to_thread(server.locate, keys, until)
-
-
-async def _run(
-    client: Client,
-    node: Server,
-    call: Call,
-    until: float | None,
-    asking: bool = False,
-    anew: bool = False,
-) -> Reply:
-    if asking:  # By its source: NOSCRIPT would need a second ASKING.
-        command = ASKING + pack(call, known=False)
-        return (await exchange(client, node, command, until, (call,), replies=2, anew=anew))[1]
-    try:
-        return await exchange(client, node, pack(call), until, (call,), anew=anew)
-    except NoScriptError:
-        return await exchange(client, node, pack(call, known=False), until, (call,))
 
 
 async def aconnect(client: Client, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:

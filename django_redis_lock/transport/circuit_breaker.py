@@ -21,6 +21,7 @@ from ..events import Outage, ServerDown, ServerUp
 from ..extension import hooks
 from ..threads import Mutex, free_after_fork, get_logger
 from .address import PROBE_SECONDS, Settings
+from .refusals import note_sent
 
 logger = get_logger("django_redis_lock.outage")
 
@@ -36,6 +37,10 @@ MIN_ATTEMPT_SECONDS = 0.08
 
 class CircuitOpen(RedisConnectionError):
     """The server was not asked: it has not answered for a while, and another caller is trying."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        note_sent(self, False)
 
 
 class Breaker:
@@ -77,29 +82,23 @@ class Breaker:
         until = self._open_until
         return until is not None and self._now() < until
 
-    def admit(self, left: float | None) -> float | None:
+    def admit(self, left: float | None, urgent: bool = False) -> float | None:
         """Let a call through, and say how many seconds it may take, of those that are ``left``; or
-        raise CircuitOpen."""
+        raise CircuitOpen, unless it is ``urgent``."""
         with self._mutex:
             if self._open_until is None:
                 return left
             now = self._now()
-            if now < self._open_until:
-                self._spared += 1
-                raise CircuitOpen(
-                    f"Redis at {self.server} has not answered for {now - self._since:.1f} s; "
-                    f"it is asked again in {self._open_until - now:.1f} s ({self._error})"
-                )
-            # The probe. Should it end without a word, another follows.
-            self._open_until = now + PROBE_TIMEOUT_SECONDS + self._limits()[1]
-            return self._briefly(left)
-
-    def insist(self, left: float | None) -> float | None:
-        """As ``admit``, for a call that is never held back."""
-        return left if self._open_until is None else self._briefly(left)
-
-    def _briefly(self, left: float | None) -> float:
-        return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if left is None else left)
+            if not urgent:
+                if now < self._open_until:
+                    self._spared += 1
+                    raise CircuitOpen(
+                        f"Redis at {self.server} has not answered for {now - self._since:.1f} s; "
+                        f"it is asked again in {self._open_until - now:.1f} s ({self._error})"
+                    )
+                # The probe. Should it end without a word, another follows.
+                self._open_until = now + PROBE_TIMEOUT_SECONDS + self._limits()[1]
+            return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if left is None else left)
 
     def first_wait(self, old: bool, left: float | None, timeout: float) -> float | None:
         """Seconds for which a connection that was used before may be silent, until a new one is

@@ -23,7 +23,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from inspect import signature
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -185,7 +185,7 @@ def run(client: Client, call: Call, *, until: float | None = None) -> Answer:
     node = None
     try:
         node = server.locate(call.keys, until)
-        return Answer(_run(node, call, until), False)
+        return Answer(node.exchange(pack(call), None, until, urgent=call.script.urgent), False)
     except REPORTED as error:
         return drive(run_again(_Blocking(client, server), call, until, node, error))
 
@@ -203,14 +203,11 @@ class _Blocking(NamedTuple):
     client: Client
     server: Server
 
-    def run(self, node: Server, call: Call, policy: RetryPolicy) -> Reply:
-        return _run(node, call, policy.until, policy.asking, policy.anew)
-
-    def run_all(self, node: Server, calls: Sequence[Call]) -> list[Reply]:
-        return _run_all(node, calls)
-
     def locate(self, keys: Sequence[bytes], until: float | None) -> Server:
         return self.server.locate(keys, until)
+
+    def ask(self, node: Server, command: bytes, **options: Any) -> Reply:
+        return node.exchange(command, **options)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -218,47 +215,13 @@ class _Blocking(NamedTuple):
 
 def run_at(server: Server, node: Server, call: Call) -> Reply:
     """What ``call`` returns at ``node``, one of those of ``server``, wherever its keys are."""
+    command = pack(call, known=False)
     try:
-        return _run(node, call, None)
+        return node.exchange(command)
     except REPORTED as error:
         server.on_error(error)
         RetryPolicy(node, None).on_another(error)
-        return _run(node, call, None, anew=True)
-
-
-def _run(
-    server: Server, call: Call, until: float | None, asking: bool = False, anew: bool = False
-) -> Reply:
-    if server.breaker.failing:
-        until = admitted(server.breaker, until, call)
-    if asking:  # By its source: NOSCRIPT would need a second ASKING.
-        return server.exchange(ASKING + pack(call, known=False), 2, until, anew=anew)[1]
-    try:
-        return server.exchange(pack(call), None, until, anew=anew)
-    except NoScriptError:
-        return server.exchange(pack(call, known=False), None, until)
-
-
-def _run_all(server: Server, calls: Sequence[Call]) -> list[Reply]:
-    until = admitted(server.breaker, None, *calls) if server.breaker.failing else None
-    answers: list[Reply] = server.exchange(pack_all(calls), len(calls), until)
-    return answers
-
-
-def admitted(breaker: Breaker, until: float | None, *calls: Call) -> float | None:
-    """Until when ``calls`` may take; raises CircuitOpen if the breaker does not let them through,
-    and none is urgent."""
-    now = time.monotonic()
-    left = None if until is None else until - now
-    if any(call.script.urgent for call in calls):
-        left = breaker.insist(left)
-    else:
-        try:
-            left = breaker.admit(left)
-        except Exception as error:
-            note_sent(error, False)
-            raise
-    return None if left is None else now + left
+        return node.exchange(command, anew=True)
 
 
 # -- what values need: not on the path of a lock -------------------------------------------------
@@ -291,8 +254,6 @@ def exchange_with(
     until: float | None = None,
 ) -> Reply:
     """As ``exchange``, with a ``server`` that its caller knows, ``until`` a monotonic time."""
-    if server.breaker.failing:
-        until = admitted(server.breaker, until)
     policy, anew = None, False
     while True:
         try:
@@ -425,15 +386,15 @@ class RetryPolicy:
 
 
 class Exchange(Protocol):
-    """How calls reach the servers of a client; its methods are steps."""
+    """How calls reach the servers of a client; its methods are steps. ``ask`` has the arguments of
+    ``Server.exchange``."""
 
     @property
     def client(self) -> Client: ...
     @property
     def server(self) -> Server: ...
-    def run(self, node: Server, call: Call, policy: RetryPolicy) -> Step[Reply]: ...
-    def run_all(self, node: Server, calls: Sequence[Call]) -> Step[list[Reply]]: ...
     def locate(self, keys: Sequence[bytes], until: float | None) -> Step[Server]: ...
+    def ask(self, node: Server, command: bytes, **options: Any) -> Step[Reply]: ...
     def sleep(self, seconds: float) -> Step[None]: ...
 
 
@@ -453,8 +414,11 @@ def run_again(
     """Run ``call``, which may have failed with ``error`` at ``node``."""
     pool = getattr(exchange.client, "connection_pool", None)  # Not a cluster's.
     policy = RetryPolicy(exchange.server, until, retry=configured_retry(pool))
+    known = True
     while True:
-        if error is not None:
+        if known and isinstance(error, NoScriptError):
+            known = False
+        elif error is not None:
             note_unanswered(exchange.server, call, error)
             if pause := policy.after(error, node):
                 yield exchange.sleep(pause)
@@ -462,8 +426,13 @@ def run_again(
         try:
             node = policy.towards or (yield exchange.locate(call.keys, until))
             assert node is not None
-            answer = yield exchange.run(node, call, policy)
-            return Answer(answer, policy.sent_twice)
+            options = {"until": until, "anew": policy.anew, "urgent": call.script.urgent}
+            if policy.asking:  # By its source: NOSCRIPT would need a second ASKING.
+                command = ASKING + pack(call, known=False)
+                reply = (yield exchange.ask(node, command, replies=2, **options))[1]
+            else:
+                reply = yield exchange.ask(node, pack(call, known=known), **options)
+            return Answer(reply, policy.sent_twice)
         except REPORTED as another:
             error = another
 
@@ -476,15 +445,17 @@ def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply
         numbers_at.setdefault(node, []).append(number)
     answers: list[Reply] = [None] * len(calls)
     for node, numbers in numbers_at.items():
+        there = [calls[number] for number in numbers]
+        urgent = any(call.script.urgent for call in there)
         try:
-            values = yield exchange.run_all(node, [calls[number] for number in numbers])
+            command = pack_all(there)
+            values = yield exchange.ask(node, command, replies=len(there), urgent=urgent)
         except REPORTED as error:
             exchange.server.on_error(error)
             values = []
-            for number in numbers:
-                note_unanswered(exchange.server, calls[number], error)
-                answer = yield from run_again(exchange, calls[number])
-                values.append(answer.value)
+            for call in there:
+                note_unanswered(exchange.server, call, error)
+                values.append((yield from run_again(exchange, call)).value)
         for number, value in zip(numbers, values, strict=True):
             answers[number] = value
     return answers
@@ -743,6 +714,7 @@ class Server:
         until: float | None = None,
         may_run_twice: bool = True,
         anew: bool = False,
+        urgent: bool = False,
     ) -> Reply:
         """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
 
@@ -751,8 +723,11 @@ class Server:
                 timeout.
             may_run_twice: whether ``command`` is sent again if its reply is lost. If not, a
                 connection that was idle is checked first.
-            anew: use no connection that was used before.
+            anew: use no connection that was used before; for the second try of a call.
+            urgent: whether it is sent also while the circuit breaker holds calls back.
         """
+        if self.breaker.failing:
+            until = self.admitted(until, urgent or anew)
         began = time.monotonic()
         idle = self.checkout_idle(only_new=anew)
         if idle is not None and not may_run_twice:
@@ -779,25 +754,53 @@ class Server:
         self.answered()
         return answer
 
+    def admitted(self, until: float | None, urgent: bool) -> float | None:
+        """Until when a call may take in an outage; raises CircuitOpen, unless it is ``urgent``."""
+        now = time.monotonic()
+        left = self.breaker.admit(None if until is None else until - now, urgent)
+        return None if left is None else now + left
+
     def _wait(self, connection: RawConnection, used: bool, old: bool, until: float | None) -> None:
-        """Wait until the first reply begins. While a connection that was used before is silent, a
-        new one is made, because the network may have forgotten it: if that succeeds, the call
-        belongs there; if not, the server is slow, and may still answer here."""
-        began = time.monotonic()
-        left = None if until is None else until - began
-        first = self.breaker.first_wait(old, left, self.timeout) if used else left
-        if first is None or connection.poll(max(0.0, first) * 1000):
-            return
+        """Wait until the first reply begins."""
+
+        def comes(seconds: float) -> bool:
+            return bool(connection.poll(max(0.0, seconds) * 1000))
+
+        first, left = self.first_wait(used, old, until)
+        if first is not None and not comes(first):
+            replaced = partial(self._is_replaced, until)
+            drive(self.silent_steps(used, first, left, comes, self.close, replaced))
+
+    def first_wait(
+        self, used: bool, old: bool, until: float | None
+    ) -> tuple[float | None, float | None]:
+        """Seconds for which a connection may be silent, of those that are left; None for as long as
+        usual. ``used``: before this call; ``old``: it was idle since."""
+        left = None if until is None else until - time.monotonic()
+        return self.breaker.first_wait(old, left, self.timeout) if used else left, left
+
+    def silent_steps(
+        self,
+        used: bool,
+        first: float,
+        left: float | None,
+        comes: Callable[[float], Step[bool]],
+        doubt: Callable[[], object],
+        is_replaced: Callable[[], Step[bool]],
+    ) -> Steps[None]:
+        """A connection was silent for the ``first`` seconds. If it was ``used`` before, the network
+        may have forgotten it, so a new one is made: if that succeeds, the call belongs there; if
+        not, the server is slow, and the reply may still come."""
+        ends = time.monotonic() - first + min(self.timeout, math.inf if left is None else left)
         error = RedisTimeoutError(f"Redis did not answer within {first:.3f} s")
         note_fault_of_connection(error, used)
         if not used:
             self.breaker.failed(error, first)
             raise error
-        self.close()  # The others were idle for longer.
-        if first == left or self._is_replaced(until):
+        doubt()  # The others were idle for longer.
+        if first == left or (yield is_replaced()):
             raise error
-        ends = began + min(self.timeout, math.inf if left is None else left)
-        if not connection.poll(max(0.0, ends - time.monotonic()) * 1000):
+        if not (yield comes(ends - time.monotonic())):
             note_fault_of_connection(error, False)
             raise error
 

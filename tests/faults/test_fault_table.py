@@ -1,4 +1,4 @@
-"""The table of ``docs/reliability.md``: what a fault does to each caller, with a real server behind
+"""The table of ``fault_by_caller.md``: what a fault does to each caller, with a real server behind
 a proxy.
 
 Kind: a fault in one caller is a fault in all. One bad connection of a server that is well costs
@@ -39,10 +39,10 @@ from django_redis_lock.contrib.metrics import report
 from django_redis_lock.decorators import cached_page
 from django_redis_lock.exceptions import TooFewServers
 from django_redis_lock.extension import hooks
-from django_redis_lock.history.heartbeat import Heartbeat
+from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import Renewal
-from django_redis_lock.locking.waiting.queue import QueueWatch
+from django_redis_lock.locking.waiting import QueueWatch
 from django_redis_lock.ops.held_locks import held_locks
 from django_redis_lock.ops.inventory import list_held, listing
 from django_redis_lock.singleflight.scripts import TAKE_FLIGHT
@@ -54,7 +54,7 @@ from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).with_name("fault_by_caller.md")
 #: Seconds: the time-out of a socket, and of one with TLS; within which a call ends, whatever it
 #: does; and within which all works again after a fault. The latter are generous.
 TIMEOUT, TLS_TIMEOUT, SOON, AGAIN = 0.5, 3.0, PATIENCE / 2, PATIENCE

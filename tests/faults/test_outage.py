@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -127,6 +128,23 @@ def test_few_tasks_wait_for_a_server_that_is_frozen(own_server: RedisServer) -> 
     assert asyncio.run(main())
 
 
+def test_threads_have_their_time_out_where_tasks_were_first(own_server: RedisServer) -> None:
+    tasks = redis.asyncio.Redis(port=own_server.port, socket_timeout=TIMEOUT)
+
+    async def main() -> None:
+        async with tasks:
+            assert not await AsyncLock(tasks, "first").locked()
+
+    asyncio.run(main())
+    with redis.Redis(port=own_server.port, socket_timeout=TIMEOUT) as client:
+        own_server.pause()
+        began = time.monotonic()
+        with pytest.raises(redis.TimeoutError):
+            Lock(client, "second").locked()
+        assert time.monotonic() < began + 4, "five seconds are the default"
+        own_server.resume()
+
+
 def answers(call: Callable[[], Any]) -> bool:
     try:
         call()
@@ -189,6 +207,23 @@ def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Re
     hurry_until(lambda: not breaker_of(own_client).failing, Renewal)
     holder.ensure_held()
     holder.release()
+
+
+def test_many_renewals_look_together_for_a_server_that_is_lost(own_server: RedisServer) -> None:
+    client = own_server.client()
+    locks = [Lock(client, f"lock-{number}", timeout=3, renew=True) for number in range(30)]
+    for lock in locks:
+        assert lock.acquire()
+        time.sleep(0.01)  # So that they come due one after the other.
+    own_server.stop()
+    with socket.create_server(("127.0.0.1", own_server.port)) as door:
+        door.settimeout(PATIENCE)
+        door.accept()[0].close()
+        ends, found = time.monotonic() + 0.6, 0
+        while time.monotonic() < ends:
+            door.accept()[0].close()
+            found += 1
+    assert found < 20
 
 
 @pytest.mark.parametrize(
@@ -333,12 +368,14 @@ class Restarting(AbstractBackoff):
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
+        self._asked = 0
 
     def __deepcopy__(self, memo: object) -> Restarting:
         return self  # Each of redis-py's connections has a copy of a retry.
 
     def compute(self, failures: int) -> float:
-        if failures == 3:
+        self._asked += 1
+        if failures == self._asked == 4:
             self._server.start()
         return 0.0
 

@@ -39,9 +39,11 @@ TESTS: dict[str, str] = {
     "locking.base": "lock lock_waiting async_lock logging signals reentry why_lost refusals "
     "out_of_memory redis_down lost_replies interrupts",
     "history": "inventory_scripts heartbeat logging inventory why_lost instant_loss",
-    "locking.questions": "lock async_lock inventory why_lost",
     "locking.replicas": "cache_lock lock async_lock failover_sentinel",
-    "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
+    "locking.aio": "async_lock cancel_on_lost reentry unconfirmed_grants cancelled closed_waits "
+    "dead_pop forgotten_connections lost_replies outage",
+    "locking.lock": "lock lock_waiting logging unconfirmed_grants reentry dead_pop "
+    "forgotten_connections lost_replies outage interrupts",
     "locking.waiting": "lock_waiting lock async_lock unconfirmed_grants closed_waits "
     "cancelled dead_pop forgotten_connections lost_replies outage redis interrupts",
     "transport": "packing breaker connections lock get_or_set redis lost_replies "
@@ -49,16 +51,17 @@ TESTS: dict[str, str] = {
     "transport.aio_tasks": "async_lock cancelled",
     "transport.aio_client": "async_lock aget_or_set cancelled redis lost_replies "
     "forgotten_connections outage moved_address",
-    "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections",
+    "transport.aio_connection": "async_lock aget_or_set async_methods cancelled "
+    "forgotten_connections lost_replies_of_the_cache",
     "transport.circuit_breaker": "breaker redis_down outage",
     "transport.plain": "clients connections observed_reads",
-    "transport.server": "packing forks clients connections lock get_or_set redis lost_replies "
-    "lost_replies_of_the_cache forgotten_connections outage redis_down busy refusals moved_address "
-    "sentinel",
+    "transport.server": "packing lock_arguments forks clients connections lock get_or_set redis "
+    "lost_replies lost_replies_of_the_cache forgotten_connections outage redis_down busy refusals "
+    "moved_address sentinel cluster",
     "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
-    "transport.hints": "hints refusals",
-    "keeper.over_a_loop": "full_server",
-    "transport.refusals": "hints refusals full_server busy out_of_memory",
+    "transport.hints": "hints refusals clear",
+    "keeper.link": "full_server lock notices redis refusals busy shutdown instant_loss loading",
+    "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
     "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
     "stampede computation_events nested_values background_context shutdown outage exporters",
@@ -136,6 +139,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "or 1))",
     ): "a microsecond",
     (
+        "contrib.redlock.votes",
+        "return next((reply for reply in replies if b'\"reset\"' in as_bytes(reply)), replies[1])",
+    ): "at least two have answered, and of two causes the other is told",
+    (
         "contrib.topology.client",
         "client = client or self.get_client(write=True)",
     ): "one client reads and writes",
@@ -202,7 +209,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         'return await adrive(self._change_steps("reacquire", self._lifetime or 2.0, True))',
     ): "without a lifetime there is an error",
     (
-        "history.causes",
+        "history",
         "if (bounded(left.last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",
     ): "a fence is a time in microseconds",
     (
@@ -220,11 +227,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("decorators.section", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
     ("decorators.section", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
     (
-        "locking.waiting.queue",
+        "locking.waiting",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
     ): "the keeper only looks a little earlier",
     (
-        "locking.waiting.tasks",
+        "locking.aio",
         "self.connection = await aconnect(client, self.request.keys, timeout=6.0)",
     ): "connecting may take a second longer",
     (
@@ -253,10 +260,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if cost <= 0.9 * min(COSTLY_SECONDS, timeout):",
     ): "no call takes exactly so long",
     (
-        "history.records",
+        "history",
         "at = bounded(at_us, MAX_UNIX_TIME * 1000001.0)",
     ): "no event is that far in the future",
-    ("history.records", "self.replied(2, now)"): "it is as true as 1",
+    ("history", "self.replied(2, now)"): "it is as true as 1",
 }
 
 EQUIVALENT |= {

@@ -151,16 +151,16 @@ def test_when_it_is_refused_the_next_one_follows_at_once(breaker: Breaker, clock
 
 
 def test_a_call_that_is_never_held_back_is_brief_while_others_are(breaker: Breaker) -> None:
-    assert breaker.insist(None) is None
-    assert breaker.insist(7.0) == 7.0
+    assert breaker.admit(None, urgent=True) is None
+    assert breaker.admit(7.0, urgent=True) == 7.0
     trip(breaker)
-    assert breaker.insist(None) == PROBE_TIMEOUT_SECONDS
-    assert breaker.insist(0.25) == 0.25
+    assert breaker.admit(None, urgent=True) == PROBE_TIMEOUT_SECONDS
+    assert breaker.admit(0.25, urgent=True) == 0.25
 
 
 def test_a_call_that_is_never_held_back_and_refused_ends_the_pause(breaker: Breaker) -> None:
     trip(breaker)
-    breaker.insist(None)
+    breaker.admit(None, urgent=True)
     breaker.failed(redis.ConnectionError("refused"), 0.001)
     assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
 

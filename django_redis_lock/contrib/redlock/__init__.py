@@ -20,7 +20,6 @@ from ...threads import ThreadEvent, ThreadPool
 from ...transport import Answer, Client, Server, run, server_of
 from ...transport.aio_client import arun
 from ...transport.aio_tasks import wait_awake
-from ...transport.server import admitted
 from .base import RELEASED_TWICE, Quorum
 
 __all__ = ["AsyncRedlock", "Redlock"]
@@ -163,7 +162,7 @@ def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, Re
         return away
     for place in held_back:
         try:
-            admitted(servers[place].breaker, None)
+            servers[place].breaker.admit(None)
         except RedisError as error:
             away[place] = error
     return away

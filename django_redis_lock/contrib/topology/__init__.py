@@ -415,6 +415,4 @@ def _without_address(pool: Pool) -> Address:
     settings = common_settings(pool)
     for name in ("host", "port", "path"):
         settings.pop(name, None)
-    if pool.connection_kwargs.get("socket_timeout"):
-        settings["socket_timeout"] = pool.connection_kwargs["socket_timeout"]
     return Address(SSLConnection if tls else Connection, settings)

@@ -17,11 +17,9 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import Lock
+from django_redis_lock import Lock, history
 from django_redis_lock.events import Crashed
-from django_redis_lock.history import records
-from django_redis_lock.history.heartbeat import heartbeats
-from django_redis_lock.history.records import CrashRecord, note_call
+from django_redis_lock.history import CrashRecord, heartbeats, note_call
 from django_redis_lock.keeper import keeper
 from django_redis_lock.management import as_json, note
 from django_redis_lock.ops.admin.rows import event_rows, row, waiter_rows
@@ -49,8 +47,8 @@ from django_redis_lock.protocol.keys import (
 )
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call
-from django_redis_lock.singleflight import Producer, ThreadRunner
-from django_redis_lock.singleflight.flight import FlightRenewal, InProcessFlight, Leader
+from django_redis_lock.singleflight import Flight, Producer, ThreadRunner
+from django_redis_lock.singleflight.flight import FlightRenewal, Leader
 from django_redis_lock.transport.server import run, server_of
 from tests.events import recording_events
 from tests.holding import hurry, renew, settle, table_of
@@ -370,8 +368,7 @@ def test_a_user_sees_the_computations_that_it_may_read(
 
 def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
     producer = Producer(lambda: None, bytes, bytes, 0)
-    runner = ThreadRunner(client)
-    leader = Leader(runner, 0.2, [b"k", b"l"], producer, [], InProcessFlight(runner, b"k"))
+    leader = Leader(Flight(ThreadRunner(client), 0.2, producer, b"k"), [b"k", b"l"])
     flight = FlightRenewal(leader, b"k")
     client.set(flight_key(b"k"), leader.token, px=200)
     keeper().add(flight)
@@ -533,7 +530,7 @@ def test_a_holder_that_reports_the_loss_has_not_crashed(
     ended_by: str,
     pace: int,
 ) -> None:
-    monkeypatch.setattr(records, "REPORT_SECONDS", PATIENCE)  # As if it were soon enough.
+    monkeypatch.setattr(history, "REPORT_SECONDS", PATIENCE)  # As if it were soon enough.
     lock, following = Lock(client, "a", 1 * pace), Lock(client, "a", 30)
     lock.acquire()
     described(client, "a")
