@@ -208,7 +208,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "without a lifetime there is an error",
     (
         "history",
-        "if (bounded(left.last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",
+        "if (bounded(last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",
     ): "a fence is a time in microseconds",
     (
         "contrib.idempotency",
@@ -223,7 +223,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempts - 1, 11)",
     ): "a pause is a second at most",
     ("decorators.section", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
-    ("decorators.section", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
     (
         "locking.waiting",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
@@ -508,6 +507,9 @@ def main(argv: list[str]) -> int:
         if not wanted or f"{name}.".startswith(wanted)
         for mutant in mutants(name, path)
     ]
+    known = {(m.block.name, text) for m in found for text in texts_of(m)}
+    for name, line in EQUIVALENT.keys() - known if not wanted else ():
+        print(f"No such mutant any more: {name}: {line}")
     drawn = chosen(found, options.seed, options.most)
     tried = [mutant for mutant in drawn if not changes_nothing(mutant)]
     if options.list:
