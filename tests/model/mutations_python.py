@@ -97,7 +97,7 @@ TESTS: dict[str, str] = {
     "contrib.redlock.votes": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
     "contrib.several_names": "lock_arguments multi_lock shared_handles cancelled several_names "
     "interrupts signals lost_replies cluster_cache failover_cluster locked_transactions",
-    "contrib.topology": "cluster_discovery sentinel cluster cluster_cache locked_servers "
+    "contrib.topology": "cluster_discovery hints sentinel cluster cluster_cache locked_servers "
     "failover_sentinel failover_cluster moved_address",
     "contrib.unique_tasks": "first_mistakes unique_tasks locked_tasks",
     "decorators": "decorator_keys first_mistakes arguments locked_function locked_view "
