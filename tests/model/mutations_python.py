@@ -92,9 +92,8 @@ TESTS: dict[str, str] = {
     "contrib.pages": "cached_page cached_page_conditions cached_page_orders cached_page_visitors "
     "cached_page_own_writes cached_page_middleware cached_page_stampede other_backends "
     "background_context",
-    "contrib.redlock": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
-    "contrib.redlock.base": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
-    "contrib.redlock.votes": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
+    "contrib.redlock": "lock_arguments redlock_votes redlock_decisions redlock redlock_faults "
+    "instant_loss",
     "contrib.several_names": "lock_arguments multi_lock shared_handles cancelled several_names "
     "interrupts signals lost_replies cluster_cache failover_cluster locked_transactions",
     "contrib.topology": "cluster_discovery hints sentinel cluster cluster_cache locked_servers "
