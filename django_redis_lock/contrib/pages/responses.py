@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
@@ -19,11 +19,9 @@ from django.utils.cache import (
 from django.utils.http import parse_http_date_safe
 
 from ...clock import time
+from ...conditions import Conditions
 from ...keeper import keeper
 from ...singleflight import Postponed
-
-if TYPE_CHECKING:
-    from ...conditions import Conditions
 
 #: Partial Content, Not Modified, Precondition Failed, Range Not Satisfiable.
 _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
