@@ -243,3 +243,11 @@ def test_two_partials_are_two_operations() -> None:
     other = functools.partial(lambda request: HttpResponse("other"))
     decorate(functools.partial(view))(ask())
     assert decorate(other)(ask()).content == b"other"
+
+
+def test_two_partials_of_one_view_are_two_operations() -> None:
+    decorate = idempotent(scope=None, methods=["GET"], key=lambda request: "key")
+    small, large, again = (decorate(functools.partial(view, size=size)) for size in (1, 2, 1))
+    small(ask())
+    assert "Idempotency-Replayed" not in large(ask()).headers
+    assert "Idempotency-Replayed" in again(ask()).headers
