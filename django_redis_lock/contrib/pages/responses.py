@@ -166,7 +166,7 @@ class Rendering:
             response = _as(_with_rendering(kind), response)
         response._rendering = self
         response.add_post_render_callback(self._decide)
-        # This refers to no response, so one that is not rendered is freed at once.
+        # Of the flight, not of this: a request may refer to its response, which is to be freed.
         weakref.finalize(response, self.flight.drop).atexit = False
         return response
 
