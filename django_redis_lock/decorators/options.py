@@ -12,13 +12,13 @@ from ..cache import check_using
 from ..conf import SETTING, Default
 from ..contention import OnConflict, redirect_to, respond
 from ..extension import part
-from ..protocol.mistakes import unknown_option
 from ..protocol.validation import (
     OPTIONS,
     check_bool,
     check_holds,
     check_policy,
     check_time,
+    unknown_option,
 )
 from ..threads import check_plain
 

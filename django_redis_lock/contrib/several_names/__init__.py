@@ -19,11 +19,10 @@ from ...clock import time
 from ...exceptions import LockError
 from ...history import note_vanished
 from ...locking import AsyncLock, BaseLock, Hold, Known, Lock, release_late
-from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Call, Reply, named_token
 from ...protocol.holders import HolderInfo
 from ...protocol.keys import slot_of
-from ...steps import Step, Steps, adrive, drive
+from ...steps import Step, Steps
 from ...transport import NotReady, is_cluster, is_outage, is_refusal, run, server_of
 from ...transport.aio_client import arun
 from .members import (
@@ -34,7 +33,6 @@ from .members import (
     MultiHold,
     member_class,
     parse_acquire_all,
-    query_steps,
     together,
 )
 
@@ -336,15 +334,14 @@ class SeveralNames(BaseLock):
         yield from self._together(*steps)
         return True
 
-    def _owned_query(self) -> Query[bool]:
+    def _owned_steps(self) -> Steps[bool]:
         if self.local.token is None:
-            return super()._owned_query()
-        queries = [member._owned_query() for member in self.members]
-        return Query(None, all, queries=queries)
+            return (yield from super()._owned_steps())
+        return all((yield from self._together(*(each._owned_steps() for each in self.members))))
 
-    def _holders_query(self) -> Query[list[HolderInfo]]:
-        queries = [member._held_query() for member in self.members]
-        return Query(None, self._one_holder, queries=queries)
+    def _holders_steps(self) -> Steps[list[HolderInfo]]:
+        held = yield from self._together(*(each._held_steps() for each in self.members))
+        return self._one_holder(held)
 
     def _one_holder(self, holders: Sequence[HolderInfo | None]) -> list[HolderInfo]:
         """The holder of the first name that another holds, or else of the first that is held."""
@@ -376,22 +373,12 @@ class MultiLock(SeveralNames, Lock):
     def _send(self, call: Call, until: float | None) -> Reply:
         return run(self.redis, call, until=until).value
 
-    def _reply_to(self, query: Query[object]) -> object:
-        if query.queries:
-            return drive(self._together(*map(query_steps, query.queries)))
-        return super()._reply_to(query)
-
 
 class AsyncMultiLock(SeveralNames, AsyncLock):
     """``MultiLock`` for asyncio."""
 
     async def _send(self, call: Call, until: float | None) -> Reply:
         return (await arun(self.redis, call, until=until)).value
-
-    async def _reply_to(self, query: Query[object]) -> object:
-        if query.queries:
-            return await adrive(self._together(*map(query_steps, query.queries)))
-        return await super()._reply_to(query)
 
 
 def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:

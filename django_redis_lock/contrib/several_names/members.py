@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 from ...locking import BaseLock, Hold
-from ...locking.questions import Query
 from ...protocol import (
     AcquireRequest,
     Call,
@@ -130,14 +129,6 @@ class Asked(NamedTuple):
 
     member: Member
     request: AcquireRequest
-
-
-def query_steps(query: Query[R]) -> Steps[R]:
-    try:
-        reply = None if query.call is None else (yield query.call).value
-    except Exception as error:
-        return query.after(error)
-    return query.parse(reply)
 
 
 @cache
