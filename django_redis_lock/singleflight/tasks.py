@@ -18,7 +18,7 @@ from ..steps import Steps
 from ..threads import Work
 from ..transport import in_background, is_observed, server_of
 from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all
-from ..transport.aio_tasks import cancellable
+from ..transport.aio_connection import cancellable
 from .runners import (
     Computation,
     ProducerFailed,

@@ -32,9 +32,9 @@ from .server import server_of as server_of
 
 if TYPE_CHECKING:
     from .aio_client import asyncio_client as asyncio_client
-    from .aio_tasks import in_background as in_background
+    from .aio_connection import in_background as in_background
 
 __getattr__ = on_first_use(
     __name__,
-    {"transport.aio_client": "asyncio_client", "transport.aio_tasks": "in_background"},
+    {"transport.aio_client": "asyncio_client", "transport.aio_connection": "in_background"},
 )

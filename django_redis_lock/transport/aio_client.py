@@ -33,8 +33,13 @@ from .address import (
     common_settings,
     timeout_of,
 )
-from .aio_connection import AsyncRawConnection, connect_to
-from .aio_tasks import cancellable, in_background, wait_awake
+from .aio_connection import (
+    AsyncRawConnection,
+    cancellable,
+    connect_to,
+    in_background,
+    wait_awake,
+)
 from .plain import is_observed
 from .refusals import (
     LostLogin,

@@ -46,7 +46,6 @@ TESTS: dict[str, str] = {
     "cancelled dead_pop forgotten_connections lost_replies outage redis interrupts",
     "transport": "packing breaker connections lock get_or_set redis lost_replies "
     "lost_replies_of_the_cache forgotten_connections outage refusals",
-    "transport.aio_tasks": "async_lock cancelled",
     "transport.aio_client": "async_lock aget_or_set cancelled redis lost_replies "
     "forgotten_connections outage moved_address",
     "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections",

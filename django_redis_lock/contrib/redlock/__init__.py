@@ -19,7 +19,7 @@ from ...protocol.lock_scripts import RELEASE
 from ...threads import ThreadEvent, ThreadPool
 from ...transport import Answer, Client, Server, run, server_of
 from ...transport.aio_client import arun
-from ...transport.aio_tasks import wait_awake
+from ...transport.aio_connection import wait_awake
 from .base import RELEASED_TWICE, Quorum
 
 __all__ = ["AsyncRedlock", "Redlock"]
