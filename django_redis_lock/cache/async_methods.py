@@ -4,6 +4,7 @@ the tasks of an event loop share. Loaded when the first of them is used."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partialmethod
 from typing import Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
@@ -39,11 +40,8 @@ class TaskCommands(OwnConnections):
         except NoScriptError:
             return await aexchange(self.client, pack(call, known=False), may_run_twice=False)
 
-    def batch(self) -> Batch:
-        """What collects writes that are then sent together."""
-        return Batch(self)
-
     async def send(self, batch: Batch) -> None:
+        """Send what ``pipeline()`` has collected."""
         if batch.writes:
             replies = await aexchange(self.client, *in_transaction(batch.writes))
             await self._end(Seen(batch.writes, *outcomes(replies), batch.own))
@@ -72,9 +70,6 @@ class TaskCommands(OwnConnections):
 
 class ObservedCommands(FlightEnding):
     """The same through the client, while a tool observes that."""
-
-    def batch(self) -> FlightEnding:
-        return FlightEnding(self.client.pipeline())
 
     async def send(self, batch: FlightEnding) -> None:
         await batch.execute()
@@ -138,14 +133,7 @@ class AsyncMethods:
             return not await self._commands.exists(nkey)
         return bool(await self._commands.delete(nkey))
 
-    async def add(
-        self,
-        key: str,
-        value: object,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-    ) -> bool:
-        return await self.set(key, value, timeout, version, nx=True)
+    add = partialmethod(set, nx=True)
 
     async def set_many(
         self,
@@ -153,7 +141,7 @@ class AsyncMethods:
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
     ) -> list[str]:
-        batch, px = self._commands.batch(), self._milliseconds(timeout)
+        batch, px = self._commands.pipeline(), self._milliseconds(timeout)
         for key, value in data.items():
             nkey = self._make_key(key, version=version)
             encoded = encode_value(self._cache.client.encode, key, value)

@@ -598,7 +598,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         """
         chosen: dict[str, Any] = {**options, "sleep": sleep, "blocking": blocking}
         chosen.update(blocking_timeout=blocking_timeout, thread_local=thread_local)
-        return self._locks.lock(key, version, timeout, client, chosen)
+        lock: Lock = self._locks.lock(key, version, timeout, client, chosen)
+        return lock
 
     @version_by_name
     def alock(
@@ -619,8 +620,8 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
         Raises:
             RuntimeError: no event loop is running.
         """
-
-        return self._locks.alock(key, version, timeout, client, {**options})
+        lock: AsyncLock = self._locks.lock(key, version, timeout, client, {**options}, True)
+        return lock
 
     def command_lock(self, key: str, **options: Any) -> Lock:
         """The lock that ``run_locked`` takes, which other processes respect."""

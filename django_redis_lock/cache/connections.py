@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import lru_cache, partial
+from functools import lru_cache
 from inspect import signature
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.utils.functional import cached_property
@@ -50,65 +50,41 @@ T = TypeVar("T")
 #: The errors of an outage, or of a command that Redis refuses.
 FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
-#: A write of one value, or of several.
-Write: TypeAlias = "Set | Delete"
 
-
-class Set(NamedTuple):
-    """SET of a value.
+class Write(NamedTuple):
+    """SET of a value, or DEL of some.
 
     Attributes:
+        keys: of the values; one, if it is set.
+        value: None: they are deleted.
         px: its lifetime in milliseconds; None: no expiry.
         mode: ``b"NX"``, ``b"XX"`` or empty.
     """
 
-    key: bytes
-    value: bytes
-    px: int | None
-    mode: bytes
-
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        return (self.key,)
+    keys: tuple[bytes, ...]
+    value: bytes | None = None
+    px: int | None = None
+    mode: bytes = b""
 
     @property
     def may_run_twice(self) -> bool:
         return self.mode != b"NX"
 
     def packed(self) -> bytes:
-        parts = [b"SET", self.key, self.value]
+        if self.value is None:
+            return pack_words(b"DEL", *self.keys)
+        parts = [b"SET", *self.keys, self.value]
         if self.px is not None:
             parts += (b"PX", b"%d" % self.px)
         return pack_words(*parts, self.mode) if self.mode else pack_words(*parts)
 
     def call(self, own: Mapping[bytes, bytes]) -> Call:
-        """The script that does the same, and ends the flight unless the caller is part of it."""
-        args = (self.value, "" if self.px is None else self.px, self.mode, *own.values())
-        return Call(WRITE, (self.key, flight_key(self.key)), args)
-
-    def again(self, key: bytes) -> Call | None:
-        """What to do if the flight of ``key`` has ended by itself since the write. No leader has
-        overwritten a value that was added."""
-        return self.call({}) if self.may_run_twice else None
-
-
-class Delete(NamedTuple):
-    """DEL of values."""
-
-    keys: tuple[bytes, ...]
-
-    @property
-    def may_run_twice(self) -> bool:
-        return True
-
-    def packed(self) -> bytes:
-        return pack_words(b"DEL", *self.keys)
-
-    def call(self, own: Mapping[bytes, bytes]) -> Call:
-        return Call(DELETE, (*self.keys, *map(flight_key, self.keys)), tuple(own.values()))
-
-    def again(self, key: bytes) -> Call | None:
-        return Delete((key,)).call({})
+        """The script that does the same, and ends the flights that the caller is not part of."""
+        keys = (*self.keys, *map(flight_key, self.keys))
+        if self.value is None:
+            return Call(DELETE, keys, tuple(own.values()))
+        px = "" if self.px is None else self.px
+        return Call(WRITE, keys, (self.value, px, self.mode, *own.values()))
 
 
 def look_at_flights(keys: Sequence[bytes]) -> bytes:
@@ -153,10 +129,13 @@ class Seen(dict[bytes, tuple[bytes, Any]]):
 
     def again(self, ended: list[Reply]) -> list[Call]:
         """The writes whose flights have ``ended`` by themselves: the leader may have stored a value
-        just before."""
+        just before, but not over one that was added."""
         pairs = zip(self.items(), ended, strict=True)
-        calls = [write.again(key) for (key, (_, write)), done in pairs if not done]
-        return [call for call in calls if call is not None]
+        return [
+            write._replace(keys=(key,)).call({})
+            for (key, (_, write)), done in pairs
+            if not done and write.may_run_twice
+        ]
 
 
 class Commands(ABC):
@@ -178,19 +157,26 @@ class Commands(ABC):
         key = self._key(name)
         value = value if type(value) is bytes else self._key(value)
         mode = b"NX" if nx else b"XX" if xx else b""
-        return self._write(Set(key, value, px, mode), own_flights((key,)))
+        return self._write(Write((key,), value, px, mode), own_flights((key,)))
 
     def delete(self, *names: str) -> Step[Reply]:
         keys = tuple(map(self._key, names))
-        return self._write(Delete(keys), own_flights(keys, "deleted"))
+        return self._write(Write(keys), own_flights(keys, "deleted"))
 
-    def expire(self, name: str, time: int | timedelta) -> Step[Reply]:
-        if _is_over(time):
-            return bool(self.delete(name))
-        return self._keep("expire", name, time)
+    def expire(self, name: str, time: int | timedelta) -> bool:
+        return bool(self._expire("expire", name, time, units=1))
 
     def pexpire(self, name: str, time: int | timedelta) -> Step[Reply]:
-        return self.delete(name) if _is_over(time) else self._keep("pexpire", name, time)
+        return self._expire("pexpire", name, time, units=1000)
+
+    def _expire(self, command: str, name: str, time: Any, units: int) -> Step[Reply]:
+        if isinstance(time, timedelta):
+            time = int(time.total_seconds() * units)
+        elif isinstance(time, int):
+            time = int(time)  # A subclass may have another ``str()``.
+        if isinstance(time, (int, float)) and time <= 0:
+            return self.delete(name)
+        return self._keep(command, name, time)
 
     def persist(self, name: str) -> Step[Reply]:
         return self._keep("persist", name)
@@ -234,12 +220,6 @@ def _counter(script: str, args: int) -> Script:
     )
 
 
-def _is_over(time: object) -> bool:
-    """Whether a value that is to be kept for ``time`` ends at once; False for no number."""
-    length = time.total_seconds() if isinstance(time, timedelta) else time
-    return isinstance(length, (int, float)) and length <= 0
-
-
 class OwnConnections(Commands):
     """Takes the place of a redis-py client whose server is the only one, past redis-py's layers.
 
@@ -279,7 +259,7 @@ class OwnConnections(Commands):
 
     def _keep(self, command: str, name: str, *time: object) -> Step[Reply]:
         own_flights((self._key(name),))
-        return bool(self._send(command.upper(), name, *map(partial(_length, command), time)))
+        return bool(self._send(command.upper(), name, *time))
 
     def _run(self, call: Call) -> Reply:
         return run(self.client, call).value
@@ -294,13 +274,6 @@ class OwnConnections(Commands):
     def _end(self, seen: Seen) -> Any:
         if seen and (again := seen.again(run_all(self.client, seen.end()))):
             run_all(self.client, again)
-
-
-def _length(command: str, time: object) -> object:
-    """A ``time`` as redis-py sends it with ``command``."""
-    if isinstance(time, timedelta):
-        return int(time.total_seconds() * (1000 if command == "pexpire" else 1))
-    return int(time) if isinstance(time, int) else time  # A subclass may have another ``str()``.
 
 
 class Batch(OwnConnections):
@@ -388,7 +361,7 @@ class ClusterFlightEnding(FlightEnding):
     def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Reply:
         if len(write.keys) == 1:
             return super()._write(write, own)
-        calls = [Delete((key,)).call(own) for key in write.keys]
+        calls = [Write((key,)).call(own) for key in write.keys]
         return sum(map(int, run_all(self.client, calls))) if calls else 0
 
     def pipeline(self, *args: object, **kwargs: object) -> Batch:
@@ -411,16 +384,12 @@ def own_connections(client: Any) -> OwnConnections | None:
     has no transactions."""
     closing = getattr(settings, "DJANGO_REDIS_CLOSE_CONNECTION", False)
     closes = client._options.get("CLOSE_CONNECTION", closing)
-    if closes or not all(takes_client(getattr(client, name)) for name in _GIVEN):
+    given = (getattr(client, name) for name in _GIVEN)
+    if closes or not all(_takes_client(getattr(each, "__func__", each)) for each in given):
         return None
     redis = client.get_client(write=True)
     other = in_memory(redis) or redis.get_encoder().decode_responses
     return OwnConnections(redis) if is_plain(redis) and not other else None
-
-
-def takes_client(method: Callable[..., object]) -> bool:
-    """Whether ``method`` takes what stands for a redis-py client."""
-    return _takes_client(getattr(method, "__func__", method))
 
 
 @lru_cache(maxsize=64)

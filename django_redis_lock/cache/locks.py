@@ -58,38 +58,23 @@ class Locks:
         timeout: float | None,
         client: object,
         options: dict[str, Any],
-    ) -> Lock:
+        asynchronous: bool = False,
+    ) -> Any:
         name_of = partial(self._cache._lock_name, version=version)
-        lock: Lock = self.make(key, timeout, client, options, name_of, asynchronous=False)
-        return lock
-
-    def alock(
-        self,
-        key: str | Collection[str],
-        version: int | None,
-        timeout: float | None,
-        client: object,
-        options: dict[str, Any],
-    ) -> AsyncLock:
-        def make(made: Callable[[str], str], *kind_of: Callable[[type], type]) -> Any:
-            return self.make(key, timeout, client, {**options}, made, *kind_of, asynchronous=True)
-
-        name_of = partial(self._cache._lock_name, version=version)
-        if self._cache._has_plain_keys:
-            lock: AsyncLock = make(name_of)
-            return lock
-        return named_later(make, name_of)
+        if not asynchronous or self._cache._has_plain_keys:
+            return self.make(key, timeout, client, options, asynchronous, name_of)
+        what = key, timeout, client
+        return named_later(lambda *by: self.make(*what, {**options}, True, *by), name_of)
 
     def make(
         self,
         key: str | Collection[str],
         timeout: float | None,
         client: object,
-        options: dict[str, object],
+        options: dict[str, Any],
+        asynchronous: bool,
         name_of: Callable[[str], str],
         kind_of: Callable[[type], type] = lambda kind: kind,
-        *,
-        asynchronous: bool,
     ) -> Any:
         self._cache._check_client(client)
         aliases = check_using(options.pop("using", None))
@@ -114,28 +99,14 @@ class Locks:
         if aliases:
             client = [client_of(self._cache_of(alias)) for alias in aliases]
         kind = _lock_class(asynchronous, bool(aliases))
-        if several:
-            options["lock_class"] = kind
-            client = client or client_of(self._cache)
-            return self._several(key, timeout, client, options, name_of, kind_of)
-        name = check_name_in_cache(key)
-        made = kind_of(kind)(client or client_of(self._cache), name_of(name), timeout, **options)
-        return self.configured(made, name)
-
-    def _several(
-        self,
-        keys: Collection[str],
-        timeout: float | None,
-        client: object,
-        options: dict[str, Any],
-        name_of: Callable[[str], str],
-        kind_of: Callable[[type], type],
-    ) -> object:
-        several = part("several_names")
-        names = {name_of(check_name_in_cache(key)): key for key in several.check_names(keys)}
-        name = "AsyncMultiLock" if options["lock_class"].asynchronous else "MultiLock"
-        kind = kind_of(getattr(several, name))
-        lock = kind(client, names, timeout, **options)
+        client = client or client_of(self._cache)
+        if not several:
+            name = check_name_in_cache(key)
+            return self.configured(kind_of(kind)(client, name_of(name), timeout, **options), name)
+        parts = part("several_names")
+        names = {name_of(check_name_in_cache(each)): each for each in parts.check_names(key)}
+        multi = kind_of(parts.AsyncMultiLock if asynchronous else parts.MultiLock)
+        lock = multi(client, names, timeout, lock_class=kind, **options)
         for member in lock.members:
             self.configured(member, names[member.name])
         return self.configured(lock, ", ".join(names[name] for name in lock.name))
@@ -199,11 +170,8 @@ def named_later(make: Callable[..., Any], name_of: Callable[[str], str]) -> Asyn
         names.append(name)
         return name
 
-    def keys() -> dict[str, str]:
-        return {name: name_of(name) for name in names}
-
-    lock = make(note, _named_later)
-    lock._make, lock._keys = make, keys
+    lock: Any = make(note, _named_later)
+    lock._make, lock._keys = make, lambda: {name: name_of(name) for name in names}
     named: AsyncLock = lock
     return named
 

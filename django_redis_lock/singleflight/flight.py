@@ -341,18 +341,8 @@ class Encoded(NamedTuple):
 
 
 class Leader:
-    """A caller that leads the flights of some keys, or wants to.
-
-    Args:
-        runner: executes the steps.
-        timeout: seconds after which the flights end by themselves.
-        keys: of the values.
-        producer: how to compute and store the values.
-        told: gets the events, which wait until the callers of this process have their value.
-        shared: what the other callers of this process wait for, if there are any.
-        names: of several keys, as ``producer.compute`` is given them; it returns a dict by name.
-            None: it computes the value of the only key.
-    """
+    """A caller that leads the flights of some ``keys``, or wants to; of ``flight``, it computes and
+    stores the values."""
 
     #: The trace of the computation; see ``events.trace_parent``.
     trace = ""
@@ -361,34 +351,21 @@ class Leader:
     #: Whether there may be flights that it leads: see ``left``.
     may_lead = False
 
-    def __init__(
-        self,
-        runner: Runner,
-        timeout: float,
-        keys: list[bytes],
-        producer: Producer,
-        told: list[Callable[[], object]],
-        shared: InProcessFlight | None = None,
-        names: Mapping[bytes, str] | None = None,
-    ) -> None:
-        self.server = runner.server
-        self.timeout = timeout
-        self.keys = keys
-        self.producer = producer
+    def __init__(self, flight: Flight, keys: list[bytes]) -> None:
+        self.flight, self.keys = flight, keys
+        self.server, self.timeout = flight.server, flight.timeout
+        self.producer, self._runner = flight.producer, flight.runner
+        self._shared = flight.shared
         self.token = new_token()
-        if isinstance(producer.compute, DeferredCall):
-            _deferred[self.token] = producer.compute
+        if isinstance(self.producer.compute, DeferredCall):
+            _deferred[self.token] = self.producer.compute
         self.renewals: list[FlightRenewal] = []
         self.own_writes: dict[bytes, str] = {}
-        self._told = told
         #: What was computed.
         self.encoded: Mapping[bytes, Encoded] = _NONE
         self._before: Mapping[bytes, Before] = _NONE
-        self._names = names
         self._process = this_process()
-        self._runner = runner
-        self._shared = shared
-        runner.begun.append(self.left)
+        self._runner.begun.append(self.left)
 
     def __str__(self) -> str:
         first = printable(self.keys[0])
@@ -399,7 +376,7 @@ class Leader:
         producer = self.producer
         if getattr(producer.cache, "_has_plain_keys", True):
             return ""
-        return producer.name if self._names is None else self._names[key]
+        return producer.name if self.flight.names is None else self.flight.names[key]
 
     # -- to query Redis ----------------------------------------------------------------------
 
@@ -541,14 +518,12 @@ class Leader:
         runner.begun.append(self.left)
         yield from self.lead()
         yield from self.store()
-        while self._told:
-            self._told.pop(0)()
+        self.flight.tell()
 
     def lose(self) -> None:
         """The flight has ended before the computation: the callers of this process that wait for it
         look again at once, as those of other processes do. The keeper calls this."""
-        if self._shared is not None:
-            self._runner.call_soon(leave, self._shared)
+        self._runner.call_soon(leave, self._shared)
 
     def compute(self, outage: BaseException | None = None) -> Steps[dict[bytes, object]]:
         """The values by key.
@@ -559,7 +534,7 @@ class Leader:
         if outage and may_log(self.server, _logged_at):  # Once a minute for each server.
             text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
             outage_logger.warning(text, {"key": printable(self.keys[0]), "error": outage})
-        compute, names = self.producer.compute, self._names
+        compute, names = self.producer.compute, self.flight.names
         if names is not None:
             compute = partial(compute, [names[key] for key in self.keys])
         count, error = len(self.keys), None
@@ -583,7 +558,7 @@ class Leader:
                 if subject is not None:
                     seconds = time.monotonic() - began
                     event = Computed(subject, seconds, error, count, outage is not None)
-                    self._told.append(partial(events.emit, event))
+                    self.flight.told.append(partial(events.emit, event))
 
     def without_redis(
         self, outage: BaseException, shared: bool = False
@@ -610,7 +585,7 @@ class Leader:
     def _encode(self, values: Mapping[bytes, object]) -> dict[bytes, Encoded]:
         """The values as Redis stores them; without one of these none can be stored."""
         encode, lifetime = self.producer.encode, self.producer.lifetime
-        names = self._names or dict.fromkeys(values, self.producer.name)
+        names = self.flight.names or dict.fromkeys(values, self.producer.name)
         try:
             return {
                 key: Encoded(encode_value(encode, names[key], value), lifetime(value))
@@ -654,7 +629,9 @@ class Leader:
             return [None for _ in self.keys]
         if events.read_listeners and (count := sum(stored)):
             seconds = time.monotonic() - began
-            self._told.append(partial(self.producer.emit, self.server, Stored, seconds, count))
+            self.flight.told.append(
+                partial(self.producer.emit, self.server, Stored, seconds, count)
+            )
         return [*stored]
 
     def _storing(self, key: bytes) -> Call:
@@ -824,27 +801,25 @@ class Flight:
 
     Args:
         runner: executes the steps.
-        flight_timeout: seconds after which the followers of a dead leader take over.
+        timeout: seconds after which the followers of a dead leader take over.
         producer: how to compute and store the values.
         key: of a single value.
-        names: of several values by key, see ``Leader``.
+        names: of several by key, as ``producer.compute`` is given them; it returns a dict by name.
     """
 
     def __init__(
         self,
         runner: Runner,
-        flight_timeout: float,
+        timeout: float,
         producer: Producer,
         key: bytes = b"",
         names: Mapping[bytes, str] | None = None,
     ) -> None:
-        self._runner = runner
-        self._server = runner.server
-        self._flight_timeout = flight_timeout
-        self._producer = producer
-        self._key, self._names = key, names
+        self.runner, self.server = runner, runner.server
+        self.timeout, self.producer = timeout, producer
+        self._key, self.names = key, names
         #: What the other callers of this process get; of several values, there are none.
-        self._shared = InProcessFlight(runner, key)
+        self.shared = InProcessFlight(runner, key)
         #: Whether there is probably no value: a read has just returned none.
         self.unseen = False
         #: How many values were there at the first request.
@@ -852,13 +827,9 @@ class Flight:
         #: The SHA-1 of values that cannot be decoded, by key: they count as missing.
         self._undecodable: dict[bytes, str] = {}
         #: Events that wait until the callers have their values.
-        self._told: list[Callable[[], object]] = []
+        self.told: list[Callable[[], object]] = []
         #: The values so far: they count also if a request fails later.
         self.values: dict[bytes, object] = {}
-
-    def _leader(self, keys: list[bytes]) -> Leader:
-        timeout, producer, told = self._flight_timeout, self._producer, self._told
-        return Leader(self._runner, timeout, keys, producer, told, self._shared, self._names)
 
     def get_values(self, keys: list[bytes], deadline: float) -> Steps[list[bytes]]:
         """Sets ``values``; returns the keys that others were still computing at ``deadline``
@@ -866,25 +837,25 @@ class Flight:
 
         Raises: as ``get_value``.
         """
-        refuse_recursion(self._server, keys)
+        refuse_recursion(self.server, keys)
         try:
             return (yield from self._get_values(keys, deadline))
         finally:
-            self._tell()
+            self.tell()
 
     def _get_values(self, missing: list[bytes], deadline: float) -> Steps[list[bytes]]:
         """As ``get_values``. A caller computes the values it leads before it waits, so two callers
         never wait for each other."""
         began, followed = time.monotonic(), dict[bytes, bytes]()
-        in_thread = self._runner.in_thread
+        in_thread = self.runner.in_thread
         while missing:
-            leader = self._leader(missing)
+            leader = Leader(self, missing)
             replies = yield from self._query(leader, followed, in_thread)
             if followed and replies.failed is None:
                 shared = len(missing) - len(replies.led) - len(replies.streams)
                 waited = time.monotonic() - began
-                tell = partial(self._emit_shared, shared, waited, self._shared.trace)
-                self._told.append(tell)
+                tell = partial(self._emit_shared, shared, waited, self.shared.trace)
+                self.told.append(tell)
             if replies.led:
                 leader.begin(replies.led)
                 try:
@@ -911,7 +882,7 @@ class Flight:
     ) -> Steps[Round]:
         """Query who leads."""
         unseen, self.unseen = self.unseen, False
-        self._shared.requests += 1
+        self.shared.requests += 1
         try:
             if unseen and (yield from leader.take_unseen()):
                 replies = Round()
@@ -927,7 +898,7 @@ class Flight:
         except RedisError as error:
             raise self._failed(error) from error
         for value in replies.present.values():
-            self._shared.encoded = value
+            self.shared.encoded = value
         if replies.streams:
             replies.ends_at = min(replies.ends_at, time.monotonic() + FOLLOWER_CHECK_SECONDS)
         return replies
@@ -940,7 +911,7 @@ class Flight:
             Overtaken: another thread leads instead.
         """
         values = yield from leader.lead()
-        shared = self._shared
+        shared = self.shared
         shared.requests += 1
         stored = yield from leader.store()
         for key, is_stored in zip(leader.keys, stored, strict=True):
@@ -958,28 +929,28 @@ class Flight:
         undecodable = False
         for key, value in replies.present.items():
             try:
-                self.values[key] = self._producer.decode(value)
+                self.values[key] = self.producer.decode(value)
                 self.were_there += is_first
             except Undecodable:
                 self._undecodable[key] = hashlib.sha1(as_bytes(value)).hexdigest()
-                undecodable, replies.streams[key], self._shared.encoded = True, b"", None
+                undecodable, replies.streams[key], self.shared.encoded = True, b"", None
         return undecodable
 
     def _waits_for_itself(self, replies: Round) -> bool:
         """Whether a wait for one of the leaders would stop it."""
-        return self._runner.group is None and any(
-            waits_for_itself(self._server, key, computes_in.get(leader))
+        return self.runner.group is None and any(
+            waits_for_itself(self.server, key, computes_in.get(leader))
             for key, leader in replies.leaders.items()
         )
 
     def _follow(self, streams: Mapping[bytes, bytes], until: float) -> Steps[None]:
         """Wait for the end of one of the flights with these ``streams``."""
-        runner, shared, reply = self._runner, self._shared, None
+        runner, shared, reply = self.runner, self.shared, None
         shared.computed = True
         try:
             reply = yield runner.read_streams((*streams.values(),), until)
         except RedisError as error:
-            self._server.on_error(error)
+            self.server.on_error(error)
             # Where there are no blocking commands, it polls.
             if not (isinstance(error, ResponseError) or is_outage(error)):
                 raise self._failed(error) from error
@@ -988,17 +959,17 @@ class Flight:
         shared.trace = _trace_in(reply)
 
     def _failed(self, error: Exception) -> CoordinationError:
-        self._shared.outage = error
+        self.shared.outage = error
         return CoordinationError()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Emit what has happened, now that all callers of this process have their value."""
-        while self._told:
-            self._told.pop(0)()
+        while self.told:
+            self.told.pop(0)()
 
     def _emit_shared(self, values: int, waited: float, trace: str) -> None:
         if values:
-            self._producer.emit(self._server, Shared, False, values, waited, trace)
+            self.producer.emit(self.server, Shared, False, values, waited, trace)
 
     def compute_anyway(
         self, keys: list[bytes], *, replace: bool = False
@@ -1007,7 +978,7 @@ class Flight:
         is stored: if each caller that has waited long enough replaced the one before, no result
         might ever be. With ``replace`` the results of earlier leaders are not stored. A write wins
         over all."""
-        leader = self._leader(keys)
+        leader = Leader(self, keys)
         try:
             before = yield from leader.take_over(None if replace else dict.fromkeys(keys, b""))
         except RedisError as error:
@@ -1019,14 +990,14 @@ class Flight:
             yield from self.get_values(keys, math.inf)
             return self.values
         finally:
-            self._tell()
+            self.tell()
 
     def without_redis(self, keys: list[bytes], outage: BaseException) -> Steps[dict[bytes, object]]:
         """The values, computed by this caller, and not stored."""
         try:
-            return (yield from self._leader(keys).without_redis(outage))
+            return (yield from Leader(self, keys).without_redis(outage))
         finally:
-            self._tell()
+            self.tell()
 
     # -- of a single key ---------------------------------------------------------------------
 
@@ -1043,34 +1014,38 @@ class Flight:
             CoordinationError: a request to Redis failed, and nothing was computed.
             Exception: whatever the producer raises, to the caller that ran it.
         """
-        refuse_recursion(self._server, [self._key])
+        refuse_recursion(self.server, [self._key])
         began, requests_before = time.monotonic(), -1
         while True:
-            shared = mine = InProcessFlight(self._runner, self._key)
-            self._shared = mine
-            self._runner.begun.append(mine.left)
+            shared = mine = InProcessFlight(self.runner, self._key)
+            self.shared = mine
+            self.runner.begun.append(mine.left)
             try:
                 shared = in_flight.setdefault(mine.flight_id, mine)
                 if shared is mine:
                     if outage:
-                        return (yield from self._compute_without_redis(mine, outage))
+                        leader = Leader(self, [self._key])
+                        values = yield from leader.without_redis(outage, shared=True)
+                        mine.encoded, mine.computed = leader.encoded[self._key].value, True
+                        mine.requests += 1
+                        return values[self._key]
                     late = yield from self._get_values([self._key], deadline)
                     return TOO_LATE if late else self.values[self._key]
             finally:
                 if shared is mine:
                     leave(mine)
-                    self._tell()
+                    self.tell()
             # A reply to a request sent before this caller joined may be older than a write before
             # that. Requests of the leaders after the first one are later.
             requests_before = shared.requests if requests_before < 0 else 0
-            in_a_thread = self._runner.group is None
-            if in_a_thread and waits_for_itself(self._server, self._key, shared.thread):
+            in_a_thread = self.runner.group is None
+            if in_a_thread and waits_for_itself(self.server, self._key, shared.thread):
                 return TOO_LATE
-            if not (yield self._runner.wait_for_event(shared.ended, deadline)):
+            if not (yield self.runner.wait_for_event(shared.ended, deadline)):
                 return TOO_LATE if outage else (yield from self._final_read())
             if shared.encoded is not None and requests_before < shared.requests:
                 with suppress(Undecodable):  # Then this caller queries Redis.
-                    value = self._producer.decode(shared.encoded)
+                    value = self.producer.decode(shared.encoded)
                     self.were_there = int(not shared.computed)
                     if shared.computed:
                         self._emit_shared(1, time.monotonic() - began, shared.trace)
@@ -1084,21 +1059,14 @@ class Flight:
             return (yield from self.without_redis([self._key], outage))[self._key]
         return (yield from self.compute_anyway([self._key]))[self._key]
 
-    def _compute_without_redis(self, shared: InProcessFlight, outage: BaseException) -> Steps[Any]:
-        leader = self._leader([self._key])
-        values = yield from leader.without_redis(outage, shared=True)
-        shared.encoded, shared.computed = leader.encoded[self._key].value, True
-        shared.requests += 1
-        return values[self._key]
-
     def _final_read(self) -> Steps[object]:
         """The value, or TOO_LATE. The caller we waited for may have read a value in Redis."""
         try:
-            stored = yield from read(self._runner, self._key)
+            stored = yield from read(self.runner, self._key)
         except RedisError:
             return TOO_LATE
         with suppress(Undecodable):
-            return TOO_LATE if stored is None else self._producer.decode(stored[0])
+            return TOO_LATE if stored is None else self.producer.decode(stored[0])
         return TOO_LATE
 
     # -- of a stale value --------------------------------------------------------------------
@@ -1111,8 +1079,8 @@ class Flight:
             wait: compute in the background, and return the old value if that takes more seconds;
                 None: compute here.
         """
-        leader, producer = self._leader([self._key]), self._producer
-        if wait is not None and not self._runner.has_room():  # Before Redis is asked.
+        leader, producer = Leader(self, [self._key]), self.producer
+        if wait is not None and not self.runner.has_room():  # Before Redis is asked.
             _too_many.warn(leader)
             return old
         try:
@@ -1123,13 +1091,13 @@ class Flight:
         if replies.present:
             return producer.decode(replies.present[self._key])
         if not replies.led:
-            producer.emit(self._server, Shared, True, 1)
+            producer.emit(self.server, Shared, True, 1)
             return old
         leader.begin(replies.led)
         refreshing = self._refresh_or_return_old(leader, old)
         if wait is None:
             return (yield from refreshing)
-        ended, results = self._runner.new_event(), []
+        ended, results = self.runner.new_event(), []
 
         def in_background() -> Steps[None]:
             try:
@@ -1138,12 +1106,12 @@ class Flight:
                 ended.set()
 
         if not (
-            yield self._runner.run_in_background(in_background(), leader.left, *leader.renewals)
+            yield self.runner.run_in_background(in_background(), leader.left, *leader.renewals)
         ):
             _too_many.warn(leader)
             yield from leader.fail()
         elif wait:
-            yield self._runner.wait_for_event(ended, time.monotonic() + wait)
+            yield self.runner.wait_for_event(ended, time.monotonic() + wait)
         return results[0] if results and wait else old
 
     def _refresh_or_return_old(self, leader: Leader, old: object) -> Steps[object]:
@@ -1155,11 +1123,11 @@ class Flight:
             if not isinstance(failed.error, Exception):
                 raise
             _failed.warn(leader, exc_info=failed.error)
-            emit = self._producer.emit
-            self._told.append(partial(emit, self._server, RefreshFailed, failed.error))
+            emit = self.producer.emit
+            self.told.append(partial(emit, self.server, RefreshFailed, failed.error))
             return old
         finally:
-            self._tell()
+            self.tell()
 
 
 # -- reads -----------------------------------------------------------------------------------------

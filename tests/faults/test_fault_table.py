@@ -1,4 +1,4 @@
-"""The table of ``docs/reliability.md``: what a fault does to each caller, with a real server behind
+"""The table of ``fault_by_caller.md``: what a fault does to each caller, with a real server behind
 a proxy.
 
 Kind: a fault in one caller is a fault in all. One bad connection of a server that is well costs
@@ -54,7 +54,7 @@ from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).with_name("fault_by_caller.md")
 #: Seconds: the time-out of a socket, and of one with TLS; within which a call ends, whatever it
 #: does; and within which all works again after a fault. The latter are generous.
 TIMEOUT, TLS_TIMEOUT, SOON, AGAIN = 0.5, 3.0, PATIENCE / 2, PATIENCE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.cache import cache, caches
+from django.core.cache import cache
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import path
@@ -161,21 +160,3 @@ def test_a_leader_that_loses_its_lock_waits_again(redis_locks: MemoryServer) -> 
         found["run_scheduler"]()
     assert terms == sorted(terms)
     assert redis_locks.held() == []
-
-
-def test_webhooks(redis_locks: MemoryServer) -> None:
-    seen: set[str] = set()
-    handled: list[Any] = []
-
-    def remember(event: str) -> bool:
-        new = event not in seen
-        seen.add(event)
-        return new
-
-    found = names("Webhooks", remember=remember, handle=handled.append)
-    request = RequestFactory().post("/", json.dumps({"id": "e1"}), "application/json")
-    with caches["default"].lock("webhook-e1"):
-        assert found["webhook"](request).status_code == 409
-    assert found["webhook"](request).status_code == 200
-    assert found["webhook"](request).status_code == 200
-    assert handled == [{"id": "e1"}]

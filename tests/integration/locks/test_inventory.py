@@ -49,8 +49,8 @@ from django_redis_lock.protocol.keys import (
 )
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call
-from django_redis_lock.singleflight import Producer, ThreadRunner
-from django_redis_lock.singleflight.flight import FlightRenewal, InProcessFlight, Leader
+from django_redis_lock.singleflight import Flight, Producer, ThreadRunner
+from django_redis_lock.singleflight.flight import FlightRenewal, Leader
 from django_redis_lock.transport.server import run, server_of
 from tests.events import recording_events
 from tests.holding import hurry, renew, settle, table_of
@@ -370,8 +370,7 @@ def test_a_user_sees_the_computations_that_it_may_read(
 
 def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
     producer = Producer(lambda: None, bytes, bytes, 0)
-    runner = ThreadRunner(client)
-    leader = Leader(runner, 0.2, [b"k", b"l"], producer, [], InProcessFlight(runner, b"k"))
+    leader = Leader(Flight(ThreadRunner(client), 0.2, producer, b"k"), [b"k", b"l"])
     flight = FlightRenewal(leader, b"k")
     client.set(flight_key(b"k"), leader.token, px=200)
     keeper().add(flight)
