@@ -31,7 +31,7 @@ from ..steps import Step
 from ..transport import (
     Breaker,
     CircuitOpen,
-    exchange,
+    exchange_with,
     is_cluster,
     is_observed,
     is_plain,
@@ -247,15 +247,20 @@ class OwnConnections(Commands):
         """django-redis increments by a script, which returns nothing if there is no number."""
         call = self._counting(script, name, args)
         try:
-            return exchange(self.client, pack(call), may_run_twice=False)
+            return self._exchange(pack(call), may_run_twice=False)
         except NoScriptError:
-            return exchange(self.client, pack(call, known=False), may_run_twice=False)
+            return self._exchange(pack(call, known=False), may_run_twice=False)
 
     def pipeline(self, *args: object, **kwargs: object) -> Batch:
         return Batch(self.client)
 
+    def _exchange(
+        self, command: bytes, replies: int | None = None, *, may_run_twice: bool = True
+    ) -> Reply:
+        return exchange_with(server_of(self.client), command, replies, may_run_twice)
+
     def _send(self, command: str, *parts: object) -> Reply:
-        return exchange(self.client, pack_words(command.encode(), *map(self._key, parts)))
+        return self._exchange(pack_words(command.encode(), *map(self._key, parts)))
 
     def _keep(self, command: str, name: str, *time: object) -> Step[Reply]:
         own_flights((self._key(name),))
@@ -266,7 +271,7 @@ class OwnConnections(Commands):
 
     def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Step[Reply]:
         command, may_run_twice = write.packed() + look_at_flights(write.keys), write.may_run_twice
-        reply, tokens = exchange(self.client, command, 2, may_run_twice=may_run_twice)
+        reply, tokens = self._exchange(command, 2, may_run_twice=may_run_twice)
         if tokens and (type(tokens) is not list or any(tokens)):
             self._end(Seen([write], [reply], tokens, own))
         return reply
@@ -295,7 +300,7 @@ class Batch(OwnConnections):
             return []
         if is_cluster(self.client):
             return run_all(self.client, [write.call(self.own) for write in writes])
-        replies, tokens = outcomes(exchange(self.client, *in_transaction(writes)))
+        replies, tokens = outcomes(self._exchange(*in_transaction(writes)))
         self._end(Seen(writes, replies, tokens, self.own))
         return replies
 

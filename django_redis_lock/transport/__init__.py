@@ -20,12 +20,10 @@ from .refusals import note_sent as note_sent
 from .server import Answer as Answer
 from .server import Server as Server
 from .server import encoded as encoded
-from .server import exchange as exchange
 from .server import exchange_with as exchange_with
 from .server import is_cluster as is_cluster
 from .server import pack as pack
 from .server import pack_words as pack_words
-from .server import read_value as read_value
 from .server import run as run
 from .server import run_all as run_all
 from .server import server_of as server_of

@@ -60,7 +60,6 @@ from .server import (
     run_again,
     run_all_steps,
     server_of,
-    value_with_lifetime,
 )
 
 
@@ -398,16 +397,10 @@ async def arun(client: Client, call: Call, *, until: float | None = None) -> Ans
         return await adrive(run_again(_Awaiting(client, server), call, until, node, error))
 
 
-async def aread_value(client: Client, key: bytes) -> tuple[Reply, int] | None:
-    """As ``server.read_value``, with the lifetime."""
-    value, left = await aexchange(client, value_with_lifetime(key), replies=2)
-    return None if value is None else (value, left)
-
-
 async def aexchange(
     client: Client, command: bytes, replies: int | None = None, *, may_run_twice: bool = True
 ) -> Reply:
-    """As ``server.exchange``."""
+    """As ``server.exchange_with``."""
     server = server_of(client)
     policy, anew = None, False
     while True:

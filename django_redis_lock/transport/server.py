@@ -227,25 +227,6 @@ def run_at(server: Server, node: Server, call: Call) -> Reply:
 # -- what values need: not on the path of a lock -------------------------------------------------
 
 
-def read_value(client: Client, key: bytes, *, lifetime: bool = False) -> Reply:
-    """GET of ``key``; with its ``lifetime`` what ``value_with_lifetime`` returns."""
-    if not lifetime:
-        return exchange(client, pack_words(b"GET", key))
-    value = exchange(client, value_with_lifetime(key), 2)
-    return None if value[0] is None else value
-
-
-def exchange(
-    client: Client, command: bytes, replies: int | None = None, *, may_run_twice: bool = True
-) -> Reply:
-    """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
-
-    Args:
-        may_run_twice: whether it is sent once more if its reply was lost.
-    """
-    return exchange_with(server_of(client), command, replies, may_run_twice)
-
-
 def exchange_with(
     server: Server,
     command: bytes,
@@ -253,7 +234,12 @@ def exchange_with(
     may_run_twice: bool = True,
     until: float | None = None,
 ) -> Reply:
-    """As ``exchange``, with a ``server`` that its caller knows, ``until`` a monotonic time."""
+    """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
+
+    Args:
+        may_run_twice: whether it is sent once more if its reply was lost.
+        until: monotonic time when the caller gives up.
+    """
     policy, anew = None, False
     while True:
         try:
