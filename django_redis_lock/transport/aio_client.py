@@ -450,4 +450,6 @@ async def aconnect(client: Client, keys: Sequence[bytes], timeout: float) -> Asy
     """
     node = await located(server_of(client), keys)
     pool, generation = pool_of(client, node), node.generation
-    return node.track(await cancellable(connect_to(pool, timeout)), generation)
+    connection = await cancellable(connect_to(pool, timeout))
+    node.track(connection, generation)
+    return connection

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, partial
 from inspect import signature
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
@@ -52,7 +52,6 @@ from .address import (
     TRUSTED_SECONDS,
     Client,
     Database,
-    Made,
     Pool,
     RawConnection,
     Settings,
@@ -76,7 +75,6 @@ from .refusals import (
     raise_interrupt,
 )
 
-T = TypeVar("T", bound=Made)
 #: A connection, what it still owes, and when its last use began (monotonic; infinite before that).
 Idle: TypeAlias = "tuple[RawConnection, UnreadReply | None, float]"
 
@@ -850,15 +848,15 @@ class Server:
         self.breaker.connecting = real_time.monotonic() - began
         connection.poll = poll_of(connection)  # type: ignore[method-assign]  # each has its own
         connection._connect = refuse_to_connect  # type: ignore[attr-defined]  # redis-py's
-        return self.track(connection, generation)
-
-    def track(self, connection: T, generation: int) -> T:
-        """Note a ``connection`` that leads here, which was made in this ``generation``."""
-        connection.generation = generation
-        self._made.add(weakref.ref(connection, self._made.discard))
+        self.track(connection, generation)
         return connection
 
-    def renew(self, connection: Made | None = None) -> bool:
+    def track(self, connection: Any, generation: int) -> None:
+        """Note one that leads here, for threads or for tasks, made in this ``generation``."""
+        connection.generation = generation
+        self._made.add(weakref.ref(connection, self._made.discard))
+
+    def renew(self, connection: Any = None) -> bool:
         """``connection`` leads to a replica: the address may have moved to another server. End all
         that were made before now, wherever they are used; who waits for a reply on one of them gets
         an error, and connects again.
@@ -979,11 +977,6 @@ class Server:
 # -- connections for threads ----------------------------------------------------------------------
 
 
-def _is_own(connection: object) -> bool:
-    """Whether it was made in this process, and not in its parent."""
-    return getattr(connection, "pid", os.getpid()) == os.getpid()
-
-
 @cache
 def resetting(kind: type[RawConnection]) -> type:
     """``kind``, of redis-py's: one that is closed because of an error, perhaps before its call was
@@ -991,7 +984,8 @@ def resetting(kind: type[RawConnection]) -> type:
 
     def disconnect(self: RawConnection, *args: object) -> None:
         sock = getattr(self, "_sock", None)
-        if sys.exc_info()[1] is not None and isinstance(sock, socket.socket) and _is_own(self):
+        own = getattr(self, "pid", os.getpid()) == os.getpid()  # Not made before a fork.
+        if sys.exc_info()[1] is not None and isinstance(sock, socket.socket) and own:
             reset_when_closed(sock)
             sock.close()  # redis-py would send FIN first.
         kind.disconnect(self, *args)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+from queue import Empty, SimpleQueue
 
-from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import real_time, time
 from ...locking import AsyncLock, Lock
 from ...protocol import Call, Reply
 from ...protocol.lock_scripts import RELEASE
-from ...threads import ThreadEvent, ThreadPool
-from ...transport import Answer, Client, Server, run, server_of
+from ...threads import ThreadPool
+from ...transport import Answer, CircuitOpen, Client, run, server_of
 from ...transport.aio_client import arun
 from ...transport.aio_connection import wait_awake
 from .base import RELEASED_TWICE, Quorum
@@ -71,8 +71,7 @@ class AsyncRedlock(AsyncLock, Quorum):
 async def _aask(
     clients: Sequence[Client], calls: Mapping[int, Call], seconds: float
 ) -> dict[int, Reply]:
-    servers, until = [server_of(client) for client in clients], time.monotonic() + seconds
-    away = spared(servers, calls)
+    until, away = time.monotonic() + seconds, spared(clients, calls)
     asking = {
         place: asyncio.ensure_future(arun(clients[place], call, until=until))
         for place, call in calls.items()
@@ -116,53 +115,51 @@ PARTS = 10
 def ask(clients: Sequence[Client], calls: Mapping[int, Call], seconds: float) -> dict[int, Reply]:
     """The replies to ``calls``, or their errors, by place, which come within so many ``seconds`` in
     all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
-    servers = [server_of(client) for client in clients]
-    away = spared(servers, calls)
-    outcomes: dict[int, Reply] = {}
-    came = ThreadEvent()
+    away = spared(clients, calls)
+    came: SimpleQueue[tuple[int, Reply]] = SimpleQueue()
     given_up = False
 
     def one(place: int) -> None:
-        outcome: Reply = None
+        if given_up:
+            return
         try:
-            if not given_up:
-                call, until = calls[place], time.monotonic() + seconds
-                outcome = _value(call, run(clients[place], call, until=until))
+            until = time.monotonic() + seconds
+            outcome = _value(calls[place], run(clients[place], calls[place], until=until))
         except Exception as error:
             outcome = error
-        outcomes[place] = outcome
-        came.set()
+        came.put((place, outcome))
 
     asked = [place for place in calls if place not in away]
+    outcomes: dict[int, Reply] = {}
     left, part = seconds, seconds / PARTS
     try:
         for place in asked:
             if not _asking.submit(partial(one, place)):
                 one(place)  # There are too many threads.
-        while left > 0:
-            came = ThreadEvent()
-            if len(outcomes) == len(asked):
-                break
+        while len(outcomes) < len(asked):
             began = real_time.monotonic()
-            came.wait(min(left, part))
+            try:
+                place, outcomes[place] = came.get(timeout=max(0.0, min(left, part)))
+            except Empty:
+                if left <= 0:
+                    break
             left -= min(real_time.monotonic() - began, part)
     finally:
         given_up = True
-    came_in_time = outcomes.copy()
-    late = {p: _late(clients[p], seconds) for p in asked if p not in came_in_time}
-    return away | late | came_in_time
+    late = {place: _late(clients[place], seconds) for place in asked if place not in outcomes}
+    return away | late | outcomes
 
 
-def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, Reply]:
+def spared(clients: Sequence[Client], calls: Mapping[int, Call]) -> dict[int, Reply]:
     """A minority of servers that get no request because their circuit breaker is open: by place,
     with its error. The keeper releases a lock there."""
     away: dict[int, Reply] = {}
-    held_back = [place for place in calls if servers[place].breaker.held_back]
-    if 2 * len(held_back) >= len(servers):
-        return away
-    for place in held_back:
-        try:
-            servers[place].breaker.admit(None)
-        except RedisError as error:
-            away[place] = error
+    breakers = {place: server_of(clients[place]).breaker for place in calls}
+    held_back = [place for place, breaker in breakers.items() if breaker.held_back]
+    if 2 * len(held_back) < len(clients):
+        for place in held_back:
+            try:
+                breakers[place].admit(None)
+            except CircuitOpen as error:
+                away[place] = error
     return away
