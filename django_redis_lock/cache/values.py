@@ -157,12 +157,10 @@ class Values:
         self.misses_in_a_row = 0
 
     def do(self, steps: Callable[..., Steps[R]], *args: object) -> R:
-        """What ``steps`` return, in the calling thread."""
         runner = self.thread_runner()
         return runner.do(steps(runner, *args))
 
     async def ado(self, steps: Callable[..., Steps[R]], *args: object) -> R:
-        """What ``steps`` return, in the calling task."""
         runner = self.async_runner()
         return await runner.do(steps(runner, *args))
 
@@ -223,7 +221,6 @@ class Values:
             return path.read(key, version, path.own, server)
 
     def _read_path(self) -> ReadPath:
-        """How to read now."""
         path, own, kind = self._path, self._connections.own, type(self._cache)
         sends = None
         if own is not None:
@@ -247,7 +244,6 @@ class Values:
         return ReadPath(chosen_for, read, own, read == self._read_directly)
 
     def _read_directly(self, key: str, version: int | None, own: Any, server: Any) -> object:
-        """As django-redis's ``get``."""
         client = self._cache.client
         nkey = own._key(client.make_key(key, version=version))
         try:
@@ -347,7 +343,6 @@ class Values:
         connections, observed = self._connections, not self._cache._is_own("get_many")
         if observed and connections.breaker is not None and connections.breaker.failing:
             return {}, None
-
         try:
             if observed:
                 return self._cache.get_many(names, version), None
@@ -380,7 +375,6 @@ class Values:
             events.emit(Read(self._cache, str(key), group or "", result, values, began, seconds))
 
     def timeout(self, timeout: Timeout) -> Timeout:
-        """``timeout``, by default that of the cache."""
         left_out = timeout is SETTING or timeout is DEFAULT_TIMEOUT
         return self._cache.default_timeout if left_out else timeout
 
@@ -477,7 +471,6 @@ class Values:
         version: int | None,
         options: GetOrSetManyArguments,
     ) -> Steps[dict[str, object]]:
-        """The steps of ``get_or_set_many``."""
         for name in ("stale", "background", "soft_timeout"):
             if name in options:
                 raise TypeError(f"get_or_set_many has no option {name!r}")
@@ -543,8 +536,8 @@ class Values:
         chosen: GetOrSetOptions,
     ) -> Producer:
         compute: Callable[..., object] = default if callable(default) else lambda: default
-        if not isinstance(runner, ThreadRunner):
-            compute = _awaitable(compute)
+        if callable(default) and not isinstance(runner, ThreadRunner):
+            compute = _awaitable(default)
         return Producer(
             compute,
             self.encoded,
@@ -653,7 +646,7 @@ def waiting_thread() -> object:
 
 
 def _awaitable(function: Callable[..., object]) -> Callable[..., object]:
-    """``function`` for a task: in Django's thread, unless it waits for nothing, as ``list``."""
+    # ``list`` and the like wait for nothing.
     if (type(function) is type and function.__module__ == "builtins") or is_async(function):
         return function
     return DeferredCall(function, sync_to_async)

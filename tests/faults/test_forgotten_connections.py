@@ -397,6 +397,20 @@ def test_all_connections_are_forgotten_at_once(proxy: Proxy, pace: int) -> None:
         hit(cache)
 
 
+@pytest.mark.usefixtures("_all_are_trusted")
+def test_a_server_that_is_slow_for_a_moment_costs_no_connection(own_server: RedisServer) -> None:
+    with own_server.client() as client:
+        lock = Lock(client, "slow", timeout=60, thread_local=False)
+        lock.acquire()
+        made = client.info("stats")["total_connections_received"]
+        own_server.pause()
+        asking = Background(lock.owned)
+        time.sleep(3 * PROBE)
+        own_server.resume()
+        assert asking.result()
+        assert client.info("stats")["total_connections_received"] == made
+
+
 BRIEFLY: dict[str, Callable[[Any, str], Any]] = {
     "one": lambda client, name: Lock(client, name, 60),
     "limit": lambda client, name: Lock(client, name, 60, limit=2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -208,6 +209,23 @@ def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Re
     holder.release()
 
 
+def test_many_renewals_look_together_for_a_server_that_is_lost(own_server: RedisServer) -> None:
+    client = own_server.client()
+    locks = [Lock(client, f"lock-{number}", timeout=3, renew=True) for number in range(30)]
+    for lock in locks:
+        assert lock.acquire()
+        time.sleep(0.01)  # So that they come due one after the other.
+    own_server.stop()
+    with socket.create_server(("127.0.0.1", own_server.port)) as door:
+        door.settimeout(PATIENCE)
+        door.accept()[0].close()
+        ends, found = time.monotonic() + 0.6, 0
+        while time.monotonic() < ends:
+            door.accept()[0].close()
+            found += 1
+    assert found < 20
+
+
 @pytest.mark.parametrize(
     ("verb", "limit"),
     [
@@ -350,12 +368,14 @@ class Restarting(AbstractBackoff):
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
+        self._asked = 0
 
     def __deepcopy__(self, memo: object) -> Restarting:
         return self  # Each of redis-py's connections has a copy of a retry.
 
     def compute(self, failures: int) -> float:
-        if failures == 3:
+        self._asked += 1
+        if failures == self._asked == 4:
             self._server.start()
         return 0.0
 

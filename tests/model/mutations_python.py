@@ -48,16 +48,17 @@ TESTS: dict[str, str] = {
     "lost_replies_of_the_cache forgotten_connections outage refusals",
     "transport.aio_client": "async_lock aget_or_set cancelled redis lost_replies "
     "forgotten_connections outage moved_address",
-    "transport.aio_connection": "async_lock aget_or_set cancelled forgotten_connections",
+    "transport.aio_connection": "async_lock aget_or_set async_methods cancelled "
+    "forgotten_connections lost_replies_of_the_cache",
     "transport.circuit_breaker": "breaker redis_down outage",
     "transport.plain": "clients connections observed_reads",
-    "transport.server": "packing forks clients connections lock get_or_set redis lost_replies "
-    "lost_replies_of_the_cache forgotten_connections outage redis_down busy refusals moved_address "
-    "sentinel",
+    "transport.server": "packing lock_arguments forks clients connections lock get_or_set redis "
+    "lost_replies lost_replies_of_the_cache forgotten_connections outage redis_down busy refusals "
+    "moved_address sentinel cluster",
     "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
-    "transport.hints": "hints refusals",
+    "transport.hints": "hints refusals clear",
     "keeper.over_a_loop": "full_server",
-    "transport.refusals": "hints refusals full_server busy out_of_memory",
+    "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
     "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
     "stampede computation_events nested_values background_context shutdown outage exporters",
@@ -134,6 +135,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) "
         "or 1))",
     ): "a microsecond",
+    (
+        "contrib.redlock.votes",
+        "return next((reply for reply in replies if b'\"reset\"' in as_bytes(reply)), replies[1])",
+    ): "at least two have answered, and of two causes the other is told",
     (
         "contrib.topology.client",
         "client = client or self.get_client(write=True)",

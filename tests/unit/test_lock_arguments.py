@@ -231,3 +231,10 @@ def test_times_that_are_natural_in_seconds(
     for seconds in (0.5, 30, 999, 1800, 3600, 7200, 14_400, 36_000, 86_400, 604_800, 2_592_000):
         make(timeout=seconds, blocking_timeout=seconds, warn_after=seconds, min_hold=seconds)
     assert not logged(caplog, "lock", "milliseconds")
+
+
+@pytest.mark.parametrize("lock", [Lock, AsyncLock])
+@pytest.mark.parametrize("client", [None, "redis://localhost", object()])
+def test_what_is_no_client_is_refused(lock: Any, client: Any) -> None:
+    with pytest.raises(TypeError, match="needs a redis-py client"):
+        lock(client, "report")

@@ -149,6 +149,20 @@ def test_a_plain_function_does_not_hold_up_the_loop(cache: RedisCache) -> None:
     assert run(ask()) == "computed"
 
 
+@pytest.mark.parametrize("default", [5, list], ids=["value", "list"])
+def test_what_waits_for_nothing_needs_no_other_thread(cache: RedisCache, default: Any) -> None:
+    async def ask() -> Any:
+        busy = threading.Event()
+        task = asyncio.ensure_future(sync_to_async(busy.wait)(PATIENCE))
+        try:
+            return await asyncio.wait_for(cache.aget_or_set("report", default), PATIENCE / 2)
+        finally:
+            busy.set()
+            await task
+
+    assert run(ask()) == (5 if default == 5 else [])
+
+
 def test_a_plain_function_has_the_callers_context(cache: RedisCache) -> None:
     async def ask() -> Any:
         who.set("somebody")

@@ -172,12 +172,13 @@ def test_an_error_of_one_command_is_that_tasks_alone(
     cache.set("a", "text")
     client.rpush(cache.make_key("list"), 1)
 
-    async def both() -> list[Any]:
-        return await asyncio.gather(cache.aget("list"), cache.aget("a"), return_exceptions=True)
+    async def all_of_them() -> list[Any]:
+        read, computed = cache.aget("list"), cache.aget_or_set("list", str, 60, stale=60)
+        return await asyncio.gather(read, computed, cache.aget("a"), return_exceptions=True)
 
-    refused, found = asyncio.run(both())
+    refused, computed, found = asyncio.run(all_of_them())
     assert isinstance(refused, redis.ResponseError)
-    assert found == "text"
+    assert (computed, found) == ("", "text")
 
 
 def test_a_task_that_is_cancelled_takes_no_other_with_it(redis_server: RedisServer) -> None:

@@ -506,7 +506,10 @@ def expire() -> None:
         assert cache.expire(key, 999)
 
 
-def test_in_the_background_a_page_varies_as_before() -> None:
+@pytest.mark.parametrize(("timeout", "kept"), [(60, 1060), (None, 1020)])
+def test_in_the_background_a_page_varies_and_lasts_as_before(
+    timeout: float | None, kept: int
+) -> None:
     """No decorator around the view speaks there."""
     calls: list[str] = []
 
@@ -516,11 +519,15 @@ def test_in_the_background_a_page_varies_as_before() -> None:
         response.context_data["who"] += f" {len(calls)}"
         return response
 
-    page = vary_on_cookie(cached_page(60, stale=1000, background=True)(view))
+    page = cache_control(max_age=20)(
+        vary_on_cookie(cached_page(timeout, stale=1000, background=True)(view))
+    )
     for user in "ab":
         respond_as_django(page, ask(user))
     expire()
     assert respond_as_django(page, ask("a")).content == b"a 1"
     until(lambda: respond_as_django(page, ask("a")).content == b"a 3")
+    longest = max(cache.pttl(key) for key in cache.keys("*cache_page.*.GET.*"))
+    assert 1000 * (kept - 10) < longest <= 1000 * kept
     assert respond_as_django(page, ask("b")).content in (b"b 2", b"b 4")
     assert respond_as_django(page, ask("c")).content.startswith(b"c")

@@ -17,6 +17,7 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
+from tests.holding import Renewals
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.support.backends import Backend, OnRedis
@@ -149,6 +150,18 @@ def test_a_lock_whose_release_is_left_to_the_keeper_is_renewed_no_more(
     lock._leave_to_keeper()
     assert renewal not in keeper()
     until(lambda: not client.exists("left"))
+
+
+def test_a_lock_that_was_extended_is_renewed_no_more_often(client: redis.Redis, pace: int) -> None:
+    extended, other = (Lock(client, name, 0.9 * pace, renew=True) for name in ("extended", "other"))
+    assert extended.acquire()
+    assert other.acquire()
+    for _ in range(20):
+        extended.extend(0.9 * pace, replace_ttl=True)
+        time.sleep(0.02)  # So that the renewals would come at different times.
+    often, usual = Renewals(client, "extended"), Renewals(client, "other")
+    until(lambda: often.count() >= 0 and usual.count() == 3)
+    assert often.count() <= 6
 
 
 def test_a_release_does_not_end_a_later_lock_of_the_same_token(client: redis.Redis) -> None:
