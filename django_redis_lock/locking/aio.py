@@ -224,8 +224,8 @@ class AsyncLock(BaseLock):
     async def _reply_to(self, query: Query[Any]) -> Reply:
         return None if query.call is None else (await self._run(query.call)).value
 
-    async def _run(self, call: Call) -> Answer:
-        return await arun(self.redis, call)
+    async def _run(self, call: Call, until: float | None = None) -> Answer:
+        return await arun(self.redis, call, until=until)
 
     async def __aenter__(self) -> Self:
         if await self.acquire():

@@ -199,8 +199,8 @@ class Lock(BaseLock):
     def _reply_to(self, query: Query[Any]) -> Reply:
         return None if query.call is None else self._run(query.call).value
 
-    def _run(self, call: Call) -> Answer:
-        return run(self.redis, call)
+    def _run(self, call: Call, until: float | None = None) -> Answer:
+        return run(self.redis, call, until=until)
 
     def __enter__(self) -> Self:
         before = self.local.known()
