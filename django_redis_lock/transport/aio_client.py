@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -52,6 +52,7 @@ from .refusals import (
 from .server import (
     REPORTED,
     Answer,
+    Exchange,
     RetryPolicy,
     Server,
     configured_retry,
@@ -419,11 +420,8 @@ async def arun_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     return await adrive(run_all_steps(_Awaiting(client, server_of(client)), calls))
 
 
-class _Awaiting(NamedTuple):
-    """``Exchange`` for tasks."""
-
-    client: Client
-    server: Server
+class _Awaiting(Exchange):
+    """Those of tasks."""
 
     def locate(self, keys: Sequence[bytes], until: float | None) -> Awaitable[Server]:
         return located(self.server, keys, until)

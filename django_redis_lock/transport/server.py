@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, partial
 from inspect import signature
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
@@ -185,30 +185,31 @@ def run(client: Client, call: Call, *, until: float | None = None) -> Answer:
         node = server.locate(call.keys, until)
         return Answer(node.exchange(pack(call), None, until, urgent=call.script.urgent), False)
     except REPORTED as error:
-        return drive(run_again(_Blocking(client, server), call, until, node, error))
+        return drive(run_again(Exchange(client, server), call, until, node, error))
 
 
 def run_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(run_all_steps(_Blocking(client, server_of(client)), calls))
+    return drive(run_all_steps(Exchange(client, server_of(client)), calls))
 
 
-class _Blocking(NamedTuple):
-    """``Exchange`` for threads."""
+class Exchange(NamedTuple):
+    """How calls reach the servers of a client; its methods are steps, these those of threads."""
 
     client: Client
     server: Server
 
-    def locate(self, keys: Sequence[bytes], until: float | None) -> Server:
+    def locate(self, keys: Sequence[bytes], until: float | None) -> Step[Server]:
         return self.server.locate(keys, until)
 
-    def ask(self, node: Server, command: bytes, **options: Any) -> Reply:
+    def ask(self, node: Server, command: bytes, **options: Any) -> Step[Reply]:
+        """``options``: the arguments of ``Server.exchange``."""
         return node.exchange(command, **options)
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def sleep(self, seconds: float) -> Step[None]:
+        return time.sleep(seconds)
 
 
 def run_at(server: Server, node: Server, call: Call) -> Reply:
@@ -367,19 +368,6 @@ class RetryPolicy:
         known = isinstance(error, AskError) and not self._pause
         pause, self._pause = self._pause or 0.01, min(self._pause * 2 or 0.02, MAX_PAUSE_SECONDS)
         return 0.0 if known else min(pause, until - now)
-
-
-class Exchange(Protocol):
-    """How calls reach the servers of a client; its methods are steps. ``ask`` has the arguments of
-    ``Server.exchange``."""
-
-    @property
-    def client(self) -> Client: ...
-    @property
-    def server(self) -> Server: ...
-    def locate(self, keys: Sequence[bytes], until: float | None) -> Step[Server]: ...
-    def ask(self, node: Server, command: bytes, **options: Any) -> Step[Reply]: ...
-    def sleep(self, seconds: float) -> Step[None]: ...
 
 
 def note_unanswered(server: Server, call: Call, error: Exception) -> None:

@@ -46,6 +46,7 @@ from ...protocol import (
     Taken,
     milliseconds,
     named_token,
+    parse_acquire,
 )
 from ...protocol.holders import HolderInfo
 from ...protocol.lock_scripts import RELEASE
@@ -69,11 +70,11 @@ from .votes import (
     Ballot,
     QuorumAcquisition,
     QuorumHold,
+    Vote,
     VotedRenewal,
     drift,
     majority,
     merged,
-    parse_vote,
     too_few,
     vote_call,
 )
@@ -138,12 +139,15 @@ class Election:
         call = vote_call(request.keys, *asked, floor or self._floor(), request.unanswered)
         sent_at = time.monotonic()
         answers = yield self._lock._ask_servers(dict.fromkeys(self._places, call), limit)
-        votes = {p: parse_vote(answers[p], sent_at) for p in self._places if p in answers}
-        for place, vote in votes.items():
-            if isinstance(vote, Exception):
-                if may_have_run(vote) or place in self._granted:
+        votes: dict[int, Vote] = {}
+        for place in self._places:
+            answer = answers.get(place)
+            if isinstance(answer, Exception):
+                votes[place] = answer
+                if may_have_run(answer) or place in self._granted:
                     self._unanswered.add(place)
                 continue
+            vote = votes[place] = parse_acquire(answer, sent_at)
             server = self._servers[place]
             _clocks[server] = vote.clock
             if isinstance(vote, Taken) and vote.vanished is not None:

@@ -36,6 +36,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ...clock import real_time, time
 from ...protocol import Reply
 from ...protocol.keys import SLOTS, index_key, slot_of
+from ...steps import Steps, adrive, drive
 from ...threads import free_after_fork, get_logger
 from ...transport import RawConnection, Server, exchange_with, note_sent, pack_words
 from ...transport.address import Address, Database, Pool, Settings, common_settings, who
@@ -239,30 +240,28 @@ class Primary(Server):
     def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
         connection = super().connect(timeout, **changes)
         try:
-            connection.send_command("ROLE")
-            expect_primary(connection.read_response(), str(self))
-        except NoPermissionError:
-            pass  # This user may not call ROLE. A replica refuses writes, at least.
+            drive(meet_primary(connection, str(self)))
         except BaseException:
             connection.disconnect()
             raise
         return connection
 
     def for_tasks(self, settings: Settings) -> None:
-        settings["redis_connect_func"] = _meet_primary
+        settings["redis_connect_func"] = _on_connect
 
 
-async def _meet_primary(connection: Any) -> None:
-    """Check on a new connection that its server is a primary."""
+async def _on_connect(connection: Any) -> None:
     await connection.on_connect()
+    await adrive(meet_primary(connection, f"{connection.host}:{connection.port}"))
+
+
+def meet_primary(connection: Any, where: str) -> Steps[None]:
+    """Check on a new connection that its server, at ``where``, is a primary."""
     try:
-        await connection.send_command("ROLE")
-        expect_primary(await connection.read_response(), f"{connection.host}:{connection.port}")
+        yield connection.send_command("ROLE")
+        role = yield connection.read_response()
     except NoPermissionError:
-        pass  # This user may not know. A replica will not let us write, at least.
-
-
-def expect_primary(role: Reply, where: str) -> None:
+        return  # This user may not call ROLE. A replica refuses writes, at least.
     if _text(role[0]) != "master":
         raise RedisConnectionError(f"{where} is a replica, but the sentinels call it the primary")
 
