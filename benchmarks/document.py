@@ -1,4 +1,4 @@
-"""Two pages from one run: ``docs/benchmarks.md`` has six tables, ``benchmarks/results.md`` all, and
+"""Two pages from one run: ``docs/benchmarks.md`` has five tables, ``benchmarks/results.md`` all and
 all of their columns.
 
 Their texts are ``page.md`` and ``results_page.md``, beside this file.
@@ -25,7 +25,6 @@ PUBLISHED = {
     "contention": "on another core",
     "handover": "on another core",
     "calls": "against django-redis",
-    "hit": "on another core",
     "stampede": "200 threads",
 }
 #: Where it ran, as far as the page says it.

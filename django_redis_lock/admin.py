@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -64,16 +65,18 @@ class HeldLockAdmin(ModelAdmin):
         return wrapped
 
     def get_urls(self) -> list[URLPattern]:
-        reads, asks = require_safe, require_http_methods(["GET", "HEAD", "POST"])
+        def page(name: str, *methods: str) -> Callable[..., HttpResponse]:
+            return require_http_methods(["GET", "HEAD", *methods])(partial(self._page, name))
+
         views: dict[str, tuple[str, Callable[..., HttpResponse]]] = {
-            "changelist": ("", reads(self.changelist_view)),
-            "processes": ("processes/", reads(self.processes_view)),
-            "events": ("events/", reads(self.events_view)),
-            "releases": ("history/", reads(self.releases_view)),
-            "release": ("release/", asks(self.release_view)),
+            "changelist": ("", require_safe(self.changelist_view)),
+            "processes": ("processes/", page("processes")),
+            "events": ("events/", page("events")),
+            "releases": ("history/", page("releases")),
+            "release": ("release/", page("release", "POST")),
             "add": ("add/", _refuse),
-            "change": ("<path:object_id>/change/", asks(self.lock_view)),
-            "history": ("<path:object_id>/history/", reads(self.releases_view)),
+            "change": ("<path:object_id>/change/", page("lock", "POST")),
+            "history": ("<path:object_id>/history/", page("releases")),
             "delete": ("<path:object_id>/delete/", _refuse),
         }
         change = RedirectView.as_view(
@@ -95,36 +98,14 @@ class HeldLockAdmin(ModelAdmin):
         site = self.admin_site.name
         return reverse(f"admin:{self._url_name(name)}", args=args, current_app=site)
 
-    def _page(self, request: HttpRequest, name: str, *args: object) -> HttpResponse:
-        page: HttpResponse = getattr(part("admin").Pages(self, request), name)(*args)
+    def _page(self, name: str, request: HttpRequest, **about: object) -> HttpResponse:
+        page: HttpResponse = getattr(part("admin").Pages(self, request), name)(**about)
         return page
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        return self._page(request, "changelist", extra_context)
-
-    def processes_view(self, request: HttpRequest) -> HttpResponse:
-        """Which locks each process holds, and what it waits for."""
-        return self._page(request, "processes")
-
-    def events_view(self, request: HttpRequest) -> HttpResponse:
-        """The losses, crashes and forced releases of the last day."""
-        return self._page(request, "events")
-
-    def releases_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
-        """The log of all releases, or of those of one lock."""
-        return self._page(request, "releases", object_id)
-
-    def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        if request.method == "POST":  # As by who may only view.
-            raise PermissionDenied
-        return self._page(request, "lock", object_id)
-
-    def release_view(self, request: HttpRequest) -> HttpResponse:
-        if not self.has_release_permission(request):
-            raise PermissionDenied
-        return self._page(request, "release")
+        return self._page("changelist", request, extra_context=extra_context)
 
 
 def _refuse(request: HttpRequest, object_id: str = "") -> HttpResponse:

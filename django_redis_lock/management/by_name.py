@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from ..cache import lock_cache
 from ..ops.facts import is_in_trouble
-from ..ops.held_locks import HeldLock, held_locks, look_closely, release, release_many
+from ..ops.held_locks import HeldLock, held_locks, look_closely, release_many
 from ..ops.inventory import FLIGHT, LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
 from . import (
@@ -256,7 +256,7 @@ def release_lock(command: BaseCommand, options: Options) -> int:
     if not options["yes"] and not _agreed(command, held.lock):
         command.stdout.write("Nothing was released.")
         return 1
-    outcome = _release(held)
+    [outcome] = release_many([held], _operator())
     command.stdout.write(_said(held, outcome))
     return Exit.NOT_OWNER if outcome is Outcome.NOT_OWNER else 0
 
@@ -337,13 +337,6 @@ def _who(held: HeldLock) -> str:
         return "no caller: it was released, and its min_hold is not over"
     label = f" ({of_it['label']})" if of_it["label"] else ""
     return f"{of_it['holder']}{label}, for {of_it['held']}"
-
-
-def _release(held: HeldLock) -> Outcome:
-    lock = held.lock
-    return release(
-        held.alias, lock.key, lock.owner.id, fence=lock.fence, kind=lock.kind, by=_operator()
-    )
 
 
 def _operator() -> str:

@@ -43,7 +43,6 @@ from .inventory import (
     list_held,
     release_each,
 )
-from .inventory import release as release_forced
 
 #: The errors of a cache that is down or wrongly configured.
 UNAVAILABLE = (RedisError, ImproperlyConfigured)
@@ -249,36 +248,34 @@ def release(
     alias: str, key: bytes, owner_id: str, *, fence: int | None, kind: str = LOCK, by: str = ""
 ) -> Outcome:
     """``inventory.release`` with the settings of the cache ``alias``."""
-    client, options = _releasing(alias, by)
-    return release_forced(client, key, owner_id, fence=fence, kind=kind, **options)
+    return _release_each(alias, {key: (owner_id, fence)}, kind, by)[key]
 
 
 def release_many(chosen: Sequence[HeldLock], by: str = "") -> list[Outcome]:
     """Release these locks and computations, many in one round trip; returns the outcomes."""
-    outcomes: dict[tuple[str, str, bytes], Outcome] = {}
-    locks: dict[str, dict[bytes, tuple[str, int | None]]] = {}
+    wanted: dict[tuple[str, str], dict[bytes, tuple[str, int | None]]] = {}
     for alias, lock in ((held.alias, held.lock) for held in chosen):
-        if lock.kind == LOCK:
-            locks.setdefault(alias, {})[lock.key] = lock.owner.id, lock.fence
-        else:
-            ended = release(alias, lock.key, lock.owner.id, fence=None, kind=lock.kind, by=by)
-            outcomes[alias, lock.kind, lock.key] = ended
-    for alias, of_it in locks.items():
-        client, options = _releasing(alias, by)
-        ends = release_each(client, of_it, **options)
-        outcomes |= {(alias, LOCK, key): ended for key, ended in ends.items()}
-    return [outcomes[held.alias, held.lock.kind, held.lock.key] for held in chosen]
-
-
-def _releasing(alias: str, by: str) -> tuple[object, dict[str, Any]]:
-    """The client, and the options of a release."""
-    database = _database_of(alias)
-    return database.client, {
-        "grant_timeout": lock_cache(alias).conf.GRANT_TIMEOUT,
-        "by": by,
-        "only_locks": tuple(database.only_locks),
-        "id_of": shown_id,
+        wanted.setdefault((alias, lock.kind), {})[lock.key] = lock.owner.id, lock.fence
+    ended = {
+        (alias, kind): _release_each(alias, of_it, kind, by)
+        for (alias, kind), of_it in wanted.items()
     }
+    return [ended[held.alias, held.lock.kind][held.lock.key] for held in chosen]
+
+
+def _release_each(
+    alias: str, chosen: dict[bytes, tuple[str, int | None]], kind: str, by: str
+) -> dict[bytes, Outcome]:
+    database, grant_timeout = _database_of(alias), lock_cache(alias).conf.GRANT_TIMEOUT
+    return release_each(
+        database.client,
+        chosen,
+        kind=kind,
+        grant_timeout=grant_timeout,
+        by=by,
+        only_locks=tuple(database.only_locks),
+        id_of=shown_id,
+    )
 
 
 def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Sequence
+from argparse import ArgumentParser
 from io import TextIOWrapper
 from typing import Any
 
@@ -25,39 +24,12 @@ from ...transport.hints import explained
 from ...transport.refusals import raise_interrupt
 from .. import Exit, count, seconds, seconds_or_none, usage_error
 
-
-class OneName(Action):
-    """An argument that is often given more than once."""
-
-    def __call__(
-        self,
-        parser: ArgumentParser,
-        namespace: Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        name, *more = list(values or ())
-        if more:
-            parser.error(f"one name, not {1 + len(more)}; `locks reset` takes a pattern of names")
-        setattr(namespace, self.dest, name)
-
-
 #: The part that runs each and its function, the help, and how its usage begins.
-ACTIONS: dict[str, tuple[str, str, str, str]] = {
+ACTIONS = {
     "list": ("listing", "list_locks", "Shows which locks are held.", ""),
-    "show": (
-        "by_name",
-        "show_lock",
-        "Shows one lock, its waiters and its last events.",
-        "NAME ",
-    ),
+    "show": ("by_name", "show_lock", "Shows one lock, its waiters and its last events.", "NAME "),
     "release": ("by_name", "release_lock", "Releases a lock by force, after asking.", "NAME "),
-    "reset": (
-        "by_name",
-        "reset_locks",
-        "Releases all locks with such names by force.",
-        "PATTERN ",
-    ),
+    "reset": ("by_name", "reset_locks", "Releases all locks with such names by force.", "PATTERN "),
     "stats": ("listing", "show_figures", "Shows how locks and computations behaved.", ""),
     "doctor": ("diagnosis", "diagnose", "Checks whether Redis is set up as locks need it.", ""),
 }
@@ -87,97 +59,40 @@ class Command(BaseCommand):
             for name, (_, _, about, what) in ACTIONS.items()
         }
 
-        def add(names: str, *option: str, **kwargs: Any) -> None:
+        def add(names: str, option: str, about: str, **kwargs: Any) -> None:
             for name in names.split():
-                parsers[name].add_argument(*option, **kwargs)
+                parsers[name].add_argument(option, help=about, **kwargs)
 
-        add(
-            "show release",
-            "name",
-            metavar="NAME",
-            nargs="+",
-            action=OneName,
-            help="the lock's name, as in cache.lock(NAME), or its key",
-        )
-        add("reset", "name", metavar="PATTERN", help="a pattern of names: 'report-*'")
-        add(
-            "list show release reset stats doctor",
-            "--using",
-            metavar="ALIAS",
-            help="only this cache; default: all that support locks",
-        )
-        add("list show stats doctor", "--json", action="store_true", help="for programs")
-        add(
-            "list show",
-            "--exit-code",
-            action="store_true",
-            help="exit with 1 if a lock is held, 3 if its holder is silent or it never expires",
-        )
-        add(
-            "list show release reset",
-            "--kind",
-            choices=("lock", "computation", "all"),
-            default="lock",
-            help="locks, computations of get_or_set, or both; default: lock",
-        )
-        add(
-            "list",
-            "--watch",
-            nargs="?",
-            type=seconds,
-            const=2.0,
-            metavar="S",
-            help="repeat every S seconds, until Ctrl-C; default: 2",
-        )
-        add("list", "--search", default="", metavar="TEXT", help="only names with this in them")
-        add(
-            "list reset",
-            "--older-than",
-            type=seconds_or_none,
-            metavar="S",
-            help="only locks held for longer than S: 90, 90s, 5m or 1h",
-        )
-        add(
-            "list",
-            "--limit",
-            type=count,
-            default=500,
-            metavar="N",
-            help="list at most N; default: 500",
-        )
-        add(
-            "list reset stats",
-            "--wide",
-            action="store_true",
-            help="shorten no name, whatever the width of the output",
-        )
-        add(
-            "doctor",
-            "--acl",
-            metavar="USER",
-            help="print the rules that give this Redis user the rights that locks need",
-        )
-        add(
-            "stats",
-            "--period",
-            choices=("hour", "day"),
-            default="hour",
-            help="the last hour or day",
-        )
-        add(
-            "release",
-            "--place",
-            type=int,
-            metavar="N",
-            help="of a lock with a limit: the place to release",
-        )
-        add("release reset", "--yes", action="store_true", help="do it without asking")
-        add(
-            "reset",
-            "--foreign",
-            action="store_true",
-            help="also locks outside the caches' key spaces, by their whole keys",
-        )
+        flag = {"action": "store_true"}
+        by_name = "the lock's name, as in cache.lock(NAME), or its key"
+        add("show release", "name", by_name, metavar="NAME", nargs="+")
+        add("reset", "name", "a pattern of names: 'report-*'", metavar="PATTERN")
+        one = "only this cache; default: all that support locks"
+        add("list show release reset stats doctor", "--using", one, metavar="ALIAS")
+        add("list show stats doctor", "--json", "for programs", **flag)
+        codes = "exit with 1 if a lock is held, 3 if its holder is silent or it never expires"
+        add("list show", "--exit-code", codes, **flag)
+        kinds: Any = {"choices": ("lock", "computation", "all"), "default": "lock"}
+        both = "locks, computations of get_or_set, or both; default: lock"
+        add("list show release reset", "--kind", both, **kinds)
+        again: Any = {"metavar": "S", "type": seconds, "nargs": "?", "const": 2.0}
+        add("list", "--watch", "repeat every S seconds, until Ctrl-C; default: 2", **again)
+        add("list", "--search", "only names with this in them", metavar="TEXT", default="")
+        older = "only locks held for longer than S: 90, 90s, 5m or 1h"
+        add("list reset", "--older-than", older, metavar="S", type=seconds_or_none)
+        most = "list at most N; default: 500"
+        add("list", "--limit", most, metavar="N", type=count, default=500)
+        wide = "shorten no name, whatever the width of the output"
+        add("list reset stats", "--wide", wide, **flag)
+        rules = "print the rules that give this Redis user the rights that locks need"
+        add("doctor", "--acl", rules, metavar="USER")
+        periods: Any = {"choices": ("hour", "day"), "default": "hour"}
+        add("stats", "--period", "the last hour or day", **periods)
+        place = "of a lock with a limit: the place to release"
+        add("release", "--place", place, metavar="N", type=int)
+        add("release reset", "--yes", "do it without asking", **flag)
+        foreign = "also locks outside the caches' key spaces, by their whole keys"
+        add("reset", "--foreign", foreign, **flag)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: object) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
@@ -195,6 +110,12 @@ class Command(BaseCommand):
     @no_translations
     def handle(self, *args: object, **options: Any) -> None:
         action = options["action"]
+        if isinstance(names := options.get("name"), list):
+            if len(names) > 1:
+                raise usage_error(
+                    f"one name, not {len(names)}; `locks reset` takes a pattern of names"
+                )
+            options["name"] = names[0]
         if self.stdout._out is None:
             raise CommandError("the standard output is closed", returncode=Exit.OUTPUT)
         if isinstance(sys.stdout, TextIOWrapper):  # Its encoding may not have all characters.

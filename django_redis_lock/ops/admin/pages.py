@@ -132,6 +132,8 @@ class Pages:
         return self._page("history", title=title, entries=entries)
 
     def lock(self, object_id: str) -> HttpResponse:
+        if self._request.method == "POST":  # As by who may only view.
+            raise PermissionDenied
         found = self._ref(object_id)
         name = shown(name_of(*found))
         data = self._lock_data(found)
@@ -151,6 +153,8 @@ class Pages:
         )
 
     def release(self) -> HttpResponse:
+        if not self._admin.has_release_permission(self._request):
+            raise PermissionDenied
         known = list(lock_caches())
         selected = parse_choices(self._request.POST.getlist("selected"))
         if "all" in self._request.POST:

@@ -34,8 +34,8 @@ from .listing import Prefixes as Prefixes
 from .listing import WaiterInfo as WaiterInfo
 from .listing import indexes
 from .listing import inspect as inspect
+from .listing import latest_news as latest_news
 from .listing import list_held as list_held
-from .news import latest_news as latest_news
 from .releasing import Outcome as Outcome
 from .releasing import OwnLocks as OwnLocks
 from .releasing import is_name_of as is_name_of

@@ -18,6 +18,7 @@ from ...protocol.holders import HolderInfo
 from ...protocol.keys import (
     FLIGHTS,
     INDEX,
+    NEWS,
     events_key,
     flight_key,
     flight_leader,
@@ -30,7 +31,7 @@ from ...protocol.keys import (
 from ...protocol.owner import HEARTBEAT_EVERY, MAX_PID, MAX_UNIX_TIME, SILENT_AFTER, bounded
 from ...transport import is_cluster, run, run_all, server_of
 from ...transport.server import run_at
-from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, EXISTING, LIST, LIST_FLIGHTS, WAITING
+from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, EXISTING, LATEST, LIST, LIST_FLIGHTS, WAITING
 
 if TYPE_CHECKING:
     from ...transport import Client
@@ -52,6 +53,8 @@ RENEWALS_PER_LIFETIME, CHECK_EVERY_SECONDS = 3, 10.0
 MAX_DELAY_SECONDS = 2.0
 #: The most waiters that are listed. Each is a process, so there are seldom more.
 MAX_WAITERS = 200
+#: The most losses, crashes and forced releases that are read.
+MAX_NEWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,7 @@ def inspect(client: Client, key: bytes, kind: str = LOCK, only_locks: Prefixes =
         holders, _ = _describe(client, kind, [place.lock for place in places], b"", only_locks)
         held = next((each for each in holders if each.key == key), held)
     asking = Call(WAITING, (*keys.own, events_key(keys.name)), (MAX_WAITERS,))
-    reply = run(client, asking, until=time.monotonic() + REPLY_TIMEOUT_SECONDS).value
+    reply = _answer(client, asking)
     now_us, ids, stored, other, *vanished = reply
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
@@ -256,6 +259,17 @@ def inspect(client: Client, key: bytes, kind: str = LOCK, only_locks: Prefixes =
         holders,
         as_bytes(other).decode() or ("string" if others else ""),
     )
+
+
+def latest_news(client: Client) -> tuple[Event, ...]:
+    """The losses, crashes and forced releases of the last day, the latest first. Raises
+    redis.exceptions.RedisError if the request failed."""
+    lines: list[bytes] = []
+    for key in indexes(client, NEWS):
+        texts = [as_bytes(text) for text in _answer(client, Call(LATEST, (key,), (MAX_NEWS,)))]
+        found = zip(texts[1::2], texts[::2], strict=True)
+        lines += (b"%s %s" % (score, event) for score, event in found)
+    return read_events(b"\n".join(lines))
 
 
 def indexes(client: Any, index: bytes) -> list[bytes]:
@@ -294,9 +308,11 @@ def listed(
 def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
     if is_cluster(client) and calls:
         return run_all(client, calls)
-    return [
-        run(client, call, until=time.monotonic() + REPLY_TIMEOUT_SECONDS).value for call in calls
-    ]
+    return [_answer(client, call) for call in calls]
+
+
+def _answer(client: Any, call: Call) -> Any:
+    return run(client, call, until=time.monotonic() + REPLY_TIMEOUT_SECONDS).value
 
 
 def holders_at(

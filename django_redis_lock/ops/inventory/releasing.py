@@ -23,7 +23,6 @@ from .listing import (
     FLIGHT,
     LOCK,
     MAX_ENTRIES,
-    REPLY_TIMEOUT_SECONDS,
     Inventory,
     LockInfo,
     Prefixes,
@@ -78,20 +77,8 @@ def release(
     Raises:
         redis.exceptions.RedisError: the request failed; the lock may have been released.
     """
-    holders, _ = holders_at(client, kind, [key], only_locks)
-    if key not in holders:
-        return Outcome.FREE
-    held, _ = holders[key]
-    if id_of(held.owner.id) != owner_id:
-        return Outcome.NOT_OWNER
-    if kind == FLIGHT:
-        return _end_flight(client, key, held.token)
-    reset = _reset_of(client, key, held, grant_timeout, fence, only_locks, by)
-    answer = run(client, reset, until=time.monotonic() + REPLY_TIMEOUT_SECONDS)
-    if not answer.value and not answer.sent_twice:
-        is_held = key in holders_at(client, kind, [key], only_locks)[0]
-        return Outcome.NOT_OWNER if is_held else Outcome.FREE
-    return Outcome.RELEASED
+    options: dict[str, Any] = {"grant_timeout": grant_timeout, "by": by, "only_locks": only_locks}
+    return release_each(client, {key: (owner_id, fence)}, kind=kind, id_of=id_of, **options)[key]
 
 
 #: The most locks that are released in one round trip: a few milliseconds of the server's time.
@@ -99,13 +86,13 @@ RELEASED_AT_ONCE = 250
 
 
 def release_each(
-    client: object,
+    client: Any,
     chosen: Mapping[bytes, tuple[str, int | None]],
     *,
-    grant_timeout: float = 2.0,
-    by: str = "",
-    only_locks: Prefixes = (),
+    kind: str = LOCK,
     id_of: Callable[[str], str] = str,
+    only_locks: Prefixes = (),
+    **options: Any,
 ) -> dict[bytes, Outcome]:
     """``release`` for many locks, RELEASED_AT_ONCE at a time.
 
@@ -115,32 +102,39 @@ def release_each(
     Returns:
         the outcomes by key. RELEASED may be one that its holder has released at the same time.
     """
-    keys, outcomes = list(chosen), dict[bytes, Outcome]()
+    keys, outcomes = list(chosen), dict.fromkeys(chosen, Outcome.FREE)
     for start in range(0, len(keys), RELEASED_AT_ONCE):
         batch = keys[start : start + RELEASED_AT_ONCE]
-        outcomes |= dict.fromkeys(batch, Outcome.FREE)
-        holders, _ = holders_at(client, LOCK, batch, only_locks)
+        holders, _ = holders_at(client, kind, batch, only_locks)
         held = {}
         for key, (holder, _) in holders.items():
+            owner_id, fence = chosen[key]
             outcomes[key] = Outcome.NOT_OWNER
-            if id_of(holder.owner.id) == chosen[key][0]:
-                held[key] = holder, chosen[key][1]
-        outcomes |= _released(client, held, grant_timeout, by, only_locks)
+            if id_of(holder.owner.id) == owner_id:
+                held[key] = holder, fence
+        if kind == FLIGHT:
+            outcomes |= {key: _end_flight(client, key, of.token) for key, (of, _) in held.items()}
+        else:
+            outcomes |= _released(client, held, only_locks, **options)
     return outcomes
 
 
 def _released(
     client: Any,
     held: Mapping[bytes, tuple[HolderInfo, int | None]],
+    only_locks: Prefixes = (),
     grant_timeout: float = 2.0,
     by: str = "",
-    only_locks: Prefixes = (),
 ) -> dict[bytes, Outcome]:
     """End the locks of these holders, in one round trip to each server."""
-    resets = [
-        _reset_of(client, key, holder, grant_timeout, fence, only_locks, by)
-        for key, (holder, fence) in held.items()
-    ]
+    resets = []
+    for key, (holder, fence) in held.items():
+        keys = keys_at(key, is_cluster(client))
+        limit = MAX_LIMIT if keys.place > 1 and holder.limit == 1 else holder.limit
+        name = holder.described.get("name", "")
+        event = event_args(keys.name, "reset", holder.in_the_way, by, holder.held_for, name)
+        only = keys.name.startswith(only_locks)
+        resets.append(reset_call(keys, holder, grant_timeout, limit, fence, only, event))
     ended = run_all(client, resets) if resets else []
     outcomes = dict.fromkeys(held, Outcome.RELEASED)
     # 0 is also the reply to a call that was sent again and had ended the lock the first time.
@@ -176,23 +170,6 @@ def reset_all(redis_client: Client, prefix: bytes = b"") -> int:
         done.update(left)
         if whole or not left:
             return released
-
-
-def _reset_of(
-    client: Client,
-    key: bytes,
-    held: HolderInfo,
-    grant_timeout: float,
-    fence: int | None,
-    only_locks: Prefixes,
-    by: str,
-) -> Call:
-    keys = keys_at(key, is_cluster(client))
-    limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
-    name = held.described.get("name", "")
-    event = event_args(keys.name, "reset", held.in_the_way, by, held.held_for, name)
-    only = keys.name.startswith(only_locks)
-    return reset_call(keys, held, grant_timeout, limit, fence, only, event)
 
 
 def _end_flight(client: Client, key: bytes, token: bytes) -> Outcome:

@@ -186,3 +186,16 @@ return {
   readable and redis.call('EXISTS', KEYS[1]) == 0 and vanished() or nil,
 }
 """)
+
+#: The last losses, crashes and forced releases, the latest last.
+#:
+#: KEYS  news        ARGV  how many, at most
+#: returns each event, and when it was, in turn
+#: atomic because one script is what the user may run.
+LATEST = script("""
+local since = string.format('%.0f', now() - 86400000000)
+local found = redis.pcall(
+  'ZRANGEBYSCORE', KEYS[1], since, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[1]
+)
+return found.err and {} or found
+""")

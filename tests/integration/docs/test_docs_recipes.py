@@ -120,13 +120,6 @@ def test_a_slow_report(redis_locks: MemoryServer) -> None:
     assert eval(call, {"cache": cache, "build_report": lambda: "third"}) == "third"
 
 
-def test_one_lock_for_each_tenant(redis_locks: MemoryServer) -> None:
-    found = names("One lock for each tenant")
-    found["bill"](SimpleNamespace(pk=1))
-    with cache.lock("tenant-1"):
-        found["export"](SimpleNamespace(pk=2))
-
-
 def test_a_transfer_between_two_accounts(redis_locks: MemoryServer) -> None:
     found = names("A transfer between two accounts")
     moved: list[int] = []
