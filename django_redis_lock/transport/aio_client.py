@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -40,7 +40,6 @@ from .aio_connection import (
     in_background,
     wait_awake,
 )
-from .plain import is_observed
 from .refusals import (
     LostLogin,
     is_fault_of_connection,
@@ -57,7 +56,6 @@ from .server import (
     Server,
     configured_retry,
     pack,
-    pack_words,
     run_again,
     run_all_steps,
     server_of,
@@ -165,8 +163,7 @@ def _client_of(server: Server, address: Pool) -> Any:
         of_loop.forget_retired()
         pool = _pool_like(address)
         server.for_tasks(pool.connection_kwargs)
-        known = of_loop.clients[server] = cast(Any, Redis(connection_pool=pool))
-        known.execute_command = partial(_execute, known)
+        known = of_loop.clients[server] = Redis(connection_pool=pool)
     return known
 
 
@@ -369,17 +366,6 @@ async def _is_replaced(client: Client, node: Server, until: float | None) -> boo
         node.breaker.failed(error, real_time.monotonic() - began)
         return False
     return True
-
-
-async def _execute(client: Any, *args: str | bytes, **options: Any) -> Any:
-    """``Redis.execute_command`` on the connection that the tasks of the loop share."""
-    if is_observed(client):
-        return await type(client).execute_command(client, *args, **options)
-    packed = pack_words(*map(client.get_encoder().encode, args))
-    reply = await exchange(client, server_of(client), packed)
-    options.pop("keys", None)  # For redis-py's cache.
-    read = client.response_callbacks.get(args[0])
-    return reply if read is None else read(reply, **options)
 
 
 # -- running ---------------------------------------------------------------------------------------

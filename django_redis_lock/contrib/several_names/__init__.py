@@ -12,7 +12,7 @@ are made of those for one lock; their keys must be in one slot of a cluster.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import ref
@@ -179,10 +179,21 @@ class SeveralNames(BaseLock):
         began, contended = time.monotonic(), False
         while len(held) < len(self.members):
             waits = wait != 0 and (not contended or request.left() > 0)
-            rest = [member for member in self.members if member not in held]
-            asked = self._ask_for(rest, request, waits)
-            passes = partial(_passes, contended=contended, wait=wait)
-            reply = yield from self._send_all(asked, request, contended, passes if waits else None)
+            one = request._replace(token=named_token(), waiter=self._new_waiter() if waits else b"")
+            asked = [self._asked_for(m, one, request) for m in self.members if m not in held]
+            sent_at = time.monotonic()
+            try:
+                call = _acquire_all([mine for _, mine in asked], keep=contended)
+                answer = yield self._run(call, request.reply_until())
+                reply = parse_acquire_all(answer.value, sent_at)
+            except Exception as error:
+                if not waits or not _passes(error, contended, wait):
+                    raise
+                self._abandon(request._replace(may_hold=request.may_hold[-len(asked) :]), error)
+                # It waits for the first, through the outage.
+                one = request._replace(token=named_token())
+                asked[0] = self._asked_for(asked[0][0], one, request)
+                reply = AllReply((), 0, None, sent_at)
             for (member, mine), taken in zip(asked, reply.taken, strict=False):
                 if taken.vanished is not None:
                     server = server_of(member.redis)
@@ -190,51 +201,29 @@ class SeveralNames(BaseLock):
                 self._note(member, mine, mine.acquired_by_reply(taken, contended), began, held)
             if reply.gate is None:
                 break
-            if not (yield from self._wait_at(asked[reply.gate], reply, waits, began, held)):
+            if not (yield from self._wait_at(*asked[reply.gate], reply, waits, began, held)):
                 return False
             contended = True
         return True
 
-    def _ask_for(
-        self, members: Sequence[Member], request: AcquireRequest, waits: bool
-    ) -> list[Asked]:
-        """All these ``members`` with one token."""
-        waiter = self._new_waiter() if waits else b""
-        one = request._replace(token=named_token(), waiter=waiter)
-        return [self._asked_for(member, one, request) for member in members]
-
-    def _asked_for(self, member: Member, one: AcquireRequest, to: AcquireRequest) -> Asked:
+    def _asked_for(
+        self, member: Member, one: AcquireRequest, to: AcquireRequest
+    ) -> tuple[Member, AcquireRequest]:
         may_hold = [(one.token, b"", 1)]
         mine = one._replace(keys=member.keys, subject=member.subject, may_hold=may_hold)
         self._note_request(member, mine, to)
-        return Asked(member, mine)
-
-    def _send_all(
-        self,
-        asked: list[Asked],
-        request: AcquireRequest,
-        keep: bool,
-        passes: Callable[[Exception], bool] | None,
-    ) -> Steps[AllReply]:
-        """``passes``: whether to wait through an error; None for a caller that does not wait."""
-        sent_at = time.monotonic()
-        try:
-            call = _acquire_all([mine for _, mine in asked], keep=keep)
-            return parse_acquire_all((yield self._run(call, request.reply_until())).value, sent_at)
-        except Exception as error:
-            if passes is None or not passes(error):
-                raise
-            self._abandon(request._replace(may_hold=request.may_hold[-len(asked) :]), error)
-            # It waits for the first, through the outage.
-            fresh = request._replace(token=named_token())
-            asked[0] = self._asked_for(asked[0].member, fresh, request)
-            return AllReply((), 0, None, sent_at)
+        return member, mine
 
     def _wait_at(
-        self, gate: Asked, reply: AllReply, waits: bool, began: float, held: list[Member]
+        self,
+        member: Member,
+        mine: AcquireRequest,
+        reply: AllReply,
+        waits: bool,
+        began: float,
+        held: list[Member],
     ) -> Steps[bool]:
         """Wait for the name that is taken, while only those before it are held."""
-        member, mine = gate
         left = None if mine.deadline is None else mine.left()
         member._on_contended(left if waits else 0.0)
         behind = [each for each in held if each.keys.lock > member.keys.lock]
@@ -351,15 +340,13 @@ class SeveralNames(BaseLock):
 
     def _one_holder(self, holders: Sequence[HolderInfo | None]) -> list[HolderInfo]:
         """The holder of the first name that another holds, or else of the first that is held."""
-        mine: HolderInfo | None = None
+        mine: list[HolderInfo] = []
+        others: list[HolderInfo] = []
         for member, held in zip(self.members, holders, strict=True):
             if held is not None:
                 held.name = member._shown
-                if held.token != member.local.token:
-                    mine = held
-                    break
-                mine = mine or held
-        return [] if mine is None else [mine]
+                (mine if held.token == member.local.token else others).append(held)
+        return (others or mine)[:1]
 
     def _reset_steps(self) -> Steps[bool]:
         return any((yield from self._together(*(member._reset_steps() for member in self.members))))
@@ -493,13 +480,6 @@ class Member(BaseLock):
         if hold is not None and hold.on_lost is None:  # The whole was not acquired.
             return release_call(self.keys, token, new_token(), self.grant_timeout)
         return super()._release_call(token, hold)
-
-
-class Asked(NamedTuple):
-    """What one request to Redis asks for one of the names."""
-
-    member: Member
-    request: AcquireRequest
 
 
 def query_steps(query: Query[R]) -> Steps[R]:
