@@ -214,10 +214,8 @@ async def connected(
 async def _connect(client: Client, node: Server) -> AsyncRawConnection:
     of_loop, generation = _of_the_running_loop(), node.generation
     try:
-        pool = pool_of(client, node)
-        timeout = timeout_of(pool.connection_kwargs)
         began = real_time.monotonic()
-        connection = await connect_to(pool, timeout, timeout)
+        connection = await connect_to(pool_of(client, node), node.timeout, node.timeout)
         node.breaker.connecting = real_time.monotonic() - began
         # No call on it takes long: it is retired when the next is made, not cut.
         connection.generation = generation
