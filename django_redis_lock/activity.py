@@ -70,13 +70,8 @@ class RequestActivity:
 
 
 def _id_of(request: HttpRequest) -> str:
-    for name in ("id", "request_id"):
-        given = getattr(request, name, None)
-        if given:
-            break
-    else:
-        given = request.headers.get("X-Request-ID", "")
-    text = str(given)
+    given = getattr(request, "id", None) or getattr(request, "request_id", None)
+    text = str(given or request.headers.get("X-Request-ID", ""))
     return text if re.fullmatch(REQUEST_ID, text) else ""
 
 

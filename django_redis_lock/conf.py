@@ -21,8 +21,14 @@ from django.utils.module_loading import import_string
 
 from .events import check_group
 from .extension import hooks
-from .protocol.mistakes import unknown_option
-from .protocol.validation import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
+from .protocol.validation import (
+    ON_REDIS_DOWN,
+    check_bool,
+    check_count,
+    check_seconds,
+    check_share,
+    unknown_option,
+)
 from .threads import check_plain
 
 __all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "SETTING", "Conf", "GetOrSetOptions", "Timeout"]

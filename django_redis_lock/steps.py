@@ -5,17 +5,14 @@ itself, for tasks an awaitable of it::
 
     answer = yield self._run(call)
 
-Two rules for every such generator:
-
-* Between two steps no line of the generator runs. A signal handler that raises there ends
-  ``drive``, and the generator's ``except`` and ``finally`` run when it is collected, or never. So
-  what an interrupt must undo, the caller of ``drive`` undoes.
-* A single question is no generator, but a call and its parser; see ``locking.questions``.
+Between two steps no line of the generator runs. A signal handler that raises there ends ``drive``,
+and the generator's ``except`` and ``finally`` run when it is collected, or never. So what must be
+undone then is passed to ``drive``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias, TypeVar
 
 R = TypeVar("R")
@@ -24,20 +21,27 @@ R = TypeVar("R")
 Step: TypeAlias = R | Awaitable[R]
 #: A generator of steps, which returns the result of them all.
 Steps = Generator[Any, Any, R]
+#: Called with what has ended the steps before they returned.
+Undo: TypeAlias = Callable[[BaseException], object]
 
 
-def drive(steps: Steps[R]) -> R:
+def drive(steps: Steps[R], undo: Undo | None = None) -> R:
     """Run ``steps`` in this thread; returns what they return."""
     try:
-        result_of_step = next(steps)
-        while True:
-            result_of_step = steps.send(result_of_step)
-    except StopIteration as end:
-        result: R = end.value
-        return result
+        try:
+            result_of_step = next(steps)
+            while True:
+                result_of_step = steps.send(result_of_step)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+    except BaseException as error:
+        if undo is not None:
+            undo(error)
+        raise
 
 
-async def adrive(steps: Steps[R]) -> R:
+async def adrive(steps: Steps[R], undo: Undo | None = None) -> R:
     """``drive`` for tasks."""
     try:
         step = next(steps)
@@ -51,3 +55,7 @@ async def adrive(steps: Steps[R]) -> R:
     except StopIteration as end:
         result: R = end.value
         return result
+    except BaseException as error:
+        if undo is not None:
+            undo(error)
+        raise

@@ -16,11 +16,10 @@ from django.core.cache import caches
 from django_redis_lock import Lock
 from django_redis_lock.clock import time
 from django_redis_lock.events import Outage
-from django_redis_lock.history.heartbeat import Heartbeat
+from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import DeferredRelease, Job, keeper
-from django_redis_lock.locking import Renewal
-from django_redis_lock.locking.waiting import queue
-from django_redis_lock.locking.waiting.queue import QueueWatch
+from django_redis_lock.locking import Renewal, waiting
+from django_redis_lock.locking.waiting import QueueWatch
 from django_redis_lock.protocol.acquisition import Refused, parse_acquire
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import server
@@ -99,7 +98,7 @@ def renew(client: Any, key: str | bytes, kind: type[Job] = Renewal) -> None:
 def watch_often(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.2) -> None:
     """Have the keeper of this process look so often at what is waited for: whether its holder has
     vanished, or its blocking pop. It would each two seconds."""
-    monkeypatch.setattr(queue, "WATCH_INTERVAL_SECONDS", seconds)
+    monkeypatch.setattr(waiting, "WATCH_INTERVAL_SECONDS", seconds)
 
 
 def deferred_releases() -> list[DeferredRelease]:

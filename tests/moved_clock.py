@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
+from django_redis_lock import history
 from django_redis_lock.clock import Clock, time
 from django_redis_lock.contrib.instant_loss import Subscription
 from django_redis_lock.contrib.locmem.memory import _databases
-from django_redis_lock.history import heartbeat
-from django_redis_lock.history.heartbeat import Heartbeat
+from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import keeper
 from tests.holding import settle
 from tests.processes import until
@@ -48,7 +47,7 @@ def moved_clock() -> Iterator[Callable[[float], None]]:
 
     _end_heartbeats()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper(), "subscribe", _hears_nothing)
+        patch.setattr(Subscription, "start", _hears_nothing)
         time.use(clock)
         try:
             yield pass_time
@@ -60,14 +59,12 @@ def moved_clock() -> Iterator[Callable[[float], None]]:
             _end_heartbeats()
             # The next ones would be late by all the time that has passed; and a lock that is not
             # collected yet refers to one that was sent in what is now the future.
-            heartbeat._next_beats.clear()
-            heartbeat.heartbeats.clear()
+            history._next_beats.clear()
+            history.heartbeats.clear()
 
 
-def _hears_nothing(*args: Any) -> Subscription:
-    subscription = Subscription(*args)
+def _hears_nothing(subscription: Subscription) -> None:
     subscription.subscribed = True
-    return subscription
 
 
 def _end_heartbeats() -> None:

@@ -184,14 +184,12 @@ class Locked:
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            section = self._last_entered()
-            drive(section.leave())
+            drive(self._last_entered().leave())
         except BaseException:
-            section = self._last_entered()
-            section.abandon()
-            self._sections.remove(section)
+            self._last_entered().abandon()
             raise
-        self._sections.remove(section)
+        finally:
+            self._sections.remove(self._last_entered())
 
     async def __aenter__(self) -> AsyncLock:
         by_function = callable(self.options.key)

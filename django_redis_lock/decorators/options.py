@@ -11,15 +11,14 @@ from django.utils.functional import cached_property
 from ..cache import check_using
 from ..conf import SETTING, Default
 from ..contention import OnConflict, redirect_to, respond
-from ..events import check_group
 from ..extension import part
-from ..protocol.mistakes import unknown_option
 from ..protocol.validation import (
     OPTIONS,
     check_bool,
     check_holds,
     check_policy,
     check_time,
+    unknown_option,
 )
 from ..threads import check_plain
 
@@ -33,7 +32,7 @@ EXIT_CODES = ("exit_code", "lost_exit_code", "unavailable_exit_code")
 _OF_LOCKS = {
     **dict.fromkeys(("blocking", "blocking_timeout", "min_hold", "max_hold", "critical"), MISSING),
     **dict.fromkeys(("cancel_on_lost", "warn_after", "reentrant", "limit"), MISSING),
-    **{"on_redis_down": None, "replicas": None, "timeout": SETTING},
+    **{"on_redis_down": None, "replicas": None, "timeout": SETTING, "label": None, "group": None},
 }
 
 
@@ -118,10 +117,12 @@ class Options:
                 OPTIONS[name](value)
         self._check_key()
         self._check_servers()
-        if self.label is not None and not isinstance(self.label, str):
-            raise TypeError(f"label must be a str or None, not {self.label!r}")
-        check_group(self.group)
-        self._check_times()
+        check_time("retry_after", self.retry_after, none="the time such locks are usually held")
+        if self.blocking_timeout is not None and not self.blocking:
+            raise ValueError("blocking_timeout needs blocking=True")
+        if self.max_hold is not None and self.timeout is None:
+            raise ValueError("max_hold needs a timeout: a lock without one never expires")
+        check_holds(self.min_hold, self.max_hold)
         if self.release not in ("transaction", "now"):
             raise ValueError(f'release must be "transaction" or "now", not {self.release!r}')
         if self.on_conflict is not None and not callable(self.on_conflict):
@@ -139,7 +140,7 @@ class Options:
         if not (self.on_lost is None or self.on_lost == "terminate" or callable(self.on_lost)):
             raise TypeError(f'on_lost must be callable or "terminate", not {self.on_lost!r}')
         _check_code("status_code", self.status_code, 100, 599)
-        for name in ("exit_code", "lost_exit_code", "unavailable_exit_code"):
+        for name in EXIT_CODES:
             _check_code(name, getattr(self, name), 0, 255)
         check_bool("wait_for_redis", self.wait_for_redis)
         if self.wait_for_redis and not self.blocking:
@@ -181,17 +182,9 @@ class Options:
         if self.limit > 1 and self.several:
             raise ValueError("limit must be 1 for a lock on several servers")
 
-    def _check_times(self) -> None:
-        check_time("retry_after", self.retry_after, none="the time such locks are usually held")
-        if self.blocking_timeout is not None and not self.blocking:
-            raise ValueError("blocking_timeout needs blocking=True")
-        if self.max_hold is not None and self.timeout is None:
-            raise ValueError("max_hold needs a timeout: a lock without one never expires")
-        check_holds(self.min_hold, self.max_hold)
-
     @cached_property
     def of_lock(self) -> dict[str, object]:
-        """What a lock is made with. Of each call: its ``on_lost``, ``label`` and ``group``."""
+        """What a lock is made with, except for its ``on_lost``."""
         options = {name: getattr(self, name) for name in _OF_LOCKS if name != "timeout"}
         # Each call has its own lock object, which all threads of the call may use.
         options["thread_local"] = False

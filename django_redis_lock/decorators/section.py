@@ -53,7 +53,7 @@ from ..threads import get_logger, in_context, is_async
 from ..transport import is_outage
 from ..transport.refusals import is_unusable
 from . import transactions
-from .key_template import Args, Kwargs, Names, Template, made_for_task, names_of
+from .key_template import Args, Kwargs, Names, made_for_task, names_of
 from .on_lost import CommandTerminator
 from .options import EXIT_CODES, MISSING, OnLost, Options
 from .targets import (
@@ -69,7 +69,6 @@ from .targets import (
     is_api_view,
     is_dispatch,
     sends_on,
-    takes_request,
     view_of,
 )
 
@@ -191,9 +190,6 @@ class Section:
         self.asynchronous = asynchronous
         self.caller = caller()
 
-    def lost_reason(self) -> str:
-        return str(getattr(self.lock, "lost_reason", ""))
-
     def abandon(self) -> None:
         """A signal handler's exception interrupted the section: the keeper releases."""
         if self.lock is not None and not self._left:
@@ -209,11 +205,10 @@ class Section:
     def _new_lock(self, asynchronous: bool, **options: object) -> BaseLock:
         cache = lock_cache(self.using)
         make: Callable[..., BaseLock] = cache.alock if asynchronous else cache.lock
-        known = {
-            "label": self.options.label or self.label,
-            "group": self.options.group or self.group,
-        }
-        return make(self.names, **{**self.options.of_lock, **known, **options})
+        of_lock = self.options.of_lock
+        options["label"] = of_lock["label"] or self.label
+        options["group"] = of_lock["group"] or self.group
+        return make(self.names, **{**of_lock, **options})
 
     def _on_lost_callback(self) -> OnLost:
         """Runs in the context of the call, so that ``current_lock()`` works there."""
@@ -245,15 +240,11 @@ class Section:
         before the wait begins."""
         again = yield self._in_callers_thread(partial(transactions.take_up, self.key))
         self._taken_up = again is not None and _is_held_here(again) and not again.lost
-        if self._taken_up and not self.asynchronous:
-            self.lock = again
-        else:
-            self.lock = self._new_lock(self.asynchronous, on_lost=self._on_lost_callback())
+        self.lock = self._new_lock(self.asynchronous, on_lost=self._on_lost_callback())
         if hasattr(self.lock, "named"):
             yield self.lock.named()
         if self._taken_up:
-            if self.asynchronous:
-                self.lock._take_over(again)
+            self.lock._take_over(again)
         else:
             self._refuse_to_wait_for_itself()
             if self.options.blocking and (
@@ -393,11 +384,11 @@ ONLY_COMMANDS = (
 )
 
 
-class Stopped(Exception):
+class Stopped(RuntimeError):
     """What was called raised StopIteration, which cannot leave a generator."""
 
     def __init__(self, error: StopIteration) -> None:
-        super().__init__()
+        super().__init__("the decorated function raised StopIteration")
         self.error = error
 
 
@@ -413,16 +404,23 @@ def called(function: Callable[..., Any], *args: object, **kwargs: object) -> Any
         raise Stopped(error) from None
 
 
+def run_steps(asynchronous: bool, steps: Steps[object]) -> Any:
+    """What ``steps`` return, for a task an awaitable of it."""
+    if asynchronous:
+        return adrive(steps)
+    try:
+        return drive(steps)
+    except Stopped as stopped:
+        raise stopped.error from None
+
+
 def by_steps(function: Any, steps: Callable[[bool, Any, Any], Steps[object]]) -> Callable[..., Any]:
     """``like``, with a generator of steps: ``steps(asynchronous, args, kwargs)``."""
 
-    def call(args: Args, kwargs: Kwargs) -> object:
-        try:
-            return drive(steps(False, args, kwargs))
-        except Stopped as stopped:
-            raise stopped.error from None
+    def run(asynchronous: bool, args: Args, kwargs: Kwargs) -> object:
+        return run_steps(asynchronous, steps(asynchronous, args, kwargs))
 
-    return like(function, call, lambda args, kwargs: adrive(steps(True, args, kwargs)))
+    return like(function, partial(run, False), partial(run, True))
 
 
 def in_thread(asynchronous: bool, function: Callable[..., Any], *args: object) -> Any:
@@ -443,12 +441,12 @@ def like(
         return awaited
     dispatches = is_dispatch(function)
 
-    def called(*args: object, **kwargs: object) -> object:
+    def plain(*args: object, **kwargs: object) -> object:
         # Django awaits the result if the methods of the view's class are coroutine functions.
         view = view_of(function, args) if dispatches else None
         return acall(args, kwargs) if view and view.view_is_async else call(args, kwargs)
 
-    return called
+    return plain
 
 
 class LockedFunction:
@@ -457,6 +455,9 @@ class LockedFunction:
     Attributes:
         target: its dotted name, which is the lock's by default.
         template: the lock's name as written, or the dotted name; None if a callable makes it.
+        is_literal: whether a name was given that is the same for each call.
+        may_raise_for_a_request: whether this is called with a request, and what it answers is not
+            chosen.
     """
 
     def __init__(
@@ -474,9 +475,11 @@ class LockedFunction:
                     raise TypeError(PLAIN_FUNCTION.format(name, dotted))
             if options.cancel_on_lost:
                 raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
-        if first_arguments(function) == []:
+        arguments = first_arguments(function)
+        takes_request = "request" in (arguments or ())
+        if arguments == []:
             options.refuse("a function without arguments", *EXIT_CODES, "status_code")
-        if takes_request(function):
+        if takes_request:
             options.refuse("a view", *EXIT_CODES)
         self.options = options
         self.function = function
@@ -486,26 +489,17 @@ class LockedFunction:
         self.name_of = names if callable(names) else lambda args, kwargs: names
         self.template = None if callable(options.key) else options.template or dotted
         self.name = self.template or dotted
+        self.is_literal = isinstance(options.key, str) and not callable(names)
         self.group = options.group or events.as_group(self.name)
+        self._chosen = options.on_conflict is not None or options.default is not MISSING
+        of_class = is_handler or bound_method(function) is not None
+        self.may_raise_for_a_request = takes_request and not (self._chosen or of_class)
         # The clients of a view that Django REST framework's @api_view made are programs.
         self.json = is_api_view(getattr(function, "cls", None))
 
     @property
     def using(self) -> str:
         return self.options.using or Conf().USING
-
-    @property
-    def is_literal(self) -> bool:
-        """Whether a name was given that is the same for each call."""
-        return isinstance(self.options.key, str) and not list(Template(self.options.key).fields())
-
-    @property
-    def may_raise_for_a_request(self) -> bool:
-        """Whether this is called with a request, and what it answers is not chosen."""
-        options = self.options
-        chosen = options.on_conflict is not None or options.default is not MISSING
-        of_class = self.is_handler or bound_method(self.function) is not None
-        return not (chosen or of_class) and takes_request(self.function)
 
     def wrapper(self) -> Callable[..., Any]:
         function = self.function
@@ -536,8 +530,12 @@ class LockedFunction:
         with unwinding():
             if not terminates:
                 return run()
-            exit_code = self.options.lost_exit_code
-            ending = CommandTerminator(command, exit_code, section.name, section.lost_reason)
+            ending = CommandTerminator(
+                command,
+                self.options.lost_exit_code,
+                section.name,
+                lambda: str(getattr(section.lock, "lost_reason", "")),
+            )
             section.on_lost = ending
             return ending.run(run)
 
@@ -578,9 +576,8 @@ class LockedFunction:
         """What a view answers, or a command raises, if the lock could not be requested; else
         ``error`` is raised, as from a view with a default or an ``on_conflict`` of its own."""
         options = self.options
-        chosen = options.on_conflict is not None or options.default is not MISSING
         request = None
-        if is_unusable(error) and not chosen:
+        if is_unusable(error) and not self._chosen:
             request = self._request_of_view(args, kwargs)
         if request is not None:
             return service_unavailable(request, name, error, options.retry_after, self.json)

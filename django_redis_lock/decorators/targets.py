@@ -327,11 +327,6 @@ def layers(view: Any) -> Iterator[Any]:
             return
 
 
-def takes_request(function: Callable[..., object]) -> bool:
-    """Whether this is a function or method with a request among its first two arguments."""
-    return "request" in (first_arguments(function) or ())
-
-
 def first_arguments(function: Callable[..., object]) -> list[str] | None:
     """The names of two at most; None if they are unknown, as those of a function in C may be."""
     try:

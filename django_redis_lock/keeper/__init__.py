@@ -14,7 +14,7 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -22,7 +22,6 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from .. import threads
 from ..clock import real_time, time
-from ..extension import PartMissing, part
 from ..protocol import Call, Reply
 from ..threads import Mutex, after_fork, get_logger
 from ..transport import Server, is_outage, pack
@@ -35,7 +34,6 @@ __all__ = [
     "Keeper",
     "LateRequest",
     "SentOnce",
-    "Subscription",
     "Worker",
     "finish",
     "keeper",
@@ -66,11 +64,10 @@ FLUSH_SECONDS = 1.0
 MAX_PAUSE_SECONDS, REFUSED_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 30.0, 3600.0
 
 
-class Subscription(Protocol):
-    """What listens for messages to this process; see ``contrib.instant_loss``."""
+class Background(Protocol):
+    """What has a thread of its own."""
 
     def start(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Job:
@@ -515,19 +512,6 @@ class Keeper:
         for job in self.jobs():
             self.reschedule(job, time.monotonic())
 
-    def subscribe(
-        self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
-    ) -> Subscription | None:
-        """Listen to ``channel``. None without the part for that: then a loss is noticed at the next
-        renewal."""
-        try:
-            subscription: Subscription
-            subscription = part("instant_loss").Subscription(server, channel, received)
-        except PartMissing:
-            return None
-        subscription.start()
-        return subscription
-
     def flush(self) -> None:
         """Wait for the jobs with ``flush_at_exit``, a second at most. So a command that is
         interrupted while it waits for a lock leaves the queue."""
@@ -535,9 +519,9 @@ class Keeper:
         while any(job.flush_at_exit for job in self.jobs()) and time.monotonic() < deadline:
             time.sleep(0.002)
 
-    def start(self, worker: Worker) -> None:
-        """Start the thread of ``worker``; the caller has the mutex."""
-        worker.start()
+    def start(self, background: Background) -> None:
+        """Start the thread of ``background``."""
+        background.start()
 
 
 _keeper = Keeper()

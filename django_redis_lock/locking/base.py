@@ -52,8 +52,8 @@ from ..protocol import (
     release_call,
     waiter_id,
 )
+from ..protocol.holder_scripts import holders_call, parse_holders, reset_call
 from ..protocol.holders import HolderInfo, seconds_to_retry
-from ..protocol.mistakes import unknown_option
 from ..protocol.validation import (
     check_bool,
     check_name,
@@ -62,8 +62,9 @@ from ..protocol.validation import (
     check_token,
     check_wait,
     checked_options,
+    unknown_option,
 )
-from ..steps import Step, Steps
+from ..steps import Step, Steps, Undo
 from ..threads import check_plain, get_logger
 from ..transport import (
     Answer,
@@ -76,26 +77,31 @@ from ..transport import (
     note_sent,
     server_of,
 )
-from . import questions, waiting
 from . import replicas as replication
-from .hold import Hold, Lifeline, Renewal, latest, release_late
-from .local_state import (
+from . import waiting
+from .hold import (
     Entry,
+    Hold,
     Known,
+    Lifeline,
+    Renewal,
     State,
     ThreadState,
     ThreadStateWithToken,
     acting_task,
     entries,
     is_in_event_loop,
+    latest,
+    release_late,
 )
-from .questions import Query, parse_holders
 from .waiting import QueueKey, queues
 
 if TYPE_CHECKING:
     import asyncio
 
     from typing_extensions import Never
+
+    from ..protocol import Owner
 
 logger = get_logger("django_redis_lock.lock")
 
@@ -200,31 +206,13 @@ class BaseLock:
         local_folder: str | os.PathLike[str] | None = None,
         **unknown: Never,
     ) -> None:
+        given = locals()
         if unknown:
             known = [*signature(BaseLock).parameters][2:-1]
             raise unknown_option(f"{type(self).__name__}()", min(unknown), known)
         self._check_kind(redis, on_lost, cancel_on_lost)
         self.redis, self.name, self.on_lost = redis, check_name(name), on_lost
-        options = checked_options(
-            timeout=timeout,
-            sleep=sleep,
-            blocking=blocking,
-            blocking_timeout=blocking_timeout,
-            thread_local=thread_local,
-            raise_on_release_error=raise_on_release_error,
-            renew=renew,
-            max_hold=max_hold,
-            min_hold=min_hold,
-            cancel_on_lost=cancel_on_lost,
-            warn_after=warn_after,
-            replicas=replicas,
-            grant_timeout=grant_timeout,
-            reentrant=reentrant,
-            limit=limit,
-            label=label,
-            group=group,
-        )
-        vars(self).update(options)
+        vars(self).update(checked_options(given))
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
         self.id = None if id is None else self._encode(check_token(id))
         if self.reentrant and id is not None:
@@ -434,6 +422,14 @@ class BaseLock:
 
     # -- acquire -----------------------------------------------------------------------------
 
+    def _acquire(self, *args: Any) -> tuple[Steps[bool], Undo]:
+        """What ``acquire`` does, and what undoes it if it fails. ``args``: of ``_request``."""
+        request, wait = self._request(*args)
+        # A task is not interrupted between two lines.
+        before = None if self.asynchronous else self.local.known()
+        steps = self._enter_or_acquire if self.reentrant else self._acquire_steps
+        return steps(request, wait), partial(self._abandon, request, before=before)
+
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
         if self.on_redis_down == "raise":
             return self._acquire_in_redis(request, wait)
@@ -525,6 +521,11 @@ class BaseLock:
         local.hold, local.token, local.renewal = hold, hold.token, lifeline
 
     # -- release -----------------------------------------------------------------------------
+
+    def _release(self) -> tuple[Steps[None], Undo]:
+        """What ``release`` does, and what completes it if it is interrupted."""
+        steps = self._leave_or_release() if self.reentrant else self._release_steps()
+        return steps, partial(self._release_interrupted, self.local.known())
 
     def _release_steps(self) -> Steps[None]:
         token, hold, renewal = self._owned_token("release"), self.local.hold, self.local.renewal
@@ -624,6 +625,10 @@ class BaseLock:
         if now.renewal is not None and now.renewal is not before.renewal:
             now.renewal.discard()
         local.restore(before)
+
+    def _release_interrupted(self, before: Known, error: BaseException) -> None:
+        if not isinstance(error, RedisError):
+            self._leave_to_keeper(before)
 
     def _leave_to_keeper(self, before: Known | None = None) -> None:
         """The caller was interrupted while it released the lock, or could not reach Redis, and will
@@ -740,11 +745,7 @@ class BaseLock:
             return hold.reason
         keys = self.keys if hold is None else hold.keys
         of_it = self._servers[0], keys, as_bytes(call.args[0]), early, hold
-        question, cause = history.question(*of_it)
-        reply = None
-        with suppress(RedisError):
-            reply = (yield self._run(question)).value
-        return cause(reply)
+        return (yield from history.why_steps(self._run, *of_it))
 
     # -- re-entry ----------------------------------------------------------------------------
 
@@ -760,6 +761,15 @@ class BaseLock:
         """Whether the caller holds the lock, and goes in again without a wait."""
         return self.reentrant and self._entry_of_caller() is not None
 
+    def _enter_or_acquire(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
+        if self._enter_again():
+            return True
+        acquired = yield from self._acquire_steps(request, wait)
+        if acquired:
+            entry = Entry(self.local, self.timeout, self.min_hold)
+            self.local.entry = entries[self._entry_key()] = entry
+        return acquired
+
     def _enter_again(self) -> bool:
         """Whether the caller holds the lock already, and has gone in once more."""
         entry = self._entry_of_caller()
@@ -768,18 +778,12 @@ class BaseLock:
         on_lost = None if self.on_lost is None else self._for_keeper(self.on_lost)
         return entry.enter(self.local, on_lost)
 
-    def _note_entry(self) -> None:
-        entry = Entry(self.local, self.timeout, self.min_hold)
-        self.local.entry = entries[self._entry_key()] = entry
-
-    def _leave_inner(self) -> bool:
-        """Whether the caller has gone in more than once, and is out once now."""
+    def _leave_or_release(self) -> Steps[None]:
         entry = self.local.entry
         if entry is None or not entry.leave(self.local):
-            return False
-        if entry.hold.lost:
+            yield from self._release_steps()
+        elif entry.hold.lost:
             self._not_owned("release", self.lost_reason)
-        return True
 
     def _is_by_caller(self, hold: Hold) -> bool:
         """Whether the caller is the one that has acquired ``hold``."""
@@ -803,69 +807,74 @@ class BaseLock:
 
     # -- who holds it ------------------------------------------------------------------------
 
-    def _holders_query(self) -> Query[list[HolderInfo]]:
-        in_redis = Query(questions.holders_call(self), partial(parse_holders, self.limit))
+    def _holders_steps(self) -> Steps[list[HolderInfo]]:
         if self.on_redis_down == "raise":
-            return in_redis
-        in_either: Query[list[HolderInfo]] = part("fallback").holders(self, in_redis)
+            return self._holders_in_redis()
+        in_either: Steps[list[HolderInfo]] = part("fallback").holders(self)
         return in_either
 
-    def _held_query(self) -> Query[HolderInfo | None]:
-        return self._holders_query().then(lambda holders: holders[0] if holders else None)
+    def _holders_in_redis(self) -> Steps[list[HolderInfo]]:
+        reply = (yield self._run(holders_call(self.keys, self.limit))).value
+        return parse_holders(self.limit, reply)
 
-    def _locked_query(self) -> Query[bool]:
+    def _held_steps(self) -> Steps[HolderInfo | None]:
+        return next(iter((yield from self._holders_steps())), None)
+
+    def _holder_steps(self) -> Steps[Owner | None]:
+        held = yield from self._held_steps()
+        owner = None if held is None else held.in_the_way
+        call = None if owner is None else history.heartbeat_call(owner)
+        if call is None:
+            return owner
+        return history.with_heartbeat(owner, (yield self._run(call)).value)
+
+    def _owner_id_steps(self) -> Steps[str | None]:
+        held = yield from self._held_steps()
+        return held.token.decode(errors="replace") if held else None
+
+    def _ttl_steps(self) -> Steps[float | None]:
+        held = yield from self._held_steps()
+        return held.ttl if held else None
+
+    def _locked_steps(self) -> Steps[bool]:
+        holders = yield from self._holders_steps()
         # A holder without Redis has no token, and the lock for itself.
-        return self._holders_query().then(
-            lambda holders: len(holders) >= self.limit or not all(held.token for held in holders)
-        )
+        return len(holders) >= self.limit or not all(held.token for held in holders)
 
-    def _owned_query(self) -> Query[bool]:
-        hold: Hold | None = self.local.hold
-        if self.local.token is None or self.degraded:
-            return Query(None, lambda _: self.degraded is not None)
+    def _owned_steps(self) -> Steps[bool]:
+        hold, token = self.local.hold, self.local.token
+        if token is None or self.degraded:
+            return self.degraded is not None
         if hold is None and self.limit > 1:
-            query = self._holders_query()
+            holders = yield from self._holders_steps()
         else:
-            call = questions.held_call(self.keys if hold is None else hold.keys)
-            query = Query(call, partial(parse_holders, 1))
-        return query.then(self._is_mine)
-
-    def _is_mine(self, holders: list[HolderInfo]) -> bool:
+            call = holders_call(self.keys if hold is None else hold.keys)
+            holders = parse_holders(1, (yield self._run(call)).value)
         hold, token = self.local.hold, self.local.token
         if token is None or (hold is not None and not hold.is_valid):
             return False
         mine = token if isinstance(token, bytes) else self._encode(token)
         return any(held.token == mine for held in holders)
 
-    def _owner_id_query(self) -> Query[str | None]:
-        return self._held_query().then(
-            lambda held: held.token.decode(errors="replace") if held else None
-        )
-
-    def _ttl_query(self) -> Query[float | None]:
-        return self._held_query().then(lambda held: held.ttl if held else None)
-
-    def _not_acquired_query(self) -> Query[LockNotAcquired]:
+    def _not_acquired_steps(self) -> Steps[LockNotAcquired]:
         """The error of a ``with`` block."""
-        query = self._held_query()
-
-        def without_redis(error: Exception) -> HolderInfo | None:
-            with suppress(RedisError):
-                return query.after(error)
-            return None
-
-        def error_about(held: HolderInfo | None) -> LockNotAcquired:
-            seconds = seconds_to_retry(held, events.usual_hold(self.subject))
-            return LockNotAcquired.from_held(self._shown, held, float(seconds))
-
-        return query.or_else(without_redis).then(error_about)
+        held = None
+        with suppress(RedisError):
+            held = yield from self._held_steps()
+        seconds = seconds_to_retry(held, events.usual_hold(self.subject))
+        return LockNotAcquired.from_held(self._shown, held, float(seconds))
 
     def _reset_steps(self) -> Steps[bool]:
-        reply = (yield self._run(questions.holders_call(self))).value
+        reply = (yield self._run(holders_call(self.keys, self.limit))).value
         holders = parse_holders(self.limit, reply)
         for held in holders:
-            yield self._run(questions.reset_call_of(self, held))
+            yield self._run(self._reset_call(held))
         return bool(holders)
+
+    def _reset_call(self, held: HolderInfo) -> Call:
+        of_it = held.in_the_way, history.code_here(), held.held_for, self.stored_name
+        event = history.event_args(self.keys.name, "reset", *of_it)
+        return reset_call(self.keys, held, self.grant_timeout, self.limit, event=event)
 
     # -- what listeners and the log hear -----------------------------------------------------
 
@@ -904,32 +913,25 @@ class BaseLock:
             return
         logger.warning(message, {"lock": self._printed})
 
-    def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
+    def _debug(self, message: str, **fields: object) -> None:
         if logger.isEnabledFor(logging.DEBUG):
-            waited = time.monotonic() - asked_at
-            logger.debug(
-                "Acquired %(lock)s after %(waited).3f s, fence %(fence)d",
-                {"lock": self._printed, "waited": waited, "fence": hold.fence},
-            )
+            logger.debug(message, {"lock": self._printed, **fields})
+
+    def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
+        waited, fence = time.monotonic() - asked_at, hold.fence
+        message = "Acquired %(lock)s after %(waited).3f s, fence %(fence)d"
+        self._debug(message, waited=waited, fence=fence)
         if events.listeners:
-            waited = time.monotonic() - asked_at
-            events.emit(events.Acquired(self.subject, waited, contended, hold.fence))
+            events.emit(events.Acquired(self.subject, waited, contended, fence))
 
     def _emit_timed_out(self, asked_at: float, blocking: bool) -> None:
-        waited = time.monotonic() - asked_at
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug(
-                "Did not get %(lock)s within %(waited).3f s",
-                {"lock": self._printed, "waited": waited},
-            )
+        waited, subject = time.monotonic() - asked_at, self.subject
+        self._debug("Did not get %(lock)s within %(waited).3f s", waited=waited)
         if events.listeners:
-            events.emit(
-                events.TimedOut(self.subject, waited) if blocking else events.Rejected(self.subject)
-            )
+            events.emit(events.TimedOut(subject, waited) if blocking else events.Rejected(subject))
 
     def _emit_released(self, hold: Hold | None) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("Released %(lock)s", {"lock": self._printed})
+        self._debug("Released %(lock)s")
         if events.listeners and hold is not None:
             events.emit(events.Released(self.subject, time.monotonic() - hold.began, hold.fence))
 

@@ -25,7 +25,7 @@ WATCH_INTERVAL_SECONDS = 2.0
 #: For the last try at the deadline.
 LAST_TRY_SECONDS = 0.1
 #: A grant that seems older, or older than a quarter of its lifetime, must be confirmed first; so
-#: must one from the future (the server's clock was set back). See ``WaitQueue.received``.
+#: must one from the future (the server's clock was set back). See ``WaitQueue.believed_until``.
 MAX_GRANT_AGE_SECONDS = 0.5
 #: Its token, its fence, and the number of its place if that is not the first.
 GRANT = rb"(?s)(.*):(\d{1,16})(?:/(\d+))?"
@@ -124,7 +124,7 @@ def renew_call(keys: LockKeys, token: bytes, attempt: bytes, *fields: str, wante
 
 def parse_renew(reply: Reply, sent_at: float) -> float | None:
     """The monotonic time at which the lock ends; None: the token does not hold it, see
-    ``parse_not_held``."""
+    ``history.cause``."""
     if isinstance(reply, list):
         return None
     return math.inf if reply < 0 else sent_at + reply / 1000

@@ -9,7 +9,7 @@ from .holders import HolderInfo
 from .identity import new_token
 from .keys import INDEX, NEWS, LockKeys, events_key
 from .owner import MAX_FENCE
-from .script import Call, script, shared
+from .script import Call, Reply, script, shared
 from .validation import milliseconds
 
 #: The holder of a plain lock, or of one place. An untaken grant has none.
@@ -29,6 +29,21 @@ end
 local owner = redis.pcall('HGETALL', KEYS[4])
 return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
 """)
+
+
+def holders_call(keys: LockKeys, limit: int = 1) -> Call:
+    """For who has the lock, or the place, at ``keys``; with a ``limit``, all of its places."""
+    if limit == 1:
+        return Call(HELD, keys, ())
+    return Call(part("limit").HOLDERS, keys, (limit,))
+
+
+def parse_holders(limit: int, reply: Reply) -> list[HolderInfo]:
+    """The reply to ``holders_call``; the one whose lifetime ends first comes first."""
+    if limit == 1:
+        return [] if reply is None else [HolderInfo(reply)]
+    return sorted((HolderInfo(one, limit) for one in reply), key=lambda holder: holder.ttl)
+
 
 # is_token(value): whether it has the form that this package and redis-py give to tokens.
 #

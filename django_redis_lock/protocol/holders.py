@@ -5,65 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from .acquisition import Clock, Vanished
 from .identity import as_bytes, fingerprint
 from .owner import MAX_FENCE, MAX_UNIX_TIME, Owner, bounded, fields_of
 from .script import Reply
-
-
-class Watched(NamedTuple):
-    """The reply to WATCH.
-
-    Attributes:
-        untaken: whether a grant lies on the list although this process waits.
-        vanished: the holders for which it has made grants.
-    """
-
-    pttl: int
-    clock: Clock
-    untaken: bool
-    vanished: tuple[Vanished, ...]
-
-
-def parse_watch(reply: Reply, sent_at: float) -> Watched:
-    pttl, server_us, untaken, *vanished = reply
-    holders = tuple(Vanished(*each) for each in vanished)
-    return Watched(pttl, Clock(server_us, sent_at), bool(untaken), holders)
-
-
-class NotHeld(NamedTuple):
-    """The reply to RENEW if the token does not hold the lock, with the traces of its end; each is
-    empty if there is none.
-
-    Attributes:
-        events: what RECORD_EVENT keeps.
-        last_fence: that of the index.
-        described: when the description was written last, and the time, both in microseconds of the
-            server's clock; and the id in it, each after a space.
-        heartbeat: what HEARTBEAT keeps of the process.
-        entry: that of the lock on the index, if it is free.
-    """
-
-    events: bytes = b""
-    last_fence: bytes = b""
-    described: bytes = b""
-    heartbeat: bytes = b""
-    entry: bytes = b""
-
-    @property
-    def described_id(self) -> str:
-        return self.described.split(b" ", 2)[-1].decode(errors="replace")
-
-    @property
-    def silent_for(self) -> float | None:
-        """Seconds since the description was written last; None if there is none."""
-        seen, _, rest = self.described.partition(b" ")
-        times = bounded(seen, MAX_FENCE), bounded(rest.partition(b" ")[0], MAX_FENCE)
-        return None if times[0] is None or times[1] is None else (times[1] - times[0]) / 1e6
-
-
-def parse_not_held(reply: Reply) -> NotHeld:
-    return NotHeld(*map(as_bytes, reply))
 
 
 def fence_of(described: Mapping[str, str], id: str) -> int | None:

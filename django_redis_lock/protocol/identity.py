@@ -1,4 +1,4 @@
-"""What a process and its threads are called, and the tokens of what they acquire."""
+"""What a process and its threads are called and do, and the tokens of what they acquire."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import itertools
 import os
 import secrets
 import socket
+import sys
 import threading
 from binascii import hexlify
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
 
 from ..clock import time
 from ..threads import after_fork
 
-#: What a thread or task is doing, see ``activities``: acquiring a lock only reads this.
+#: What a thread or task is doing: it handles a request, runs a task, or is a management command.
+#: Acquiring a lock only reads this; the keeper makes the text of it, half a second later.
 activity: ContextVar[object] = ContextVar("django_redis_lock_activity", default=None)
+MAX_ACTIVITY_LENGTH = 200
+#: The programs that run management commands; ``django`` is ``python -m django``.
+PROGRAMS = ("manage.py", "django-admin", "django")
 
 
 def encodable(text: str) -> str:
@@ -77,3 +84,25 @@ def fingerprint(token: bytes) -> str:
 def as_bytes(value: object) -> bytes:
     """A reply's string, also from a client that decodes its replies."""
     return value if isinstance(value, bytes) else str(value).encode()
+
+
+def described(what: object) -> str:
+    try:
+        text = "" if what is None else str(what)
+    except Exception:  # From attributes that users have given to a request.
+        text = ""
+    return (text or command_line())[:MAX_ACTIVITY_LENGTH]
+
+
+@lru_cache(maxsize=1)
+def command_line() -> str:
+    """The management command that this process runs, with the names of its options: their values
+    may be secrets. Empty if it runs none."""
+    path, *arguments = getattr(sys, "argv", None) or [""]  # None in some embedded interpreters.
+    program = Path(path)
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    if name not in PROGRAMS or not arguments:
+        return ""
+    command, *others = takewhile(lambda argument: argument != "--", arguments)
+    options = [other.partition("=")[0] for other in others if other.startswith("--")]
+    return " ".join((name, command, *options))

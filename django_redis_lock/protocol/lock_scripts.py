@@ -411,7 +411,8 @@ RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]", urgent=
 #: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
 #:       it ('' for any), the keys of its events and of its process's heartbeat ('' on a cluster),
 #:       then the owner's fields and values, if any
-#: returns the remaining lifetime as PTTL gives it, or ``NotHeld`` if this token does not hold it
+#: returns the remaining lifetime as PTTL gives it, or, if this token does not hold it, what
+#:         ``history.cause`` reads
 #: A lock with more than 99 % of its lifetime left stays as it is: a report of a change leads here.
 #: As KEYS, those of ARGV would be remembered (``LockKeys.renewed``), or refused to some users.
 #: atomic because all must apply to this token's lock and to no other.

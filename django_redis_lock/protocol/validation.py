@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import lru_cache, partial
+from operator import itemgetter
 from typing import Any
 
 from ..events import check_group
@@ -171,20 +173,25 @@ OPTIONS: Mapping[str, Callable[[object], Any]] = {
 }
 
 
-def checked_options(**given: object) -> dict[str, Any]:
-    """The values of all OPTIONS, checked one by one and together; with ``warns_after``. Locks
-    repeat theirs, so the same dict is returned again: it must not be changed. Raises TypeError or
-    ValueError."""
+def checked_options(given: Mapping[str, object]) -> dict[str, Any]:
+    """The values in ``given`` of all OPTIONS, checked one by one and together; with
+    ``warns_after``. Locks repeat theirs, so the same dict is returned again: it must not be
+    changed. Raises TypeError or ValueError."""
+    values = _values_of_options(given)
     try:
-        return _checked(**given)
+        return _checked(*values)
     except TypeError:  # Perhaps because one of them cannot be hashed.
         pass
-    return _checked.__wrapped__(**given)
+    return _checked.__wrapped__(*values)
+
+
+_values_of_options = itemgetter(*OPTIONS)
 
 
 @lru_cache(maxsize=256, typed=True)
-def _checked(**given: object) -> dict[str, Any]:
-    options = {name: check(given[name]) for name, check in OPTIONS.items()}
+def _checked(*values: object) -> dict[str, Any]:
+    checks = zip(OPTIONS.items(), values, strict=True)
+    options = {name: check(value) for (name, check), value in checks}
     timeout, renew, max_hold = options["timeout"], options["renew"], options["max_hold"]
     if timeout is None and (renew or max_hold is not None):
         raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
@@ -246,3 +253,30 @@ def longest_hold(renew: bool, timeout: float | None, max_hold: float | None) -> 
 def milliseconds(seconds: float | None) -> int:
     """Whole milliseconds for Redis, rounded up so that no lifetime becomes 0; 0 for None."""
     return 0 if seconds is None else max(1, math.ceil(round(seconds * 1000, 6)))
+
+
+#: By our name of an option, its names in other packages.
+ELSEWHERE = {
+    "timeout": "expire expires expiry expiration ttl lease lease_time lease_seconds ex lifetime "
+    "auto_release_time lock_timeout cache_timeout",
+    "blocking_timeout": "wait wait_timeout acquire_timeout max_wait waiting_timeout",
+    "renew": "auto_renewal auto_renew auto_extend keep_alive renewal",
+    "wait": "blocking_timeout wait_timeout lock_timeout",
+    "limit": "capacity concurrency max_holders max_locks places",
+    "key": "name lock_name lock_key",
+    "label": "description",
+    "stale": "stale_ttl grace swr stale_while_revalidate",
+    "using": "cache alias cache_alias",
+    "on_lost": "lost_callback",
+}
+
+
+def unknown_option(call: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error about the option ``name`` of ``call``, which has those that are ``known``."""
+    names = list(known)
+    meant = [ours for ours, others in ELSEWHERE.items() if name in others.split() and ours in names]
+    if not meant:
+        meant = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    unit = ", in seconds" if meant[:1] in (["timeout"], ["blocking_timeout"], ["wait"]) else ""
+    hint = f"write {meant[0]}={unit}; " if meant else ""
+    return TypeError(f"{call} has no option {name!r}; {hint}it has {', '.join(names)}")

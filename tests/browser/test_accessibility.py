@@ -14,7 +14,7 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock.contrib import metrics
-from django_redis_lock.history.records import note_call
+from django_redis_lock.history import note_call
 from django_redis_lock.protocol.identity import hostname
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.server import run

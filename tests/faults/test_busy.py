@@ -15,7 +15,7 @@ from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.locking import Renewal
-from django_redis_lock.locking.waiting.threads import ThreadQueue
+from django_redis_lock.locking.lock import ThreadQueue
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.aio_client import asyncio_client

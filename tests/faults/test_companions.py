@@ -12,7 +12,7 @@ import redis
 
 from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.contrib.redlock.votes import VOTE
-from django_redis_lock.locking.waiting.queue import QueueWatch
+from django_redis_lock.locking.waiting import QueueWatch
 from django_redis_lock.ops.inventory import list_held
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant, renew_call

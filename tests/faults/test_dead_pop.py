@@ -15,7 +15,7 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.several_names import MultiLock
-from django_redis_lock.locking.waiting.threads import ThreadWaiter
+from django_redis_lock.locking.lock import ThreadWaiter
 from tests.holding import watch_often
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer

@@ -39,10 +39,10 @@ from django_redis_lock.contrib.metrics import report
 from django_redis_lock.decorators import cached_page
 from django_redis_lock.exceptions import TooFewServers
 from django_redis_lock.extension import hooks
-from django_redis_lock.history.heartbeat import Heartbeat
+from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import Renewal
-from django_redis_lock.locking.waiting.queue import QueueWatch
+from django_redis_lock.locking.waiting import QueueWatch
 from django_redis_lock.ops.held_locks import held_locks
 from django_redis_lock.ops.inventory import list_held, listing
 from django_redis_lock.singleflight.scripts import TAKE_FLIGHT

@@ -33,7 +33,7 @@ from django_redis_lock.contrib.fallback import Attempt
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.decorators import section
 from django_redis_lock.keeper import SentOnce, keeper
-from django_redis_lock.locking.waiting.threads import ThreadQueue
+from django_redis_lock.locking.lock import ThreadQueue
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.singleflight.runners import under_computation
 from django_redis_lock.transport import server_of
@@ -54,14 +54,17 @@ pytestmark = pytest.mark.usefixtures("patient")
 
 NAME = "interrupted"
 #: The part of it that may catch an ``Exception``, and must not then take it for an error of Redis.
-CATCHING = tuple(f"django_redis_lock.{name}" for name in ("locking", "redlock", "fallback"))
+CATCHING = tuple(
+    f"django_redis_lock.{name}"
+    for name in ("locking", "steps", "contrib.redlock", "contrib.fallback")
+)
 ERRORS = [Interrupt, TimeLimit, pytest.param(TooLate, marks=pytest.mark.sample(0))]
 #: Seconds within which the lock must be free; far more than it takes, far less than a minute.
 SOON = 10.0
 #: Seconds for which a grant lives.
 GRANT = 30.0
 #: What waits for the end of the blocking pop.
-WAITS = "threads.pop_ended"
+WAITS = "lock.pop_ended"
 
 
 def in_a_block() -> None:
@@ -257,7 +260,7 @@ def test_other_kinds(
         holder = make(servers, tmp_path, thread_local=False)
         if contended:
             holder.acquire()
-            points.function, points.meanwhile = "steps._wait_in_redis", holder.release
+            points.function, points.meanwhile = "waiting._wait_in_redis", holder.release
         try:
             with points.watched(), lock:
                 assert lock.fence
@@ -419,7 +422,9 @@ def test_a_wait_that_ends(client: redis.Redis, freed: bool) -> None:
         expect_free(client, points)
 
     free = (lambda: client.delete(NAME)) if freed else None
-    each_point(attempt, begin="steps._wait_in_redis", function="steps._last_try", meanwhile=free)
+    each_point(
+        attempt, begin="waiting._wait_in_redis", function="waiting._last_try", meanwhile=free
+    )
 
 
 def test_a_thread_behind_another(client: redis.Redis) -> None:
@@ -445,7 +450,7 @@ def test_a_thread_behind_another(client: redis.Redis) -> None:
         assert second.result()
         expect_free(client, points)
 
-    each_point(attempt, begin="queue.join")
+    each_point(attempt, begin="waiting._wait")
 
 
 def empty() -> str:

@@ -21,7 +21,7 @@ from django_redis_lock.contrib.limit import (
     PLACE_TAKE_GRANT,
 )
 from django_redis_lock.locking import Renewal
-from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
+from django_redis_lock.locking.lock import PendingReply, ThreadQueue
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
@@ -263,7 +263,7 @@ def test_a_grant_above_the_limit_is_given_back(
             patch.setattr(ThreadQueue, "reply", interrupted)
         else:
             patch.setattr(PendingReply, "confirmed", interrupted_later)
-            patch.setattr("django_redis_lock.locking.waiting.queue.MAX_GRANT_AGE_SECONDS", 0.0)
+            patch.setattr("django_redis_lock.locking.waiting.MAX_GRANT_AGE_SECONDS", 0.0)
         background = Background(lock.acquire)
         until_blocked(client)
         holders[2].release()

@@ -18,10 +18,10 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock, LockError, LockLost, LockNotOwnedError, MultiLock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import DeferredRelease
-from django_redis_lock.locking import Renewal, questions
-from django_redis_lock.locking.waiting import queue, threads
-from django_redis_lock.locking.waiting.threads import PendingReply
-from django_redis_lock.protocol.holder_scripts import HELD, RESET
+from django_redis_lock.locking import Renewal, waiting
+from django_redis_lock.locking import lock as threads
+from django_redis_lock.locking.lock import PendingReply
+from django_redis_lock.protocol.holder_scripts import HELD, RESET, reset_call
 from django_redis_lock.protocol.holders import HolderInfo
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
@@ -184,7 +184,7 @@ class TestGrant:
     ) -> None:
         """The holder goes on after the waiter has given up."""
         # Else the keeper looks before that whether the lock is free.
-        monkeypatch.setattr(queue, "WATCH_INTERVAL_SECONDS", 2 * PATIENCE)
+        monkeypatch.setattr(waiting, "WATCH_INTERVAL_SECONDS", 2 * PATIENCE)
         holder = Lock(client, "shaky", grant_timeout=GRANT)
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)
@@ -370,7 +370,7 @@ class TestReset:
         waiting = Background(lambda: waiter.acquire(token=token))
         until(lambda: client.info("clients")["blocked_clients"])
         held = run_call(client, Call(HELD, holder.keys, ())).value
-        late = questions.reset_call_of(holder, HolderInfo(held))
+        late = reset_call(holder.keys, HolderInfo(held), GRANT)
         rule = proxy.lose_reply(RESET)
         assert Lock(shaky, "shaky", grant_timeout=GRANT).reset() is True
         assert rule.left == 0

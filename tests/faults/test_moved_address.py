@@ -17,7 +17,7 @@ import redis
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.history.heartbeat import Heartbeat
+from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import keeper
 from django_redis_lock.ops.inventory import list_held
 from django_redis_lock.transport import asyncio_client, server_of

@@ -19,7 +19,7 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking.waiting.threads import PendingReply
+from django_redis_lock.locking.lock import PendingReply
 from tests.holding import hurry, watch_often
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until

@@ -26,7 +26,7 @@ from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.decorators import cached_page
 from django_redis_lock.exceptions import TooFewServers
-from django_redis_lock.history.heartbeat import Heartbeat
+from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import DeferredRelease, keeper
 from tests.faults.proxy import Proxy
 from tests.holding import hurry

@@ -39,9 +39,11 @@ TESTS: dict[str, str] = {
     "locking.base": "lock lock_waiting async_lock logging signals reentry why_lost refusals "
     "out_of_memory redis_down lost_replies interrupts",
     "history": "inventory_scripts heartbeat logging inventory why_lost instant_loss",
-    "locking.questions": "lock async_lock inventory why_lost",
     "locking.replicas": "cache_lock lock async_lock failover_sentinel",
-    "locking.aio": "async_lock cancel_on_lost reentry cancelled closed_waits",
+    "locking.aio": "async_lock cancel_on_lost reentry unconfirmed_grants cancelled closed_waits "
+    "dead_pop forgotten_connections lost_replies outage",
+    "locking.lock": "lock lock_waiting logging unconfirmed_grants reentry dead_pop "
+    "forgotten_connections lost_replies outage interrupts",
     "locking.waiting": "lock_waiting lock async_lock unconfirmed_grants closed_waits "
     "cancelled dead_pop forgotten_connections lost_replies outage redis interrupts",
     "transport": "packing breaker connections lock get_or_set redis lost_replies "
@@ -57,7 +59,7 @@ TESTS: dict[str, str] = {
     "moved_address sentinel cluster",
     "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
     "transport.hints": "hints refusals clear",
-    "keeper.over_a_loop": "full_server",
+    "keeper.link": "full_server lock notices redis refusals busy shutdown instant_loss loading",
     "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
     "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
@@ -205,7 +207,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         'return await adrive(self._change_steps("reacquire", self._lifetime or 2.0, True))',
     ): "without a lifetime there is an error",
     (
-        "history.causes",
+        "history",
         "if (bounded(left.last_fence, MAX_FENCE) or 1) < fence or lost_at >= began:",
     ): "a fence is a time in microseconds",
     (
@@ -223,11 +225,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("decorators.section", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
     ("decorators.section", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
     (
-        "locking.waiting.queue",
+        "locking.waiting",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
     ): "the keeper only looks a little earlier",
     (
-        "locking.waiting.tasks",
+        "locking.aio",
         "self.connection = await aconnect(client, self.request.keys, timeout=6.0)",
     ): "connecting may take a second longer",
     (
@@ -256,10 +258,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if cost <= 0.9 * min(COSTLY_SECONDS, timeout):",
     ): "no call takes exactly so long",
     (
-        "history.records",
+        "history",
         "at = bounded(at_us, MAX_UNIX_TIME * 1000001.0)",
     ): "no event is that far in the future",
-    ("history.records", "self.replied(2, now)"): "it is as true as 1",
+    ("history", "self.replied(2, now)"): "it is as true as 1",
 }
 
 EQUIVALENT |= {

@@ -50,7 +50,7 @@ def test_a_mutant_is_caught_and_the_checkout_stays_as_it_is(tmp_path: Path) -> N
 
 
 def test_mutants_of_python_are_python() -> None:
-    name = "locking.waiting.queue"
+    name = "locking.waiting"
     path = mutations_python.modules()[name]
     lines = path.read_text().splitlines()
     found = mutations_python.mutants(name, path)

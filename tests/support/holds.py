@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.history import heartbeat
+from django_redis_lock import history
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.hold import Hold, Renewal
 from django_redis_lock.protocol import Acquisition
@@ -58,7 +58,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
     fake = FakeKeeper()
     monkeypatch.setattr(hold_module, "keeper", lambda: fake)
     # No heartbeats: there is no server.
-    monkeypatch.setattr(heartbeat.Heartbeat, "join", lambda job: SimpleNamespace(leave=id))
+    monkeypatch.setattr(history.Heartbeat, "join", lambda job: SimpleNamespace(leave=id))
     return fake
 
 

@@ -11,8 +11,8 @@ from functools import cache, partial
 from types import CodeType, FrameType
 from typing import Any
 
-from django_redis_lock.locking.waiting.steps import POPPING
-from django_redis_lock.locking.waiting.threads import ThreadWaiter
+from django_redis_lock.locking.lock import ThreadWaiter
+from django_redis_lock.locking.waiting import POPPING
 from tests.lanes import some
 from tests.support.background import Background
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 from django_redis_lock import threads
-from django_redis_lock.history.heartbeat import Heartbeat
+from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import Job, keeper
 from django_redis_lock.singleflight.flight import in_flight
 from tests.processes import PATIENCE

@@ -258,14 +258,14 @@ def test_a_module_imports_other_packages_by_their_face() -> None:
 #: Faces besides a package's ``__init__``, each for one subject: the names of keys, the checks of
 #: arguments, what tasks use, which errors pass. And what optional parts are made of, as the core
 #: is.
-SECOND_FACES = {f"protocol.{name}" for name in ("keys", "validation", "owner", "holders")}
+SECOND_FACES = {
+    f"protocol.{name}" for name in ("identity", "keys", "validation", "owner", "holders")
+}
 SECOND_FACES |= {f"protocol.{name}" for name in ("lock_scripts", "holder_scripts", "script")}
-SECOND_FACES |= {f"protocol.{name}" for name in ("activities", "mistakes")}
 SECOND_FACES |= {
     f"transport.{name}" for name in ("refusals", "hints", "aio_client", "aio_connection")
 }
 SECOND_FACES |= {f"transport.{name}" for name in ("address", "plain", "server")}
-SECOND_FACES |= {"locking.questions"}
 SECOND_FACES |= {
     f"decorators.{name}"
     for name in ("key_template", "on_lost", "section", "targets", "transactions")

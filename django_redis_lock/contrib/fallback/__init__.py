@@ -21,7 +21,6 @@ from ...clock import time
 from ...events import FellBack
 from ...exceptions import LocalLockUnavailable, TooFewReplicas
 from ...locking import BaseLock, Hold
-from ...locking.questions import Query
 from ...protocol import AcquireRequest, Acquisition, Owner, named_token, new_token, printable
 from ...protocol.holders import HeldReply, HolderInfo
 from ...protocol.validation import check_policy
@@ -190,18 +189,17 @@ def _without_frames(error: BaseException) -> BaseException:
     return error
 
 
-def holders(lock: BaseLock, in_redis: Query[list[HolderInfo]]) -> Query[list[HolderInfo]]:
-    """Who holds ``lock``: ``in_redis``, or on this host."""
-
-    def without_redis(error: Exception) -> list[HolderInfo]:
-        if lock.on_redis_down != "local" or not is_outage(error):
-            raise error
-        return _held_on_host(lock, away=True)
-
+def holders(lock: BaseLock) -> Steps[list[HolderInfo]]:
+    """Who holds ``lock``: in Redis, or on this host."""
     if lock.degraded:
-        return Query(None, lambda _: _held_on_host(lock))
-    in_either = in_redis.then(lambda holders: holders or _held_on_host(lock))
-    return in_either.or_else(without_redis)
+        return _held_on_host(lock)
+    try:
+        in_redis = yield from lock._holders_in_redis()
+    except Exception as error:
+        if lock.on_redis_down != "local" or not is_outage(error):
+            raise
+        return _held_on_host(lock, away=True)
+    return in_redis or _held_on_host(lock)
 
 
 def _held_on_host(lock: BaseLock, *, away: bool = False) -> list[HolderInfo]:

@@ -141,19 +141,13 @@ def what_is_sent(request: Any) -> Iterator[bytes]:
 def _content(body: bytes) -> bytes:
     """The same bytes for each way to write the same JSON; ``body`` itself if it is none. Keys that
     are there twice stay, and numbers are as they were written: parsers differ about them."""
-    numbers: Any = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _number)
+    kinds = ("parse_int", "parse_float", "parse_constant")
+    hooks: Any = dict.fromkeys(kinds, lambda text: {"number": text})
+    hooks["object_pairs_hook"] = lambda pairs: {"pairs": sorted(pairs, key=lambda pair: pair[0])}
     try:
-        return json.dumps(json.loads(body, object_pairs_hook=_object, **numbers)).encode()
+        return json.dumps(json.loads(body, **hooks)).encode()
     except (ValueError, RecursionError):
         return body
-
-
-def _object(pairs: list[tuple[str, object]]) -> object:
-    return {"pairs": sorted(pairs, key=lambda pair: pair[0])}
-
-
-def _number(text: str) -> object:
-    return {"number": text}
 
 
 def _written(data: object) -> bytes:

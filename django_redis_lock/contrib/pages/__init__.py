@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from logging import DEBUG
 from math import ceil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
@@ -31,7 +32,7 @@ from redis.exceptions import RedisError
 from ...cache import MISSING, value_cache
 from ...conditions import Conditions
 from ...conf import GetOrSetOptions, checked_timeout
-from ...decorators.section import Stopped, called, in_thread
+from ...decorators.section import called, in_thread, run_steps
 from ...events import RefreshFailed
 from ...protocol import Call, as_bytes, script
 from ...protocol.keys import flight_key
@@ -132,12 +133,7 @@ class CachedPageMiddleware(CacheMiddleware):
         steps = self._alone(request, view, asynchronous)
         if self.cache.computes_once:
             steps = Visit(self, request, view, asynchronous).steps()
-        if asynchronous:
-            return adrive(steps)
-        try:
-            return drive(steps)
-        except Stopped as stopped:
-            raise stopped.error from None
+        return run_steps(asynchronous, steps)
 
     def _alone(
         self, request: HttpRequest, view: Callable[[HttpRequest], object], asynchronous: bool
@@ -167,20 +163,14 @@ class CachedPageMiddleware(CacheMiddleware):
             return rendering.of(response)
         return (yield in_thread(asynchronous, store, response))
 
-    def process_response(self, request: HttpRequest, response: Any) -> Any:
-        """As Django's. ``page_timeout`` may be a function of the response."""
-        if not callable(self.page_timeout):
-            return super().process_response(request, response)
-        rules = copy.copy(self)
-        seconds = checked_timeout(self.page_timeout(response))
-        rules.page_timeout = None if seconds is None else ceil(seconds)  # As max-age has them.
-        return rules.process_response(request, response)
-
     def storable(self, request: HttpRequest, response: Any) -> Storable | None:
         """What Django would store of ``response``, whose headers it completes. A response with a
         cookie is not stored, whatever it varies on: the cookie may be its first caller's."""
         rules = copy.copy(self)
         rules._notes = notes = _Notes()
+        if callable(self.page_timeout):
+            seconds = checked_timeout(self.page_timeout(response))
+            rules.page_timeout = None if seconds is None else ceil(seconds)  # As max-age has them.
         rules.process_response(request, response)
         if not notes.stored or response.cookies:
             return None
@@ -206,23 +196,13 @@ class _Notes:
         self.stored.append((key, value, timeout))
 
 
-class OwnWrites:
-    """Notes what the code in a block of ``computing(None, keys, …)`` does itself to ``keys``, which
-    have no flights."""
-
-    token = b""
-
-    def __init__(self) -> None:
-        self.own_writes: dict[bytes, str] = {}
-
-
 class Visit:
     """One request for a page. A flight is at the key of the page or, as long as it is unknown what
     the pages of the URL vary on, at that of the headers. None there means that the page cannot be
     cached: callers do not wait for each other. (For Django that is nothing.)"""
 
     timeout: float  # Seconds; of the page that this caller has computed.
-    own: OwnWrites  # What the view has deleted itself.
+    own: Any  # For ``computing``: what the view has deleted itself of the key GENERATION.
 
     def __init__(
         self,
@@ -334,20 +314,14 @@ class Visit:
         leader = flight and flight.closed()
         if leader:  # The response to this caller's last request is not rendered.
             yield from leader.fail()
-        if self.asynchronous:
-            compute = partial(self._acompute, key)
-            return (yield self.cache.aget_or_set(key, compute, timeout, **options))
-        compute_here = partial(self._compute_here, key)
-        return called(self.cache.get_or_set, key, compute_here, timeout, **options)
+        compute = partial(self._acompute if self.asynchronous else self._compute_here, key)
+        return (yield called(self._do, "get_or_set", key, compute, timeout, **options))
 
     def _open_flight(self, key: str) -> tuple[object, str, str]:
         return self.caller, self.middleware.cache_alias, key
 
     def _compute_here(self, key: str) -> object:
-        try:
-            return drive(self._compute(key))
-        except Stopped as stopped:
-            raise stopped.error from None
+        return run_steps(False, self._compute(key))
 
     async def _acompute(self, key: str) -> object:
         return await adrive(self._compute(key))
@@ -377,7 +351,8 @@ class Visit:
         if not mine:
             request = copied(request)
             request._cached_pages = self.scopes  # The request's own have ended with its response.
-        self.flight, self.own = innermost_flight() if key else None, OwnWrites()
+        self.flight = innermost_flight() if key else None
+        self.own = SimpleNamespace(token=b"", own_writes={})
         generation = yield from self._generation()
         names = [GENERATION.format(self.middleware.key_prefix)]
         [at] = yield from self.cache._values.keys(self._runner(), names, None)

@@ -34,7 +34,6 @@ from ...locking import (
     Lock,
     TaskWaiter,
     ThreadWaiter,
-    questions,
 )
 from ...protocol import (
     EXTEND,
@@ -48,6 +47,7 @@ from ...protocol import (
     named_token,
     parse_acquire,
 )
+from ...protocol.holder_scripts import holders_call
 from ...protocol.holders import HolderInfo
 from ...protocol.lock_scripts import RELEASE
 from ...protocol.validation import check_time
@@ -335,11 +335,11 @@ class Quorum(BaseLock):
 
     def _reset_steps(self) -> Steps[bool]:
         """End the lock on each server, as ``Lock.reset`` does on one."""
-        call = questions.held_call(self.keys)
+        call = holders_call(self.keys)
         answers = yield self._ask_servers(self._calls(call), self.server_timeout)
         held = {p: a for p, a in answers.items() if a and not isinstance(a, Exception)}
         order = [p for p in reversed(self._order()) if p in held]
-        resets = {p: questions.reset_call_of(self, HolderInfo(held[p])) for p in order}
+        resets = {p: self._reset_call(HolderInfo(held[p])) for p in order}
         ended = (yield self._ask_servers(resets, self.server_timeout)) if resets else {}
         holder = merged(call, answers, len(self.redis), self._shown)
         away = {p: a for p, a in {**answers, **ended}.items() if isinstance(a, Exception)}

@@ -23,7 +23,6 @@ from ...clock import time
 from ...exceptions import LockError
 from ...history import note_vanished
 from ...locking import AsyncLock, BaseLock, Hold, Known, Lock, release_late
-from ...locking.questions import Query
 from ...protocol import (
     AcquireRequest,
     Acquisition,
@@ -40,7 +39,7 @@ from ...protocol import (
 )
 from ...protocol.holders import HolderInfo
 from ...protocol.keys import slot_of
-from ...steps import Step, Steps, adrive, drive
+from ...steps import Step, Steps
 from ...threads import Mutex
 from ...transport import Answer, NotReady, Server, is_cluster, is_outage, is_refusal, server_of
 
@@ -328,15 +327,14 @@ class SeveralNames(BaseLock):
         yield from self._together(*steps)
         return True
 
-    def _owned_query(self) -> Query[bool]:
+    def _owned_steps(self) -> Steps[bool]:
         if self.local.token is None:
-            return super()._owned_query()
-        queries = [member._owned_query() for member in self.members]
-        return Query(None, all, queries=queries)
+            return (yield from super()._owned_steps())
+        return all((yield from self._together(*(each._owned_steps() for each in self.members))))
 
-    def _holders_query(self) -> Query[list[HolderInfo]]:
-        queries = [member._held_query() for member in self.members]
-        return Query(None, self._one_holder, queries=queries)
+    def _holders_steps(self) -> Steps[list[HolderInfo]]:
+        held = yield from self._together(*(each._held_steps() for each in self.members))
+        return self._one_holder(held)
 
     def _one_holder(self, holders: Sequence[HolderInfo | None]) -> list[HolderInfo]:
         """The holder of the first name that another holds, or else of the first that is held."""
@@ -363,19 +361,9 @@ class MultiLock(SeveralNames, Lock):
     and ``reentrant``. Two callers never wait for each other, in whatever order they name them.
     """
 
-    def _reply_to(self, query: Query[object]) -> object:
-        if query.queries:
-            return drive(self._together(*map(query_steps, query.queries)))
-        return super()._reply_to(query)
-
 
 class AsyncMultiLock(SeveralNames, AsyncLock):
     """``MultiLock`` for asyncio."""
-
-    async def _reply_to(self, query: Query[object]) -> object:
-        if query.queries:
-            return await adrive(self._together(*map(query_steps, query.queries)))
-        return await super()._reply_to(query)
 
 
 def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:
@@ -480,14 +468,6 @@ class Member(BaseLock):
         if hold is not None and hold.on_lost is None:  # The whole was not acquired.
             return release_call(self.keys, token, new_token(), self.grant_timeout)
         return super()._release_call(token, hold)
-
-
-def query_steps(query: Query[R]) -> Steps[R]:
-    try:
-        reply = None if query.call is None else (yield query.call).value
-    except Exception as error:
-        return query.after(error)
-    return query.parse(reply)
 
 
 @cache

@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 from ...cache import lock_cache, lock_caches
 from ...clock import Clock, time
 from ...extension import PartMissing, part
-from ...keeper import Job, Keeper, Subscription, Worker, keeper, use_keeper
+from ...keeper import Job, Keeper, keeper, use_keeper
 from ...locking import Renewal
 from ...ops.inventory import list_held
 from ...protocol.keys import INDEX
@@ -97,8 +97,8 @@ class SteppedKeeper(Keeper):
             self._holders.setdefault(each, (None, None, Clock.monotonic()))
         return list(self._holders.values())
 
-    def start(self, worker: Worker) -> None:
-        """It needs no thread."""
+    def start(self, background: object) -> None:
+        """Nothing needs a thread. One that waits for messages would move the clock by that."""
 
     def next_due(self) -> float:
         """The monotonic time of the next job."""
@@ -114,16 +114,6 @@ class SteppedKeeper(Keeper):
     def hurry(self) -> None:
         super().hurry()
         self.do_due(time.monotonic())
-
-    def subscribe(
-        self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
-    ) -> Subscription | None:
-        """Its thread would wait for a message, and move the clock by that."""
-        with suppress(PartMissing):
-            subscription: Subscription
-            subscription = part("instant_loss").Subscription(server, channel, received)
-            return subscription
-        return None
 
 
 def _held_by(job: Renewal | FlightRenewal) -> object:

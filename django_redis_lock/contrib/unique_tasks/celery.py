@@ -53,14 +53,10 @@ class _Unique(Task):  # type: ignore[misc]  # Celery has no types
         args: Any = None,
         kwargs: Any = None,
         task_id: str | None = None,
-        producer: Any = None,
-        link: Any = None,
-        link_error: Any = None,
-        shadow: str | None = None,
+        *others: Any,
         **options: Any,
     ) -> object:
-        ways = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
-        options.update(ways)
+        options.update(zip(("producer", "link", "link_error", "shadow"), others, strict=False))
         unique, request, token = self.unique_task, self.request, task_id or uuid()
         again = bool(options.get("retries")) or token == request.id
         message = unique.to_send(args or (), kwargs or {}, token, _delay(self.app, options))

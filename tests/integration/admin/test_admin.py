@@ -22,8 +22,7 @@ from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
-from django_redis_lock.history.heartbeat import Heartbeat
-from django_redis_lock.history.records import note_call
+from django_redis_lock.history import Heartbeat, note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.models import HeldLock
 from django_redis_lock.ops.admin import listing

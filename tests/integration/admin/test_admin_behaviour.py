@@ -14,7 +14,7 @@ from django.test import Client
 
 from django_redis_lock import events
 from django_redis_lock.contrib import metrics
-from django_redis_lock.history.records import CrashRecord
+from django_redis_lock.history import CrashRecord
 from django_redis_lock.ops.admin.rows import Ref
 from django_redis_lock.ops.inventory.listing import LOCK
 from tests.holding import crash, hurry

@@ -18,7 +18,7 @@ from django.core.management import call_command
 from django.test import Client
 
 from django_redis_lock import Lock, LockNotOwnedError
-from django_redis_lock.history.records import note_call
+from django_redis_lock.history import note_call
 from django_redis_lock.ops.admin import listing, menu
 from django_redis_lock.ops.inventory import latest_news, list_held
 from django_redis_lock.protocol.identity import hostname

@@ -15,7 +15,7 @@ from django.core.cache import cache
 from django.core.management import CommandError, call_command
 
 from django_redis_lock.contrib import metrics
-from django_redis_lock.history.records import note_call
+from django_redis_lock.history import note_call
 from django_redis_lock.management import listing
 from django_redis_lock.ops.held_locks import Truncation
 from django_redis_lock.protocol.owner import Owner

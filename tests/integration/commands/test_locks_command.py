@@ -22,7 +22,7 @@ from django.utils import translation
 
 from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
-from django_redis_lock.history.records import note_call
+from django_redis_lock.history import note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.identity import hostname

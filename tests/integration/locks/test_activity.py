@@ -22,7 +22,7 @@ from rest_framework.response import Response
 from django_redis_lock import LockNotAcquired, current_lock, locked
 from django_redis_lock.middleware import RequestActivity, doing, note_request, note_tasks
 from django_redis_lock.protocol import activity, hostname
-from django_redis_lock.protocol.activities import command_line
+from django_redis_lock.protocol.identity import command_line
 from tests.processes import until
 
 FACTORY = RequestFactory()

@@ -80,7 +80,7 @@ def test_fifty_greenlets_wait_for_one_lock(process: subprocess.Popen[str]) -> No
     said = run(
         process,
         """
-from django_redis_lock.locking.waiting.queue import queues
+from django_redis_lock.locking.waiting import queues
 holder, order = Lock(client, "green", timeout=30), []
 holder.acquire()
 lock = Lock(client, "green", timeout=30)

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_redis_lock import AsyncLock, Lock, Redlock
-from django_redis_lock.history.heartbeat import heartbeats
+from django_redis_lock.history import heartbeats
 from django_redis_lock.keeper import keeper
 from django_redis_lock.ops.inventory.listing import LockInfo, list_held
 from django_redis_lock.protocol.identity import process_id

@@ -25,7 +25,7 @@ from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import reset_all
 from django_redis_lock.contrib import instant_loss
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.history.heartbeat import Heartbeat
+from django_redis_lock.history import Heartbeat
 from django_redis_lock.ops.inventory import Outcome, list_held, release
 from django_redis_lock.protocol.identity import process_id
 from django_redis_lock.protocol.keys import process_key

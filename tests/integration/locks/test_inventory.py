@@ -17,11 +17,9 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import Lock
+from django_redis_lock import Lock, history
 from django_redis_lock.events import Crashed
-from django_redis_lock.history import records
-from django_redis_lock.history.heartbeat import heartbeats
-from django_redis_lock.history.records import CrashRecord, note_call
+from django_redis_lock.history import CrashRecord, heartbeats, note_call
 from django_redis_lock.keeper import keeper
 from django_redis_lock.management import as_json, note
 from django_redis_lock.ops.admin.rows import event_rows, row, waiter_rows
@@ -532,7 +530,7 @@ def test_a_holder_that_reports_the_loss_has_not_crashed(
     ended_by: str,
     pace: int,
 ) -> None:
-    monkeypatch.setattr(records, "REPORT_SECONDS", PATIENCE)  # As if it were soon enough.
+    monkeypatch.setattr(history, "REPORT_SECONDS", PATIENCE)  # As if it were soon enough.
     lock, following = Lock(client, "a", 1 * pace), Lock(client, "a", 30)
     lock.acquire()
     described(client, "a")

@@ -10,7 +10,7 @@ import redis
 from django_redis_lock.contrib.limit import PLACE_RESET
 from django_redis_lock.contrib.metrics.collecting import ADD_FIGURES
 from django_redis_lock.contrib.metrics.report import READ_FIGURES
-from django_redis_lock.history.records import note_call
+from django_redis_lock.history import note_call
 from django_redis_lock.ops.inventory.scripts import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,

@@ -18,7 +18,7 @@ from redis.asyncio import BlockingConnectionPool
 from django_redis_lock import AsyncLock, Lock, LockError, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import SentOnce, keeper
-from django_redis_lock.locking.waiting.threads import ThreadWaiter
+from django_redis_lock.locking.lock import ThreadWaiter
 from django_redis_lock.protocol import hostname
 from tests import lanes
 from tests.holding import silence

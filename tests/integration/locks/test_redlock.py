@@ -15,7 +15,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncRedlock, LockNotAcquired, Redlock
-from django_redis_lock.history.records import CrashRecord
+from django_redis_lock.history import CrashRecord
 from django_redis_lock.ops.inventory.listing import inspect
 from django_redis_lock.protocol import hostname
 from tests.holding import crash, hurry

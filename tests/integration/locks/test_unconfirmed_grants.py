@@ -13,8 +13,8 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.limit import PLACE_TAKE_GRANT
-from django_redis_lock.locking.waiting import tasks
-from django_redis_lock.locking.waiting.threads import PendingReply
+from django_redis_lock.locking import aio
+from django_redis_lock.locking.lock import PendingReply
 from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import Server
@@ -50,13 +50,13 @@ def test_a_lifetime_that_is_shortened_is_not_undone(
 def test_a_task_that_shortens_a_lifetime_is_not_undone(
     client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receive = tasks._answer
+    receive = aio._answer
 
     async def late(*args: Any) -> Any:
         await asyncio.sleep(0.3)
         return await receive(*args)
 
-    monkeypatch.setattr(tasks, "_answer", late)
+    monkeypatch.setattr(aio, "_answer", late)
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
 

@@ -19,7 +19,7 @@ from django_redis_lock import AsyncLock, Lock, LockLost, LockNotOwnedError, Redl
 from django_redis_lock.clock import time
 from django_redis_lock.contrib.redlock.votes import majority
 from django_redis_lock.contrib.several_names import MultiLock
-from django_redis_lock.history.heartbeat import Heartbeat
+from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import keeper
 from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
 from django_redis_lock.protocol.identity import process_id
@@ -370,7 +370,7 @@ def test_a_server_that_freezes_then_does_not_delay_on_lost(
         for client in behind:
             described(client)
         settle()
-        refused = b"*5\r\n"  # ``NotHeld``.
+        refused = b"*5\r\n"  # See ``history.cause``.
         frozen = [proxy.freeze_after_reply(b"\r\nwhy\r\n", refused) for proxy in proxies]
         for client in behind:
             end(client)
