@@ -94,9 +94,6 @@ _too_many = Repeated(logger, "Too many refreshes in the background: %s is not re
 _failed = Repeated(logger, "The refresh of %s failed; the stale value is served")
 _logged_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 _NONE: Mapping[bytes, Any] = MappingProxyType({})
-
-
-#: Tasks have theirs in a module that is imported when it is used.
 Runner: TypeAlias = "ThreadRunner | AsyncRunner"
 
 # -- the callers of one value ----------------------------------------------------------------------
@@ -208,18 +205,6 @@ computes_in: dict[bytes, int] = {}
 after_fork(computes_in.clear)
 
 
-def waits_for_itself(server: Server, key: bytes, thread: int | None) -> bool:
-    """Whether a ``thread`` that computes the value, perhaps in a task of its event loop, is the
-    calling thread: it would stop the computation by a wait for it."""
-    if thread != threading.get_ident():
-        return False
-    if may_log(server, _warned_at):
-        text = "The value %s is requested by the thread that computes it, which cannot wait for it "
-        text += "and computes it twice: in a coroutine use aget_or_set() and the like"
-        logger.warning(text, printable(key))
-    return True
-
-
 _warned_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 
 
@@ -328,7 +313,6 @@ class Producer(NamedTuple):
         return Subject.of(self.name, self.group, "", server, self.cache)
 
     def emit(self, server: Server, kind: Callable[..., object], *details: object) -> None:
-        """Emit an event of this ``kind`` about the value."""
         if events.listeners:
             events.emit(kind(self.subject(server), *details))
 
@@ -472,21 +456,13 @@ class Leader:
     # -- to compute --------------------------------------------------------------------------
 
     def begin(self, before: Mapping[bytes, Before]) -> None:
-        """The caller leads the flights of these keys.
-
-        Args:
-            before: what is at the keys now.
-        """
+        """The caller leads the flights of these keys; ``before`` is what is at the keys now."""
         self.keys, self._before = list(before), before
         self.renewals = [FlightRenewal(self, key) for key in self.keys]
 
     def lead(self) -> Steps[dict[bytes, object]]:
         """Compute the values, while the keeper renews the flights; if that fails, they end. Sets
-        ``encoded``, for ``store``.
-
-        Raises:
-            Overtaken: another thread leads instead.
-        """
+        ``encoded``, for ``store``. Raises Overtaken if another thread leads instead."""
         keeping = keeper()
         try:
             computes_in[self.token] = threading.get_ident()
@@ -526,11 +502,7 @@ class Leader:
         self._runner.call_soon(leave, self._shared)
 
     def compute(self, outage: BaseException | None = None) -> Steps[dict[bytes, object]]:
-        """The values by key.
-
-        Args:
-            outage: why Redis is unavailable.
-        """
+        """The values by key; ``outage`` is why Redis is unavailable."""
         if outage and may_log(self.server, _logged_at):  # Once a minute for each server.
             text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
             outage_logger.warning(text, {"key": printable(self.keys[0]), "error": outage})
@@ -563,11 +535,8 @@ class Leader:
     def without_redis(
         self, outage: BaseException, shared: bool = False
     ) -> Steps[dict[bytes, object]]:
-        """Compute the values, which are not stored; callers get the same as if they were.
-
-        Args:
-            shared: whether ``encoded`` is needed, for the other callers of this process.
-        """
+        """Compute the values, which are not stored; callers get the same as if they were. If they
+        are ``shared``, sets ``encoded``."""
         values = yield from self.compute(outage)
         if shared or not self.producer.keeps_objects:
             self.encoded = self._encode(values)
@@ -771,7 +740,6 @@ class Round:
             self._add(key, reply, overtakes)
 
     def _add(self, key: bytes, reply: Reply, overtakes: bool) -> None:
-        """A ``reply`` of TAKE_FLIGHT."""
         match [int(reply[0]), *reply[1:]]:
             case [1, *before]:
                 self.led[key] = Before(*before) if before else NOTHING
@@ -833,10 +801,7 @@ class Flight:
 
     def get_values(self, keys: list[bytes], deadline: float) -> Steps[list[bytes]]:
         """Sets ``values``; returns the keys that others were still computing at ``deadline``
-        (monotonic seconds).
-
-        Raises: as ``get_value``.
-        """
+        (monotonic seconds). Raises as ``get_value``."""
         refuse_recursion(self.server, keys)
         try:
             return (yield from self._get_values(keys, deadline))
@@ -868,7 +833,8 @@ class Flight:
             if replies.failed is not None:
                 raise replies.failed
             missing = list(replies.streams)
-            if self._waits_for_itself(replies):
+            leaders = replies.leaders.items()
+            if any(self._waits_for_itself(key, computes_in.get(token)) for key, token in leaders):
                 break
             if time.monotonic() >= deadline and not undecodable:
                 break
@@ -880,7 +846,6 @@ class Flight:
     def _query(
         self, leader: Leader, followed: Mapping[bytes, bytes], overtakes: bool
     ) -> Steps[Round]:
-        """Query who leads."""
         unseen, self.unseen = self.unseen, False
         self.shared.requests += 1
         try:
@@ -905,11 +870,7 @@ class Flight:
 
     def _compute(self, leader: Leader) -> Steps[dict[bytes, object]]:
         """Compute the values, store them, and hand that of a single key to the callers of this
-        process that wait for it.
-
-        Raises:
-            Overtaken: another thread leads instead.
-        """
+        process that wait for it. Raises as ``lead``."""
         values = yield from leader.lead()
         shared = self.shared
         shared.requests += 1
@@ -936,12 +897,16 @@ class Flight:
                 undecodable, replies.streams[key], self.shared.encoded = True, b"", None
         return undecodable
 
-    def _waits_for_itself(self, replies: Round) -> bool:
-        """Whether a wait for one of the leaders would stop it."""
-        return self.runner.group is None and any(
-            waits_for_itself(self.server, key, computes_in.get(leader))
-            for key, leader in replies.leaders.items()
-        )
+    def _waits_for_itself(self, key: bytes, thread: int | None) -> bool:
+        """Whether the ``thread`` that computes a value, perhaps in a task of its event loop, is the
+        calling thread: it would stop the computation by a wait for it."""
+        if self.runner.group is not None or thread != threading.get_ident():
+            return False
+        if may_log(self.server, _warned_at):
+            text = "The value %s is requested by the thread that computes it, which cannot wait "
+            text += "for it and computes it twice: in a coroutine use aget_or_set() and the like"
+            logger.warning(text, printable(key))
+        return True
 
     def _follow(self, streams: Mapping[bytes, bytes], until: float) -> Steps[None]:
         """Wait for the end of one of the flights with these ``streams``."""
@@ -993,7 +958,6 @@ class Flight:
             self.tell()
 
     def without_redis(self, keys: list[bytes], outage: BaseException) -> Steps[dict[bytes, object]]:
-        """The values, computed by this caller, and not stored."""
         try:
             return (yield from Leader(self, keys).without_redis(outage))
         finally:
@@ -1038,8 +1002,7 @@ class Flight:
             # A reply to a request sent before this caller joined may be older than a write before
             # that. Requests of the leaders after the first one are later.
             requests_before = shared.requests if requests_before < 0 else 0
-            in_a_thread = self.runner.group is None
-            if in_a_thread and waits_for_itself(self.server, self._key, shared.thread):
+            if self._waits_for_itself(self._key, shared.thread):
                 return TOO_LATE
             if not (yield self.runner.wait_for_event(shared.ended, deadline)):
                 return TOO_LATE if outage else (yield from self._final_read())

@@ -59,7 +59,6 @@ class AsyncRunner:
         return isinstance(self._client, AsyncRedis) and is_observed(self._client)
 
     async def do(self, steps: Steps[R]) -> R:
-        """As ``ThreadRunner.do``."""
         before = under_computation.set(under_computation.get())
         try:
             step = next(steps)

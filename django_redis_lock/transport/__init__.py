@@ -20,6 +20,7 @@ from .refusals import note_sent as note_sent
 from .server import Answer as Answer
 from .server import Server as Server
 from .server import encoded as encoded
+from .server import exchange as exchange
 from .server import exchange_with as exchange_with
 from .server import is_cluster as is_cluster
 from .server import pack as pack

@@ -291,7 +291,7 @@ class _Checked:
 
 @cache
 def _checked(kind: type) -> type:
-    return type(kind.__name__, (_Checked, kind), {})
+    return type(kind.__name__, (_Checked, kind), {"guards": kind})
 
 
 # -- calls ---------------------------------------------------------------------------------------

@@ -222,7 +222,8 @@ class AsyncRawConnection:
 
     def _send(self, command: bytes) -> None:
         (getattr(self._connection, "write", None) or self._writer.write)(command)
-        if self._reading is None:
+        # With its loop's other tasks it may have been cancelled before it began.
+        if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:

@@ -226,6 +226,13 @@ def run_at(server: Server, node: Server, call: Call) -> Reply:
 # -- what values need: not on the path of a lock -------------------------------------------------
 
 
+def exchange(
+    client: Client, command: bytes, replies: int | None = None, *, may_run_twice: bool = True
+) -> Reply:
+    """As ``exchange_with``, at the server of ``client``."""
+    return exchange_with(server_of(client), command, replies, may_run_twice)
+
+
 def exchange_with(
     server: Server,
     command: bytes,

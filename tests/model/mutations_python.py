@@ -63,7 +63,8 @@ TESTS: dict[str, str] = {
     "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
     "keeper": "lock notices redis refusals busy shutdown instant_loss loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
-    "stampede computation_events nested_values background_context shutdown outage exporters",
+    "stampede computation_events nested_values background_context shutdown outage exporters "
+    "interrupts",
     "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
     "singleflight.runners": "get_or_set stale get_or_set_many outage computation_events",
     "singleflight.tasks": "aget_or_set stale get_or_set_many outage",
@@ -71,7 +72,7 @@ TESTS: dict[str, str] = {
     "cache_lock lifetime_by_value lock_keys read_events where_keys_are_made clear clear_prefix "
     "without_redis checks",
     "cache.connections": "cache direct_reads own_writes writes_end_flights read_events "
-    "async_methods observed_reads cluster_cache lost_replies_of_the_cache",
+    "async_methods observed_reads cluster_cache lost_replies_of_the_cache read_replicas",
     "cache.background": "async_methods where_keys_are_made background_context stale aget_or_set",
     "cache.locks": "arguments first_mistakes cache_lock conf logging lock_keys "
     "cache_for_locks cache hidden_names where_keys_are_made python_redis_lock_names other_backends "
@@ -93,7 +94,7 @@ TESTS: dict[str, str] = {
     "contrib.redlock": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
     "contrib.redlock.votes": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
     "contrib.several_names": "lock_arguments multi_lock shared_handles cancelled several_names "
-    "interrupts signals lost_replies cluster_cache failover_cluster",
+    "interrupts signals lost_replies cluster_cache failover_cluster locked_transactions",
     "contrib.topology": "cluster_discovery sentinel cluster cluster_cache locked_servers "
     "failover_sentinel failover_cluster moved_address",
     "contrib.unique_tasks": "first_mistakes unique_tasks locked_tasks",
@@ -131,6 +132,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "text = os.pread(file, 10001, 0)",
     ): "a longer text is incomplete even so",
     ("contrib.redlock", "default=1,"): "a fence is at least 1 in any case",
+    ("keeper", "self.wakes_at = max(earliest, resumes_at) => pass"): "it looks each second",
     (
         "contrib.redlock.votes",
         "return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) "
@@ -194,10 +196,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "decorators.transactions",
         "return [c for c in connections.all(initialized_only=False) if _is_open(c)]",
     ): "a connection that is not there is not open",
-    (
-        "cache.async_methods",
-        "if tokens or (type(tokens) is not list or any(tokens)):",
-    ): "nothing is done about what has no token, only more slowly",
     (
         "locking.lock",
         'return drive(self._change_steps("reacquire", self._lifetime or 2.0, True))',
