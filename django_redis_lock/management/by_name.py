@@ -20,17 +20,7 @@ from ..ops.facts import is_in_trouble
 from ..ops.held_locks import HeldLock, held_locks, look_closely, release_many
 from ..ops.inventory import FLIGHT, LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
-from . import (
-    Exit,
-    Options,
-    as_json,
-    clock_time,
-    duration,
-    fields,
-    note,
-    one_line,
-    usage_error,
-)
+from . import Exit, Options, as_json, clock_time, duration, fields, note, one_line, usage_error
 from .listing import KINDS, cuts, failures, find_all, lines, told, verdict
 
 NO_HEARTBEAT = "none yet: acquired less than half a second ago, or its process died so soon"

@@ -48,7 +48,6 @@ WIDTH_IN_PIPE = 120
 MAX_NAME = 2000
 #: From few to many.
 BARS = "▁▂▃▄▅▆▇█"
-NONE, IN_PROGRESS = "No lock is held", "computations are in progress"
 KINDS = {"lock": (LOCK,), "computation": (FLIGHT,), "all": (LOCK, FLIGHT)}
 
 
@@ -116,12 +115,6 @@ def find_all(options: Options) -> HeldLocks:
     oldest = options["older_than"]
     result.found = [h for h in result.found if oldest is None or (h.lock.held_for or 0.0) > oldest]
     return result
-
-
-def _all(options: Options, kind: str) -> int:
-    """How many there are, whether or not they match."""
-    every = held_locks(options["aliases"], limit=options["limit"], kinds=(kind,))
-    return len(every.found) + sum(cut.total - cut.shown for cut in every.truncations)
 
 
 def lines(result: HeldLocks, command: BaseCommand, options: Options) -> list[str]:
@@ -205,17 +198,16 @@ def _summary(result: HeldLocks, options: Options) -> str:
     least = "At least " if unlisted else ""
     parts = []
     if options["kind"] != "computation":
-        none = _none(options) + (" except on this host" if result.local else "")
+        none = _none(options, LOCK, "lock", "held") or "no lock is held"
+        none += " except on this host" if result.local else ""
         parts.append(least + counted(held, "lock is held", "locks are held") if held else none)
         if waiting:
             parts.append(counted(waiting, "process waits", "processes wait"))
     if options["kind"] != "lock":
         computations = len(result.found) - len(locks)
-        running = counted(computations, "computation is in progress", IN_PROGRESS)
-        if not computations and _narrowed(options) and (others := _all(options, FLIGHT)):
-            verb = "is" if others == 1 else "are"
-            running = f"no computation matches ({others} {verb} in progress)"
-        parts.append(running)
+        none = "" if computations else _none(options, FLIGHT, "computation", "in progress")
+        several = "computations are in progress"
+        parts.append(none or counted(computations, "computation is in progress", several))
     text = ", ".join(parts) + "."
     text = text[0].upper() + text[1:]
     if result.failures:
@@ -236,14 +228,14 @@ def cuts(result: HeldLocks) -> list[str]:
     ]
 
 
-def _none(options: Options) -> str:
-    held = _all(options, LOCK) if _narrowed(options) else 0
-    return f"No lock matches ({held} {'is' if held == 1 else 'are'} held)" if held else NONE
-
-
-def _narrowed(options: Options) -> bool:
-    """Whether not all are wanted: a pattern, too, is a name."""
-    return bool(options["search"] or options["older_than"] is not None or options.get("name"))
+def _none(options: Options, kind: str, name: str, state: str) -> str:
+    """That none of those that there are matches; empty if all are wanted, or there is none."""
+    if not options["search"] and options["older_than"] is None and not options.get("name"):
+        return ""
+    every = held_locks(options["aliases"], limit=options["limit"], kinds=(kind,))
+    number = len(every.found) + sum(cut.total - cut.shown for cut in every.truncations)
+    verb = "is" if number == 1 else "are"
+    return f"no {name} matches ({number} {verb} {state})" if number else ""
 
 
 def _document(result: HeldLocks) -> dict[str, object]:

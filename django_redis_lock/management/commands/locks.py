@@ -9,12 +9,7 @@ from io import TextIOWrapper
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import (
-    BaseCommand,
-    CommandError,
-    CommandParser,
-    no_translations,
-)
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 from redis.exceptions import RedisError
 
 from ...cache import BACKEND, lock_cache, lock_caches

@@ -23,14 +23,7 @@ from ...models import HeldLock as Model
 from ...protocol import printable
 from ...transport.hints import explained
 from ..facts import shown, taken
-from ..held_locks import (
-    UNAVAILABLE,
-    Failure,
-    former_name,
-    is_among_locks,
-    look_closely,
-    name_of,
-)
+from ..held_locks import UNAVAILABLE, Failure, former_name, is_among_locks, look_closely, name_of
 from ..inventory import FLIGHT
 from .listing import MAX_SELECTED, Listing
 from .releasing import entry_of, outlook, parse_choices, release_all, releases
