@@ -161,6 +161,21 @@ def test_following_does_not_hold_up_the_loop(cache: RedisCache, client: redis.Re
     assert run(ask()) == 5
 
 
+@pytest.mark.on_redis
+def test_a_follower_does_not_ask_again_and_again(cache: RedisCache, client: redis.Redis) -> None:
+    async def ask() -> Any:
+        elsewhere(client)
+        client.config_resetstat()
+        task = asyncio.ensure_future(cache.aget_or_set("report", 1))
+        await happens(lambda: blocked(client) == 1)
+        await asyncio.sleep(0.3)
+        lands_elsewhere(client, 5)
+        return await task
+
+    assert run(ask()) == 5
+    assert client.info("commandstats")["cmdstat_xread"]["calls"] <= 2
+
+
 def test_versions_and_lifetimes(cache: RedisCache, client: redis.Redis) -> None:
     assert run(cache.aget_or_set("report", 5, 60, 2)) == 5
     assert 50_000 < client.pttl(":2:report") <= 60_000

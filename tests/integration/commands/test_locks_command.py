@@ -28,7 +28,7 @@ from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
 from django_redis_lock.history import note_call
 from django_redis_lock.locking import hold as holding
-from django_redis_lock.management import listing
+from django_redis_lock.management import actions
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import Truncation, shown_id
 from django_redis_lock.protocol.identity import hostname
@@ -668,7 +668,7 @@ def test_what_a_list_does_not_have(
 ) -> None:
     away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {**settings.CACHES, "away": away}
-    asked = listing.held_locks
+    asked = actions.held_locks
 
     def cut(*args: Any, **options: Any) -> Any:
         result = asked(*args, **options)
@@ -676,7 +676,7 @@ def test_what_a_list_does_not_have(
         result.local.append(("import", "web-1"))
         return result
 
-    monkeypatch.setattr(listing, "held_locks", cut)
+    monkeypatch.setattr(actions, "held_locks", cut)
     found = printed("list")
     for part in ("cut", "failures", "local"):
         check(f"one of {part}", *found[part])
