@@ -77,6 +77,8 @@ if TYPE_CHECKING:
 
 logger = get_logger("django_redis_lock.locked")
 
+_CONF = Conf()
+
 #: Between two attempts to reach Redis: the first time, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 PLAIN_FUNCTION = "{} must be a plain function, because {} is one"
@@ -184,7 +186,7 @@ class Section:
         self.options, self.names = options, names
         self.name = names if isinstance(names, str) else ", ".join(names)
         self.label, self.group = label, group
-        self.using = options.using or Conf().USING  # At each call: decorators run before settings.
+        self.using = options.using or _CONF.USING  # At each call: decorators run before settings.
         self.key = (self.using, names)
         self.on_lost: OnLost = options.on_lost if callable(options.on_lost) else None
         self.asynchronous = asynchronous
@@ -499,7 +501,7 @@ class LockedFunction:
 
     @property
     def using(self) -> str:
-        return self.options.using or Conf().USING
+        return self.options.using or _CONF.USING
 
     def wrapper(self) -> Callable[..., Any]:
         function = self.function
