@@ -553,8 +553,15 @@ class LockedFunction:
             with self._entering(args, kwargs):
                 entered = yield from section.enter(_print_waiting(_command(args), kwargs))
         except RedisError as error:
-            # A template may query the database.
-            return (yield in_thread(asynchronous, self._failed, error, section.name, args, kwargs))
+            request, command = None, _command(args)
+            if is_unusable(error) and not self._chosen:
+                request = self._request_of_view(args, kwargs)
+            if request is not None:  # Its template may query the database.
+                answer = request, section.name, error, self.options.retry_after, self.json
+                return (yield in_thread(asynchronous, service_unavailable, *answer))
+            if command is None or (isinstance(error, LockError) and not is_outage(error)):
+                raise
+            raise unavailable(section.name, error, self.options.unavailable_exit_code) from error
         if not entered:
             return of_this_moment((yield from self._refuse(section, args, kwargs)))
         try:
@@ -573,19 +580,6 @@ class LockedFunction:
             return nullcontext() if self.options.wait_for_redis else outages_not_logged()
         request = request_of(args, kwargs)
         return nullcontext() if request is None else doing(RequestActivity(request))
-
-    def _failed(self, error: Exception, name: str, args: Args, kwargs: Kwargs) -> object:
-        """What a view answers, or a command raises, if the lock could not be requested; else
-        ``error`` is raised, as from a view with a default or an ``on_conflict`` of its own."""
-        options = self.options
-        request = None
-        if is_unusable(error) and not self._chosen:
-            request = self._request_of_view(args, kwargs)
-        if request is not None:
-            return service_unavailable(request, name, error, options.retry_after, self.json)
-        if _command(args) is None or (isinstance(error, LockError) and not is_outage(error)):
-            raise error
-        raise unavailable(name, error, options.unavailable_exit_code) from error
 
     def _request_of_view(self, args: Args, kwargs: Kwargs) -> object:
         """The request, if this is a call of a view."""
