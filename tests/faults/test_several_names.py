@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, MultiLock
-from django_redis_lock.contrib.several_names.members import ACQUIRE_ALL
+from django_redis_lock.contrib.several_names import ACQUIRE_ALL
 from tests import lanes
 from tests.faults.proxy import Proxy
 from tests.holding import watch_often

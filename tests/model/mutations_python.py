@@ -48,7 +48,6 @@ TESTS: dict[str, str] = {
     "cancelled dead_pop forgotten_connections lost_replies outage redis interrupts",
     "transport": "packing breaker connections lock get_or_set redis lost_replies "
     "lost_replies_of_the_cache forgotten_connections outage refusals",
-    "transport.aio_tasks": "async_lock cancelled",
     "transport.aio_client": "async_lock aget_or_set cancelled redis lost_replies "
     "forgotten_connections outage moved_address",
     "transport.aio_connection": "async_lock aget_or_set async_methods cancelled "
@@ -93,7 +92,6 @@ TESTS: dict[str, str] = {
     "cached_page_own_writes cached_page_middleware cached_page_stampede other_backends "
     "background_context",
     "contrib.redlock": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
-    "contrib.redlock.base": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
     "contrib.redlock.votes": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
     "contrib.several_names": "lock_arguments multi_lock shared_handles cancelled several_names "
     "interrupts signals lost_replies cluster_cache failover_cluster locked_transactions",
@@ -133,8 +131,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.fallback.file_lock",
         "text = os.pread(file, 10001, 0)",
     ): "a longer text is incomplete even so",
+    ("contrib.redlock", "default=1,"): "a fence is at least 1 in any case",
     ("keeper", "self.wakes_at = max(earliest, resumes_at) => pass"): "it looks each second",
-    ("contrib.redlock.base", "default=1,"): "a fence is at least 1 in any case",
     (
         "contrib.redlock.votes",
         "return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) "
@@ -171,15 +169,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if len(_logged_at) >= MAX_LOGGED_GROUPS:",
     ): "one group fewer is remembered",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         'return next((hold.reason for hold in self._holds if hold.lost or hold.reason), "")',
     ): "the loss of one gives each of them a reason",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         "return bool(self._holds[1].by_this_thread)",
     ): "one thread has taken all",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         "lost = next((hold for hold in self._holds if hold.reason), self._holds[1])",
     ): "of those that are over at once, it names another",
     (
@@ -187,11 +185,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return sum(map(int, run_all(self.client, calls))) if calls else 1",
     ): "django-redis sends nothing for no keys",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         "if in_one_place and len(calls) >= 1:",
     ): "one call gets the same reply from both scripts",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         "return Call(_for_each(calls[1].script), keys, (len(calls), *args))",
     ): "all are of one script",
     (

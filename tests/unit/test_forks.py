@@ -20,7 +20,7 @@ MUTEXES = {"Mutex", *(f"threading.{kind}" for kind in KINDS)}
 #: something that begins anew in the child; or held only while that begins.
 OF_THE_PARENT = {
     "contrib/locmem/memory/__init__.py": 1,
-    "contrib/several_names/members.py": 1,
+    "contrib/several_names/__init__.py": 1,
     "contrib/instant_loss.py": 1,
     "keeper/__init__.py": 2,
     "threads.py": 5,  # One only for its type.
