@@ -221,7 +221,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempts - 1, 11)",
     ): "a pause is a second at most",
     ("decorators.section", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
-    ("decorators.section", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
+    (
+        "decorators.section",
+        'if command is None or not kwargs.get("verbosity", 2):',
+    ): "it is as true as 1",
     (
         "locking.waiting",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
