@@ -202,8 +202,8 @@ class AsyncLock(BaseLock):
         """As ``Lock.reset``."""
         return await adrive(self._reset_steps())
 
-    async def _run(self, call: Call) -> Answer:
-        return await arun(self.redis, call)
+    async def _run(self, call: Call, until: float | None = None) -> Answer:
+        return await arun(self.redis, call, until=until)
 
     async def __aenter__(self) -> Self:
         if await self.acquire():

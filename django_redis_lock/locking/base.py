@@ -322,7 +322,7 @@ class BaseLock:
     # -- what ``lock`` and ``aio`` do -----------------------------------------------------------
 
     #: Run a script.
-    _run: Callable[[Call], Step[Answer]]
+    _run: Callable[..., Step[Answer]]
     #: Send ACQUIRE; its reply.
     _send_acquire: Callable[[AcquireRequest], Step[Reply]]
     #: Wait for the lock in this process's queue; None at the deadline.

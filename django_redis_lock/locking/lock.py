@@ -173,8 +173,8 @@ class Lock(BaseLock):
         """
         return drive(self._reset_steps())
 
-    def _run(self, call: Call) -> Answer:
-        return run(self.redis, call)
+    def _run(self, call: Call, until: float | None = None) -> Answer:
+        return run(self.redis, call, until=until)
 
     def __enter__(self) -> Self:
         before = self.local.known()

@@ -22,11 +22,10 @@ from ..transport import (
     is_observed,
     is_plain,
     pack_words,
-    read_value,
     run_all,
     server_of,
 )
-from ..transport.server import readable
+from ..transport.server import readable, value_with_lifetime
 
 R = TypeVar("R")
 
@@ -166,7 +165,8 @@ class ThreadRunner:
 
     def read(self, key: bytes) -> Reply:
         """The value at ``key`` and its PTTL, None if there is none."""
-        return read_value(self._client, key, lifetime=True)
+        value = exchange_with(self.server, value_with_lifetime(key), 2)
+        return None if value[0] is None else value
 
     def wait_for_event(self, event: Any, until: float) -> bool:
         """Wait for an event of this process, or until a monotonic time; returns whether it came."""

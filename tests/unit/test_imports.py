@@ -263,8 +263,7 @@ SECOND_FACES = {
 }
 SECOND_FACES |= {f"protocol.{name}" for name in ("lock_scripts", "holder_scripts", "script")}
 SECOND_FACES |= {
-    f"transport.{name}"
-    for name in ("refusals", "hints", "aio_client", "aio_connection", "aio_tasks")
+    f"transport.{name}" for name in ("refusals", "hints", "aio_client", "aio_connection")
 }
 SECOND_FACES |= {f"transport.{name}" for name in ("address", "plain", "server")}
 SECOND_FACES |= {
