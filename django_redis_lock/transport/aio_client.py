@@ -17,7 +17,7 @@ from typing import Any
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool as ThreadPool
+from redis.connection import ConnectionPool as PoolForThreads
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -140,7 +140,7 @@ def asyncio_client(client: Client) -> Any:
 def check_for_tasks(client: Client) -> None:
     """Raises TypeError if ``client`` is one for threads, whose calls cannot be awaited."""
     pool = getattr(client, "connection_pool", None)
-    if isinstance(pool, ThreadPool) and not server_of(client).is_topology:
+    if isinstance(pool, PoolForThreads) and not server_of(client).is_topology:
         raise TypeError(
             f"AsyncLock needs a client of redis.asyncio, not {type(client).__name__} for threads: "
             "use cache.alock(), or give it a redis.asyncio.Redis"
