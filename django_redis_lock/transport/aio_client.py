@@ -184,14 +184,8 @@ def connection_to(node: Server, only_new: bool = False) -> AsyncRawConnection | 
 async def connected(
     client: Client, node: Server, until: float | None, anew: bool = False
 ) -> AsyncRawConnection:
-    """A new connection to ``node`` for the tasks of the running loop, which one of them makes. An
-    error says that nothing was sent.
-
-    Args:
-        client: leads to ``node``, perhaps among others.
-        until: monotonic time when the caller gives up.
-        anew: as for ``Server.exchange``.
-    """
+    """A new connection to ``node``, one of ``client``'s servers, for the tasks of the running loop;
+    one of them makes it. An error says that nothing was sent."""
     connecting = _of_the_running_loop().connecting
     limit = node.time_to_connect(until, anew)
     task = connecting.get(node)
@@ -425,11 +419,8 @@ async def located(server: Server, keys: Sequence[bytes], until: float | None = N
 
 
 async def aconnect(client: Client, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:
-    """A connection to where ``keys`` are for one task alone, on which a reply may take forever.
-
-    Args:
-        timeout: seconds that connecting may take.
-    """
+    """A connection to where ``keys`` are, made within ``timeout`` seconds, for one task alone, on
+    which a reply may take forever."""
     node = await located(server_of(client), keys)
     pool, generation = pool_of(client, node), node.generation
     connection = await cancellable(connect_to(pool, timeout))
