@@ -9,9 +9,8 @@ from typing import Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django_redis.util import CacheKey
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
-from ..protocol import Call, Reply
 from ..singleflight import encode_value
 from ..steps import adrive
 from ..transport import is_observed
@@ -31,12 +30,7 @@ class TaskCommands(OwnConnections):
 class ObservedCommands(FlightEnding):
     """The same through the client, while a tool observes that."""
 
-    async def _run(self, call: Call) -> Reply:
-        parts = (len(call.keys), *call.keys, *call.args)
-        try:
-            return await self.client.evalsha(call.script.sha, *parts)
-        except NoScriptError:
-            return await self.client.eval(call.script.source, *parts)
+    _do = staticmethod(adrive)
 
 
 #: As django-redis's: INCRBY would begin with 0.

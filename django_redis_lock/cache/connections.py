@@ -136,8 +136,20 @@ class Seen(dict[bytes, tuple[bytes, Any]]):
         ]
 
 
+def _done(steps: Callable[..., Steps[Any]]) -> Callable[..., Any]:
+    """The method that does ``steps``, of connections for threads or for tasks."""
+
+    @wraps(steps)
+    def method(self: Commands, *args: Any) -> Any:
+        return self._do(steps(self, *args))
+
+    return method
+
+
 class Commands:
     """A redis-py ``client`` whose writes end the flights of the keys they write."""
+
+    _do: Any = staticmethod(drive)
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -218,16 +230,6 @@ def _counter(script: str, args: int) -> Script:
     )
 
 
-def _done(steps: Callable[..., Steps[Any]]) -> Callable[..., Any]:
-    """The method that does ``steps``, of connections for threads or for tasks."""
-
-    @wraps(steps)
-    def method(self: OwnConnections, *args: Any) -> Any:
-        return self._do(steps(self, *args))
-
-    return method
-
-
 class OwnConnections(Commands):
     """Takes the place of a redis-py client whose server is the only one, past redis-py's layers.
 
@@ -236,7 +238,6 @@ class OwnConnections(Commands):
     flight that the look has seen is ended by a second trip, before the write returns.
     """
 
-    _do: Any = staticmethod(drive)
     _exchange: Any = staticmethod(exchange)
     _run_all: Any = staticmethod(run_all)
 
@@ -356,7 +357,8 @@ class FlightEnding(Commands):
     def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Reply:
         return self._run(write.call(own))
 
-    def _run(self, call: Call) -> Reply:
+    @_done
+    def _run(self, call: Call) -> Steps[Reply]:
         # Named methods, because some tools see only those.
         evalsha, evaluate = self.client.evalsha, self.client.eval
         # Bytes for the same reason as in ``pack_words``.
@@ -371,9 +373,9 @@ class FlightEnding(Commands):
             self._sent.add(call.script)
             return evaluate(call.script.source, *parts)
         try:
-            return evalsha(call.script.sha, *parts)
+            return (yield evalsha(call.script.sha, *parts))
         except NoScriptError:
-            return evaluate(call.script.source, *parts)
+            return (yield evaluate(call.script.source, *parts))
 
 
 class ClusterFlightEnding(FlightEnding):

@@ -325,8 +325,8 @@ class Encoded(NamedTuple):
 
 
 class Leader:
-    """A caller that leads the flights of some ``keys``, or wants to; of ``flight``, it computes and
-    stores the values."""
+    """A caller that leads the flights of some ``keys``, or wants to, in one round of ``flight``: it
+    queries who leads, and computes and stores the values."""
 
     #: The trace of the computation; see ``events.trace_parent``.
     trace = ""
@@ -347,7 +347,16 @@ class Leader:
         self.own_writes: dict[bytes, str] = {}
         #: What was computed.
         self.encoded: Mapping[bytes, Encoded] = _NONE
-        self._before: Mapping[bytes, Before] = _NONE
+        #: The replies to ``query``: what is at the keys that it leads; the values that there are.
+        self.led: dict[bytes, Before] = {}
+        self.present: dict[bytes, object] = {}
+        #: The streams of the flights that it follows, empty where it is to query again; the tokens
+        #: of their leaders; the monotonic time at which the first must be checked.
+        self.streams: dict[bytes, bytes] = {}
+        self.leaders: dict[bytes, bytes] = {}
+        self.ends_at = math.inf
+        #: The error of a caller that comes shortly after a failure.
+        self.failed: ComputationFailed | None = None
         self._process = this_process()
         self._runner.begun.append(self.left)
 
@@ -369,8 +378,8 @@ class Leader:
         followed: Mapping[bytes, bytes] = _NONE,
         undecodable: Mapping[bytes, str] = _NONE,
         overtakes: bool = False,
-    ) -> Steps[Round]:
-        """Who leads the flight of each key, or its value.
+    ) -> Steps[None]:
+        """Ask who leads the flight of each key, or for its value.
 
         Args:
             followed: the streams of the flights that this caller has waited for, by key. Then it
@@ -392,9 +401,7 @@ class Leader:
         while True:
             try:
                 answers = yield from self._ask_to_lead(*calls)
-                replies = Round(zip(self.keys, answers, strict=True), overtakes)
-                self.may_lead = bool(replies.led)
-                return replies
+                break
             except RedisError as error:
                 if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
                     yield from self.fail()
@@ -402,6 +409,33 @@ class Leader:
                 if not is_outage(error) or time.monotonic() >= until:
                     raise
             yield self._runner.pause(0.1)
+        now, overtaken = time.monotonic(), dict[bytes, bytes]()
+        for key, reply in zip(self.keys, answers, strict=True):
+            match [int(reply[0]), *reply[1:]]:
+                case [1, *before]:
+                    self.led[key] = Before(*before) if before else NOTHING
+                case [2, value]:
+                    self.present[key] = value
+                case [3, message]:
+                    text = as_bytes(message).decode(errors="replace")
+                    self.failed = ComputationFailed(text)
+                case [_, token, pttl]:
+                    leader = as_bytes(token)
+                    deferred = _deferred.get(leader) if overtakes else None
+                    if deferred is not None and deferred.overtake():
+                        overtaken[key] = leader
+                        continue
+                    self.streams[key], self.leaders[key] = flight_stream(key, leader), leader
+                    # Redis rounds down, and a key with 0 ms left is still there.
+                    left = (max(int(pttl), 0) + 1) / 1000
+                    self.ends_at = min(self.ends_at, now + min(left, FOLLOWER_CHECK_SECONDS))
+        self.may_lead = bool(self.led)
+        if overtaken:
+            for key, seen in (yield from self.take_over(overtaken)).items():
+                if seen is not None:
+                    self.led[key] = seen
+                else:  # The flight has ended, or another caller overtook it.
+                    self.streams[key] = b""
 
     def take_unseen(self) -> Steps[bool]:
         """Lead the flight of a value that is still missing and that no caller computes: by plain
@@ -421,7 +455,10 @@ class Leader:
         if taken and value is not None:
             with suppress(RedisError):
                 yield self._runner.run(*self._endings())
-        return bool(taken) and value is None and not self._may_be_over()
+        if not taken or value is not None or self._may_be_over():
+            return False
+        self.led[key] = NOTHING
+        return True
 
     def take_over(
         self, leaders: Mapping[bytes, bytes] | None = None
@@ -455,9 +492,9 @@ class Leader:
 
     # -- to compute --------------------------------------------------------------------------
 
-    def begin(self, before: Mapping[bytes, Before]) -> None:
-        """The caller leads the flights of these keys; ``before`` is what is at the keys now."""
-        self.keys, self._before = list(before), before
+    def begin(self) -> None:
+        """The caller leads the flights of the keys in ``led``."""
+        self.keys = list(self.led)
         self.renewals = [FlightRenewal(self, key) for key in self.keys]
 
     def lead(self) -> Steps[dict[bytes, object]]:
@@ -605,7 +642,7 @@ class Leader:
 
     def _storing(self, key: bytes) -> Call:
         value, lifetime = self.encoded[key]
-        before, did = self._before.get(key, NOTHING), self.own_writes.get(key, "")
+        before, did = self.led.get(key, NOTHING), self.own_writes.get(key, "")
         token = as_bytes(before.leader) if before.leader else self.token
         stream = SHARED_LIFETIME_MILLISECONDS if lifetime < 0 else STREAM_LIFETIME_MILLISECONDS
         args: tuple[bytes | str | int, ...] = token, value, lifetime, stream
@@ -711,54 +748,6 @@ class CoordinationError(Exception):
     """A request to Redis failed, and nothing was computed; has the error as its cause."""
 
 
-class Round:
-    """The replies to one query, for each key whose value is still missing.
-
-    Attributes:
-        led: what is at the keys that this caller leads.
-        present: the values that there are.
-        overtaken: the tokens of leaders of this process that have not begun.
-        streams: of the flights that this caller follows; empty where it is to query again.
-        ends_at: the monotonic time at which the first of those must be checked.
-        leaders: the tokens of those flights.
-        failed: the error of a caller that comes shortly after a failure.
-    """
-
-    __slots__ = ("ends_at", "failed", "leaders", "led", "overtaken", "present", "streams")
-
-    def __init__(
-        self, answers: Iterable[tuple[bytes, Reply]] = (), overtakes: bool = False
-    ) -> None:
-        self.led: dict[bytes, Before] = {}
-        self.present: dict[bytes, object] = {}
-        self.overtaken: dict[bytes, bytes] = {}
-        self.streams: dict[bytes, bytes] = {}
-        self.leaders: dict[bytes, bytes] = {}
-        self.ends_at = math.inf
-        self.failed: ComputationFailed | None = None
-        for key, reply in answers:
-            self._add(key, reply, overtakes)
-
-    def _add(self, key: bytes, reply: Reply, overtakes: bool) -> None:
-        match [int(reply[0]), *reply[1:]]:
-            case [1, *before]:
-                self.led[key] = Before(*before) if before else NOTHING
-            case [2, value]:
-                self.present[key] = value
-            case [3, message]:
-                self.failed = ComputationFailed(as_bytes(message).decode(errors="replace"))
-            case [_, token, pttl]:
-                leader = as_bytes(token)
-                deferred = _deferred.get(leader) if overtakes else None
-                if deferred is not None and deferred.overtake():
-                    self.overtaken[key] = leader
-                    return
-                self.streams[key], self.leaders[key] = flight_stream(key, leader), leader
-                # Redis rounds down, and a key with 0 ms left is still there.
-                ends_at = time.monotonic() + (max(int(pttl), 0) + 1) / 1000
-                self.ends_at = min(self.ends_at, ends_at)
-
-
 #: The result of ``get_value`` if another computation takes longer than the caller waits.
 TOO_LATE = object()
 
@@ -815,58 +804,46 @@ class Flight:
         in_thread = self.runner.in_thread
         while missing:
             leader = Leader(self, missing)
-            replies = yield from self._query(leader, followed, in_thread)
-            if followed and replies.failed is None:
-                shared = len(missing) - len(replies.led) - len(replies.streams)
+            yield from self._query(leader, followed, in_thread)
+            if followed and leader.failed is None:
+                shared = len(missing) - len(leader.led) - len(leader.streams)
                 waited = time.monotonic() - began
                 tell = partial(self._emit_shared, shared, waited, self.shared.trace)
                 self.told.append(tell)
-            if replies.led:
-                leader.begin(replies.led)
+            if leader.led:
+                leader.begin()
                 try:
                     self.values.update((yield from self._compute(leader)))
                 except Overtaken:  # Another thread leads these now.
                     in_thread = False
-                    replies.streams.update(dict.fromkeys(replies.led, b""))
+                    leader.streams.update(dict.fromkeys(leader.led, b""))
             # Decoding may fail, so first compute the values for which others wait.
-            undecodable = bool(replies.present) and self._decode(replies, is_first=not followed)
-            if replies.failed is not None:
-                raise replies.failed
-            missing = list(replies.streams)
-            leaders = replies.leaders.items()
+            undecodable = bool(leader.present) and self._decode(leader, is_first=not followed)
+            if leader.failed is not None:
+                raise leader.failed
+            missing = list(leader.streams)
+            leaders = leader.leaders.items()
             if any(self._waits_for_itself(key, computes_in.get(token)) for key, token in leaders):
                 break
             if time.monotonic() >= deadline and not undecodable:
                 break
-            if missing and all(replies.streams.values()):
-                followed = replies.streams
-                yield from self._follow(followed, min(replies.ends_at, deadline))
+            if missing and all(leader.streams.values()):
+                followed = leader.streams
+                yield from self._follow(followed, min(leader.ends_at, deadline))
         return missing
 
     def _query(
         self, leader: Leader, followed: Mapping[bytes, bytes], overtakes: bool
-    ) -> Steps[Round]:
+    ) -> Steps[None]:
         unseen, self.unseen = self.unseen, False
         self.shared.requests += 1
         try:
-            if unseen and (yield from leader.take_unseen()):
-                replies = Round()
-                replies.led[leader.keys[0]] = NOTHING
-                return replies
-            replies = yield from leader.query(followed, self._undecodable, overtakes)
-            if replies.overtaken:
-                for key, before in (yield from leader.take_over(replies.overtaken)).items():
-                    if before is not None:
-                        replies.led[key] = before
-                    else:  # The flight has ended, or another caller overtook it.
-                        replies.streams[key] = b""
+            if not (unseen and (yield from leader.take_unseen())):
+                yield from leader.query(followed, self._undecodable, overtakes)
         except RedisError as error:
             raise self._failed(error) from error
-        for value in replies.present.values():
+        for value in leader.present.values():
             self.shared.encoded = value
-        if replies.streams:
-            replies.ends_at = min(replies.ends_at, time.monotonic() + FOLLOWER_CHECK_SECONDS)
-        return replies
 
     def _compute(self, leader: Leader) -> Steps[dict[bytes, object]]:
         """Compute the values, store them, and hand that of a single key to the callers of this
@@ -885,16 +862,16 @@ class Flight:
                 shared.trace = leader.trace
         return values
 
-    def _decode(self, replies: Round, is_first: bool) -> bool:
+    def _decode(self, leader: Leader, is_first: bool) -> bool:
         """Decode the values that there are; returns whether some of them count as missing."""
         undecodable = False
-        for key, value in replies.present.items():
+        for key, value in leader.present.items():
             try:
                 self.values[key] = self.producer.decode(value)
                 self.were_there += is_first
             except Undecodable:
                 self._undecodable[key] = hashlib.sha1(as_bytes(value)).hexdigest()
-                undecodable, replies.streams[key], self.shared.encoded = True, b"", None
+                undecodable, leader.streams[key], self.shared.encoded = True, b"", None
         return undecodable
 
     def _waits_for_itself(self, key: bytes, thread: int | None) -> bool:
@@ -948,7 +925,8 @@ class Flight:
             before = yield from leader.take_over(None if replace else dict.fromkeys(keys, b""))
         except RedisError as error:
             return (yield from self.without_redis(keys, error))
-        leader.begin({key: seen or NOTHING for key, seen in before.items()})
+        leader.led = {key: seen or NOTHING for key, seen in before.items()}
+        leader.begin()
         try:
             return (yield from self._compute(leader))
         except Overtaken:
@@ -1047,16 +1025,16 @@ class Flight:
             _too_many.warn(leader)
             return old
         try:
-            replies = yield from leader.query()
+            yield from leader.query()
         except RedisError as error:
             _not_asked.warn(leader, error)
             return old
-        if replies.present:
-            return producer.decode(replies.present[self._key])
-        if not replies.led:
+        if leader.present:
+            return producer.decode(leader.present[self._key])
+        if not leader.led:
             producer.emit(self.server, Shared, True, 1)
             return old
-        leader.begin(replies.led)
+        leader.begin()
         refreshing = self._refresh_or_return_old(leader, old)
         if wait is None:
             return (yield from refreshing)

@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 
 from django_redis_lock.contrib import metrics
 from django_redis_lock.history import note_call
-from django_redis_lock.management import listing
+from django_redis_lock.management import actions
 from django_redis_lock.ops.held_locks import Truncation
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import run as run_call
@@ -65,7 +65,7 @@ def test_what_a_list_does_not_have(
 ) -> None:
     away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {**settings.CACHES, "away": away}
-    asked = listing.held_locks
+    asked = actions.held_locks
 
     def cut(*args: Any, **options: Any) -> Any:
         result = asked(*args, **options)
@@ -73,7 +73,7 @@ def test_what_a_list_does_not_have(
         result.local.append(("import", "web-1"))
         return result
 
-    monkeypatch.setattr(listing, "held_locks", cut)
+    monkeypatch.setattr(actions, "held_locks", cut)
     found = printed("list")
     for part in ("cut", "failures", "local"):
         check(f"one of {part}", *found[part])

@@ -199,7 +199,6 @@ class _Code(NamedTuple):
 
     text: str
     many: bool = False
-    boolean: bool = False
 
     @property
     def one(self) -> str:
@@ -208,10 +207,6 @@ class _Code(NamedTuple):
     @property
     def all(self) -> str:
         return "*" * self.many + self.text
-
-    @property
-    def condition(self) -> str:
-        return self.text if self.boolean else f"_true({self.one})"
 
 
 class _Function:
@@ -356,7 +351,7 @@ class _Compiler:
     def _if(self) -> None:
         word = "if"
         while word != "end":
-            condition = "" if word == "else" else " " + self._expression().condition
+            condition = "" if word == "else" else f" _true({self._expression().one})"
             if condition:
                 self._expect("then")
             self._under(f"{word.replace('else', 'el', word == 'elseif')}{condition}:", *_AFTER_THEN)
@@ -427,12 +422,12 @@ class _Compiler:
         while self._ahead in _LEVELS[level]:
             form = _LEVELS[level][self._next()]
             right = self._binary(level + 1)
-            left = _Code(f"({form.format(left.one, right.one)})", boolean=level == 0)
+            left = _Code(f"({form.format(left.one, right.one)})")
         return left
 
     def _unary(self) -> _Code:
         if self._skip("not"):
-            return _Code(f"(not {self._unary().condition})", boolean=True)
+            return _Code(f"(not _true({self._unary().one}))")
         if self._skip("-"):
             return _Code(f"(-_number({self._unary().one}))")
         if self._skip("#"):
@@ -451,9 +446,9 @@ class _Compiler:
         if self._skip("..."):
             return _Code("rest", many=True)
         if self._skip("("):
-            inside = self._expression()
+            inside = self._expression().one
             self._expect(")")
-            return _Code(f"({inside.one})", boolean=inside.boolean)
+            return _Code(f"({inside})")
         if self._skip("{"):
             return _Code(f"Table.of({self._arguments('}')})")
         return self._suffixed(read=True)
