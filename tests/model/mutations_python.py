@@ -61,7 +61,7 @@ TESTS: dict[str, str] = {
     "transport.hints": "hints refusals clear",
     "keeper.link": "full_server lock logging redis refusals busy shutdown instant_loss loading",
     "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
-    "keeper": "lock logging redis refusals busy shutdown instant_loss loading",
+    "keeper": "lock logging redis refusals busy shutdown instant_loss loading outage interrupts",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
     "stampede computation_events nested_values background_context shutdown outage exporters "
     "interrupts",
@@ -172,10 +172,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.several_names",
         'return next((hold.reason for hold in self._holds if hold.lost or hold.reason), "")',
     ): "the loss of one gives each of them a reason",
-    (
-        "contrib.several_names",
-        "return bool(self._holds[1].by_this_thread)",
-    ): "one thread has taken all",
     (
         "contrib.several_names",
         "lost = next((hold for hold in self._holds if hold.reason), self._holds[1])",
