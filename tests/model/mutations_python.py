@@ -132,6 +132,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "text = os.pread(file, 10001, 0)",
     ): "a longer text is incomplete even so",
     ("contrib.redlock", "default=1,"): "a fence is at least 1 in any case",
+    ("pools", "self.connect() => pass"): "for older versions of redis-py",
     ("keeper", "self.wakes_at = max(earliest, resumes_at) => pass"): "it looks each second",
     (
         "contrib.redlock.votes",
