@@ -247,7 +247,7 @@ def cuts(result: HeldLocks) -> list[str]:
 
 
 def _none(options: Options, kind: str, name: str, state: str) -> str:
-    """That none of those that there are matches; empty if all are wanted, or there is none."""
+    """Says that none matches although some are held; empty if nothing is filtered or held."""
     if not options["search"] and options["older_than"] is None and not options.get("name"):
         return ""
     every = held_locks(options["aliases"], limit=options["limit"], kinds=(kind,))
