@@ -103,18 +103,15 @@ class Pages:
         return check(self._request, *([entry] if of_each else ()))
 
     def processes(self) -> HttpResponse:
-        """Which locks each process holds, and what it waits for."""
         data = processes_data(self._url_of, self._may_view)
         return self._page("base", title=_("Locks by process"), data=data)
 
     def events(self) -> HttpResponse:
-        """What went wrong in the last day, of all locks."""
         title = _("Latest events of all locks")
         data = events_data(self._request.GET, self._url_of, self._may_view)
         return self._page("events", title=title, data=data)
 
     def releases(self, object_id: str | None = None) -> HttpResponse:
-        """The log of all releases, or of those of one lock."""
         found, title = None, _("Log of releases")
         if object_id is not None:
             found = self._ref(object_id)
@@ -189,10 +186,9 @@ class Pages:
                 "breadcrumbs": self._breadcrumbs(template),
                 "breadcrumbs_are_a_list": django.VERSION >= (6, 1),
                 "list_url": self._url("changelist"),
-                "release_url": self._url("release"),
-                "processes_url": self._url("processes"),
-                "releases_url": self._url("releases"),
-                "events_url": self._url("events"),
+                **{
+                    f"{n}_url": self._url(n) for n in ("release", "processes", "releases", "events")
+                },
                 "may_release": self._admin.has_release_permission(self._request),
                 "refresh_every": self._admin.refresh_every,
                 "durations": duration_patterns(),
@@ -253,11 +249,8 @@ class Pages:
         if "address" not in self._request.POST and len(chosen) == 1:
             return self._url("change", str(chosen[0].ref))
         listing = Listing(QueryDict(self._request.POST.get("address", "")), self._url_of)
-        return self._with(self._url("changelist"), listing.address(p=listing.page))
-
-    @staticmethod
-    def _with(url: str, query: str) -> str:
-        return f"{url}?{query}" if query else url
+        query = listing.address(p=listing.page)
+        return self._url("changelist") + (f"?{query}" if query else "")
 
 
 def _release_locks(number: int) -> str:

@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...events import Outage
-from ...formatting import DurationFormat
+from ...formatting import ENGLISH, DurationFormat
 from ...history import Event
 from ...protocol import Owner
 from ..facts import EVENTS, STATUSES, facts, place, short_place, shown
@@ -31,22 +31,7 @@ def _localised(number: str) -> str:
 
 
 FORMAT = DurationFormat(
-    (
-        gettext_lazy("under 1 s"),
-        gettext_lazy("%(seconds)d s"),
-        gettext_lazy("%(minutes)d min %(seconds)d s"),
-        gettext_lazy("%(hours)d h %(minutes)d min"),
-        gettext_lazy("%(days)d d %(hours)d h"),
-    ),
-    (
-        gettext_lazy("%(n)s µs"),
-        gettext_lazy("%(n)s ms"),
-        gettext_lazy("%(n)s s"),
-        gettext_lazy("%(n)s min"),
-        gettext_lazy("%(n)s h"),
-        gettext_lazy("%(n)s d"),
-    ),
-    _localised,
+    tuple(map(gettext_lazy, ENGLISH.pairs)), tuple(map(gettext_lazy, ENGLISH.units)), _localised
 )
 duration, brief, measured = FORMAT.duration, FORMAT.brief, FORMAT.measured
 
@@ -209,7 +194,6 @@ def event_rows(events: Sequence[Event]) -> list[dict[str, object]]:
 
 
 def news_rows(news: Sequence[News], url_of: UrlOf) -> list[dict[str, object]]:
-    """Of the page of all locks: with the lock, and its holder's host to filter by."""
     rows = event_rows([each.event for each in news])
     return [
         {
@@ -217,8 +201,6 @@ def news_rows(news: Sequence[News], url_of: UrlOf) -> list[dict[str, object]]:
             "id": f"{each.alias} {each.name} {row['id']}",
             "name": shown(each.name),
             "url": url_of(Ref(each.alias, each.event.lock, LOCK)),
-            "alias": each.alias,
-            "host": shown(each.event.owner.host),
             "spot": short_place(each.event.owner),
             "is_alarming": each.event.what != "reset",
         }
