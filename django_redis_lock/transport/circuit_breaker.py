@@ -15,10 +15,9 @@ from collections.abc import Callable
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .. import events
+from .. import events, extension
 from ..clock import real_time as time
 from ..events import Outage, ServerDown, ServerUp
-from ..extension import hooks
 from ..threads import Mutex, free_after_fork, get_logger
 from .address import PROBE_SECONDS, Settings
 from .refusals import note_sent
@@ -68,7 +67,7 @@ class Breaker:
         server: str,
         timeout: float = 5.0,
         now: Callable[[], float] = time.monotonic,
-        limits: Callable[[], tuple[int, float]] = lambda: hooks.breaker_limits(),  # noqa: PLW0108  # set later
+        limits: Callable[[], tuple[int, float]] = lambda: extension.breaker_limits(),  # noqa: PLW0108  # set later
     ) -> None:
         self.server = server
         self._timeout = timeout

@@ -52,7 +52,7 @@ class Redlock(Lock, Quorum):
     def _ask_servers(self, calls: Mapping[int, Call], seconds: float) -> dict[int, Reply]:
         return ask(self.redis, calls, seconds)
 
-    def _run(self, call: Call) -> Answer:
+    def _run(self, call: Call, until: float | None = None) -> Answer:
         sent = time.monotonic(), self._ask_servers(self._calls(call), self.server_timeout)
         return self._merge(call, *sent)
 
@@ -63,7 +63,7 @@ class AsyncRedlock(AsyncLock, Quorum):
     async def _ask_servers(self, calls: Mapping[int, Call], seconds: float) -> dict[int, Reply]:
         return await _aask(self.redis, calls, seconds)
 
-    async def _run(self, call: Call) -> Answer:
+    async def _run(self, call: Call, until: float | None = None) -> Answer:
         sent = time.monotonic(), self._ask_servers(self._calls(call), self.server_timeout)
         return self._merge(call, sent[0], await sent[1])
 

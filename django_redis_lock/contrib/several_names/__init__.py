@@ -19,12 +19,11 @@ from ...clock import time
 from ...exceptions import LockError
 from ...history import note_vanished
 from ...locking import AsyncLock, BaseLock, Hold, Known, Lock, release_late
-from ...protocol import AcquireRequest, Acquisition, Call, Reply, named_token
+from ...protocol import AcquireRequest, Acquisition, Call, named_token
 from ...protocol.holders import HolderInfo
 from ...protocol.keys import slot_of
-from ...steps import Step, Steps
-from ...transport import NotReady, is_cluster, is_outage, is_refusal, run, server_of
-from ...transport.aio_client import arun
+from ...steps import Steps
+from ...transport import NotReady, is_cluster, is_outage, is_refusal, server_of
 from .members import (
     ACQUIRE_ALL,
     AllReply,
@@ -86,9 +85,6 @@ class SeveralNames(BaseLock):
             self._in_one_place = len({slot_of(member.keys.lock) for member in self.members}) == 1
         each_alone = self.replicas or self.on_redis_down != "raise"
         self._at_once = self._in_one_place and not each_alone
-
-    def _send(self, call: Call, until: float | None) -> Step[Reply]:
-        raise NotImplementedError
 
     def _take_over(self, other: Any) -> None:
         super()._take_over(other)
@@ -215,7 +211,8 @@ class SeveralNames(BaseLock):
         sent_at = time.monotonic()
         try:
             call = _acquire_all([mine for _, mine in asked], keep=keep)
-            return parse_acquire_all((yield self._send(call, request.reply_until())), sent_at)
+            answer = yield self._run(call, request.reply_until())
+            return parse_acquire_all(answer.value, sent_at)
         except Exception as error:
             if passes is None or not passes(error):
                 raise
@@ -370,15 +367,9 @@ class MultiLock(SeveralNames, Lock):
     and ``reentrant``. Two callers never wait for each other, in whatever order they name them.
     """
 
-    def _send(self, call: Call, until: float | None) -> Reply:
-        return run(self.redis, call, until=until).value
-
 
 class AsyncMultiLock(SeveralNames, AsyncLock):
     """``MultiLock`` for asyncio."""
-
-    async def _send(self, call: Call, until: float | None) -> Reply:
-        return (await arun(self.redis, call, until=until)).value
 
 
 def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:

@@ -111,8 +111,8 @@ class MultiHold:
 class Member(BaseLock):
     """The lock for one of the names. The whole sends what its steps ask of Redis."""
 
-    def _run(self, call: Call) -> Any:
-        return call
+    def _run(self, call: Call, until: float | None = None) -> Any:
+        return call if until is None else super()._run(call, until)
 
     @property
     def _shown(self) -> str:

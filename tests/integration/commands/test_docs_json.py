@@ -18,7 +18,7 @@ from django_redis_lock.contrib import metrics
 from django_redis_lock.history import note_call
 from django_redis_lock.management import listing
 from django_redis_lock.ops.held_locks import Truncation
-from django_redis_lock.protocol.owner import Owner
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.transport import run as run_call
 from tests.support.commands import held, waiting
 

@@ -25,8 +25,8 @@ from django_redis_lock.contrib import metrics
 from django_redis_lock.history import note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import shown_id
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.identity import hostname
-from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import run as run_call
 from tests.holding import hurry
 from tests.processes import PATIENCE, ManageCommand, until
