@@ -10,7 +10,7 @@ VENV_OLDEST := .venv-oldest
 VENV_FREE := .venv-free-threaded
 # What most depends on Django: its admin, caches, views, commands and static files.
 BRIEF := tests/integration/admin/test_admin.py tests/integration/admin/test_admin_behaviour.py \
-    tests/integration/admin/test_admin_processes.py tests/integration/admin/test_admin_release.py \
+    tests/integration/admin/test_admin_release.py \
     tests/integration/admin/test_admin_sites.py tests/integration/cache/test_cache.py \
     tests/integration/decorators/test_locked_view.py tests/integration/decorators/test_locked_command.py \
     tests/integration/decorators/test_locked_tasks.py tests/integration/docs/test_docs_recipes.py \

@@ -16,6 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from .steps import Step
+
 #: The system lets a wait stand still while the host sleeps. So no wait is longer in one piece.
 MAX_WAIT_SECONDS = 2.0
 
@@ -37,7 +39,7 @@ class Clock:
 
     monotonic = staticmethod(_monotonic())
     time = staticmethod(real.time)
-    sleep: Callable[[float], Any] = staticmethod(real.sleep)
+    sleep: Callable[[float], Step[None]] = staticmethod(real.sleep)
     asleep = staticmethod(asyncio.sleep)
 
     def parts(self, seconds: float) -> Iterator[float]:

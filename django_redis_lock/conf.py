@@ -130,35 +130,32 @@ def _version(where: str, value: object) -> str:
     return value
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[str, object], str]:
-    def check(where: str, value: object) -> str:
-        if value not in choices:
-            allowed = ", ".join(map(repr, choices))
-            raise ValueError(f"{where} must be one of {allowed}, not {value!r}")
-        return str(value)
+def _that(is_right: Callable[[Any], object], what: str) -> Callable[[str, object], Any]:
+    """A check of values that are ``what``."""
+
+    def check(where: str, value: object) -> object:
+        if not is_right(value):
+            raise ValueError(f"{where} must be {what}, not {value!r}")
+        return value
 
     return check
 
 
-def _exporters(where: str, names: object) -> tuple[str, ...]:
-    if not isinstance(names, (list, tuple)) or not all(name in EXPORTERS for name in names):
-        allowed = ", ".join(map(repr, EXPORTERS))
-        raise ValueError(f"{where} must be a list of {allowed}, not {names!r}")
-    return tuple(names)
+def _one_of(choices: Sequence[str]) -> Callable[[str, object], Any]:
+    return _that(choices.__contains__, f"one of {', '.join(map(repr, choices))}")
 
 
-def _alias(where: str, alias: object) -> str:
-    if not isinstance(alias, str) or not alias:
-        raise ValueError(f"{where} must be the alias of a cache, not {alias!r}")
-    return alias
+def _is_alias(alias: object) -> bool:
+    return isinstance(alias, str) and alias != ""
 
 
-def _header(where: str, name: object) -> str | None:
-    if name is not None and not (
-        isinstance(name, str) and re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.A)
-    ):
-        raise ValueError(f"{where} must be the name of a header or None, not {name!r}")
-    return None if name is None else str(name)
+def _are_exporters(names: object) -> bool:
+    return isinstance(names, (list, tuple)) and all(name in EXPORTERS for name in names)
+
+
+def _may_be_header(name: object) -> bool:
+    is_name = isinstance(name, str) and re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.A)
+    return name is None or bool(is_name)
 
 
 def _function(where: str, path: object) -> Callable[[], object] | None:
@@ -209,7 +206,9 @@ class Conf:
     #: Seconds after a failed computation during which no caller tries again.
     ERROR_TTL = Setting(0.0, _seconds_or_0)
     #: For pages: "hit", "stale" or "miss".
-    PAGE_STATUS_HEADER: Setting[str | None] = Setting(None, _header)
+    PAGE_STATUS_HEADER: Setting[str | None] = Setting(
+        None, _that(_may_be_header, "the name of a header or None")
+    )
     #: Seconds that a waiter has to take a grant; the same on all hosts.
     GRANT_TIMEOUT = Setting(2.0, _seconds)
     #: The share of the longest time a lock can be held after which a warning is logged.
@@ -221,11 +220,13 @@ class Conf:
     #: Seconds: a free lock's acquisition that took longer gets a span.
     SLOW_ACQUISITION = Setting(0.005, _seconds_or_0)
     #: The exporters of metrics and traces.
-    EXPORTERS: Setting[tuple[str, ...]] = Setting((), _exporters)
+    EXPORTERS: Setting[Sequence[str]] = Setting(
+        (), _that(_are_exporters, f"a list of {', '.join(map(repr, EXPORTERS))}")
+    )
     #: Whether a holder's description names the request's user.
     HOLDER_USER = Setting(False, check_bool)
     #: The cache alias of ``locked()`` and ``run_locked``.
-    USING = Setting("default", _alias)
+    USING: Setting[str] = Setting("default", _that(_is_alias, "the alias of a cache"))
     #: What the version in a lock's key begins with.
     LOCK_PREFIX = Setting("lock:", _version)
     #: Behaviour of locks while Redis is down.
@@ -278,7 +279,7 @@ class GetOrSetOptions:
     background: bool
     soft_timeout: float | None
     error_ttl: float
-    group: str | None
+    group: str | None = None
 
     def __init__(self, conf: Conf, given: Mapping[str, object]) -> None:
         self._conf = conf
@@ -294,12 +295,8 @@ class GetOrSetOptions:
     def of(cls, conf: Conf, timeout: Timeout, **arguments: object) -> GetOrSetOptions:
         """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
         never stale, regardless of the setting. Raises as ``check`` and ``check_timeout`` do."""
-        if type(timeout) is not int:
-            cls.check_timeout(timeout)
-        elif not arguments and not conf.STALE:  # As in most calls.
-            return cls(conf, {"group": None})
+        cls.check_timeout(timeout)
         given = cls.check(**arguments)
-        given.setdefault("group", None)
         if timeout is None:
             given.setdefault("stale", 0.0)
         if given.get("soft_timeout") is not None:

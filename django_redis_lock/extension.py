@@ -18,9 +18,9 @@ from .threads import no_fork
 
 #: The optional parts: where each is, and what needs it.
 PARTS: Mapping[str, tuple[str, str]] = {
+    "actions": ("management.actions", "manage.py locks"),
     "admin": ("ops.admin.pages", "The admin"),
     "asyncio": ("cache.async_methods", "An asynchronous method of a cache"),
-    "by_name": ("management.by_name", "manage.py locks"),
     "celery_tasks": ("contrib.unique_tasks.celery", "unique_task() of a task of Celery"),
     "checks": ("ops.checks", "manage.py check"),
     "diagnosis": ("management.diagnosis", "manage.py locks doctor"),
@@ -31,7 +31,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "held_locks": ("ops.held_locks", "The gauges of held locks"),
     "inventory": ("ops.inventory", "A list of held locks"),
     "limit": ("contrib.limit", "A lock with limit=N"),
-    "listing": ("management.listing", "manage.py locks"),
     "menu": ("ops.admin.menu", "The admin's menu"),
     "metrics": ("contrib.metrics", "The setting METRICS"),
     "other_backends": ("contrib.other_backends", "A cache that cannot lock"),

@@ -26,11 +26,10 @@ from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 
 from django_redis_lock import keeper
-from django_redis_lock.contrib import metrics, unique_tasks
+from django_redis_lock.contrib import metrics, redlock, unique_tasks
 from django_redis_lock.contrib.fallback import file_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
 from django_redis_lock.contrib.metrics import collecting
-from django_redis_lock.contrib.redlock import base as redlock
 from django_redis_lock.decorators import section
 from django_redis_lock.protocol import acquisition
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it

@@ -61,25 +61,14 @@ class AsyncLockArguments(LockArguments, total=False):
 
 class CurrentLock(BaseLock):
     """What ``current_lock()`` returns: a ``Lock``, or in coroutines an ``AsyncLock``, of which
-    these methods are awaited."""
+    these methods are awaited; see there."""
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Any:
         """See ``Lock.extend``."""
 
-    def reacquire(self) -> Any:
-        """See ``Lock.reacquire``."""
-
-    def ttl(self) -> Any:
-        """See ``Lock.ttl``."""
-
-    def owned(self) -> Any:
-        """See ``Lock.owned``."""
-
-    def holder(self) -> Any:
-        """See ``Lock.holder``."""
-
-    def held(self) -> Any:
-        """See ``Lock.held``."""
-
-    def holders(self) -> Any:
-        """See ``Lock.holders``."""
+    reacquire: Callable[[], Any]
+    ttl: Callable[[], Any]
+    owned: Callable[[], Any]
+    holder: Callable[[], Any]
+    held: Callable[[], Any]
+    holders: Callable[[], Any]

@@ -9,77 +9,28 @@ from typing import Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django_redis.util import CacheKey
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
-from ..protocol import Call, Reply
-from ..singleflight import encode_value, own_flights
-from ..steps import Step
-from ..transport import is_observed, pack, pack_words
-from ..transport.aio_client import aexchange, arun, arun_all
-from .connections import (
-    FAILED,
-    Batch,
-    FlightEnding,
-    OwnConnections,
-    Seen,
-    Write,
-    in_transaction,
-    look_at_flights,
-    outcomes,
-)
+from ..singleflight import encode_value
+from ..steps import adrive
+from ..transport import is_observed
+from ..transport.aio_client import aexchange, arun_all
+from .connections import FAILED, FlightEnding, OwnConnections
 from .values import MISSING
 
 
 class TaskCommands(OwnConnections):
     """The same for a ``redis.asyncio`` client: on the connection that its loop's tasks share."""
 
-    async def eval(self, script: str, numkeys: int, name: str, *args: object) -> Reply:
-        call = self._counting(script, name, args)
-        try:
-            return await aexchange(self.client, pack(call), may_run_twice=False)
-        except NoScriptError:
-            return await aexchange(self.client, pack(call, known=False), may_run_twice=False)
-
-    async def send(self, batch: Batch) -> None:
-        """Send what ``pipeline()`` has collected."""
-        if batch.writes:
-            replies = await aexchange(self.client, *in_transaction(batch.writes))
-            await self._end(Seen(batch.writes, *outcomes(replies), batch.own))
-
-    async def _send(self, command: str, *parts: object) -> Reply:
-        return await aexchange(self.client, pack_words(command.encode(), *map(self._key, parts)))
-
-    def _keep(self, command: str, name: str, *time: object) -> Step[Reply]:
-        own_flights((self._key(name),))
-        return self._send(command.upper(), name, *time)
-
-    async def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Reply:
-        command, may_run_twice = write.packed() + look_at_flights(write.keys), write.may_run_twice
-        reply, tokens = await aexchange(self.client, command, 2, may_run_twice=may_run_twice)
-        if tokens and (type(tokens) is not list or any(tokens)):
-            await self._end(Seen([write], [reply], tokens, own))
-        return reply
-
-    async def _end(self, seen: Seen) -> None:
-        if seen and (again := seen.again(await arun_all(self.client, seen.end()))):
-            await arun_all(self.client, again)
-
-    async def _run(self, call: Call) -> Reply:
-        return (await arun(self.client, call)).value
+    _do = staticmethod(adrive)
+    _exchange = staticmethod(aexchange)
+    _run_all = staticmethod(arun_all)
 
 
 class ObservedCommands(FlightEnding):
     """The same through the client, while a tool observes that."""
 
-    async def send(self, batch: FlightEnding) -> None:
-        await batch.execute()
-
-    async def _run(self, call: Call) -> Reply:
-        parts = (len(call.keys), *call.keys, *call.args)
-        try:
-            return await self.client.evalsha(call.script.sha, *parts)
-        except NoScriptError:
-            return await self.client.eval(call.script.source, *parts)
+    _do = staticmethod(adrive)
 
 
 #: As django-redis's: INCRBY would begin with 0.
@@ -150,7 +101,7 @@ class AsyncMethods:
             else:
                 batch.delete(nkey)
         if data:
-            await self._commands.send(batch)
+            await batch.execute()
         return []
 
     async def touch(

@@ -114,7 +114,10 @@ def _awaiting(name: str) -> Any:
 
     @wraps(getattr(BaseCache, f"a{name}"))
     async def method(self: RedisCache, *args: object, **kwargs: object) -> Any:
-        return await self._await(name, *args, **kwargs)
+        in_thread, client = getattr(self, name), self._client_for(name)
+        if client is None:
+            return await sync_to_async(in_thread)(*args, **kwargs)
+        return await part("asyncio").call(self, client, name, *args, **kwargs)
 
     return method
 
@@ -372,12 +375,6 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # no types
     aincr = _awaiting("incr")
     adecr = _awaiting("decr")
     aincr_version = _awaiting("incr_version")
-
-    async def _await(self, name: str, *args: object, **kwargs: object) -> object:
-        method, client = getattr(self, name), self._client_for(name)
-        if client is None:
-            return await sync_to_async(method)(*args, **kwargs)
-        return await part("asyncio").call(self, client, name, *args, **kwargs)
 
     def _client_for(self, method: str) -> object:
         """None if ``method`` is to run in Django's thread."""

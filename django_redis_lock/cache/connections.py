@@ -7,11 +7,10 @@ them (invariant C2).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, wraps
 from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +26,7 @@ from ..events import remembered
 from ..protocol import Call, Reply, Script
 from ..protocol.keys import flight_key
 from ..singleflight import DELETE, END_SEEN, EXPIRE_AT, WRITE, own_flights
-from ..steps import Step
+from ..steps import Step, Steps, drive
 from ..transport import (
     Breaker,
     CircuitOpen,
@@ -37,7 +36,6 @@ from ..transport import (
     is_plain,
     pack,
     pack_words,
-    run,
     run_all,
     server_of,
 )
@@ -138,8 +136,20 @@ class Seen(dict[bytes, tuple[bytes, Any]]):
         ]
 
 
-class Commands(ABC):
+def _done(steps: Callable[..., Steps[Any]]) -> Callable[..., Any]:
+    """The method that does ``steps``, of connections for threads or for tasks."""
+
+    @wraps(steps)
+    def method(self: Commands, *args: Any) -> Any:
+        return self._do(steps(self, *args))
+
+    return method
+
+
+class Commands:
     """A redis-py ``client`` whose writes end the flights of the keys they write."""
+
+    _do: Any = staticmethod(drive)
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -199,16 +209,16 @@ class Commands(ABC):
         own = own_flights((key,)).values()
         return Call(_counter(script, len(args)), (key, flight_key(key)), (*parts, *own))
 
-    @abstractmethod
     def _keep(self, command: str, name: str, *time: object) -> Step[Reply]:
         """Send a ``command`` that changes how long a value is kept."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Step[Reply]:
         """Send ``write``; it ends no flight that is the caller's ``own``."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def _run(self, call: Call) -> Step[Reply]: ...
+    def _run(self, call: Call) -> Step[Reply]:
+        raise NotImplementedError
 
 
 @lru_cache(maxsize=8)
@@ -228,6 +238,9 @@ class OwnConnections(Commands):
     flight that the look has seen is ended by a second trip, before the write returns.
     """
 
+    _exchange: Any = staticmethod(exchange)
+    _run_all: Any = staticmethod(run_all)
+
     def get(self, name: str) -> Reply:
         return self._send("GET", name)
 
@@ -243,70 +256,79 @@ class OwnConnections(Commands):
     def pttl(self, name: str) -> Reply:
         return self._send("PTTL", name)
 
-    def eval(self, script: str, numkeys: int, name: str, *args: object) -> Reply:
+    @_done
+    def eval(self, script: str, numkeys: int, name: str, *args: object) -> Steps[Reply]:
         """django-redis increments by a script, which returns nothing if there is no number."""
         call = self._counting(script, name, args)
         try:
-            return exchange(self.client, pack(call), may_run_twice=False)
+            return (yield self._exchange(self.client, pack(call), may_run_twice=False))
         except NoScriptError:
-            return exchange(self.client, pack(call, known=False), may_run_twice=False)
+            anew = pack(call, known=False)
+            return (yield self._exchange(self.client, anew, may_run_twice=False))
 
     def pipeline(self, *args: object, **kwargs: object) -> Batch:
-        return Batch(self.client)
+        return Batch(self)
 
-    def _send(self, command: str, *parts: object) -> Reply:
-        return exchange(self.client, pack_words(command.encode(), *map(self._key, parts)))
+    def _send(self, command: str, *parts: object) -> Step[Reply]:
+        packed = pack_words(command.encode(), *map(self._key, parts))
+        return self._exchange(self.client, packed)
 
-    def _keep(self, command: str, name: str, *time: object) -> Step[Reply]:
+    @_done
+    def _keep(self, command: str, name: str, *time: object) -> Steps[bool]:
         own_flights((self._key(name),))
-        return bool(self._send(command.upper(), name, *time))
+        return bool((yield self._send(command.upper(), name, *time)))
 
-    def _run(self, call: Call) -> Reply:
-        return run(self.client, call).value
-
-    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Step[Reply]:
-        command, may_run_twice = write.packed() + look_at_flights(write.keys), write.may_run_twice
-        reply, tokens = exchange(self.client, command, 2, may_run_twice=may_run_twice)
-        if tokens and (type(tokens) is not list or any(tokens)):
-            self._end(Seen([write], [reply], tokens, own))
+    @_done
+    def _run(self, call: Call) -> Steps[Reply]:
+        [reply] = yield self._run_all(self.client, [call])
         return reply
 
-    def _end(self, seen: Seen) -> Any:
-        if seen and (again := seen.again(run_all(self.client, seen.end()))):
-            run_all(self.client, again)
+    @_done
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Steps[Reply]:
+        command, may_run_twice = write.packed() + look_at_flights(write.keys), write.may_run_twice
+        reply, tokens = yield self._exchange(self.client, command, 2, may_run_twice=may_run_twice)
+        if tokens and (type(tokens) is not list or any(tokens)):
+            yield from self._end(Seen([write], [reply], tokens, own))
+        return reply
 
+    def _end(self, seen: Seen) -> Steps[None]:
+        if seen and (again := seen.again((yield self._run_all(self.client, seen.end())))):
+            yield self._run_all(self.client, again)
 
-class Batch(OwnConnections):
-    """Writes that are sent together: in one transaction, or in one trip to each node of a
-    cluster."""
-
-    def __init__(self, client: object) -> None:
-        super().__init__(client)
-        self.writes: list[Write] = []
-        self.own: dict[bytes, bytes] = {}
-
-    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> None:
-        self.writes.append(write)
-        self.own.update(own)
-
-    def execute(self) -> list[Reply]:
-        writes, self.writes = self.writes, []
+    @_done
+    def write_all(self, writes: list[Write], own: Mapping[bytes, bytes]) -> Steps[list[Reply]]:
+        """In one transaction, or in one trip to each node of a cluster."""
         if not writes:
             return []
         if is_cluster(self.client):
-            return run_all(self.client, [write.call(self.own) for write in writes])
-        replies, tokens = outcomes(exchange(self.client, *in_transaction(writes)))
-        self._end(Seen(writes, replies, tokens, self.own))
-        return replies
+            calls = [write.call(own) for write in writes]
+            done: list[Reply] = yield self._run_all(self.client, calls)
+            return done
+        replies = yield self._exchange(self.client, *in_transaction(writes))
+        *done, tokens = replies[-1]
+        for reply in (*done, tokens):
+            if isinstance(reply, Exception):
+                raise reply
+        yield from self._end(Seen(writes, done, tokens, own))
+        return done
 
 
-def outcomes(replies: list[Reply]) -> tuple[list[Reply], Reply]:
-    """Those of the writes ``in_transaction``, and what the look at the flights has returned."""
-    *done, tokens = replies[-1]
-    for reply in (*done, tokens):
-        if isinstance(reply, Exception):
-            raise reply
-    return done, tokens
+class Batch(Commands):
+    """Writes that are sent together, by ``connections``."""
+
+    def __init__(self, connections: OwnConnections) -> None:
+        super().__init__(connections.client)
+        self._connections = connections
+        self._writes: list[Write] = []
+        self._own: dict[bytes, bytes] = {}
+
+    def _write(self, write: Write, own: Mapping[bytes, bytes]) -> None:
+        self._writes.append(write)
+        self._own.update(own)
+
+    def execute(self) -> Any:
+        writes, self._writes = self._writes, []
+        return self._connections.write_all(writes, self._own)
 
 
 # -- by redis-py: for tools that observe it, a client of the caller's, and clusters ----------------
@@ -335,7 +357,8 @@ class FlightEnding(Commands):
     def _write(self, write: Write, own: Mapping[bytes, bytes]) -> Reply:
         return self._run(write.call(own))
 
-    def _run(self, call: Call) -> Reply:
+    @_done
+    def _run(self, call: Call) -> Steps[Reply]:
         # Named methods, because some tools see only those.
         evalsha, evaluate = self.client.evalsha, self.client.eval
         # Bytes for the same reason as in ``pack_words``.
@@ -350,9 +373,9 @@ class FlightEnding(Commands):
             self._sent.add(call.script)
             return evaluate(call.script.source, *parts)
         try:
-            return evalsha(call.script.sha, *parts)
+            return (yield evalsha(call.script.sha, *parts))
         except NoScriptError:
-            return evaluate(call.script.source, *parts)
+            return (yield evaluate(call.script.source, *parts))
 
 
 class ClusterFlightEnding(FlightEnding):
@@ -365,7 +388,7 @@ class ClusterFlightEnding(FlightEnding):
         return sum(map(int, run_all(self.client, calls))) if calls else 0
 
     def pipeline(self, *args: object, **kwargs: object) -> Batch:
-        return Batch(self.client)
+        return Batch(OwnConnections(self.client))
 
 
 def flight_ending(client: object) -> FlightEnding:
@@ -421,7 +444,6 @@ class Replica:
 
 @contextmanager
 def failing_as_django_redis(redis: object) -> Iterator[None]:
-    """An error of ``redis`` becomes the one that django-redis raises."""
     try:
         yield
     except FAILED as error:

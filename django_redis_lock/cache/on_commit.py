@@ -4,6 +4,7 @@ is computed again by others from the old data, and stored."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Generic, ParamSpec
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
@@ -99,30 +100,25 @@ class FunctionOnCommit(Generic[P]):
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Delete the result for these arguments."""
-        return self._call(self._invalidate, args, kwargs)
+        return self._call(lambda key: self._of_cache.delete(key, self._version), args, kwargs)
 
     def mark_stale(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Let the result for these arguments be stale."""
-        return self._call(self._mark_stale, args, kwargs)
+        what: dict[str, Any] = {"version": self._version, "stale": self._stale}
+        return self._call(lambda key: self._of_cache.mark_stale(key, **what), args, kwargs)
 
     def refresh(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Compute and store the result for these arguments, from what is committed."""
-        return self._call(self._refresh, args, kwargs)
-
-    def _call(self, method: Callable[..., None], args: object, kwargs: object) -> Any:
+        again = self._function.refresh
         if iscoroutinefunction(self._function):
-            return sync_to_async(method)(args, kwargs)
-        return method(args, kwargs)
+            again = async_to_sync(again)
+        refresh = partial(again, *args, **kwargs)
+        return self._call(lambda _: self._of_cache.call(refresh), args, kwargs)
 
-    def _invalidate(self, args: object, kwargs: object) -> None:
-        self._of_cache.delete(self._key_of(args, kwargs), self._version)
+    def _call(self, then: Callable[[str], None], args: object, kwargs: object) -> Any:
+        """Make the key now: its errors belong to the caller."""
 
-    def _mark_stale(self, args: object, kwargs: object) -> None:
-        self._of_cache.mark_stale(self._key_of(args, kwargs), self._version, stale=self._stale)
+        def call() -> None:
+            then(self._key_of(args, kwargs))
 
-    def _refresh(self, args: Any, kwargs: Any) -> None:
-        self._key_of(args, kwargs)  # Its errors belong to the caller.
-        refresh = self._function.refresh
-        if iscoroutinefunction(self._function):
-            refresh = async_to_sync(refresh)
-        self._of_cache.call(lambda: refresh(*args, **kwargs))
+        return sync_to_async(call)() if iscoroutinefunction(self._function) else call()

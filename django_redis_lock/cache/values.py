@@ -346,10 +346,8 @@ class Values:
         try:
             if observed:
                 return self._cache.get_many(names, version), None
-            replica = connections.replica()
-            by = () if replica is None else (replica,)
             get_many = self._cache.client.get_many
-            return connections.with_breaker(get_many, names, version, *by), None
+            return connections.with_breaker(get_many, names, version), None
         except (RedisError, ConnectionInterrupted) as error:
             cause = error.__cause__ or error if isinstance(error, ConnectionInterrupted) else error
             others = is_pool_exhausted(cause) or connections.replica() is not None
@@ -590,7 +588,6 @@ class Values:
 
     @cached_property
     def keeps_objects(self) -> bool:
-        """Whether what is stored is decoded to an equal object."""
         client = self._cache.client
         return type(getattr(client, "_serializer", None)) is PickleSerializer and (
             type(client).decode is DefaultClient.decode

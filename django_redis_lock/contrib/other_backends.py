@@ -10,13 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 
-from ..cache import (
-    BACKEND,
-    MISSING,
-    OnCommit,
-    RedisCache,
-    lock_cache,
-)
+from ..cache import BACKEND, MISSING, OnCommit, RedisCache, lock_cache
 from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..steps import Steps, adrive, drive
 from ..threads import get_logger
@@ -47,8 +41,6 @@ class Do(NamedTuple):
 
 
 class AsyncDo(Do):
-    """The same for tasks, which await it."""
-
     def method(self, name: str, *args: object) -> object:
         return getattr(self.cache, f"a{name}")(*args)
 
@@ -143,12 +135,6 @@ class PlainCache:
         return {name: values[name] for name in names if name in values}
 
     # What is not true any more: there is no stale value to serve.
-    def _mark_stale(
-        self, do: Do, key: str, version: int | None = None, *, stale: float = SETTING
-    ) -> Steps[bool]:
-        deleted: bool = yield do.method("delete", key, version)
-        return deleted
-
     def _mark_stale_many(
         self, do: Do, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
     ) -> Steps[int]:
@@ -156,6 +142,9 @@ class PlainCache:
         for key in keys:
             deleted += yield do.method("delete", key, version)
         return deleted
+
+    def _mark_stale(self, do: Do, key: str, *args: Any, **options: Any) -> Steps[bool]:
+        return bool((yield from self._mark_stale_many(do, [key], *args, **options)))
 
     get_or_set, aget_or_set = _twins(_get_or_set)
     compute, acompute = _twins(_compute)

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from ..steps import adrive, drive
 from .cached import CachedFunction, cached, cached_page
 from .key_template import Names, Template, names_from, short
-from .options import LockOptions, Options
+from .options import EXIT_CODES, LockOptions, Options
 from .section import Section, caller, current_lock, decorate
 
 if TYPE_CHECKING:
@@ -217,8 +217,7 @@ class Locked:
     def _name(self) -> Names:
         """The lock's name, or names, for a ``with`` block, which has no arguments."""
         options = self.options
-        options.refuse("a with block", "on_conflict", "status_code", "default")
-        options.refuse("a with block", "exit_code", "lost_exit_code", "unavailable_exit_code")
+        options.refuse("a with block", "on_conflict", "status_code", "default", *EXIT_CODES)
         if options.on_lost == "terminate":
             raise TypeError('on_lost="terminate" is for management commands')
         if callable(options.key):

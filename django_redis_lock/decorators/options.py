@@ -203,8 +203,9 @@ class Options:
 
     def refuse(self, kind: str, *names: str) -> None:
         """Raises TypeError if an option was given that has no effect on a ``kind``."""
+        given = self.given()
         for name in names:
-            if name in self.given():
+            if name in given:
                 raise TypeError(f"{name} means nothing for {kind}")
 
 

@@ -77,6 +77,8 @@ if TYPE_CHECKING:
 
 logger = get_logger("django_redis_lock.locked")
 
+_CONF = Conf()
+
 #: Between two attempts to reach Redis: the first time, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 PLAIN_FUNCTION = "{} must be a plain function, because {} is one"
@@ -184,7 +186,7 @@ class Section:
         self.options, self.names = options, names
         self.name = names if isinstance(names, str) else ", ".join(names)
         self.label, self.group = label, group
-        self.using = options.using or Conf().USING  # At each call: decorators run before settings.
+        self.using = options.using or _CONF.USING  # At each call: decorators run before settings.
         self.key = (self.using, names)
         self.on_lost: OnLost = options.on_lost if callable(options.on_lost) else None
         self.asynchronous = asynchronous
@@ -499,7 +501,7 @@ class LockedFunction:
 
     @property
     def using(self) -> str:
-        return self.options.using or Conf().USING
+        return self.options.using or _CONF.USING
 
     def wrapper(self) -> Callable[..., Any]:
         function = self.function
@@ -551,8 +553,15 @@ class LockedFunction:
             with self._entering(args, kwargs):
                 entered = yield from section.enter(_print_waiting(_command(args), kwargs))
         except RedisError as error:
-            # A template may query the database.
-            return (yield in_thread(asynchronous, self._failed, error, section.name, args, kwargs))
+            request, command = None, _command(args)
+            if is_unusable(error) and not self._chosen:
+                request = self._request_of_view(args, kwargs)
+            if request is not None:  # Its template may query the database.
+                answer = request, section.name, error, self.options.retry_after, self.json
+                return (yield in_thread(asynchronous, service_unavailable, *answer))
+            if command is None or (isinstance(error, LockError) and not is_outage(error)):
+                raise
+            raise unavailable(section.name, error, self.options.unavailable_exit_code) from error
         if not entered:
             return of_this_moment((yield from self._refuse(section, args, kwargs)))
         try:
@@ -571,19 +580,6 @@ class LockedFunction:
             return nullcontext() if self.options.wait_for_redis else outages_not_logged()
         request = request_of(args, kwargs)
         return nullcontext() if request is None else doing(RequestActivity(request))
-
-    def _failed(self, error: Exception, name: str, args: Args, kwargs: Kwargs) -> object:
-        """What a view answers, or a command raises, if the lock could not be requested; else
-        ``error`` is raised, as from a view with a default or an ``on_conflict`` of its own."""
-        options = self.options
-        request = None
-        if is_unusable(error) and not self._chosen:
-            request = self._request_of_view(args, kwargs)
-        if request is not None:
-            return service_unavailable(request, name, error, options.retry_after, self.json)
-        if _command(args) is None or (isinstance(error, LockError) and not is_outage(error)):
-            raise error
-        raise unavailable(name, error, options.unavailable_exit_code) from error
 
     def _request_of_view(self, args: Args, kwargs: Kwargs) -> object:
         """The request, if this is a call of a view."""

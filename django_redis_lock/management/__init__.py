@@ -28,8 +28,6 @@ Options: TypeAlias = dict[str, Any]
 
 
 class Exit:
-    """Exit codes."""
-
     #: ``locks doctor``: there are warnings (with errors it is TROUBLE).
     WARNED = 1
     #: ``locks --exit-code``: a lock is held; a holder is silent, or a lock never expires.

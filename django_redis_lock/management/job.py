@@ -242,7 +242,6 @@ def _guard_process(
 
 
 def _program() -> Sequence[str]:
-    """The arguments with which Python runs the guard."""
     process_tree = part("process_tree")
     path = process_tree.__file__
     # An application in one file, a zip, has no such path.

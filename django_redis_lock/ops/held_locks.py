@@ -128,11 +128,9 @@ def held_locks(
         search: only those whose names contain this text; case is ignored.
         limit: the largest number of each kind to list of each database.
     """
-    wanted = list(lock_caches() if aliases is None else aliases)
-    result = HeldLocks()
-    databases, failed = _databases()
-    asked = [database for database in databases if not database.prefixes.keys().isdisjoint(wanted)]
-    result.failures = [_failure(alias, failed[alias]) for alias in failed if alias in wanted]
+    asked, failures = _asked(aliases)
+    in_memory = [alias for _, here in asked for alias in here if lock_cache(alias).in_memory]
+    result = HeldLocks(failures=failures, in_memory=in_memory)
 
     def ask(database: _Database, by_name: bool) -> list[Inventory] | Exception:
         try:
@@ -143,22 +141,21 @@ def held_locks(
             return error
 
     # The threads of the pool have other cache objects.
-    hiding = [not all(lock_cache(a)._has_plain_keys for a in each.prefixes) for each in asked]
+    hiding = [not all(lock_cache(a)._has_plain_keys for a in each.prefixes) for each, _ in asked]
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(asked)))) as threads:
-        for database, answer in zip(asked, threads.map(ask, asked, hiding), strict=True):
-            here = [alias for alias in database.prefixes if alias in wanted]
+        answers = threads.map(ask, [database for database, _ in asked], hiding)
+        for (database, here), answer in zip(asked, answers, strict=True):
             if isinstance(answer, Exception):
                 result.failures += [_failure(alias, answer) for alias in here]
                 continue
             for kind, listed in zip(kinds, answer, strict=True):
                 held = [_place(database, lock) for lock in listed.locks]
                 result.found += [
-                    h for h in held if h.alias in wanted and search.lower() in h.name.lower()
+                    h for h in held if h.alias in here and search.lower() in h.name.lower()
                 ]
                 if not listed.complete:
                     cut = Truncation(here[0], kind, len(listed.locks), listed.total)
                     result.truncations.append(cut)
-    result.in_memory = [a for a in wanted if a not in failed and lock_cache(a).in_memory]
     result.found.sort(key=lambda held: held.lock.held_for or 0.0, reverse=True)
     without_redis = [failure.alias for failure in result.failures] + result.in_memory
     result.local = _held_here(without_redis, search)
@@ -200,22 +197,19 @@ class News:
 def latest_events(aliases: Iterable[str] | None = None) -> tuple[list[News], list[Failure]]:
     """The losses, crashes and forced releases of the last day, of all locks, the latest first; and
     the caches that failed."""
-    wanted = list(lock_caches() if aliases is None else aliases)
-    databases, failed = _databases()
-    failures = [_failure(alias, failed[alias]) for alias in failed if alias in wanted]
+    asked, failures = _asked(aliases)
     news: list[News] = []
-    for database in databases:
-        if here := [alias for alias in database.prefixes if alias in wanted]:
-            try:
-                found = latest_news(database.client)
-            except UNAVAILABLE as error:
-                failures += [_failure(alias, error) for alias in here]
-                continue
-            for event in found:
-                alias, prefix, _ = _cache_of(database, event.lock, LOCK)
+    for database, here in asked:
+        try:
+            found = latest_news(database.client)
+        except UNAVAILABLE as error:
+            failures += [_failure(alias, error) for alias in here]
+            continue
+        for event in found:
+            alias, prefix, _ = _cache_of(database, event.lock, LOCK)
+            if alias in here:
                 name = event.lock[len(prefix) :].decode(errors="backslashreplace")
-                shown = event._replace(owner=_shown(event.owner))
-                news += [News(alias, name, shown)] if alias in wanted else []
+                news.append(News(alias, name, event._replace(owner=_shown(event.owner))))
     return sorted(news, key=lambda each: each.event.at, reverse=True), failures
 
 
@@ -298,6 +292,18 @@ def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
             if cache.conf.LOCK_PREFIX and LOCK in prefixes:
                 database.only_locks.add(prefixes[LOCK])
     return found.values(), failed
+
+
+def _asked(
+    aliases: Iterable[str] | None,
+) -> tuple[list[tuple[_Database, list[str]]], list[Failure]]:
+    """The databases of these caches (None: of all), each with those that are in it, and the caches
+    that are wrongly configured."""
+    wanted = list(lock_caches() if aliases is None else aliases)
+    databases, failed = _databases()
+    asked = [(each, [alias for alias in each.prefixes if alias in wanted]) for each in databases]
+    failures = [_failure(alias, error) for alias, error in failed.items() if alias in wanted]
+    return [(database, here) for database, here in asked if here], failures
 
 
 def _database_of(alias: str) -> _Database:

@@ -94,9 +94,6 @@ _too_many = Repeated(logger, "Too many refreshes in the background: %s is not re
 _failed = Repeated(logger, "The refresh of %s failed; the stale value is served")
 _logged_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 _NONE: Mapping[bytes, Any] = MappingProxyType({})
-
-
-#: Tasks have theirs in a module that is imported when it is used.
 Runner: TypeAlias = "ThreadRunner | AsyncRunner"
 
 # -- the callers of one value ----------------------------------------------------------------------
@@ -208,18 +205,6 @@ computes_in: dict[bytes, int] = {}
 after_fork(computes_in.clear)
 
 
-def waits_for_itself(server: Server, key: bytes, thread: int | None) -> bool:
-    """Whether a ``thread`` that computes the value, perhaps in a task of its event loop, is the
-    calling thread: it would stop the computation by a wait for it."""
-    if thread != threading.get_ident():
-        return False
-    if may_log(server, _warned_at):
-        text = "The value %s is requested by the thread that computes it, which cannot wait for it "
-        text += "and computes it twice: in a coroutine use aget_or_set() and the like"
-        logger.warning(text, printable(key))
-    return True
-
-
 _warned_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 
 
@@ -328,7 +313,6 @@ class Producer(NamedTuple):
         return Subject.of(self.name, self.group, "", server, self.cache)
 
     def emit(self, server: Server, kind: Callable[..., object], *details: object) -> None:
-        """Emit an event of this ``kind`` about the value."""
         if events.listeners:
             events.emit(kind(self.subject(server), *details))
 
@@ -341,8 +325,8 @@ class Encoded(NamedTuple):
 
 
 class Leader:
-    """A caller that leads the flights of some ``keys``, or wants to; of ``flight``, it computes and
-    stores the values."""
+    """A caller that leads the flights of some ``keys``, or wants to, in one round of ``flight``: it
+    queries who leads, and computes and stores the values."""
 
     #: The trace of the computation; see ``events.trace_parent``.
     trace = ""
@@ -363,7 +347,16 @@ class Leader:
         self.own_writes: dict[bytes, str] = {}
         #: What was computed.
         self.encoded: Mapping[bytes, Encoded] = _NONE
-        self._before: Mapping[bytes, Before] = _NONE
+        #: The replies to ``query``: what is at the keys that it leads; the values that there are.
+        self.led: dict[bytes, Before] = {}
+        self.present: dict[bytes, object] = {}
+        #: The streams of the flights that it follows, empty where it is to query again; the tokens
+        #: of their leaders; the monotonic time at which the first must be checked.
+        self.streams: dict[bytes, bytes] = {}
+        self.leaders: dict[bytes, bytes] = {}
+        self.ends_at = math.inf
+        #: The error of a caller that comes shortly after a failure.
+        self.failed: ComputationFailed | None = None
         self._process = this_process()
         self._runner.begun.append(self.left)
 
@@ -385,8 +378,8 @@ class Leader:
         followed: Mapping[bytes, bytes] = _NONE,
         undecodable: Mapping[bytes, str] = _NONE,
         overtakes: bool = False,
-    ) -> Steps[Round]:
-        """Who leads the flight of each key, or its value.
+    ) -> Steps[None]:
+        """Ask who leads the flight of each key, or for its value.
 
         Args:
             followed: the streams of the flights that this caller has waited for, by key. Then it
@@ -408,9 +401,7 @@ class Leader:
         while True:
             try:
                 answers = yield from self._ask_to_lead(*calls)
-                replies = Round(zip(self.keys, answers, strict=True), overtakes)
-                self.may_lead = bool(replies.led)
-                return replies
+                break
             except RedisError as error:
                 if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
                     yield from self.fail()
@@ -418,6 +409,33 @@ class Leader:
                 if not is_outage(error) or time.monotonic() >= until:
                     raise
             yield self._runner.pause(0.1)
+        now, overtaken = time.monotonic(), dict[bytes, bytes]()
+        for key, reply in zip(self.keys, answers, strict=True):
+            match [int(reply[0]), *reply[1:]]:
+                case [1, *before]:
+                    self.led[key] = Before(*before) if before else NOTHING
+                case [2, value]:
+                    self.present[key] = value
+                case [3, message]:
+                    text = as_bytes(message).decode(errors="replace")
+                    self.failed = ComputationFailed(text)
+                case [_, token, pttl]:
+                    leader = as_bytes(token)
+                    deferred = _deferred.get(leader) if overtakes else None
+                    if deferred is not None and deferred.overtake():
+                        overtaken[key] = leader
+                        continue
+                    self.streams[key], self.leaders[key] = flight_stream(key, leader), leader
+                    # Redis rounds down, and a key with 0 ms left is still there.
+                    left = (max(int(pttl), 0) + 1) / 1000
+                    self.ends_at = min(self.ends_at, now + min(left, FOLLOWER_CHECK_SECONDS))
+        self.may_lead = bool(self.led)
+        if overtaken:
+            for key, seen in (yield from self.take_over(overtaken)).items():
+                if seen is not None:
+                    self.led[key] = seen
+                else:  # The flight has ended, or another caller overtook it.
+                    self.streams[key] = b""
 
     def take_unseen(self) -> Steps[bool]:
         """Lead the flight of a value that is still missing and that no caller computes: by plain
@@ -437,7 +455,10 @@ class Leader:
         if taken and value is not None:
             with suppress(RedisError):
                 yield self._runner.run(*self._endings())
-        return bool(taken) and value is None and not self._may_be_over()
+        if not taken or value is not None or self._may_be_over():
+            return False
+        self.led[key] = NOTHING
+        return True
 
     def take_over(
         self, leaders: Mapping[bytes, bytes] | None = None
@@ -471,22 +492,14 @@ class Leader:
 
     # -- to compute --------------------------------------------------------------------------
 
-    def begin(self, before: Mapping[bytes, Before]) -> None:
-        """The caller leads the flights of these keys.
-
-        Args:
-            before: what is at the keys now.
-        """
-        self.keys, self._before = list(before), before
+    def begin(self) -> None:
+        """The caller leads the flights of the keys in ``led``."""
+        self.keys = list(self.led)
         self.renewals = [FlightRenewal(self, key) for key in self.keys]
 
     def lead(self) -> Steps[dict[bytes, object]]:
         """Compute the values, while the keeper renews the flights; if that fails, they end. Sets
-        ``encoded``, for ``store``.
-
-        Raises:
-            Overtaken: another thread leads instead.
-        """
+        ``encoded``, for ``store``. Raises Overtaken if another thread leads instead."""
         keeping = keeper()
         try:
             computes_in[self.token] = threading.get_ident()
@@ -526,11 +539,7 @@ class Leader:
         self._runner.call_soon(leave, self._shared)
 
     def compute(self, outage: BaseException | None = None) -> Steps[dict[bytes, object]]:
-        """The values by key.
-
-        Args:
-            outage: why Redis is unavailable.
-        """
+        """The values by key; ``outage`` is why Redis is unavailable."""
         if outage and may_log(self.server, _logged_at):  # Once a minute for each server.
             text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
             outage_logger.warning(text, {"key": printable(self.keys[0]), "error": outage})
@@ -563,11 +572,8 @@ class Leader:
     def without_redis(
         self, outage: BaseException, shared: bool = False
     ) -> Steps[dict[bytes, object]]:
-        """Compute the values, which are not stored; callers get the same as if they were.
-
-        Args:
-            shared: whether ``encoded`` is needed, for the other callers of this process.
-        """
+        """Compute the values, which are not stored; callers get the same as if they were. If they
+        are ``shared``, sets ``encoded``."""
         values = yield from self.compute(outage)
         if shared or not self.producer.keeps_objects:
             self.encoded = self._encode(values)
@@ -636,7 +642,7 @@ class Leader:
 
     def _storing(self, key: bytes) -> Call:
         value, lifetime = self.encoded[key]
-        before, did = self._before.get(key, NOTHING), self.own_writes.get(key, "")
+        before, did = self.led.get(key, NOTHING), self.own_writes.get(key, "")
         token = as_bytes(before.leader) if before.leader else self.token
         stream = SHARED_LIFETIME_MILLISECONDS if lifetime < 0 else STREAM_LIFETIME_MILLISECONDS
         args: tuple[bytes | str | int, ...] = token, value, lifetime, stream
@@ -742,55 +748,6 @@ class CoordinationError(Exception):
     """A request to Redis failed, and nothing was computed; has the error as its cause."""
 
 
-class Round:
-    """The replies to one query, for each key whose value is still missing.
-
-    Attributes:
-        led: what is at the keys that this caller leads.
-        present: the values that there are.
-        overtaken: the tokens of leaders of this process that have not begun.
-        streams: of the flights that this caller follows; empty where it is to query again.
-        ends_at: the monotonic time at which the first of those must be checked.
-        leaders: the tokens of those flights.
-        failed: the error of a caller that comes shortly after a failure.
-    """
-
-    __slots__ = ("ends_at", "failed", "leaders", "led", "overtaken", "present", "streams")
-
-    def __init__(
-        self, answers: Iterable[tuple[bytes, Reply]] = (), overtakes: bool = False
-    ) -> None:
-        self.led: dict[bytes, Before] = {}
-        self.present: dict[bytes, object] = {}
-        self.overtaken: dict[bytes, bytes] = {}
-        self.streams: dict[bytes, bytes] = {}
-        self.leaders: dict[bytes, bytes] = {}
-        self.ends_at = math.inf
-        self.failed: ComputationFailed | None = None
-        for key, reply in answers:
-            self._add(key, reply, overtakes)
-
-    def _add(self, key: bytes, reply: Reply, overtakes: bool) -> None:
-        """A ``reply`` of TAKE_FLIGHT."""
-        match [int(reply[0]), *reply[1:]]:
-            case [1, *before]:
-                self.led[key] = Before(*before) if before else NOTHING
-            case [2, value]:
-                self.present[key] = value
-            case [3, message]:
-                self.failed = ComputationFailed(as_bytes(message).decode(errors="replace"))
-            case [_, token, pttl]:
-                leader = as_bytes(token)
-                deferred = _deferred.get(leader) if overtakes else None
-                if deferred is not None and deferred.overtake():
-                    self.overtaken[key] = leader
-                    return
-                self.streams[key], self.leaders[key] = flight_stream(key, leader), leader
-                # Redis rounds down, and a key with 0 ms left is still there.
-                ends_at = time.monotonic() + (max(int(pttl), 0) + 1) / 1000
-                self.ends_at = min(self.ends_at, ends_at)
-
-
 #: The result of ``get_value`` if another computation takes longer than the caller waits.
 TOO_LATE = object()
 
@@ -833,10 +790,7 @@ class Flight:
 
     def get_values(self, keys: list[bytes], deadline: float) -> Steps[list[bytes]]:
         """Sets ``values``; returns the keys that others were still computing at ``deadline``
-        (monotonic seconds).
-
-        Raises: as ``get_value``.
-        """
+        (monotonic seconds). Raises as ``get_value``."""
         refuse_recursion(self.server, keys)
         try:
             return (yield from self._get_values(keys, deadline))
@@ -850,66 +804,50 @@ class Flight:
         in_thread = self.runner.in_thread
         while missing:
             leader = Leader(self, missing)
-            replies = yield from self._query(leader, followed, in_thread)
-            if followed and replies.failed is None:
-                shared = len(missing) - len(replies.led) - len(replies.streams)
+            yield from self._query(leader, followed, in_thread)
+            if followed and leader.failed is None:
+                shared = len(missing) - len(leader.led) - len(leader.streams)
                 waited = time.monotonic() - began
                 tell = partial(self._emit_shared, shared, waited, self.shared.trace)
                 self.told.append(tell)
-            if replies.led:
-                leader.begin(replies.led)
+            if leader.led:
+                leader.begin()
                 try:
                     self.values.update((yield from self._compute(leader)))
                 except Overtaken:  # Another thread leads these now.
                     in_thread = False
-                    replies.streams.update(dict.fromkeys(replies.led, b""))
+                    leader.streams.update(dict.fromkeys(leader.led, b""))
             # Decoding may fail, so first compute the values for which others wait.
-            undecodable = bool(replies.present) and self._decode(replies, is_first=not followed)
-            if replies.failed is not None:
-                raise replies.failed
-            missing = list(replies.streams)
-            if self._waits_for_itself(replies):
+            undecodable = bool(leader.present) and self._decode(leader, is_first=not followed)
+            if leader.failed is not None:
+                raise leader.failed
+            missing = list(leader.streams)
+            leaders = leader.leaders.items()
+            if any(self._waits_for_itself(key, computes_in.get(token)) for key, token in leaders):
                 break
             if time.monotonic() >= deadline and not undecodable:
                 break
-            if missing and all(replies.streams.values()):
-                followed = replies.streams
-                yield from self._follow(followed, min(replies.ends_at, deadline))
+            if missing and all(leader.streams.values()):
+                followed = leader.streams
+                yield from self._follow(followed, min(leader.ends_at, deadline))
         return missing
 
     def _query(
         self, leader: Leader, followed: Mapping[bytes, bytes], overtakes: bool
-    ) -> Steps[Round]:
-        """Query who leads."""
+    ) -> Steps[None]:
         unseen, self.unseen = self.unseen, False
         self.shared.requests += 1
         try:
-            if unseen and (yield from leader.take_unseen()):
-                replies = Round()
-                replies.led[leader.keys[0]] = NOTHING
-                return replies
-            replies = yield from leader.query(followed, self._undecodable, overtakes)
-            if replies.overtaken:
-                for key, before in (yield from leader.take_over(replies.overtaken)).items():
-                    if before is not None:
-                        replies.led[key] = before
-                    else:  # The flight has ended, or another caller overtook it.
-                        replies.streams[key] = b""
+            if not (unseen and (yield from leader.take_unseen())):
+                yield from leader.query(followed, self._undecodable, overtakes)
         except RedisError as error:
             raise self._failed(error) from error
-        for value in replies.present.values():
+        for value in leader.present.values():
             self.shared.encoded = value
-        if replies.streams:
-            replies.ends_at = min(replies.ends_at, time.monotonic() + FOLLOWER_CHECK_SECONDS)
-        return replies
 
     def _compute(self, leader: Leader) -> Steps[dict[bytes, object]]:
         """Compute the values, store them, and hand that of a single key to the callers of this
-        process that wait for it.
-
-        Raises:
-            Overtaken: another thread leads instead.
-        """
+        process that wait for it. Raises as ``lead``."""
         values = yield from leader.lead()
         shared = self.shared
         shared.requests += 1
@@ -924,24 +862,28 @@ class Flight:
                 shared.trace = leader.trace
         return values
 
-    def _decode(self, replies: Round, is_first: bool) -> bool:
+    def _decode(self, leader: Leader, is_first: bool) -> bool:
         """Decode the values that there are; returns whether some of them count as missing."""
         undecodable = False
-        for key, value in replies.present.items():
+        for key, value in leader.present.items():
             try:
                 self.values[key] = self.producer.decode(value)
                 self.were_there += is_first
             except Undecodable:
                 self._undecodable[key] = hashlib.sha1(as_bytes(value)).hexdigest()
-                undecodable, replies.streams[key], self.shared.encoded = True, b"", None
+                undecodable, leader.streams[key], self.shared.encoded = True, b"", None
         return undecodable
 
-    def _waits_for_itself(self, replies: Round) -> bool:
-        """Whether a wait for one of the leaders would stop it."""
-        return self.runner.group is None and any(
-            waits_for_itself(self.server, key, computes_in.get(leader))
-            for key, leader in replies.leaders.items()
-        )
+    def _waits_for_itself(self, key: bytes, thread: int | None) -> bool:
+        """Whether the ``thread`` that computes a value, perhaps in a task of its event loop, is the
+        calling thread: it would stop the computation by a wait for it."""
+        if self.runner.group is not None or thread != threading.get_ident():
+            return False
+        if may_log(self.server, _warned_at):
+            text = "The value %s is requested by the thread that computes it, which cannot wait "
+            text += "for it and computes it twice: in a coroutine use aget_or_set() and the like"
+            logger.warning(text, printable(key))
+        return True
 
     def _follow(self, streams: Mapping[bytes, bytes], until: float) -> Steps[None]:
         """Wait for the end of one of the flights with these ``streams``."""
@@ -983,7 +925,8 @@ class Flight:
             before = yield from leader.take_over(None if replace else dict.fromkeys(keys, b""))
         except RedisError as error:
             return (yield from self.without_redis(keys, error))
-        leader.begin({key: seen or NOTHING for key, seen in before.items()})
+        leader.led = {key: seen or NOTHING for key, seen in before.items()}
+        leader.begin()
         try:
             return (yield from self._compute(leader))
         except Overtaken:
@@ -993,7 +936,6 @@ class Flight:
             self.tell()
 
     def without_redis(self, keys: list[bytes], outage: BaseException) -> Steps[dict[bytes, object]]:
-        """The values, computed by this caller, and not stored."""
         try:
             return (yield from Leader(self, keys).without_redis(outage))
         finally:
@@ -1038,8 +980,7 @@ class Flight:
             # A reply to a request sent before this caller joined may be older than a write before
             # that. Requests of the leaders after the first one are later.
             requests_before = shared.requests if requests_before < 0 else 0
-            in_a_thread = self.runner.group is None
-            if in_a_thread and waits_for_itself(self.server, self._key, shared.thread):
+            if self._waits_for_itself(self._key, shared.thread):
                 return TOO_LATE
             if not (yield self.runner.wait_for_event(shared.ended, deadline)):
                 return TOO_LATE if outage else (yield from self._final_read())
@@ -1084,16 +1025,16 @@ class Flight:
             _too_many.warn(leader)
             return old
         try:
-            replies = yield from leader.query()
+            yield from leader.query()
         except RedisError as error:
             _not_asked.warn(leader, error)
             return old
-        if replies.present:
-            return producer.decode(replies.present[self._key])
-        if not replies.led:
+        if leader.present:
+            return producer.decode(leader.present[self._key])
+        if not leader.led:
             producer.emit(self.server, Shared, True, 1)
             return old
-        leader.begin(replies.led)
+        leader.begin()
         refreshing = self._refresh_or_return_old(leader, old)
         if wait is None:
             return (yield from refreshing)

@@ -22,11 +22,10 @@ from ..transport import (
     is_observed,
     is_plain,
     pack_words,
-    read_value,
     run_all,
     server_of,
 )
-from ..transport.server import readable
+from ..transport.server import readable, value_with_lifetime
 
 R = TypeVar("R")
 
@@ -40,7 +39,6 @@ background: ThreadPool | InCaller = ThreadPool(
 
 
 def use_background(other: ThreadPool | InCaller) -> ThreadPool | InCaller:
-    """Refresh there from now on; returns the one before."""
     global background
     before, background = background, other
     return before
@@ -163,12 +161,12 @@ class ThreadRunner:
         return exchange_with(self.server, command, replies)
 
     def evalsha(self, call: Call) -> Reply:
-        """The reply to a script, through the client, for a tool that observes that."""
         return self._client.evalsha(*arguments_of(call))
 
     def read(self, key: bytes) -> Reply:
         """The value at ``key`` and its PTTL, None if there is none."""
-        return read_value(self._client, key, lifetime=True)
+        value = exchange_with(self.server, value_with_lifetime(key), 2)
+        return None if value[0] is None else value
 
     def wait_for_event(self, event: Any, until: float) -> bool:
         """Wait for an event of this process, or until a monotonic time; returns whether it came."""
@@ -178,7 +176,6 @@ class ThreadRunner:
         time.sleep(seconds)
 
     def has_room(self) -> bool:
-        """Whether more can be done in the background."""
         return background.has_room()
 
     def run_in_background(self, steps: Steps[object], left: Work, renewal: Job) -> bool:
@@ -198,8 +195,6 @@ class ThreadRunner:
         return accepted
 
     def read_streams(self, streams: Sequence[bytes], until: float) -> Reply:
-        """What is first added to one of the ``streams``; None if nothing is until a monotonic
-        time."""
         streams, connection = self.server.in_one_call(streams), None
         try:
             server = self.server.locate(streams)

@@ -17,8 +17,9 @@ from ..protocol import Call, Reply
 from ..steps import Steps
 from ..threads import Work
 from ..transport import in_background, is_observed, server_of
-from ..transport.aio_client import aconnect, aexchange, aread_value, arun_all
-from ..transport.aio_tasks import cancellable
+from ..transport.aio_client import aconnect, aexchange, arun_all
+from ..transport.aio_connection import cancellable
+from ..transport.server import value_with_lifetime
 from .runners import (
     Computation,
     ProducerFailed,
@@ -58,7 +59,6 @@ class AsyncRunner:
         return isinstance(self._client, AsyncRedis) and is_observed(self._client)
 
     async def do(self, steps: Steps[R]) -> R:
-        """As ``ThreadRunner.do``."""
         before = under_computation.set(under_computation.get())
         try:
             step = next(steps)
@@ -102,7 +102,8 @@ class AsyncRunner:
         return await cancellable(self._client.evalsha(*arguments_of(call)))
 
     async def read(self, key: bytes) -> Reply:
-        return await aread_value(self._client, key)
+        value = await aexchange(self._client, value_with_lifetime(key), 2)
+        return None if value[0] is None else value
 
     async def wait_for_event(self, event: Any, until: float) -> bool:
         return bool(await _within(event.wait(), until))

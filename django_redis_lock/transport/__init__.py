@@ -25,16 +25,15 @@ from .server import exchange_with as exchange_with
 from .server import is_cluster as is_cluster
 from .server import pack as pack
 from .server import pack_words as pack_words
-from .server import read_value as read_value
 from .server import run as run
 from .server import run_all as run_all
 from .server import server_of as server_of
 
 if TYPE_CHECKING:
     from .aio_client import asyncio_client as asyncio_client
-    from .aio_tasks import in_background as in_background
+    from .aio_connection import in_background as in_background
 
 __getattr__ = on_first_use(
     __name__,
-    {"transport.aio_client": "asyncio_client", "transport.aio_tasks": "in_background"},
+    {"transport.aio_client": "asyncio_client", "transport.aio_connection": "in_background"},
 )

@@ -62,16 +62,14 @@ TWINS: tuple[tuple[type, type], ...] = (
 #: silent.
 TRUSTED_SECONDS, PROBE_SECONDS = 1.0, 0.5
 
-#: Names of TCP options, and seconds: without traffic the system asks the other end after
-#: so many, so often; and after these, data that were not acknowledged end the connection.
-_KEEPALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-_USER_TIMEOUT_MS = 35_000
-
-#: For ``socket_keepalive_options``, if the settings have none.
+#: For ``socket_keepalive_options``, if the settings have none: without traffic the system asks the
+#: other end after so many seconds, so often; and after these milliseconds, data that were not
+#: acknowledged end the connection.
+_KEEPALIVE = (
+    *(("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)),
+    ("TCP_USER_TIMEOUT", 35_000),
+)
 KEEPALIVE_OPTIONS = {getattr(socket, n): v for n, v in _KEEPALIVE if hasattr(socket, n)}
-if hasattr(socket, "TCP_USER_TIMEOUT"):
-    KEEPALIVE_OPTIONS[socket.TCP_USER_TIMEOUT] = _USER_TIMEOUT_MS
-
 
 #: The arguments of redis-py's connections.
 Settings: TypeAlias = dict[str, Any]
@@ -103,14 +101,10 @@ class Address(NamedTuple):
     connection_kwargs: Settings
 
 
-class Made(Protocol):
-    """A connection of our own, for threads or for tasks."""
+class RawConnection(Protocol):
+    """A connection of our own, for threads."""
 
     generation: int  #: See ``Server.renew``.
-
-
-class RawConnection(Made, Protocol):
-    """One for threads."""
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...

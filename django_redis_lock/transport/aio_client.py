@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -33,9 +33,13 @@ from .address import (
     common_settings,
     timeout_of,
 )
-from .aio_connection import AsyncRawConnection, connect_to
-from .aio_tasks import cancellable, in_background, wait_awake
-from .plain import is_observed
+from .aio_connection import (
+    AsyncRawConnection,
+    cancellable,
+    connect_to,
+    in_background,
+    wait_awake,
+)
 from .refusals import (
     LostLogin,
     is_fault_of_connection,
@@ -47,15 +51,14 @@ from .refusals import (
 from .server import (
     REPORTED,
     Answer,
+    Exchange,
     RetryPolicy,
     Server,
     configured_retry,
     pack,
-    pack_words,
     run_again,
     run_all_steps,
     server_of,
-    value_with_lifetime,
 )
 
 
@@ -160,8 +163,7 @@ def _client_of(server: Server, address: Pool) -> Any:
         of_loop.forget_retired()
         pool = _pool_like(address)
         server.for_tasks(pool.connection_kwargs)
-        known = of_loop.clients[server] = cast(Any, Redis(connection_pool=pool))
-        known.execute_command = partial(_execute, known)
+        known = of_loop.clients[server] = Redis(connection_pool=pool)
     return known
 
 
@@ -212,10 +214,8 @@ async def connected(
 async def _connect(client: Client, node: Server) -> AsyncRawConnection:
     of_loop, generation = _of_the_running_loop(), node.generation
     try:
-        pool = pool_of(client, node)
-        timeout = timeout_of(pool.connection_kwargs)
         began = real_time.monotonic()
-        connection = await connect_to(pool, timeout, timeout)
+        connection = await connect_to(pool_of(client, node), node.timeout, node.timeout)
         node.breaker.connecting = real_time.monotonic() - began
         # No call on it takes long: it is retired when the next is made, not cut.
         connection.generation = generation
@@ -291,7 +291,7 @@ class _Checked:
 
 @cache
 def _checked(kind: type) -> type:
-    return type(kind.__name__, (_Checked, kind), {})
+    return type(kind.__name__, (_Checked, kind), {"guards": kind})
 
 
 # -- calls ---------------------------------------------------------------------------------------
@@ -366,17 +366,6 @@ async def _is_replaced(client: Client, node: Server, until: float | None) -> boo
     return True
 
 
-async def _execute(client: Any, *args: str | bytes, **options: Any) -> Any:
-    """``Redis.execute_command`` on the connection that the tasks of the loop share."""
-    if is_observed(client):
-        return await type(client).execute_command(client, *args, **options)
-    packed = pack_words(*map(client.get_encoder().encode, args))
-    reply = await exchange(client, server_of(client), packed)
-    options.pop("keys", None)  # For redis-py's cache.
-    read = client.response_callbacks.get(args[0])
-    return reply if read is None else read(reply, **options)
-
-
 # -- running ---------------------------------------------------------------------------------------
 
 
@@ -393,16 +382,10 @@ async def arun(client: Client, call: Call, *, until: float | None = None) -> Ans
         return await adrive(run_again(_Awaiting(client, server), call, until, node, error))
 
 
-async def aread_value(client: Client, key: bytes) -> tuple[Reply, int] | None:
-    """As ``server.read_value``, with the lifetime."""
-    value, left = await aexchange(client, value_with_lifetime(key), replies=2)
-    return None if value is None else (value, left)
-
-
 async def aexchange(
     client: Client, command: bytes, replies: int | None = None, *, may_run_twice: bool = True
 ) -> Reply:
-    """As ``server.exchange``."""
+    """As ``server.exchange_with``."""
     server = server_of(client)
     policy, anew = None, False
     while True:
@@ -421,11 +404,8 @@ async def arun_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     return await adrive(run_all_steps(_Awaiting(client, server_of(client)), calls))
 
 
-class _Awaiting(NamedTuple):
-    """``Exchange`` for tasks."""
-
-    client: Client
-    server: Server
+class _Awaiting(Exchange):
+    """Those of tasks."""
 
     def locate(self, keys: Sequence[bytes], until: float | None) -> Awaitable[Server]:
         return located(self.server, keys, until)
@@ -452,4 +432,6 @@ async def aconnect(client: Client, keys: Sequence[bytes], timeout: float) -> Asy
     """
     node = await located(server_of(client), keys)
     pool, generation = pool_of(client, node), node.generation
-    return node.track(await cancellable(connect_to(pool, timeout)), generation)
+    connection = await cancellable(connect_to(pool, timeout))
+    node.track(connection, generation)
+    return connection

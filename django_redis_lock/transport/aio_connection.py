@@ -14,10 +14,10 @@ import math
 import os
 import select
 import socket
-from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Awaitable, Collection
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -39,9 +39,10 @@ from .address import (
     reader_for,
     unguarded,
 )
-from .aio_tasks import wait_awake
 from .refusals import LostLogin
 from .server import reset_when_closed
+
+T = TypeVar("T")
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 #: Seconds after its time in which a loop that stood still reads a reply that has come.
@@ -71,9 +72,15 @@ async def connect_to(
             if asyncio._get_running_loop() is loop:
                 raise
             raise GeneratorExit from None  # The loop was thrown away; redis-py cannot close in it.
-    plain = type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection)
-    kind = DirectConnection if plain and HAS_HIREDIS else IndirectConnection
-    return kind(connection, reply_timeout)
+    if HAS_HIREDIS and type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection):
+        return DirectConnection(connection, reply_timeout)
+    if not hasattr(connection, "write") and not hasattr(connection._writer, "write"):
+        raise TypeError(
+            f"tasks cannot use {type(connection).__name__}, which has no transport: without "
+            "Redis, use django_redis_lock.cache.LocMemCache or django_redis_lock.testing"
+        )
+    connection.socket_timeout = None  # ``AsyncRawConnection`` watches the time.
+    return AsyncRawConnection(connection, reply_timeout)
 
 
 class _Call:
@@ -108,8 +115,8 @@ class _Call:
             self.reply.set_result(reply)
 
 
-class AsyncRawConnection(ABC):
-    """A connection of the running loop. It never connects again.
+class AsyncRawConnection:
+    """A connection of the running loop. It never connects again. It reads with redis-py's parser.
 
     Args:
         connection: redis-py's, connected.
@@ -127,8 +134,8 @@ class AsyncRawConnection(ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._calls: deque[_Call] = deque()
         self._answered_at = self._connected_at = time.monotonic()
-        self._retired = False
-        self._in_doubt = False
+        self._retired = self._in_doubt = False
+        self._reading: asyncio.Future[None] | None = None
         self.in_transfer = False  #: Whether something large is on its way.
 
     @property
@@ -190,20 +197,53 @@ class AsyncRawConnection(ABC):
         if not self._calls:
             self.disconnect()
 
-    @abstractmethod
     def disconnect(self) -> None:
         """Close it; those that wait for a reply get an error."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._calls and self._writer is not None:
+            reset_when_closed(self._writer.get_extra_info("socket"))
+        self._fail(None)
+        self._close()
 
-    @abstractmethod
+    def _close(self) -> None:
+        (getattr(self._connection, "cut", None) or self._connection._close)()
+
     def cut(self) -> None:
         """Close it, from any thread. Its loop may no longer run; Python would close it when it
         collects the loop, but until then a grant could be sent to it."""
+        if hasattr(self._connection, "cut"):
+            self._connection.cut()
+            return
+        with suppress(AttributeError, OSError):  # It had been closed.
+            theirs = self._writer.get_extra_info("socket").fileno()
+            with socket.socket(fileno=os.dup(theirs)) as ours:
+                ours.shutdown(socket.SHUT_RDWR)
 
-    @abstractmethod
-    def _send(self, command: bytes) -> None: ...
+    def _send(self, command: bytes) -> None:
+        (getattr(self._connection, "write", None) or self._writer.write)(command)
+        # With its loop's other tasks it may have been cancelled before it began.
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._read())
 
-    @abstractmethod
-    def is_closed(self) -> bool: ...
+    async def _read(self) -> None:
+        try:
+            while self._calls:
+                try:
+                    reply = await self._connection.read_response(disconnect_on_error=False)
+                except (ResponseError, BusyLoadingError, LostLogin) as refusal:
+                    reply = refusal
+                self._on_reply(reply)
+        except RedisError as error:
+            self._fail(error)
+            self._close()
+        finally:
+            self._reading = None
+
+    def is_closed(self) -> bool:
+        if self._writer is None:
+            return not self._connection.is_connected
+        return bool(self._writer.is_closing() or self._connection._reader.at_eof())
 
     def has_ended(self) -> bool:
         """Whether the server has closed it while no call was on its way, although the loop has not
@@ -248,7 +288,7 @@ class AsyncRawConnection(ABC):
 
 
 class DirectConnection(AsyncRawConnection, asyncio.Protocol):
-    """It takes the transport over from redis-py."""
+    """It takes the transport over from redis-py, and reads with hiredis."""
 
     _is_full = False  #: Whether the transport has enough to write for now.
 
@@ -305,68 +345,45 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
             reset_when_closed(self._transport.get_extra_info("socket"))
         self._transport.abort()
 
-    def cut(self) -> None:
-        _shut_down(self._transport)
+
+# -- how tasks wait for others, and are kept until they are done -----------------------------------
+
+#: Parts of the time to wait; a standstill of the loop counts as one.
+WAIT_PARTS = 10
 
 
-class IndirectConnection(AsyncRawConnection):
-    """It reads with redis-py's parser: without hiredis, in memory, and for connections of other
-    classes than redis-py's."""
-
-    def __init__(self, connection: Any, timeout: float | None) -> None:
-        super().__init__(connection, timeout)
-        if not hasattr(connection, "write") and not hasattr(self._writer, "write"):
-            raise TypeError(
-                f"tasks cannot use {type(connection).__name__}, which has no transport: without "
-                "Redis, use django_redis_lock.cache.LocMemCache or django_redis_lock.testing"
-            )
-        connection.socket_timeout = None  # This class watches the time.
-        self._reading: asyncio.Future[None] | None = None
-
-    def is_closed(self) -> bool:
-        if self._writer is None:
-            return not self._connection.is_connected
-        return bool(self._writer.is_closing() or self._connection._reader.at_eof())
-
-    def _send(self, command: bytes) -> None:
-        (getattr(self._connection, "write", None) or self._writer.write)(command)
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._read())
-
-    async def _read(self) -> None:
-        try:
-            while self._calls:
-                try:
-                    reply = await self._connection.read_response(disconnect_on_error=False)
-                except (ResponseError, BusyLoadingError, LostLogin) as refusal:
-                    reply = refusal
-                self._on_reply(reply)
-        except RedisError as error:
-            self._fail(error)
-            self._close()
-        finally:
-            self._reading = None
-
-    def disconnect(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-        if self._calls and self._writer is not None:
-            reset_when_closed(self._writer.get_extra_info("socket"))
-        self._fail(None)
-        self._close()
-
-    def _close(self) -> None:
-        (getattr(self._connection, "cut", None) or self._connection._close)()
-
-    def cut(self) -> None:
-        if hasattr(self._connection, "cut"):
-            self._connection.cut()
-        else:
-            _shut_down(self._writer)
+async def wait_awake(tasks: Collection[asyncio.Future[T]], seconds: float) -> None:
+    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stands still,
+    replies may come; the servers must not be taken to be down because of that."""
+    pending = set(tasks)
+    for _ in range(WAIT_PARTS):
+        if pending:
+            _, pending = await asyncio.wait(pending, timeout=seconds / WAIT_PARTS)
 
 
-def _shut_down(stream: Any) -> None:
-    with suppress(AttributeError, OSError):  # It had been closed.
-        theirs = stream.get_extra_info("socket").fileno()
-        with socket.socket(fileno=os.dup(theirs)) as ours:
-            ours.shutdown(socket.SHUT_RDWR)
+async def cancellable(work: Awaitable[T]) -> T:
+    """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
+    with which redis-py connects and sends, forgets a cancellation that comes just when it is
+    done."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # Looked at, so that asyncio does not report it.
+        raise
+    return task.result()
+
+
+#: Tasks that nothing else refers to.
+_background: set[object] = set()
+
+
+def in_background(work: Awaitable[T]) -> asyncio.Future[T]:
+    """Run ``work`` as a task that is kept until it is done."""
+    task: asyncio.Future[T] = asyncio.ensure_future(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+    return task

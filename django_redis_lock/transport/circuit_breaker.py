@@ -11,7 +11,6 @@ Calls that keep or end a lock that is held are never refused: its waiters depend
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -47,8 +46,6 @@ class Breaker:
 
     Args:
         timeout: seconds after which a call, or an attempt to connect, is given up otherwise.
-        limits: returns how many costly failures in a row open the circuit (0: none), and for how
-            many seconds at a time.
     """
 
     #: Whether its outages concern no caller: of a server that was replaced, of one sentinel.
@@ -62,24 +59,16 @@ class Breaker:
     _open_until: float | None = None
     _error = ""  # Its text: what it leads to (its frames, and their locks) is not kept.
 
-    def __init__(
-        self,
-        server: str,
-        timeout: float = 5.0,
-        now: Callable[[], float] = time.monotonic,
-        limits: Callable[[], tuple[int, float]] = lambda: extension.breaker_limits(),  # noqa: PLW0108  # set later
-    ) -> None:
+    def __init__(self, server: str, timeout: float = 5.0) -> None:
         self.server = server
         self._timeout = timeout
-        self._now = now
-        self._limits = limits
         # A signal handler may come in between.
         self._mutex = free_after_fork(Mutex())
 
     @property
     def held_back(self) -> bool:
         until = self._open_until
-        return until is not None and self._now() < until
+        return until is not None and time.monotonic() < until
 
     def admit(self, left: float | None, urgent: bool = False) -> float | None:
         """Let a call through, and say how many seconds it may take, of those that are ``left``; or
@@ -87,7 +76,7 @@ class Breaker:
         with self._mutex:
             if self._open_until is None:
                 return left
-            now = self._now()
+            now = time.monotonic()
             if not urgent:
                 if now < self._open_until:
                     self._spared += 1
@@ -96,7 +85,7 @@ class Breaker:
                         f"it is asked again in {self._open_until - now:.1f} s ({self._error})"
                     )
                 # The probe. Should it end without a word, another follows.
-                self._open_until = now + PROBE_TIMEOUT_SECONDS + self._limits()[1]
+                self._open_until = now + PROBE_TIMEOUT_SECONDS + extension.breaker_limits()[1]
             return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if left is None else left)
 
     def first_wait(self, old: bool, left: float | None, timeout: float) -> float | None:
@@ -123,7 +112,7 @@ class Breaker:
                 return
             began = not self.failing
             if began:
-                self.failing, self._since = True, self._now() - cost
+                self.failing, self._since = True, time.monotonic() - cost
                 self._costly = self._spared = self.fallbacks = 0
             self._error = str(error)
             opened = self._counted(error, cost, timeout or self._timeout)
@@ -141,13 +130,13 @@ class Breaker:
         """Whether this failure is the one after which calls are held back."""
         if cost < 0.9 * min(COSTLY_SECONDS, timeout):
             if self._open_until is not None and isinstance(error, RedisConnectionError):
-                self._open_until = self._now()  # Refused: the next call costs no time, either.
+                self._open_until = time.monotonic()  # Refused: the next call costs no time, either.
             return False
         self._costly += 1
-        most, pause = self._limits()
+        most, pause = extension.breaker_limits()
         if not most or self._costly < most:
             return False
-        before, self._open_until = self._open_until, self._now() + pause
+        before, self._open_until = self._open_until, time.monotonic() + pause
         return before is None
 
     def replaced(self) -> None:
@@ -180,7 +169,7 @@ class Breaker:
         with self._mutex:
             if not self.failing:
                 return None
-            seconds = self._now() - self._since
+            seconds = time.monotonic() - self._since
             return Outage(self.server, seconds, self._spared, self.fallbacks)
 
 

@@ -100,8 +100,15 @@ def hint_for(text: str) -> str:
 def name_missing_right(error: BaseException) -> None:
     """Let an error about rights, or a command that was disabled, say which; in a script, Redis says
     its hash."""
-    if "permissions to" in (text := str(error)) or "user executing the script" in text:
-        error.args = (missing_right(text),)
+    text = str(error)
+    if "permissions to" in text or "user executing the script" in text:
+        commands = re.findall(_RUN, text)
+        if not commands and "command or" in text:
+            commands = _commands_in(text)
+        what = "access one of the keys or channels that this needs"
+        if "run" in text.partition("permissions to")[2] or "command or" in text:
+            what = f"run {' or '.join(commands).upper() or 'a command that this needs'}"
+        error.args = (f"the Redis user may not {what}: see manage.py locks doctor",)
     elif "Unknown Redis command" in text and (commands := _commands_in(text)):
         error.args = (f"unknown command {' or '.join(commands)}: the server may have it disabled",)
 
@@ -114,14 +121,3 @@ def _commands_in(text: str) -> list[str]:
     lines = script.source.splitlines() if script else []
     calls = re.findall(_COMMAND, lines[int(line[2]) - 1]) if int(line[2]) <= len(lines) else []
     return list(dict.fromkeys("".join(names) for names in calls))
-
-
-def missing_right(text: str) -> str:
-    """``text``, an error about rights, with the command instead of the hash of a script."""
-    commands = re.findall(_RUN, text)
-    if not commands and "command or" in text:
-        commands = _commands_in(text)
-    what = "access one of the keys or channels that this needs"
-    if "run" in text.partition("permissions to")[2] or "command or" in text:
-        what = f"run {' or '.join(commands).upper() or 'a command that this needs'}"
-    return f"the Redis user may not {what}: see manage.py locks doctor"

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, partial
 from inspect import signature
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
@@ -52,7 +52,6 @@ from .address import (
     TRUSTED_SECONDS,
     Client,
     Database,
-    Made,
     Pool,
     RawConnection,
     Settings,
@@ -76,7 +75,6 @@ from .refusals import (
     raise_interrupt,
 )
 
-T = TypeVar("T", bound=Made)
 #: A connection, what it still owes, and when its last use began (monotonic; infinite before that).
 Idle: TypeAlias = "tuple[RawConnection, UnreadReply | None, float]"
 
@@ -187,30 +185,31 @@ def run(client: Client, call: Call, *, until: float | None = None) -> Answer:
         node = server.locate(call.keys, until)
         return Answer(node.exchange(pack(call), None, until, urgent=call.script.urgent), False)
     except REPORTED as error:
-        return drive(run_again(_Blocking(client, server), call, until, node, error))
+        return drive(run_again(Exchange(client, server), call, until, node, error))
 
 
 def run_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(run_all_steps(_Blocking(client, server_of(client)), calls))
+    return drive(run_all_steps(Exchange(client, server_of(client)), calls))
 
 
-class _Blocking(NamedTuple):
-    """``Exchange`` for threads."""
+class Exchange(NamedTuple):
+    """How calls reach the servers of a client; its methods are steps, these those of threads."""
 
     client: Client
     server: Server
 
-    def locate(self, keys: Sequence[bytes], until: float | None) -> Server:
+    def locate(self, keys: Sequence[bytes], until: float | None) -> Step[Server]:
         return self.server.locate(keys, until)
 
-    def ask(self, node: Server, command: bytes, **options: Any) -> Reply:
+    def ask(self, node: Server, command: bytes, **options: Any) -> Step[Reply]:
+        """``options``: the arguments of ``Server.exchange``."""
         return node.exchange(command, **options)
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def sleep(self, seconds: float) -> Step[None]:
+        return time.sleep(seconds)
 
 
 def run_at(server: Server, node: Server, call: Call) -> Reply:
@@ -227,22 +226,10 @@ def run_at(server: Server, node: Server, call: Call) -> Reply:
 # -- what values need: not on the path of a lock -------------------------------------------------
 
 
-def read_value(client: Client, key: bytes, *, lifetime: bool = False) -> Reply:
-    """GET of ``key``; with its ``lifetime`` what ``value_with_lifetime`` returns."""
-    if not lifetime:
-        return exchange(client, pack_words(b"GET", key))
-    value = exchange(client, value_with_lifetime(key), 2)
-    return None if value[0] is None else value
-
-
 def exchange(
     client: Client, command: bytes, replies: int | None = None, *, may_run_twice: bool = True
 ) -> Reply:
-    """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
-
-    Args:
-        may_run_twice: whether it is sent once more if its reply was lost.
-    """
+    """As ``exchange_with``, at the server of ``client``."""
     return exchange_with(server_of(client), command, replies, may_run_twice)
 
 
@@ -253,7 +240,12 @@ def exchange_with(
     may_run_twice: bool = True,
     until: float | None = None,
 ) -> Reply:
-    """As ``exchange``, with a ``server`` that its caller knows, ``until`` a monotonic time."""
+    """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
+
+    Args:
+        may_run_twice: whether it is sent once more if its reply was lost.
+        until: monotonic time when the caller gives up.
+    """
     policy, anew = None, False
     while True:
         try:
@@ -383,19 +375,6 @@ class RetryPolicy:
         known = isinstance(error, AskError) and not self._pause
         pause, self._pause = self._pause or 0.01, min(self._pause * 2 or 0.02, MAX_PAUSE_SECONDS)
         return 0.0 if known else min(pause, until - now)
-
-
-class Exchange(Protocol):
-    """How calls reach the servers of a client; its methods are steps. ``ask`` has the arguments of
-    ``Server.exchange``."""
-
-    @property
-    def client(self) -> Client: ...
-    @property
-    def server(self) -> Server: ...
-    def locate(self, keys: Sequence[bytes], until: float | None) -> Step[Server]: ...
-    def ask(self, node: Server, command: bytes, **options: Any) -> Step[Reply]: ...
-    def sleep(self, seconds: float) -> Step[None]: ...
 
 
 def note_unanswered(server: Server, call: Call, error: Exception) -> None:
@@ -864,15 +843,15 @@ class Server:
         self.breaker.connecting = real_time.monotonic() - began
         connection.poll = poll_of(connection)  # type: ignore[method-assign]  # each has its own
         connection._connect = refuse_to_connect  # type: ignore[attr-defined]  # redis-py's
-        return self.track(connection, generation)
-
-    def track(self, connection: T, generation: int) -> T:
-        """Note a ``connection`` that leads here, which was made in this ``generation``."""
-        connection.generation = generation
-        self._made.add(weakref.ref(connection, self._made.discard))
+        self.track(connection, generation)
         return connection
 
-    def renew(self, connection: Made | None = None) -> bool:
+    def track(self, connection: Any, generation: int) -> None:
+        """Note one that leads here, for threads or for tasks, made in this ``generation``."""
+        connection.generation = generation
+        self._made.add(weakref.ref(connection, self._made.discard))
+
+    def renew(self, connection: Any = None) -> bool:
         """``connection`` leads to a replica: the address may have moved to another server. End all
         that were made before now, wherever they are used; who waits for a reply on one of them gets
         an error, and connects again.
@@ -993,11 +972,6 @@ class Server:
 # -- connections for threads ----------------------------------------------------------------------
 
 
-def _is_own(connection: object) -> bool:
-    """Whether it was made in this process, and not in its parent."""
-    return getattr(connection, "pid", os.getpid()) == os.getpid()
-
-
 @cache
 def resetting(kind: type[RawConnection]) -> type:
     """``kind``, of redis-py's: one that is closed because of an error, perhaps before its call was
@@ -1005,7 +979,8 @@ def resetting(kind: type[RawConnection]) -> type:
 
     def disconnect(self: RawConnection, *args: object) -> None:
         sock = getattr(self, "_sock", None)
-        if sys.exc_info()[1] is not None and isinstance(sock, socket.socket) and _is_own(self):
+        own = getattr(self, "pid", os.getpid()) == os.getpid()  # Not made before a fork.
+        if sys.exc_info()[1] is not None and isinstance(sock, socket.socket) and own:
             reset_when_closed(sock)
             sock.close()  # redis-py would send FIN first.
         kind.disconnect(self, *args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from typing import Any
 
 import pytest
@@ -90,3 +91,37 @@ def test_a_closed_acquire_holds_no_lock(
             assert loop.run_until_complete(through.lock(NAME + "2", lock_class=AsyncLock).acquire())
             loop.run_until_complete(through.aclose())
             loop.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_wait_that_a_forked_child_closes_goes_on_in_its_parent(
+    client: redis.Redis, redis_server: Any
+) -> None:
+    holder = Lock(client, NAME, timeout=60)
+    holder.acquire()
+    loop = asyncio.new_event_loop()
+    through = redis.asyncio.Redis.from_url(redis_server.url)
+
+    async def begin() -> asyncio.Task[bool]:
+        task = asyncio.ensure_future(AsyncLock(through, NAME, timeout=60).acquire())
+        while not await asyncio.to_thread(blocked, client):
+            await asyncio.sleep(0.001)
+        return task
+
+    def pops() -> list[str]:
+        return [each["id"] for each in client.client_list() if "b" in each["flags"]]
+
+    task = loop.run_until_complete(begin())
+    before = pops()
+    if not (child := os.fork()):
+        try:
+            task.get_coro().close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    loop.run_until_complete(asyncio.sleep(0.05))
+    assert pops() == before
+    holder.release()
+    assert loop.run_until_complete(task)
+    loop.run_until_complete(through.aclose())
+    loop.close()

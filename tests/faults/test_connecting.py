@@ -1,11 +1,17 @@
 """The project's own code on the way to a connection: a credential provider, or a function that
-meets the server. What it raises is an outage of that server."""
+meets the server. What it raises is an outage of that server. And names with
+several addresses."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +28,7 @@ from django_redis_lock.contrib.instant_loss import Subscription
 from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.transport import is_outage, server_of
 from tests.holding import hurry_until, renew
+from tests.integration.locks.test_lock_redis_py import TLS
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
@@ -244,3 +251,73 @@ def test_run_locked_says_that_redis_is_unavailable(
     with pytest.raises(SystemExit) as ended:
         Command().run_from_argv(["manage.py", "run_locked", NAME, "--", "check"])
     assert ended.value.code == 69
+
+
+# -- names and addresses ------------------------------------------------------------------------
+
+
+TIMEOUT = 0.3
+
+
+class Resolver:
+    """The system's, but for one ``name``, new for each test, with its ``addresses``."""
+
+    def __init__(self) -> None:
+        self.name = f"redis-{secrets.token_hex(4)}.test"
+        self.addresses = ["127.0.0.1"]
+        self._original = socket.getaddrinfo
+
+    def __call__(self, host: Any, port: Any, *args: Any, **options: Any) -> Any:
+        if host != self.name:
+            return self._original(host, port, *args, **options)
+        found = (self._original(each, port, *args, **options) for each in self.addresses)
+        return list(itertools.chain.from_iterable(found))
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
+    made = Resolver()
+    monkeypatch.setattr(socket, "getaddrinfo", made)
+    return made
+
+
+@pytest.fixture
+def unreachable(redis_server: RedisServer) -> Iterator[str]:
+    """An address at which connecting takes until the time-out."""
+    with socket.create_server(("127.0.0.2", redis_server.port), backlog=0) as full:
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            with suppress(BlockingIOError):
+                each.connect(full.getsockname())
+        yield "127.0.0.2"
+        for each in waiting:
+            each.close()
+
+
+def taken(lock: Any, **options: Any) -> None:
+    assert lock.acquire(**options)
+    lock.release()
+
+
+def test_each_address_of_a_name_is_tried(
+    redis_server: RedisServer, client: redis.Redis, resolver: Resolver, unreachable: str
+) -> None:
+    resolver.addresses = [unreachable, "127.0.0.3", "127.0.0.1"]
+    taken(Lock(redis.Redis(resolver.name, redis_server.port, socket_timeout=TIMEOUT), "name", 30))
+    resolver.addresses = ["127.0.0.3"]
+    away = Lock(
+        redis.Redis(resolver.name, redis_server.port, socket_timeout=TIMEOUT, db=1), "name", 30
+    )
+    with pytest.raises(redis.ConnectionError, match=f"connecting to {resolver.name}"):
+        away.acquire(blocking=False)
+
+
+def test_a_certificate_is_that_of_the_name(
+    redis_server: RedisServer, client: redis.Redis, resolver: Resolver, tmp_path: Path
+) -> None:
+    with TLS(redis_server.port, tmp_path) as front:
+        options: Any = {"ssl": True, "ssl_ca_certs": front.certificate, "ssl_check_hostname": True}
+        wrong = Lock(redis.Redis(resolver.name, front.port, **options), "name", 30)
+        with pytest.raises(redis.ConnectionError, match=f"not valid for '{resolver.name}'"):
+            wrong.acquire(blocking=False)

@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import locked
+from django_redis_lock.cache import RedisCache
 from django_redis_lock.transport.hints import explained, hint_for
 from tests.redis_server import RedisServer
 
@@ -140,9 +141,17 @@ def error_of(url: str, **options: Any) -> Exception:
     raise AssertionError("it works")
 
 
-def test_a_certificate_that_is_not_trusted(certificates: dict[str, Path]) -> None:
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_certificate_that_is_not_trusted(certificates: dict[str, Path], cluster: bool) -> None:
     with speaking_tls(certificates["localhost"]) as port:
-        error = error_of(f"rediss://localhost:{port}/0")
+        url = f"rediss://localhost:{port}/0"
+        if cluster:
+            options = {"CLIENT_CLASS": "django_redis_lock.clients.ClusterClient"}
+            with pytest.raises(redis.RedisError) as caught:
+                RedisCache(url, {"OPTIONS": options}).lock("report").acquire()
+            error = caught.value
+        else:
+            error = error_of(url)
     assert "give the file of its authority as ssl_ca_certs" in explained(error)
 
 

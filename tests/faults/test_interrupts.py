@@ -41,7 +41,7 @@ from django_redis_lock.transport import server_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import blocked, places
-from tests.support.background import Background
+from tests.support.background import Background, elsewhere
 from tests.support.interrupts import (
     Interrupt,
     Points,
@@ -504,6 +504,8 @@ def test_nothing_counts_as_being_computed_after_the_call(client: redis.Redis, na
         except Interrupt:
             assert not any(under_computation.get()), points.where
         COMPUTING[name](cache)
+        client.flushdb()
+        elsewhere(COMPUTING[name], cache)  # It waits for nobody.
 
     each_point(attempt, modules=("django_redis_lock.singleflight", "contextlib"))
 

@@ -15,7 +15,7 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock, Redlock
 from django_redis_lock.contrib.limit import PLACE_ACQUIRE
 from django_redis_lock.contrib.redlock.votes import VOTE
-from django_redis_lock.contrib.several_names.members import ACQUIRE_ALL
+from django_redis_lock.contrib.several_names import ACQUIRE_ALL
 from django_redis_lock.protocol.lock_scripts import ACQUIRE, LEAVE
 from tests.faults.proxy import HeldBack, Proxy
 from tests.holding import until_released

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from django_redis_lock import Lock
 from django_redis_lock.contrib.limit import (
@@ -25,7 +23,7 @@ from django_redis_lock.locking.lock import PendingReply, ThreadQueue
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
-from tests.faults.test_processes import NAME, blocked, hold, until_blocked, wait
+from tests.faults.test_processes import NAME, until_blocked, wait
 from tests.holding import hurry_until, renew, watch_often
 from tests.processes import PATIENCE, processes, until
 from tests.redis_server import RedisServer
@@ -73,25 +71,6 @@ def free(client: redis.Redis) -> None:
 
 
 # -- processes ---------------------------------------------------------------------------------
-
-
-def test_a_killed_holders_place_is_the_waiters(
-    client: redis.Redis, redis_server: RedisServer
-) -> None:
-    other = held(client)
-    options = {"timeout": 60, "renew": True, "limit": 2}
-    with processes(hold, redis_server.url, options) as (holder,):
-        holder.go()
-        fence = holder.hear()
-        background = waiter(client)
-        until_blocked(client)
-        holder.kill()
-        client.pexpire(SECOND, 300)
-        taken = background.result()
-    assert taken.place == 2
-    assert taken.fence > fence > other.fence
-    assert other.owned()
-    assert len(other.holders()) == 2
 
 
 def test_a_frozen_waiter_keeps_one_place_from_the_others_and_does_not_believe_it_holds(
@@ -274,63 +253,3 @@ def test_a_grant_above_the_limit_is_given_back(
 
 
 # -- Redis ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["flush", "restart"])
-def test_waiters_acquire_and_holders_learn_that_the_data_is_lost(
-    own_server: RedisServer, how: str
-) -> None:
-    client = own_server.client(retry=Retry(NoBackoff(), 0))
-    holders = [held(client, timeout=60, renew=True) for _ in range(2)]
-    background = [waiter(client) for _ in range(3)]
-    until_blocked(client)
-    if how == "flush":
-        client.flushall()
-    else:
-        own_server.restart()
-    until(lambda: sum(each.done for each in background) == 2)
-    hurry_until(lambda: all(lock.lost for lock in holders), Renewal)
-    taken = [each.result() for each in background if each.done]
-    assert {lock.place for lock in taken} == {1, 2}
-    assert min(lock.fence for lock in taken) > max(lock.fence for lock in holders)
-    assert all(lock.owned() for lock in taken)
-    taken[0].release()
-    (last,) = [lock for each in background if (lock := each.result()) not in taken]
-    assert last.fence > max(lock.fence for lock in taken)
-    assert last.owned()
-    assert taken[1].owned()
-
-
-def test_a_killed_waiter_is_passed_over(client: redis.Redis, redis_server: RedisServer) -> None:
-    holders = [held(client, grant_timeout=GRANT) for _ in range(2)]
-    options = {"timeout": 60, "grant_timeout": GRANT, "limit": 2}
-    with processes(wait, redis_server.url, options, count=2) as crew:
-        for count, worker in enumerate(crew, start=1):
-            worker.go()
-            until_blocked(client, count)
-        crew[0].kill()
-        until(lambda: blocked(client) == 1)
-        holders[1].release()
-        assert crew[1].hear() == "holds"
-        assert crew[1].result() > holders[1].fence
-    # Redis does not know for a while that the killed one is gone.
-    holders[0].release()
-    assert all(held(client).fence > holders[1].fence for _ in range(2))
-
-
-def test_a_frozen_holder_learns_that_its_place_is_anothers(
-    client: redis.Redis, redis_server: RedisServer
-) -> None:
-    other = held(client)
-    options = {"timeout": 1, "renew": True, "limit": 2}
-    with processes(hold, redis_server.url, options) as (frozen,):
-        frozen.go()
-        fence = frozen.hear()
-        frozen.pause()
-        taken = waiter(client).result()
-        assert taken.place == 2
-        assert taken.fence > fence
-        frozen.resume()
-        assert frozen.hear() == "lost"
-    assert taken.owned()
-    assert other.owned()

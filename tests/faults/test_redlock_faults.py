@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
-from django_redis_lock.contrib.redlock import base
+from django_redis_lock.contrib import redlock
 from django_redis_lock.transport import server as transport
 from django_redis_lock.transport.server import server_of
 from tests import lanes
@@ -43,7 +43,7 @@ def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _limit(monkeypatch: pytest.MonkeyPatch, pace: int) -> None:
     monkeypatch.setitem(globals(), "LIMIT", LIMIT * pace)
-    monkeypatch.setattr(base, "SERVER_TIMEOUT_SECONDS", LIMIT)
+    monkeypatch.setattr(redlock, "SERVER_TIMEOUT_SECONDS", LIMIT)
 
 
 class Five:

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, MultiLock
-from django_redis_lock.contrib.several_names.members import ACQUIRE_ALL
+from django_redis_lock.contrib.several_names import ACQUIRE_ALL
 from tests import lanes
 from tests.faults.proxy import Proxy
 from tests.holding import watch_often
@@ -53,20 +53,6 @@ def hold(link: Link, url: str, names: list[str], options: dict[str, Any]) -> Non
 
 
 class TestKilled:
-    @pytest.mark.parametrize("renew", [True, False])
-    def test_a_holder(self, client: redis.Redis, redis_server: RedisServer, renew: bool) -> None:
-        """Each name is free when its lifetime is over."""
-        options = {"timeout": 60, "renew": renew}
-        with processes(hold, redis_server.url, ["a", "b"], options) as (holder,):
-            holder.go()
-            assert holder.hear() == "holds"
-            waiter = Background(several(client, "b", "a", "c").acquire)
-            until(lambda: blocked(client))
-            holder.kill()
-            for name in "ab":
-                client.pexpire(name, 300)
-            assert waiter.result()
-
     def test_a_waiter_that_holds_a_part(
         self, client: redis.Redis, redis_server: RedisServer
     ) -> None:
@@ -83,19 +69,6 @@ class TestKilled:
         second.release()
         client.pexpire("a", 300)
         assert several(client, "a", "b").acquire(blocking_timeout=PATIENCE)
-
-    def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        """It held nothing while it waited, and is passed over."""
-        holder = Lock(client, "b", timeout=60, grant_timeout=60)
-        holder.acquire()
-        with processes(hold, redis_server.url, ["a", "b"], {"grant_timeout": 60}) as (waiter,):
-            waiter.go()
-            until(lambda: blocked(client))
-            assert several(client, "a").acquire(blocking=False)
-            waiter.kill()
-        until(lambda: not blocked(client))
-        holder.release()
-        assert Lock(client, "b", timeout=60).acquire(blocking=False)
 
 
 def test_a_grant_that_is_given_back_is_the_next_waiters(
@@ -119,31 +92,7 @@ def test_a_grant_that_is_given_back_is_the_next_waiters(
         assert waiter.result()
 
 
-def hold_until_lost(link: Link, url: str) -> None:
-    with redis.Redis.from_url(url) as client:
-        lock = several(client, "a", "b", timeout=1, renew=True, on_lost=lambda: link.say("lost"))
-        lock.acquire()
-        link.say(lock.fences)
-        link.hear()
-        link.say([member.lost for member in lock.members])
-
-
 class TestFrozen:
-    def test_a_holder(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        """It loses all names, and what it then does takes none from the next holder."""
-        with processes(hold_until_lost, redis_server.url) as (frozen,):
-            frozen.go()
-            fences = frozen.hear()
-            frozen.pause()
-            waiter = several(client, "b", "a")
-            assert waiter.acquire(blocking_timeout=PATIENCE)
-            assert all(waiter.fences[name] > fences[name] for name in "ab")
-            frozen.resume()
-            assert frozen.hear() == "lost"
-            frozen.say("and you know it?")
-            assert frozen.hear() == [True, True]
-            assert waiter.owned()
-
     def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
         """Its grant ends, another has the names, and it waits again."""
         first = several(client, "a", "b", **BRIEF)

@@ -41,7 +41,7 @@ SAY_SO["ops/inventory"] = {*OF_OPS, "clear", "testing.override"}
 
 def without(part: str, folder: Path) -> Path:
     copy = folder / FOLDER.name
-    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("locale", "__pycache__"))
+    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("locale"))
     path = copy / part
     shutil.rmtree(path) if path.is_dir() else path.with_suffix(".py").unlink()
     return copy

@@ -45,32 +45,32 @@ TESTS: dict[str, str] = {
     "forgotten_connections lost_replies outage interrupts",
     "locking.waiting": "lock_waiting lock async_lock unconfirmed_grants closed_waits "
     "cancelled dead_pop forgotten_connections lost_replies outage redis interrupts",
-    "transport": "packing breaker connections lock get_or_set redis lost_replies "
+    "transport": "packing breaker clients lock get_or_set redis lost_replies "
     "lost_replies_of_the_cache forgotten_connections outage refusals",
-    "transport.aio_tasks": "async_lock cancelled",
     "transport.aio_client": "async_lock aget_or_set cancelled redis lost_replies "
     "forgotten_connections outage moved_address",
     "transport.aio_connection": "async_lock aget_or_set async_methods cancelled "
     "forgotten_connections lost_replies_of_the_cache",
     "transport.circuit_breaker": "breaker redis_down outage",
-    "transport.plain": "clients connections observed_reads",
-    "transport.server": "packing lock_arguments forks clients connections lock get_or_set redis "
+    "transport.plain": "clients observed_reads",
+    "transport.server": "packing lock_arguments forks clients lock get_or_set redis "
     "lost_replies lost_replies_of_the_cache forgotten_connections outage redis_down busy refusals "
     "moved_address sentinel cluster",
     "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
     "transport.hints": "hints refusals clear",
     "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
-    "keeper": "lock notices redis refusals busy full_server shutdown instant_loss loading",
+    "keeper": "lock logging redis refusals busy full_server shutdown instant_loss loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
-    "stampede computation_events nested_values background_context shutdown outage exporters",
+    "stampede computation_events nested_values background_context shutdown outage exporters "
+    "interrupts",
     "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
     "singleflight.runners": "get_or_set stale get_or_set_many outage computation_events",
     "singleflight.tasks": "aget_or_set stale get_or_set_many outage",
     "cache": "cache locmem get_or_set get_or_set_many direct_reads own_writes observed_reads "
-    "cache_lock lifetime_by_value lock_keys read_events where_keys_are_made clear clear_prefix "
-    "without_redis checks",
-    "cache.connections": "cache direct_reads own_writes writes_end_flights read_events "
-    "async_methods observed_reads cluster_cache lost_replies_of_the_cache",
+    "cache_lock lifetime_by_value lock_keys computation_events where_keys_are_made clear "
+    "clear_prefix without_redis checks",
+    "cache.connections": "cache direct_reads own_writes writes_end_flights computation_events "
+    "async_methods observed_reads cluster_cache lost_replies_of_the_cache read_replicas",
     "cache.background": "async_methods where_keys_are_made background_context stale aget_or_set",
     "cache.locks": "arguments first_mistakes cache_lock conf logging lock_keys "
     "cache_for_locks cache hidden_names where_keys_are_made python_redis_lock_names other_backends "
@@ -80,8 +80,8 @@ TESTS: dict[str, str] = {
     "cache.on_commit": "on_commit",
     "contrib.other_backends": "other_backends without_redis",
     "cache.values": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
-    "cold_reads read_events cache other_tools redis_down arguments lifetime_by_value error_ttl "
-    "computation_events aget_or_set",
+    "cold_reads computation_events cache other_tools redis_down arguments lifetime_by_value "
+    "error_ttl aget_or_set",
     "cache.async_methods": "async_methods aget_or_set lost_replies_of_the_cache own_writes",
     "contrib.fallback": "locks_of_this_host redis_down fault_table",
     "contrib.idempotency": "idempotent",
@@ -90,11 +90,10 @@ TESTS: dict[str, str] = {
     "cached_page_own_writes cached_page_middleware cached_page_stampede other_backends "
     "background_context",
     "contrib.redlock": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
-    "contrib.redlock.base": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
     "contrib.redlock.votes": "redlock_votes redlock_decisions redlock redlock_faults instant_loss",
     "contrib.several_names": "lock_arguments multi_lock shared_handles cancelled several_names "
-    "interrupts signals lost_replies cluster_cache failover_cluster",
-    "contrib.topology": "cluster_discovery sentinel cluster cluster_cache locked_servers "
+    "interrupts signals lost_replies cluster_cache failover_cluster locked_transactions",
+    "contrib.topology": "sentinel cluster cluster_cache locked_servers "
     "failover_sentinel failover_cluster moved_address",
     "contrib.unique_tasks": "first_mistakes unique_tasks locked_tasks",
     "decorators": "decorator_keys first_mistakes arguments locked_function locked_view "
@@ -130,7 +129,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.fallback.file_lock",
         "text = os.pread(file, 10001, 0)",
     ): "a longer text is incomplete even so",
-    ("contrib.redlock.base", "default=1,"): "a fence is at least 1 in any case",
+    ("contrib.redlock", "default=1,"): "a fence is at least 1 in any case",
+    ("keeper", "self.wakes_at = max(earliest, resumes_at) => pass"): "it looks each second",
     (
         "contrib.redlock.votes",
         "return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) "
@@ -167,15 +167,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if len(_logged_at) >= MAX_LOGGED_GROUPS:",
     ): "one group fewer is remembered",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         'return next((hold.reason for hold in self._holds if hold.lost or hold.reason), "")',
     ): "the loss of one gives each of them a reason",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         "return bool(self._holds[1].by_this_thread)",
     ): "one thread has taken all",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         "lost = next((hold for hold in self._holds if hold.reason), self._holds[1])",
     ): "of those that are over at once, it names another",
     (
@@ -183,21 +183,17 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return sum(map(int, run_all(self.client, calls))) if calls else 1",
     ): "django-redis sends nothing for no keys",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         "if in_one_place and len(calls) >= 1:",
     ): "one call gets the same reply from both scripts",
     (
-        "contrib.several_names.members",
+        "contrib.several_names",
         "return Call(_for_each(calls[1].script), keys, (len(calls), *args))",
     ): "all are of one script",
     (
         "decorators.transactions",
         "return [c for c in connections.all(initialized_only=False) if _is_open(c)]",
     ): "a connection that is not there is not open",
-    (
-        "cache.async_methods",
-        "if tokens or (type(tokens) is not list or any(tokens)):",
-    ): "nothing is done about what has no token, only more slowly",
     (
         "locking.lock",
         'return drive(self._change_steps("reacquire", self._lifetime or 2.0, True))',
@@ -223,7 +219,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempts - 1, 11)",
     ): "a pause is a second at most",
     ("decorators.section", 'if kwargs.get("verbosity", 2):'): "it is as true as 1",
-    ("decorators.section", 'if not kwargs.get("verbosity", 2):'): "it is as true as 1",
+    (
+        "decorators.section",
+        'if command is None or not kwargs.get("verbosity", 2):',
+    ): "it is as true as 1",
     (
         "locking.waiting",
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",

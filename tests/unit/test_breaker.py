@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import redis
 
 from django_redis_lock import events
 from django_redis_lock.events import ServerDown, ServerUp
+from django_redis_lock.transport import circuit_breaker
 from django_redis_lock.transport.circuit_breaker import PROBE_TIMEOUT_SECONDS, Breaker, CircuitOpen
 from tests.support.logs import logged
 
@@ -30,9 +32,14 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(autouse=True)
+def _on_this_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_breaker, "time", SimpleNamespace(monotonic=clock))
+
+
 @pytest.fixture
-def breaker(clock: Clock) -> Breaker:
-    return Breaker("host:6379/0", 5.0, clock)
+def breaker() -> Breaker:
+    return Breaker("host:6379/0", 5.0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_a_fast_failure_does_not_open_the_breaker(
     clock: Clock, cost: float, timeout: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A refused connection; a caller with little patience."""
-    breaker = Breaker("host", timeout, clock)
+    breaker = Breaker("host", timeout)
     for _ in range(100):
         breaker.failed(ERROR, cost)
     assert breaker.failing
@@ -111,7 +118,7 @@ def test_a_fast_failure_does_not_open_the_breaker(
 
 
 def test_a_short_timeout_counts_when_it_is_over(clock: Clock) -> None:
-    breaker = Breaker("host", 0.2, clock)
+    breaker = Breaker("host", 0.2)
     for _ in range(2):
         breaker.failed(ERROR, 0.2)
     assert breaker.held_back

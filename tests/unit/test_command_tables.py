@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.management.base import BaseCommand
 
-from django_redis_lock.management import Column, clip, duration, listing, table, width_of
+from django_redis_lock.management import Column, actions, clip, duration, table, width_of
 
 COLUMNS = (
     Column("NAME", itemgetter(0), shrinks=True),
@@ -46,7 +46,7 @@ def test_a_table_that_cannot_shrink_any_more_stays_readable() -> None:
 
 def test_colours_do_not_count() -> None:
     command = BaseCommand(stdout=StringIO(), force_color=True)
-    head, first, second = listing._table(command, COLUMNS, ROWS, [command.style.ERROR, str], None)
+    head, first, second = actions._table(command, COLUMNS, ROWS, [command.style.ERROR, str], None)
     plain = table(COLUMNS, ROWS, None)
     assert head == command.style.MIGRATE_HEADING(plain[0]) != plain[0]
     assert first == command.style.ERROR(plain[1]) != plain[1]

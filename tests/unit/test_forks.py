@@ -1,14 +1,23 @@
-"""What a forked child begins anew."""
+"""What a forked child begins anew, and mutexes that no exception of a signal handler leaves
+locked."""
 
 from __future__ import annotations
 
 import ast
 import os
+import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
 
 import django_redis_lock
+from django_redis_lock.threads import Mutex
 from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.support.sources import nodes, tree
 
@@ -20,7 +29,7 @@ MUTEXES = {"Mutex", *(f"threading.{kind}" for kind in KINDS)}
 #: something that begins anew in the child; or held only while that begins.
 OF_THE_PARENT = {
     "contrib/locmem/memory/__init__.py": 1,
-    "contrib/several_names/members.py": 1,
+    "contrib/several_names/__init__.py": 1,
     "contrib/instant_loss.py": 1,
     "keeper.py": 2,
     "threads.py": 5,  # One only for its type.
@@ -116,3 +125,64 @@ def test_a_child_does_not_hang_in_an_outage() -> None:
     thread.join()
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+# -- interrupts ---------------------------------------------------------------------------------
+
+
+class Interrupt(BaseException):
+    """From the signal handler."""
+
+
+def interrupted(mutex: Any, work: Callable[[], None], calls: int) -> None:
+    """``work``, interrupted after so many calls of methods of ``mutex``."""
+    seen = 0
+
+    def interrupt(frame: FrameType, event: str, arg: Any) -> None:
+        nonlocal seen
+        if event == "c_return" and getattr(arg, "__self__", None) is mutex:
+            seen += 1
+            if seen == calls:
+                sys.setprofile(None)
+                raise Interrupt
+
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        with suppress(Interrupt):
+            work()
+    finally:
+        sys.setprofile(before)
+
+
+def is_free(mutex: Any) -> bool:
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(mutex.acquire(blocking=False)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_no_interrupt_leaves_it_locked(calls: int) -> None:
+    mutex = Mutex()
+
+    def work() -> None:
+        with mutex, mutex:
+            pass
+
+    interrupted(mutex, work, calls)
+    assert is_free(mutex)
+
+
+def test_an_interrupt_within_a_section_leaves_it_to_the_section() -> None:
+    mutex = Mutex()
+
+    def work() -> None:
+        with mutex:
+            pass
+
+    with mutex:
+        interrupted(mutex, work, 1)
+        assert not is_free(mutex)
+    assert is_free(mutex)

@@ -261,8 +261,7 @@ def test_a_module_imports_other_packages_by_their_face() -> None:
 SECOND_FACES = {f"protocol.{name}" for name in ("identity", "keys", "validation", "holders")}
 SECOND_FACES |= {f"protocol.{name}" for name in ("lock_scripts", "holder_scripts", "script")}
 SECOND_FACES |= {
-    f"transport.{name}"
-    for name in ("refusals", "hints", "aio_client", "aio_connection", "aio_tasks")
+    f"transport.{name}" for name in ("refusals", "hints", "aio_client", "aio_connection")
 }
 SECOND_FACES |= {f"transport.{name}" for name in ("address", "plain", "server")}
 SECOND_FACES |= {

@@ -16,7 +16,8 @@ import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock import Redlock
-from django_redis_lock.contrib.redlock import base, votes
+from django_redis_lock.contrib import redlock
+from django_redis_lock.contrib.redlock import votes
 from django_redis_lock.contrib.redlock.votes import VOTE
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.script import Call
@@ -242,17 +243,17 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], World
     def make(seed: int) -> World:
         world = World(seed)
         clock = SimpleNamespace(monotonic=lambda: world.now)
-        for module in (acquisition, base, votes):
+        for module in (acquisition, redlock, votes):
             monkeypatch.setattr(module, "time", clock)
         chance = SimpleNamespace(
             token_hex=lambda n: f"{world.random.getrandbits(8 * n):0{2 * n}x}",
             randbelow=world.random.randrange,
         )
-        for module in (acquisition, base):
+        for module in (acquisition, redlock):
             monkeypatch.setattr(module, "secrets", chance, raising=False)
         # What it learns of the servers' clocks is of this world only.
-        base._clocks.clear()
-        base._fences.clear()
+        redlock._clocks.clear()
+        redlock._fences.clear()
         return world
 
     return make

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ... import events
 from ...clock import time
@@ -22,15 +22,6 @@ logger = logging.getLogger("django_redis_lock.metrics")
 #: The most groups of an exporter; further groups are "other".
 MAX_GROUPS = 100
 
-#: A metric, and an open span, as the library of an exporter has them.
-M = TypeVar("M")
-S = TypeVar("S")
-#: The labels of a metric: attributes of an event.
-Labels = dict[str, Any]
-#: How much an event adds; None: nothing.
-Amount = Callable[[Any], float | None]
-
-
 #: What happens to groups of locks, to groups of values, and to servers.
 LOCK, VALUE, SERVER = "lock", "value", "server"
 
@@ -41,12 +32,13 @@ class Instrument(NamedTuple):
     Attributes:
         labels: attributes of the event that become labels, besides the group or server, and all
             that each can be.
+        amounts: how much an event of each type adds; None: nothing.
         of: LOCK, VALUE or SERVER.
     """
 
     name: str
     description: str
-    amounts: Mapping[type, Amount]
+    amounts: Mapping[type, Callable[[Any], float | None]]
     labels: Mapping[str, Sequence[object]] = {}
     of: str = LOCK
 
@@ -150,17 +142,19 @@ GAUGES = (
 GAUGES_LAST_SECONDS = 1.0
 
 
-class Exporter(Generic[M]):
+class Exporter:
     """Counters exist as 0 from the first event of their group or server on: one that appeared as 1
     would have no increase, and its first event no alert."""
 
     def __init__(
-        self, counters: Sequence[tuple[Instrument, M]], histograms: Sequence[tuple[Instrument, M]]
+        self,
+        counters: Sequence[tuple[Instrument, Any]],
+        histograms: Sequence[tuple[Instrument, Any]],
     ) -> None:
         self._groups: set[str] = set()
         self._mutex = free_after_fork(Mutex())
         self._counters = counters
-        self._by_event: dict[type, list[tuple[Instrument, M]]] = {}
+        self._by_event: dict[type, list[tuple[Instrument, Any]]] = {}
         # What is only begun by them must have its series before it can end badly.
         self._kinds = {events.Contended: LOCK, events.Computing: VALUE}
         for instrument, metric in (*counters, *histograms):
@@ -190,7 +184,7 @@ class Exporter(Generic[M]):
         for node in server.nodes() if server else ():
             self._begin(SERVER, str(node))
 
-    def _begin(self, kind: str, of: str) -> Labels:
+    def _begin(self, kind: str, of: str) -> dict[str, Any]:
         """Returns the labels of the group or server ``of``."""
         first = {"server" if kind == SERVER else "group": of}
         if (kind, of) not in self._begun:
@@ -229,12 +223,8 @@ class Exporter(Generic[M]):
                 return group if group in self._groups else OTHER
         return group
 
-    def _add(self, metric: M, amount: float, labels: Labels, event: object) -> None:
+    def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: object) -> None:
         raise NotImplementedError
-
-
-Value = str | int | float | bool
-Attributes = Mapping[str, Value]
 
 
 class Span(NamedTuple):
@@ -251,30 +241,30 @@ class Span(NamedTuple):
     subject: Subject
     began: float
     ended: float
-    about: Attributes
+    about: Mapping[str, Any]
     leader: str
 
 
-class Spans(Generic[S]):
+class Spans:
     def __init__(self) -> None:
         #: The open spans of computations, by the ids of their subjects, which live as long.
-        self._open: dict[int, S] = {}
+        self._open: dict[int, Any] = {}
 
     def record(self, span: Span) -> None:
         raise NotImplementedError
 
-    def begin(self, subject: Subject) -> S | None:
-        """Begin a span around a computation; returns what ``end`` needs."""
+    def begin(self, subject: Subject) -> Any:
+        """Begin a span around a computation; returns what ``end`` needs, or None without one."""
         raise NotImplementedError
 
-    def end(self, begun: S, error: BaseException | None) -> None:
+    def end(self, begun: Any, error: BaseException | None) -> None:
         raise NotImplementedError
 
     def __call__(self, event: object) -> None:
         if isinstance(event, events.Read):
             ago = time.monotonic() - event.began - event.seconds
             found = event.result != "miss"
-            about: Attributes = {"cache.hit": found, "cache.result": event.result}
+            about = {"cache.hit": found, "cache.result": event.result}
             self._record("cache get", event.subject, event.seconds, about, event.values, ago)
         elif isinstance(event, events.Stored):
             self._record("cache put", event.subject, event.seconds, {}, event.values)
@@ -304,7 +294,7 @@ class Spans(Generic[S]):
         operation: str,
         subject: Subject,
         seconds: float,
-        about: Attributes,
+        about: Mapping[str, Any],
         values: int = 1,
         ago: float = 0.0,
         leader: str = "",
@@ -322,7 +312,7 @@ def _slow(subject: Subject) -> float:
     return conf.SLOW_ACQUISITION
 
 
-def _server(subject: Subject) -> dict[str, Value]:
+def _server(subject: Subject) -> dict[str, Any]:
     """By OpenTelemetry's conventions for databases; none in memory."""
     if subject.server is None or getattr(subject.cache, "in_memory", False):
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextvars import Token
 from functools import partial
+from typing import Any
 
 from opentelemetry import context, metrics, trace
 from opentelemetry.context import Context
@@ -20,7 +21,6 @@ from .listening import (
     HISTOGRAMS,
     Exporter,
     Gauge,
-    Labels,
     Spans,
     subscribe_instead,
 )
@@ -30,10 +30,7 @@ _NAME = "django_redis_lock"
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
-Metric = metrics.Counter | metrics.Histogram
-
-
-class OpenTelemetry(Spans[tuple[Span, "Token[Context]"]], Exporter[Metric]):
+class OpenTelemetry(Spans, Exporter):
     def __init__(
         self,
         tracer_provider: trace.TracerProvider | None = None,
@@ -41,21 +38,18 @@ class OpenTelemetry(Spans[tuple[Span, "Token[Context]"]], Exporter[Metric]):
     ) -> None:
         self._tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
-        self.instruments: dict[str, Metric] = {}
-        for one in COUNTERS:
-            self.instruments[one.name] = meter.create_counter(
-                f"{_NAME}.{one.name}", unit="1", description=one.description
-            )
-        for one in HISTOGRAMS:
-            self.instruments[one.name] = meter.create_histogram(
-                f"{_NAME}.{one.name}",
-                unit="s",
-                description=one.description,
-                explicit_bucket_boundaries_advisory=EXPORTED_BOUNDS,
-            )
+        counters = [
+            (one, meter.create_counter(f"{_NAME}.{one.name}", "1", one.description))
+            for one in COUNTERS
+        ]
+        bounds = {"explicit_bucket_boundaries_advisory": EXPORTED_BOUNDS}
+        histograms = [
+            (one, meter.create_histogram(f"{_NAME}.{one.name}", "s", one.description, **bounds))
+            for one in HISTOGRAMS
+        ]
+        self.instruments = {one.name: metric for one, metric in (*counters, *histograms)}
         Spans.__init__(self)
-        both = [[(i, self.instruments[i.name]) for i in kind] for kind in (COUNTERS, HISTOGRAMS)]
-        Exporter.__init__(self, *both)
+        Exporter.__init__(self, counters, histograms)
         for gauge in GAUGES:
             meter.create_observable_gauge(
                 f"{_NAME}.{gauge.name}",
@@ -72,7 +66,7 @@ class OpenTelemetry(Spans[tuple[Span, "Token[Context]"]], Exporter[Metric]):
         Spans.__call__(self, event)
         Exporter.__call__(self, event)
 
-    def _add(self, metric: Metric, amount: float, labels: Labels, event: object) -> None:
+    def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: object) -> None:
         if isinstance(metric, metrics.Counter):
             metric.add(amount, labels)
         else:

@@ -20,7 +20,6 @@ from .listening import (
     VALUE,
     Exporter,
     Instrument,
-    Labels,
     once,
 )
 
@@ -48,22 +47,19 @@ _COUNTERS = (
 )
 
 
-class Prometheus(Exporter[Counter | Histogram], Collector):
+class Prometheus(Exporter, Collector):
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.registry = registry
         counters = [
             (one, Counter(_PREFIX + one.name, one.description, one.label_names, registry=registry))
             for one in _COUNTERS
         ]
+        options: Any = {"registry": registry, "buckets": EXPORTED_BOUNDS}
         histograms = [
             (
                 one,
                 Histogram(
-                    f"{_PREFIX}{one.name}_seconds",
-                    one.description,
-                    one.label_names,
-                    registry=registry,
-                    buckets=EXPORTED_BOUNDS,
+                    f"{_PREFIX}{one.name}_seconds", one.description, one.label_names, **options
                 ),
             )
             for one in HISTOGRAMS
@@ -85,9 +81,7 @@ class Prometheus(Exporter[Counter | Histogram], Collector):
                 family.add_metric([group], gauge.amount(locks))
             yield family
 
-    def _add(
-        self, metric: Counter | Histogram, amount: float, labels: Labels, event: object
-    ) -> None:
+    def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: object) -> None:
         texts = {n: str(v).lower() if isinstance(v, bool) else v for n, v in labels.items()}
         if isinstance(metric, Histogram):
             metric.labels(**texts).observe(amount)

@@ -14,7 +14,7 @@ from ...events import Subject
 from .listening import Span, Spans, subscribe_instead
 
 
-class Sentry(Spans["sentry_sdk.tracing.Span"]):
+class Sentry(Spans):
     def record(self, span: Span) -> None:
         parent, subject = sentry_sdk.get_current_span(), span.subject
         # Sentry's own spans of a cache (``cache_spans`` of its Django integration) suffice.

@@ -12,26 +12,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from ... import events
 from ...clock import time
 from ...events import FellBack
-from ...exceptions import TooFewReplicas
+from ...exceptions import LocalLockUnavailable, TooFewReplicas
 from ...locking import BaseLock, Hold
 from ...protocol import AcquireRequest, Acquisition, Owner, named_token, new_token, printable
 from ...protocol.holders import HeldReply, HolderInfo
 from ...protocol.validation import check_policy
 from ...steps import Steps
-from ...threads import get_logger
+from ...threads import get_logger, may_log
 from ...transport import is_outage
-from .file_lock import LocalLock, held_locally, problem_of
-from .host import HostLock
+from .file_lock import LocalLock, held_locally, pauses, problem_of
 
 __all__ = ["Attempt", "FallbackHold", "check_policy", "held_locally", "holders", "problem_of"]
 
 logger = get_logger("django_redis_lock.outage")
+lock_logger = get_logger("django_redis_lock.lock")
 
 #: For which a waiter tries to reach a Redis that went down, before it falls back.
 OUTAGE_PATIENCE_SECONDS = 3.0
@@ -63,8 +64,7 @@ class Attempt:
         self._until = math.inf if request.deadline is None else request.deadline
         if wait == 0:
             self._until = -math.inf
-        self._host = HostLock.of(lock)
-        self._file = self._host.attempt() if lock.on_redis_down == "local" else None
+        self._file = _local_lock(lock) if lock.on_redis_down == "local" else None
 
     def steps(self) -> Steps[bool]:
         hold = self._lock.local.hold
@@ -110,7 +110,7 @@ class Attempt:
     def _hold_without_redis(self, error: BaseException) -> Steps[bool]:
         hold = FallbackHold(self._lock)
         if self._file is not None:
-            self._file.identity = self._host.identity()  # Another round may have tried another.
+            self._file.identity = _identity(self._lock)  # Another round may have tried another.
             if not (yield from self._take_file(self._file, hold)):
                 return False
             self._file.belongs_to(hold)
@@ -123,7 +123,7 @@ class Attempt:
         lock, began = self._lock, time.monotonic()
         hold = lock.local.hold
         assert hold is not None
-        file.identity = self._host.identity(hold.keys.lock)
+        file.identity = _identity(lock, hold.keys.lock)
         try:
             if not (yield from self._take_file(file, hold, in_addition=True)):
                 try:
@@ -142,12 +142,26 @@ class Attempt:
         return None
 
     def _take_file(self, file: LocalLock, hold: Hold, *, in_addition: bool = False) -> Steps[bool]:
-        return self._host.take(file, hold.owner(), self._until, in_addition, self._on_taken)
-
-    def _on_taken(self, file: LocalLock) -> None:
-        mine = file.holder_here()
-        if self._until == math.inf and mine and not mine.shared and self._lock._is_by_caller(mine):
-            self._lock._refuse_endless_wait()
+        """Wait for it. Its release signals nothing, so this polls."""
+        lock, owner, tries = self._lock, hold.owner(), pauses(self._until)
+        while True:
+            try:
+                if file.try_acquire(owner, in_addition):
+                    return True
+                if in_addition and file.is_in_addition():
+                    return True  # Its holder has lost the lock in Redis, which this caller holds.
+            except LocalLockUnavailable as error:
+                if not in_addition:
+                    raise
+                _log_unavailable(lock, error)
+                return True
+            mine = file.holder_here()
+            if self._until == math.inf and mine and not mine.shared and lock._is_by_caller(mine):
+                lock._refuse_endless_wait()
+            pause = next(tries, None)
+            if pause is None:
+                return False
+            yield time.asleep(pause) if lock.asynchronous else time.sleep(pause)
 
     def _tell(self, error: BaseException) -> None:
         lock = self._lock
@@ -193,10 +207,41 @@ def _held_on_host(lock: BaseLock, *, away: bool = False) -> list[HolderInfo]:
     hold = lock.local.hold
     owner = hold.owner() if lock.degraded and hold is not None else None
     if owner is None and lock.on_redis_down == "local":
-        owner = HostLock.of(lock).holder(away=away)
+        try:
+            owner = _local_lock(lock).holder(also_in_redis=away)
+        except LocalLockUnavailable as error:
+            if away:
+                raise
+            _log_unavailable(lock, error)
     if owner is None:
         return []
     held = HolderInfo(HeldReply(b"", -1, (), 0, 0))
     held.owner, held.resting = owner, False
     held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
     return [held]
+
+
+# -- the lock of this host -------------------------------------------------------------------------
+
+_logged_at: dict[object, float] = {}
+
+
+def _local_lock(lock: BaseLock) -> LocalLock:
+    """What ``lock`` is on this host."""
+    name = lock.cache_key or lock.keys.lock.decode(errors="backslashreplace")
+    return LocalLock(_identity(lock), name, lock.local_folder)
+
+
+def _identity(lock: BaseLock, key: bytes | None = None) -> bytes:
+    """Which lock it is; of one with places, by the ``key`` of the place."""
+    servers = ",".join(sorted(server.breaker.server for server in lock._servers))
+    return b"%b\0%b" % (servers.encode(), key or lock.keys.lock)
+
+
+def _log_unavailable(lock: BaseLock, error: LocalLockUnavailable) -> None:
+    cause: Any = error.__cause__
+    if may_log((cause.errno, cause.strerror, lock.local_folder), _logged_at):
+        lock_logger.warning(
+            "The lock %(lock)s is in Redis only, and fails in an outage: %(error)s",
+            {"lock": printable(lock.keys.lock), "error": error},
+        )

@@ -131,10 +131,18 @@ class LocalLock:
         return None
 
     def is_in_addition(self) -> bool:
+        return bool(self._description().get("in_addition"))
+
+    def holder(self, also_in_redis: bool = True) -> Owner | None:
+        """None if it is free, or, unless ``also_in_redis``, held in addition to that in Redis."""
+        said = self._description()
+        wanted = said.get("held") and (also_in_redis or not said.get("in_addition"))
+        return _holder(self.path, said)[1] if wanted else None
+
+    def _description(self) -> dict[str, Any]:
         path = self.path
         with _reporting(path, self.name):
-            found = _description(path)
-        return found is not None and bool(found.get("in_addition"))
+            return _description(path)
 
     def _take(self, path: Path) -> bool:
         file = self._file = FileIO(path, "r+", opener=_open)
@@ -166,12 +174,6 @@ class LocalLock:
             if in_addition:
                 os.truncate(self._file.fileno(), len(IN_ADDITION))
             os.pwrite(self._file.fileno(), text.encode(), 0)
-
-    def holder(self) -> Owner | None:
-        path = self.path
-        with _reporting(path, self.name):
-            found = _holder(path)
-        return None if found is None else found[1]
 
     def release(self) -> None:
         """A second call completes a release that was interrupted."""
@@ -234,15 +236,13 @@ def held_locally(folder: str | os.PathLike[str] | None = None) -> list[tuple[str
     held: list[tuple[str, Owner]] = []
     for path in sorted(local_folder(folder).glob(f"*{SUFFIX}")):
         with suppress(OSError):  # Another user's, or no lock.
-            if found := _holder(path):
-                held.append(found)
+            if (said := _description(path))["held"]:
+                held.append(_holder(path, said))
     return sorted(held, key=lambda held: held[0])
 
 
-def _holder(path: Path) -> tuple[str, Owner] | None:
-    said = _description(path)
-    if said is None:
-        return None
+def _holder(path: Path, said: dict[str, Any]) -> tuple[str, Owner]:
+    """The name and the holder of a lock with this description."""
     try:
         fields = said["fields"]
         described = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -251,21 +251,21 @@ def _holder(path: Path) -> tuple[str, Owner] | None:
         return path.stem, Owner(path.stem[:8])  # Its holder is writing it.
 
 
-def _description(path: Path) -> dict[str, Any] | None:
-    """What the holder wrote; None if the lock is free."""
+def _description(path: Path) -> dict[str, Any]:
+    """What the holder wrote, and whether the lock is ``held``."""
     try:
         file = os.open(path, os.O_RDONLY | SAFELY)
     except FileNotFoundError:
-        return None
+        return {"held": False}
     try:
         _check(file, path, own=False)
         if _lock(file, fcntl.LOCK_SH):
-            return None
+            return {"held": False}
         text = os.pread(file, 10_000, 0)
         said = {"in_addition": True} if text == IN_ADDITION else json.loads(text)
-        return said if isinstance(said, dict) else {}
-    except ValueError:
-        return {}
+        return {**said, "held": True}
+    except (ValueError, TypeError):
+        return {"held": True}
     finally:
         os.close(file)
 

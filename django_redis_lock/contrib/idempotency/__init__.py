@@ -15,6 +15,7 @@ import base64
 import functools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -29,7 +30,7 @@ from ...cache import lock_cache
 from ...conf import SETTING, Conf
 from ...contention import Conflict, service_unavailable
 from ...decorators import current_lock, locked
-from ...decorators.key_template import Args, Kwargs
+from ...decorators.key_template import Args, Kwargs, Template
 from ...decorators.section import by_steps, called, in_thread
 from ...decorators.targets import Target, view_of
 from ...decorators.transactions import after_commit
@@ -238,6 +239,11 @@ class _View:
 
     def __init__(self, rules: _Rules, function: Any, options: dict[str, Any], dotted: str) -> None:
         self.rules, self.function, self.dotted = rules, function, dotted
+        self._given = ""  # By it, two partials of one view are two operations.
+        if isinstance(function, functools.partial) and (function.args or function.keywords):
+            with suppress(ValueError):  # Some have no text that is the same in each process.
+                given = [*function.args, *sorted(function.keywords.items())]
+                self._given = Template("{given}", typed=True).fill({"given": given})
         options = {**options, "label": self.dotted, "group": f"idempotent {self.dotted}"[:100]}
         self._locked: Any = locked(key=self._name, on_conflict=self._conflict, **options)(
             self._wrapped(self._steps)
@@ -279,7 +285,7 @@ class _View:
             missing = _("This operation needs an idempotency key.")
             return _problem(400, missing) if rules.required else None
         scope = rules.scope.of(request, args, kwargs)
-        visit = _Visit(rules, request, key, (self.dotted, *scope))
+        visit = _Visit(rules, request, key, (f"{self.dotted}{self._given}", *scope))
         vars(of_django(request)).setdefault(_VISITS, {})[self] = visit
         return visit
 

@@ -8,17 +8,14 @@ import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 from django.conf import settings
 from django.core.exceptions import BadRequest, ImproperlyConfigured, RequestDataTooBig
-from django.http import RawPostDataException
+from django.http import HttpRequest, RawPostDataException
 
 from ...decorators.key_template import Args, Kwargs, Template
-
-if TYPE_CHECKING:
-    from django.http import HttpRequest
 
 _JSON = re.compile(r"application/json|[^;]+\+json")
 

@@ -69,8 +69,6 @@ def _host() -> object:
 
 
 class LocksInMemory(Locks):
-    """Makes the locks of a ``LocMemCache``."""
-
     def make(self, *args: Any, **options: Any) -> Any:
         server = self._cache._server
         _note_workers(server[0] if isinstance(server, list) else server)

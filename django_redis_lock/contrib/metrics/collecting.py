@@ -122,8 +122,6 @@ Figures = dict[Owner, list[int]]
 
 
 class Writing(Job):
-    """Writes the figures of one server, until there are none."""
-
     def __init__(self, metrics: Metrics, server: Server, due: float) -> None:
         super().__init__(server, due)
         self._metrics = metrics
@@ -238,7 +236,6 @@ class Metrics:
         return self._figures.setdefault(owner, new())
 
     def take(self, server: Server) -> Figures:
-        """The figures for ``server`` since the last call."""
         with self.mutex:
             self._count_waiting()
             self._enough = 1  # Count the next event at once: its server may have no job yet.
@@ -279,7 +276,6 @@ class Metrics:
             return figures
 
     def forget(self, is_gone: Callable[[Server], bool]) -> None:
-        """Drop the figures of servers that are there no more."""
         for server in filter(is_gone, self.servers().union(self._jobs)):
             self.take(server)
             self._jobs.pop(server, None)

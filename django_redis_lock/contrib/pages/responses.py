@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
@@ -19,11 +19,9 @@ from django.utils.cache import (
 from django.utils.http import parse_http_date_safe
 
 from ...clock import time
+from ...conditions import Conditions
 from ...keeper import keeper
 from ...singleflight import Postponed
-
-if TYPE_CHECKING:
-    from ...conditions import Conditions
 
 #: Partial Content, Not Modified, Precondition Failed, Range Not Satisfiable.
 _ANSWERS_TO_CONDITIONS = {206, 304, 412, 416}
@@ -168,7 +166,7 @@ class Rendering:
             response = _as(_with_rendering(kind), response)
         response._rendering = self
         response.add_post_render_callback(self._decide)
-        # This refers to no response, so one that is not rendered is freed at once.
+        # Of the flight, not of this: a request may refer to its response, which is to be freed.
         weakref.finalize(response, self.flight.drop).atexit = False
         return response
 

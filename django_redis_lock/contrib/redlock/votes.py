@@ -79,10 +79,6 @@ def vote_call(
 Vote = Taken | Refused | Exception
 
 
-def parse_vote(reply: Reply, sent_at: float) -> Vote:
-    return reply if isinstance(reply, Exception) else parse_acquire(reply, sent_at)
-
-
 def majority(servers: int) -> int:
     return servers // 2 + 1
 

@@ -4,14 +4,18 @@ A caller asks for all names in one request. If one of them is taken, it keeps no
 the queue of that one. Granted it, the caller asks for the rest, and from then on keeps what comes
 before the first that is taken, in the order of their keys, while it waits for that one. So no two
 wait for each other, and each caller waits in each queue twice at most.
+
+A lock for several names is made of its locks for each, whose steps run side by side. Its scripts
+are made of those for one lock; their keys must be in one slot of a cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
+from weakref import ref
 
 from redis.exceptions import RedisError
 
@@ -19,21 +23,25 @@ from ...clock import time
 from ...exceptions import LockError
 from ...history import note_vanished
 from ...locking import AsyncLock, BaseLock, Hold, Known, Lock, release_late
-from ...protocol import AcquireRequest, Acquisition, Call, named_token
+from ...protocol import (
+    AcquireRequest,
+    Acquisition,
+    Call,
+    Refused,
+    Reply,
+    Script,
+    Taken,
+    named_token,
+    new_token,
+    parse_acquire,
+    printable,
+    release_call,
+)
 from ...protocol.holders import HolderInfo
 from ...protocol.keys import slot_of
-from ...steps import Steps
-from ...transport import NotReady, is_cluster, is_outage, is_refusal, server_of
-from .members import (
-    ACQUIRE_ALL,
-    AllReply,
-    Asked,
-    Member,
-    MultiHold,
-    member_class,
-    parse_acquire_all,
-    together,
-)
+from ...steps import Step, Steps
+from ...threads import Mutex
+from ...transport import Answer, NotReady, Server, is_cluster, is_outage, is_refusal, server_of
 
 R = TypeVar("R")
 
@@ -170,10 +178,21 @@ class SeveralNames(BaseLock):
         began, contended = time.monotonic(), False
         while len(held) < len(self.members):
             waits = wait != 0 and (not contended or request.left() > 0)
-            rest = [member for member in self.members if member not in held]
-            asked = self._ask_for(rest, request, waits)
-            passes = partial(_passes, contended=contended, wait=wait)
-            reply = yield from self._send_all(asked, request, contended, passes if waits else None)
+            one = request._replace(token=named_token(), waiter=self._new_waiter() if waits else b"")
+            asked = [self._asked_for(m, one, request) for m in self.members if m not in held]
+            sent_at = time.monotonic()
+            try:
+                call = _acquire_all([mine for _, mine in asked], keep=contended)
+                answer = yield self._run(call, request.reply_until())
+                reply = parse_acquire_all(answer.value, sent_at)
+            except Exception as error:
+                if not waits or not _passes(error, contended, wait):
+                    raise
+                self._abandon(request._replace(may_hold=request.may_hold[-len(asked) :]), error)
+                # It waits for the first, through the outage.
+                one = request._replace(token=named_token())
+                asked[0] = self._asked_for(asked[0][0], one, request)
+                reply = AllReply((), 0, None, sent_at)
             for (member, mine), taken in zip(asked, reply.taken, strict=False):
                 if taken.vanished is not None:
                     server = server_of(member.redis)
@@ -181,52 +200,29 @@ class SeveralNames(BaseLock):
                 self._note(member, mine, mine.acquired_by_reply(taken, contended), began, held)
             if reply.gate is None:
                 break
-            if not (yield from self._wait_at(asked[reply.gate], reply, waits, began, held)):
+            if not (yield from self._wait_at(*asked[reply.gate], reply, waits, began, held)):
                 return False
             contended = True
         return True
 
-    def _ask_for(
-        self, members: Sequence[Member], request: AcquireRequest, waits: bool
-    ) -> list[Asked]:
-        """All these ``members`` with one token."""
-        waiter = self._new_waiter() if waits else b""
-        one = request._replace(token=named_token(), waiter=waiter)
-        return [self._asked_for(member, one, request) for member in members]
-
-    def _asked_for(self, member: Member, one: AcquireRequest, to: AcquireRequest) -> Asked:
+    def _asked_for(
+        self, member: Member, one: AcquireRequest, to: AcquireRequest
+    ) -> tuple[Member, AcquireRequest]:
         may_hold = [(one.token, b"", 1)]
         mine = one._replace(keys=member.keys, subject=member.subject, may_hold=may_hold)
         self._note_request(member, mine, to)
-        return Asked(member, mine)
-
-    def _send_all(
-        self,
-        asked: list[Asked],
-        request: AcquireRequest,
-        keep: bool,
-        passes: Callable[[Exception], bool] | None,
-    ) -> Steps[AllReply]:
-        """``passes``: whether to wait through an error; None for a caller that does not wait."""
-        sent_at = time.monotonic()
-        try:
-            call = _acquire_all([mine for _, mine in asked], keep=keep)
-            answer = yield self._run(call, request.reply_until())
-            return parse_acquire_all(answer.value, sent_at)
-        except Exception as error:
-            if passes is None or not passes(error):
-                raise
-            self._abandon(request._replace(may_hold=request.may_hold[-len(asked) :]), error)
-            # It waits for the first, through the outage.
-            fresh = request._replace(token=named_token())
-            asked[0] = self._asked_for(asked[0].member, fresh, request)
-            return AllReply((), 0, None, sent_at)
+        return member, mine
 
     def _wait_at(
-        self, gate: Asked, reply: AllReply, waits: bool, began: float, held: list[Member]
+        self,
+        member: Member,
+        mine: AcquireRequest,
+        reply: AllReply,
+        waits: bool,
+        began: float,
+        held: list[Member],
     ) -> Steps[bool]:
         """Wait for the name that is taken, while only those before it are held."""
-        member, mine = gate
         left = None if mine.deadline is None else mine.left()
         member._on_contended(left if waits else 0.0)
         behind = [each for each in held if each.keys.lock > member.keys.lock]
@@ -342,15 +338,13 @@ class SeveralNames(BaseLock):
 
     def _one_holder(self, holders: Sequence[HolderInfo | None]) -> list[HolderInfo]:
         """The holder of the first name that another holds, or else of the first that is held."""
-        mine: HolderInfo | None = None
+        mine: list[HolderInfo] = []
+        others: list[HolderInfo] = []
         for member, held in zip(self.members, holders, strict=True):
             if held is not None:
                 held.name = member._shown
-                if held.token != member.local.token:
-                    mine = held
-                    break
-                mine = mine or held
-        return [] if mine is None else [mine]
+                (mine if held.token == member.local.token else others).append(held)
+        return (others or mine)[:1]
 
     def _reset_steps(self) -> Steps[bool]:
         return any((yield from self._together(*(member._reset_steps() for member in self.members))))
@@ -383,3 +377,253 @@ def _passes(error: Exception, contended: bool, wait: float | None) -> bool:
     refusal also if the wait has an end."""
     refused = isinstance(error, NotReady) or (wait is not None and is_refusal(error))
     return refused or (contended and is_outage(error))
+
+
+# -- the locks for each name -----------------------------------------------------------------------
+
+
+class MultiHold:
+    """The holds of all names, as a lock object knows one. ``on_lost`` is called once."""
+
+    ended = shared = False
+    also_on_lost: Mapping[ref[Any], Callable[[], object]] = {}
+
+    def __init__(
+        self,
+        holds: Sequence[Hold],
+        server: Server,
+        grant_timeout: float,
+        on_lost: Callable[[], object] | None,
+    ) -> None:
+        self._holds = holds
+        self._server = server
+        self._grant_timeout = grant_timeout
+        self._on_lost = on_lost
+        self._handled = False
+        self._mutex = Mutex()
+        for hold in holds:
+            hold.on_lost = self._lose
+        if self.lost:
+            self._lose()
+
+    @property
+    def reason(self) -> str:
+        """Why the first of them was lost."""
+        return next((hold.reason for hold in self._holds if hold.lost and hold.reason), "")
+
+    @property
+    def fence(self) -> int:
+        return max(int(hold.fence) for hold in self._holds)
+
+    @property
+    def deadline(self) -> float:
+        return min(float(hold.deadline) for hold in self._holds)
+
+    @property
+    def lost(self) -> bool:
+        return any(hold.lost for hold in self._holds)
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.ended and all(hold.is_valid for hold in self._holds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._holds[0], name)  # They were taken together.
+
+    def end(self) -> None:
+        self.ended = True
+
+    def release_late(self) -> None:
+        """The hold of each name does."""
+
+    def _lose(self) -> None:
+        """A name is lost: so are the others, which are released."""
+        with self._mutex:  # The caller may find out at the same time as the keeper.
+            if self._handled or self.ended:
+                return
+            self._handled = True
+        lost = next((hold for hold in self._holds if hold.reason), self._holds[0])
+        reason = f"it was held with {printable(lost.keys.name)}, which was lost: {lost.reason}"
+        for hold in self._holds:
+            # One without a fence was taken without Redis.
+            if hold.lose(reason) and hold.fence:
+                hold.release_later(self._server, self._grant_timeout)
+        others = (tell for key, tell in self.also_on_lost.items() if key())
+        for tell in (self._on_lost, *others):
+            if tell is not None:
+                tell()
+
+
+class Member(BaseLock):
+    """The lock for one of the names. The whole sends what its steps ask of Redis."""
+
+    def _run(self, call: Call, until: float | None = None) -> Any:
+        return call if until is None else super()._run(call, until)
+
+    @property
+    def _shown(self) -> str:
+        return str(super()._shown)
+
+    def _release_call(self, token: bytes, hold: Hold | None) -> Call:
+        if hold is not None and hold.on_lost is None:  # The whole was not acquired.
+            return release_call(self.keys, token, new_token(), self.grant_timeout)
+        return super()._release_call(token, hold)
+
+
+@cache
+def member_class(lock_class: Any) -> type[Member]:
+    return type(f"Member{lock_class.__name__}", (Member, lock_class), {})
+
+
+def together(
+    run: Callable[[Call], Step[Answer]], in_one_place: bool, all_steps: Sequence[Steps[R]]
+) -> Steps[list[R]]:
+    """Take these steps of members side by side, so that what they ask of Redis at the same time
+    is one request if their keys are ``in_one_place``; what they return. When all have ended, the
+    error of the first of them that failed is raised."""
+    outcomes: dict[int, R] = {}
+    errors: dict[int, Exception] = {}
+    asked: dict[int, Call] = {}
+
+    def go_on(place: int, answer: Answer | Exception | None) -> Steps[None]:
+        steps = all_steps[place]
+        try:
+            step = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+            while not isinstance(step, Call):
+                try:
+                    came = yield step
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(came)
+            asked[place] = step
+        except StopIteration as end:
+            outcomes[place] = end.value
+        except Exception as error:
+            errors[place] = error
+
+    for place in range(len(all_steps)):
+        yield from go_on(place, None)
+    while asked:
+        answers = yield from _answers(run, in_one_place, list(asked.values()))
+        places = list(asked)
+        asked.clear()
+        for place, answer in zip(places, answers, strict=True):
+            yield from go_on(place, answer)
+    if errors:
+        raise errors[min(errors)]
+    return [outcome for _, outcome in sorted(outcomes.items())]
+
+
+def _answers(
+    run: Callable[[Call], Step[Answer]], in_one_place: bool, calls: list[Call]
+) -> Steps[list[Answer | Exception]]:
+    """The answer to each of these calls of one script, or the error."""
+    if in_one_place and len(calls) > 1:
+        try:
+            answer = yield run(for_each(*calls))
+        except Exception as error:
+            return [error] * len(calls)
+        return [Answer(value, answer.sent_twice) for value in answer.value]
+    answers: list[Answer | Exception] = []
+    for call in calls:
+        try:
+            answers.append((yield run(call)))
+        except Exception as error:
+            answers.append(error)
+    return answers
+
+
+# -- scripts for several locks ---------------------------------------------------------------------
+
+#: The shared functions work on the lock whose keys KEYS has.
+_VARIABLES = "local ALL_KEYS, ALL_ARGS, KEYS, ARGV = KEYS, ARGV, KEYS, ARGV\n"
+
+
+@cache
+def _for_each(one: Script) -> Script:
+    body = f"""
+local function run()
+{one.body}
+end
+local locks, replies = tonumber(ALL_ARGS[1]), {{}}
+local keys, args = #ALL_KEYS / locks, (#ALL_ARGS - 1) / locks
+for i = 0, locks - 1 do
+  KEYS = {{unpack(ALL_KEYS, i * keys + 1, i * keys + keys)}}
+  ARGV = {{unpack(ALL_ARGS, i * args + 2, i * args + args + 1)}}
+  replies[i + 1] = run() or false
+end
+return replies
+"""
+    return Script(body, before=_VARIABLES, urgent=one.urgent)
+
+
+def for_each(*calls: Call) -> Call:
+    """These calls of one script, with as many keys and arguments each, as one."""
+    keys, args = (
+        tuple(chain(*parts)) for parts in zip(*(call[1:3] for call in calls), strict=True)
+    )
+    return Call(_for_each(calls[0].script), keys, (len(calls), *args))
+
+
+#: Take all of these locks if each of them is free. Else register as a waiter for the first that is
+#: taken, and take none; or, if requested, those before it.
+#:
+#: KEYS  keys of the first lock, of the second, ...
+#: ARGV  what ACQUIRE has, the same for each; how many locks; '1' to take those before the first
+#:       that is taken, else ''
+#: returns {which is the first that is taken (0 if none is), the reply of ACQUIRE for each lock that
+#:         was taken, and for that one}
+#: atomic because none may be taken while another is not to be had.
+ACQUIRE_ALL = Script(
+    """
+local locks, taken = tonumber(ARGV[6]), 0
+local keys = #ALL_KEYS / locks
+local function turn_to(i) KEYS = {unpack(ALL_KEYS, (i - 1) * keys + 1, i * keys)} end
+for i = 1, locks do
+  if taken == 0 then
+    turn_to(i)
+    local holder = redis.call('GET', KEYS[1])
+    if holder and holder ~= ARGV[1] and not untaken(holder) then taken = i end
+  end
+end
+local replies, before = {taken}, locks
+if taken > 0 then before = taken - 1 end
+if taken > 0 and ARGV[7] == '' then before = 0 end
+for i = 1, before do
+  turn_to(i)
+  local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
+  replies[i + 1] = {1, fence, now(), gone}
+end
+if taken > 0 then
+  turn_to(taken)
+  if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
+  replies[before + 2] = {0, redis.call('PTTL', KEYS[1]), now()}
+end
+return replies
+""",
+    before=_VARIABLES,
+)
+
+
+class AllReply(NamedTuple):
+    """The reply to ACQUIRE_ALL.
+
+    Attributes:
+        taken: the locks that the caller has, in order, the first of them before all others.
+        gate: the number of the first that another holds, from 0; None if there is none.
+        refused: the reply about that one; None if there was no reply.
+    """
+
+    taken: Sequence[Taken]
+    gate: int | None
+    refused: Refused | None
+    sent_at: float
+
+
+def parse_acquire_all(reply: Reply, sent_at: float) -> AllReply:
+    first, *replies = reply
+    parsed = [parse_acquire(each, sent_at) for each in replies]
+    taken = [each for each in parsed if isinstance(each, Taken)]
+    refused = next((each for each in parsed if isinstance(each, Refused)), None)
+    return AllReply(taken, first - 1 if first else None, refused, sent_at)

@@ -36,6 +36,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ...clock import real_time, time
 from ...protocol import Reply
 from ...protocol.keys import SLOTS, index_key, slot_of
+from ...steps import Steps, adrive, drive
 from ...threads import free_after_fork, get_logger
 from ...transport import RawConnection, Server, exchange_with, note_sent, pack_words
 from ...transport.address import Address, Database, Pool, Settings, common_settings, who
@@ -59,6 +60,7 @@ class Topology(Server):
     #: Seconds after which the primaries are discovered again without an error.
     STALE = math.inf
     FAILOVER_SECONDS = 10.0
+    _node_class: type[Server]
 
     def __init__(self, common: Address) -> None:
         super().__init__(common)
@@ -140,12 +142,9 @@ class Topology(Server):
         node = self._nodes.get((host, port))
         if node is None:
             at = {**self._common.connection_kwargs, "host": host, "port": port}
-            made = self._make_node(self._common._replace(connection_kwargs=at))
+            made = self._node_class(self._common._replace(connection_kwargs=at))
             node = self._nodes.setdefault((host, port), made)
         return node
-
-    def _make_node(self, address: Address) -> Server:
-        return Server(address)
 
     def _keep_only(self, kept: Iterable[Server]) -> None:
         kept = set(kept)
@@ -171,6 +170,7 @@ class SentinelService(Topology):
     STALE = 1.0
 
     def __init__(self, pool: Any) -> None:
+        self._node_class = Primary
         super().__init__(_without_address(pool))
         manager = pool.sentinel_manager
         self._name: str = pool.service_name
@@ -196,9 +196,6 @@ class SentinelService(Topology):
 
     def refuses(self, error: BaseException) -> bool:
         return is_misdirected(error) and isinstance(error, ResponseError)
-
-    def _make_node(self, address: Address) -> Server:
-        return Primary(address)
 
     def _look(self, until: float) -> None:
         """Ask one sentinel. After errors, or if it names another server than the known primary, ask
@@ -239,30 +236,28 @@ class Primary(Server):
     def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
         connection = super().connect(timeout, **changes)
         try:
-            connection.send_command("ROLE")
-            expect_primary(connection.read_response(), str(self))
-        except NoPermissionError:
-            pass  # This user may not call ROLE. A replica refuses writes, at least.
+            drive(meet_primary(connection, str(self)))
         except BaseException:
             connection.disconnect()
             raise
         return connection
 
     def for_tasks(self, settings: Settings) -> None:
-        settings["redis_connect_func"] = _meet_primary
+        settings["redis_connect_func"] = _on_connect
 
 
-async def _meet_primary(connection: Any) -> None:
-    """Check on a new connection that its server is a primary."""
+async def _on_connect(connection: Any) -> None:
     await connection.on_connect()
+    await adrive(meet_primary(connection, f"{connection.host}:{connection.port}"))
+
+
+def meet_primary(connection: Any, where: str) -> Steps[None]:
+    """Check on a new connection that its server, at ``where``, is a primary."""
     try:
-        await connection.send_command("ROLE")
-        expect_primary(await connection.read_response(), f"{connection.host}:{connection.port}")
+        yield connection.send_command("ROLE")
+        role = yield connection.read_response()
     except NoPermissionError:
-        pass  # This user may not know. A replica will not let us write, at least.
-
-
-def expect_primary(role: Reply, where: str) -> None:
+        return  # This user may not call ROLE. A replica refuses writes, at least.
     if _text(role[0]) != "master":
         raise RedisConnectionError(f"{where} is a replica, but the sentinels call it the primary")
 
@@ -295,6 +290,7 @@ class Cluster(Topology):
     """Of redis-py's ``RedisCluster``, for threads or for asyncio."""
 
     is_cluster = True
+    _node_class = Node
 
     def __init__(self, client: Any) -> None:
         super().__init__(_common(client))
@@ -341,10 +337,6 @@ class Cluster(Topology):
     def is_moving_slots(self) -> bool:
         said = [ask(node, math.inf, b"CLUSTER", b"NODES") for node in self.primaries()]
         return any(mark in nodes for nodes in said for mark in (b"->-", b"-<-"))
-
-    def _make_node(self, address: Address) -> Server:
-        parser = {} if PARSER is None else {"parser_class": PARSER}
-        return Node(address._replace(connection_kwargs={**address.connection_kwargs, **parser}))
 
     def refuses(self, error: BaseException) -> bool:
         return isinstance(error, REFUSALS)
@@ -406,7 +398,10 @@ def _common(client: Any) -> Address:
     settings = client.nodes_manager.connection_kwargs
     named = settings.get("connection_class", Connection)
     tls = settings.get("ssl") or issubclass(named, (SSLConnection, AsyncSSLConnection))
-    return _without_address(Address(SSLConnection if tls else Connection, settings))
+    common = _without_address(Address(SSLConnection if tls else Connection, settings))
+    if PARSER is not None:
+        common.connection_kwargs["parser_class"] = PARSER
+    return common
 
 
 def _without_address(pool: Pool) -> Address:

@@ -9,12 +9,7 @@ from io import TextIOWrapper
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import (
-    BaseCommand,
-    CommandError,
-    CommandParser,
-    no_translations,
-)
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 from redis.exceptions import RedisError
 
 from ...cache import BACKEND, lock_cache, lock_caches
@@ -26,11 +21,11 @@ from .. import Exit, count, seconds, seconds_or_none, usage_error
 
 #: The part that runs each and its function, the help, and how its usage begins.
 ACTIONS = {
-    "list": ("listing", "list_locks", "Shows which locks are held.", ""),
-    "show": ("by_name", "show_lock", "Shows one lock, its waiters and its last events.", "NAME "),
-    "release": ("by_name", "release_lock", "Releases a lock by force, after asking.", "NAME "),
-    "reset": ("by_name", "reset_locks", "Releases all locks with such names by force.", "PATTERN "),
-    "stats": ("listing", "show_figures", "Shows how locks and computations behaved.", ""),
+    "list": ("actions", "list_locks", "Shows which locks are held.", ""),
+    "show": ("actions", "show_lock", "Shows one lock, its waiters and its last events.", "NAME "),
+    "release": ("actions", "release_lock", "Releases a lock by force, after asking.", "NAME "),
+    "reset": ("actions", "reset_locks", "Releases all locks with such names by force.", "PATTERN "),
+    "stats": ("actions", "show_figures", "Shows how locks and computations behaved.", ""),
     "doctor": ("diagnosis", "diagnose", "Checks whether Redis is set up as locks need it.", ""),
 }
 

@@ -50,69 +50,35 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add = parser.add_argument
-        add("name", metavar="NAME", help="the lock's name, as in cache.lock(NAME)")
-        add(
-            "--wait",
-            type=seconds_or_forever,
-            default=0.0,
-            metavar="S",
-            help='how long to wait for the lock: 90, 90s, 5m, 1h or "forever"; default: 0',
+        def add(option: str, about: str, **kwargs: Any) -> None:
+            parser.add_argument(option, help=about, **kwargs)
+
+        add("name", "the lock's name, as in cache.lock(NAME)", metavar="NAME")
+        wait = 'how long to wait for the lock: 90, 90s, 5m, 1h or "forever"; default: 0'
+        add("--wait", wait, metavar="S", type=seconds_or_forever, default=0.0)
+        timeout = (
+            "lifetime of the lock between two renewals, which is how long others wait after a "
+            "crash; default: the setting TIMEOUT. It does not limit the command"
         )
-        add(
-            "--timeout",
-            type=seconds,
-            metavar="S",
-            help="lifetime of the lock between two renewals, which is how long others wait after a "
-            "crash; default: the setting TIMEOUT. It does not limit the command",
+        add("--timeout", timeout, metavar="S", type=seconds)
+        hold = "keep the lock taken for at least S seconds, even if the command ends earlier"
+        add("--min-hold", hold, metavar="S", type=seconds_or_none, default=0.0)
+        replicas = "replicas that must confirm the lock; default: the setting REPLICAS"
+        add("--replicas", replicas, metavar="N", type=count_or_none)
+        limit = "how many may run at a time across all hosts; default: 1"
+        add("--limit", limit, metavar="N", type=int, default=1)
+        skip = f"exit code if the lock is taken, 0 to skip quietly; default: {Exit.TAKEN}"
+        add("--skip-exit-code", skip, metavar="N", type=exit_code, default=Exit.TAKEN)
+        lost = (
+            "what happens to the command if its lock is lost: SIGTERM, and after --grace "
+            f"seconds SIGKILL, exit code {Exit.LOST} (the default); or only a message"
         )
-        add(
-            "--min-hold",
-            type=seconds_or_none,
-            default=0.0,
-            metavar="S",
-            help="keep the lock taken for at least S seconds, even if the command ends earlier",
-        )
-        add(
-            "--replicas",
-            type=count_or_none,
-            metavar="N",
-            help="replicas that must confirm the lock; default: the setting REPLICAS",
-        )
-        add(
-            "--limit",
-            type=int,
-            default=1,
-            metavar="N",
-            help="how many may run at a time across all hosts; default: 1",
-        )
-        add(
-            "--skip-exit-code",
-            type=exit_code,
-            default=Exit.TAKEN,
-            metavar="N",
-            help=f"exit code if the lock is taken, 0 to skip quietly; default: {Exit.TAKEN}",
-        )
-        add(
-            "--on-lost",
-            choices=("terminate", "ignore"),
-            default="terminate",
-            help="what happens to the command if its lock is lost: SIGTERM, and after --grace "
-            f"seconds SIGKILL, exit code {Exit.LOST} (the default); or only a message",
-        )
-        add(
-            "--grace",
-            type=seconds,
-            default=10.0,
-            metavar="S",
-            help="seconds from the loss of the lock until the command is killed; default: 10",
-        )
-        add("--using", metavar="ALIAS", help="cache alias; default: the setting USING")
-        add(
-            "--shell",
-            action="store_true",
-            help="run a program; a single argument is a line for /bin/sh",
-        )
+        add("--on-lost", lost, choices=("terminate", "ignore"), default="terminate")
+        grace = "seconds from the loss of the lock until the command is killed; default: 10"
+        add("--grace", grace, metavar="S", type=seconds, default=10.0)
+        add("--using", "cache alias; default: the setting USING", metavar="ALIAS")
+        shell = "run a program; a single argument is a line for /bin/sh"
+        add("--shell", shell, action="store_true")
         parser.set_defaults(command=[])
         parser.usage = "%(prog)s NAME [options] -- COMMAND [ARGS ...]"
 

@@ -23,14 +23,7 @@ from ...models import HeldLock as Model
 from ...protocol import printable
 from ...transport.hints import explained
 from ..facts import shown, taken
-from ..held_locks import (
-    UNAVAILABLE,
-    Failure,
-    former_name,
-    is_among_locks,
-    look_closely,
-    name_of,
-)
+from ..held_locks import UNAVAILABLE, Failure, former_name, is_among_locks, look_closely, name_of
 from ..inventory import FLIGHT
 from .listing import MAX_SELECTED, Listing
 from .releasing import entry_of, outlook, parse_choices, release_all, releases
@@ -110,18 +103,15 @@ class Pages:
         return check(self._request, *([entry] if of_each else ()))
 
     def processes(self) -> HttpResponse:
-        """Which locks each process holds, and what it waits for."""
         data = processes_data(self._url_of, self._may_view)
         return self._page("base", title=_("Locks by process"), data=data)
 
     def events(self) -> HttpResponse:
-        """What went wrong in the last day, of all locks."""
         title = _("Latest events of all locks")
         data = events_data(self._request.GET, self._url_of, self._may_view)
         return self._page("events", title=title, data=data)
 
     def releases(self, object_id: str | None = None) -> HttpResponse:
-        """The log of all releases, or of those of one lock."""
         found, title = None, _("Log of releases")
         if object_id is not None:
             found = self._ref(object_id)
@@ -196,10 +186,9 @@ class Pages:
                 "breadcrumbs": self._breadcrumbs(template),
                 "breadcrumbs_are_a_list": django.VERSION >= (6, 1),
                 "list_url": self._url("changelist"),
-                "release_url": self._url("release"),
-                "processes_url": self._url("processes"),
-                "releases_url": self._url("releases"),
-                "events_url": self._url("events"),
+                **{
+                    f"{n}_url": self._url(n) for n in ("release", "processes", "releases", "events")
+                },
                 "may_release": self._admin.has_release_permission(self._request),
                 "refresh_every": self._admin.refresh_every,
                 "durations": duration_patterns(),

@@ -209,7 +209,6 @@ def event_rows(events: Sequence[Event]) -> list[dict[str, object]]:
 
 
 def news_rows(news: Sequence[News], url_of: UrlOf) -> list[dict[str, object]]:
-    """Of the page of all locks: with the lock, and its holder's host to filter by."""
     rows = event_rows([each.event for each in news])
     return [
         {
@@ -217,8 +216,6 @@ def news_rows(news: Sequence[News], url_of: UrlOf) -> list[dict[str, object]]:
             "id": f"{each.alias} {each.name} {row['id']}",
             "name": shown(each.name),
             "url": url_of(Ref(each.alias, each.event.lock, LOCK)),
-            "alias": each.alias,
-            "host": shown(each.event.owner.host),
             "spot": short_place(each.event.owner),
             "is_alarming": each.event.what != "reset",
         }

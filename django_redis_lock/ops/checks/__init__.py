@@ -23,9 +23,9 @@ from ...decorators.section import LockedFunction, declarations
 from ...decorators.targets import LOCKED, STORED, layers
 from ...extension import PACKAGE, PartMissing, part
 from ...protocol.validation import implausible
-from .installed import log_not_installed as log_not_installed
-from .installed import not_installed as not_installed
 from .settings import check, found
+from .settings import log_not_installed as log_not_installed
+from .settings import not_installed as not_installed
 from .settings import run as run
 
 NO_CACHE = "None of the CACHES supports locks"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from django.conf import settings
@@ -25,6 +27,8 @@ from ...cache import URL_HINT, UnfitKeyFunction, lock_cache, lock_caches, starts
 from ...conf import FOR_THE_PROCESS, Conf, given
 from ...extension import PartMissing, part
 from ..doctor import examine
+
+logger = logging.getLogger("django_redis_lock.checks")
 
 #: The settings in which projects keep the URL of Celery's broker.
 BROKERS = ("CELERY_BROKER_URL", "BROKER_URL")
@@ -57,6 +61,26 @@ def check(*, deploy: bool = False) -> Callable[[Check], Check]:
     return decorate
 
 
+NOT_INSTALLED = (
+    "A cache uses django_redis_lock, which is not in INSTALLED_APPS: its system checks, commands, "
+    "template tags, signals, figures and admin page are missing.",
+    'Add "django_redis_lock" to INSTALLED_APPS.',
+)
+
+
+@cache
+def not_installed() -> CheckMessage:
+    """The message for an app that is not installed, and so registers no checks."""
+    return found("W018", *NOT_INSTALLED)
+
+
+@cache
+def log_not_installed() -> None:
+    """Log it once in a process, unless the system check has reported it."""
+    if not not_installed.cache_info().currsize:
+        logger.warning("%s %s", *NOT_INSTALLED)
+
+
 def run(*, deploy: bool) -> list[CheckMessage]:
     """The messages of all checks; with ``deploy`` those for ``--deploy`` only."""
     try:
@@ -67,34 +91,33 @@ def run(*, deploy: bool) -> list[CheckMessage]:
     return [message for look in _CHECKS[deploy] for message in look()]
 
 
+def _options(alias: str) -> dict[str, Any]:
+    return {
+        str(name): value for name, value in (settings.CACHES[alias].get("OPTIONS") or {}).items()
+    }
+
+
+def _given() -> Iterator[tuple[str, Conf, Mapping[str, Any]]]:
+    """The settings of the process, then those of each cache: what their names begin with in a
+    message, all of them, and those that are given there."""
+    yield "DJANGO_REDIS_LOCK: ", Conf(), given()
+    for alias in lock_caches():
+        conf = Conf(_options(alias))
+        yield f"The cache {alias!r}: LOCK_", conf, conf._own
+
+
 @check()
 def check_values() -> Iterator[CheckMessage]:
-    yield from _wrong_values(Conf(), Conf.names(), given())
-    for _, options in _lock_options():
-        own = {n.removeprefix("LOCK_"): v for n, v in options.items() if n.startswith("LOCK_")}
-        yield from _wrong_values(Conf(options), own, own)
-
-
-def _wrong_values(
-    conf: Conf, names: Sequence[str] | Mapping[str, object], values: Mapping[str, object]
-) -> Iterator[CheckMessage]:
-    for name, sentence in _mistakes(conf):
-        if name not in names:
-            continue
-        if name == "TIMEOUT" and values[name] in (None, math.inf):
-            hint = "Set seconds, such as 30: after a crash such a lock would stay taken forever."
-            yield found("E003", f"{sentence}.", hint)
-        else:
-            yield found("E002", f"{sentence}.", "Correct it, or remove it to use the default.")
-
-
-def _mistakes(conf: Conf) -> Iterator[tuple[str, str]]:
-    """Invalid settings, each with a sentence that says what is allowed."""
-    for name in Conf.names():
-        try:
-            getattr(conf, name)
-        except ImproperlyConfigured as error:
-            yield name, str(error)
+    forever = "Set seconds, such as 30: after a crash such a lock would stay taken forever."
+    for _, conf, values in _given():
+        for name in filter(values.__contains__, Conf.names()):
+            try:
+                getattr(conf, name)
+            except ImproperlyConfigured as error:
+                if name == "TIMEOUT" and values[name] in (None, math.inf):
+                    yield found("E003", f"{error}.", forever)
+                else:
+                    yield found("E002", f"{error}.", "Correct it, or remove it to use the default.")
 
 
 @check()
@@ -105,16 +128,16 @@ def check_names() -> Iterator[CheckMessage]:
             hint = _did_you_mean(key, names)
             yield found("W001", f"DJANGO_REDIS_LOCK has the unknown key {key!r}.", hint)
     ours = [name for name in names if name not in FOR_THE_PROCESS]
-    for alias, options in _lock_options():
+    for alias in lock_caches():
         where = f"The OPTIONS of the cache {alias!r}"
-        for key in options:
-            if str(key).removeprefix("LOCK_") in FOR_THE_PROCESS:
+        for key in _options(alias):
+            if key.removeprefix("LOCK_") in FOR_THE_PROCESS:
                 hint = "It applies to the whole process: set it in DJANGO_REDIS_LOCK."
                 yield found("W002", f"{where} contain {key!r}, which has no effect there.", hint)
             elif key in names:
                 hint = f"Use the name 'LOCK_{key}'."
                 yield found("W002", f"{where} contain {key!r}, which has no effect.", hint)
-            elif str(key).startswith("LOCK_") and key.removeprefix("LOCK_") not in ours:
+            elif key.startswith("LOCK_") and key.removeprefix("LOCK_") not in ours:
                 hint = _did_you_mean(key.removeprefix("LOCK_"), ours, "LOCK_")
                 yield found("W002", f"{where} contain the unknown key {key!r}.", hint)
 
@@ -165,15 +188,19 @@ def check_backends() -> Iterator[CheckMessage]:
 
 def _is_url(alias: str) -> bool:
     """Whether django-redis can make a client for the LOCATION; another factory may want another."""
-    location = settings.CACHES[alias]["LOCATION"]
     if "CONNECTION_FACTORY" in _options(alias) or hasattr(settings, FACTORY_SETTING):
         return True
     try:
-        for url in location.split(",") if isinstance(location, str) else location:
-            parse_url(url)  # type: ignore[no-untyped-call]  # redis-py
+        return bool(_parsed(alias))
     except ValueError:
         return False
-    return True
+
+
+def _parsed(alias: str) -> list[dict[str, Any]]:
+    """The settings of connections that each URL of LOCATION has. Raises ValueError."""
+    location = settings.CACHES[alias]["LOCATION"]
+    urls = location.split(",") if isinstance(location, str) else location
+    return [dict(parse_url(url)) for url in urls]  # type: ignore[no-untyped-call]  # redis-py
 
 
 @check()
@@ -181,7 +208,10 @@ def check_replies() -> Iterator[CheckMessage]:
     for alias in lock_caches():
         with suppress(Exception):  # Another check reports it.
             client = lock_cache(alias).client
-            if _decodes_replies(alias) and not _reads_text(client):
+            wanted = dict(_options(alias).get("CONNECTION_POOL_KWARGS") or {})
+            for of_url in _parsed(alias):
+                wanted |= of_url
+            if wanted.get("decode_responses") and not _reads_text(client):
                 yield found(
                     "W019",
                     f"The cache {alias!r} gets its values as text (decode_responses), which its "
@@ -189,14 +219,6 @@ def check_replies() -> Iterator[CheckMessage]:
                     "Remove decode_responses from its LOCATION and CONNECTION_POOL_KWARGS. For "
                     "commands of your own, make another client.",
                 )
-
-
-def _decodes_replies(alias: str) -> bool:
-    location, pool = settings.CACHES[alias]["LOCATION"], _options(alias)
-    wanted = dict(pool.get("CONNECTION_POOL_KWARGS") or {})  # type: ignore[call-overload]  # the user's
-    for url in location.split(",") if isinstance(location, str) else location:
-        wanted |= parse_url(url)  # type: ignore[no-untyped-call]  # redis-py
-    return bool(wanted.get("decode_responses"))
 
 
 def _reads_text(client: DefaultClient) -> bool:
@@ -322,11 +344,8 @@ def check_ignored_errors() -> Iterator[CheckMessage]:
 
 @check()
 def check_lifetimes() -> Iterator[CheckMessage]:
-    confs = [("DJANGO_REDIS_LOCK: ", Conf(), given())]
-    for alias, options in _lock_options():
-        confs.append((f"The cache {alias!r}: LOCK_", Conf(options), options))
-    for where, conf, values in confs:
-        if not values.keys() & {"TIMEOUT", "LOCK_TIMEOUT"}:
+    for where, conf, values in _given():
+        if "TIMEOUT" not in values:
             continue
         try:
             lifetime = conf.TIMEOUT
@@ -361,16 +380,6 @@ def check_servers() -> Iterator[CheckMessage]:
             if finding.number:
                 text = f"{where}: {finding.topic}: {finding.text}."
                 yield found(finding.number, text, finding.hint)
-
-
-def _lock_options() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for alias in lock_caches():
-        yield alias, {str(name): value for name, value in _options(alias).items()}
-
-
-def _options(alias: str) -> Mapping[str, object]:
-    options: Mapping[str, object] = settings.CACHES[alias].get("OPTIONS") or {}
-    return options
 
 
 # -- what clear() of a cache deletes --------------------------------------------------------------

@@ -17,9 +17,8 @@ from django.template import Context, Template, TemplateSyntaxError, engines
 from django.test import RequestFactory, override_settings
 from django.utils.functional import SimpleLazyObject
 
-from tests.processes import PATIENCE, Link, processes, until
-from tests.redis_server import RedisServer
-from tests.support.values import Asking, blocked, waiting_in_memory
+from tests.processes import PATIENCE
+from tests.support.values import Asking
 
 
 def render(source: str, **context: Any) -> str:
@@ -71,29 +70,6 @@ def test_a_stale_fragment_is_served_while_one_renders(client: redis.Redis) -> No
     finish.set()
     assert leader.found() == "new"
     assert render(source, n=n, alias="default") == "new"
-
-
-def render_in_a_process(link: Link) -> list[Any]:
-    class Slow:
-        def __str__(self) -> str:
-            link.say("rendering")
-            return str(link.hear())
-
-    source = "{% cached 60 side %}{{ slow }}{% endcached %}"
-    threads = [Asking(render, source, slow=Slow()) for _ in range(3)]
-    return [thread.found() for thread in threads]
-
-
-def test_processes_render_once(redis_server: RedisServer, client: redis.Redis) -> None:
-    with processes(render_in_a_process, count=3) as crew:
-        crew.go()
-        until(lambda: any(worker.speaks() for worker in crew))
-        (leader,) = (worker for worker in crew if worker.speaks())
-        assert leader.hear() == "rendering"
-        until(lambda: blocked(client) == 2)
-        leader.say("text")
-        assert crew.results() == [["text"] * 3] * 3
-    assert waiting_in_memory() == 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""What listeners are told of ``get_or_set`` and its kin."""
+"""What listeners are told of ``get_or_set`` and its kin: of each computation, and of each call,
+which is a hit, a stale hit or a miss."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from django_redis_lock.events import (
     unsubscribe,
 )
 from tests.events import RecordedEvents, recording_events
+from tests.integration.cache.test_observed_reads import DEAD
 from tests.processes import until
 from tests.support.values import (
     TERMS,
@@ -135,3 +138,77 @@ def test_groups_that_are_none(ask: Any, cache: RedisCache, group: Any) -> None:
     cache.set("report", 1)
     with pytest.raises((TypeError, ValueError), match="group must"):
         ask("report", Producer(), group=group)
+
+
+# -- reads --------------------------------------------------------------------------------------
+
+
+def results(heard: RecordedEvents) -> list[str]:
+    return [read.result for read in heard.reads]
+
+
+@pytest.mark.parametrize("terms", [{}, TERMS], ids=["plain", "stale"])
+def test_a_miss_and_a_hit(
+    ask: Any, cache: RedisCache, heard: RecordedEvents, terms: dict[str, Any]
+) -> None:
+    for _ in range(2):
+        ask("report", 1, group="reports", **terms)
+    assert results(heard) == ["miss", "hit"]
+    for read in heard.reads:
+        assert (read.subject.group, read.subject.cache, read.values) == ("reports", cache, 1)
+        assert 0 <= read.seconds < 60
+
+
+def test_a_stale_hit(
+    ask: Any, cache: RedisCache, client: redis.Redis, heard: RecordedEvents
+) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    age(client)
+    ask("report", "new", **TERMS)
+    assert results(heard) == ["miss", "stale"]
+
+
+def test_a_computation_that_fails_is_a_miss(ask: Any, heard: RecordedEvents) -> None:
+    with pytest.raises(Broken):
+        ask("report", Producer(Broken("no data")))
+    assert results(heard) == ["miss"]
+
+
+def test_who_waits_in_this_process_misses(
+    cache: RedisCache, slow: Producer, heard: RecordedEvents
+) -> None:
+    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
+    until(lambda: waiting_in_memory() == 3)
+    slow.finish.set()
+    assert [thread.found() for thread in threads] == ["computed"] * 4
+    assert results(heard) == ["miss"] * 4
+
+
+def test_who_waits_for_another_process_misses(
+    ask: Any, client: redis.Redis, heard: RecordedEvents
+) -> None:
+    elsewhere(client)
+    asking = Asking(ask, "report", Producer())
+    until(lambda: blocked(client) == 1)
+    lands_elsewhere(client, 5)
+    assert asking.found() == 5
+    assert results(heard) == ["miss"]
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_reads_of_several_values(cache: RedisCache, kind: str) -> None:
+    cache.set_many({"a": 1, "b": 2})
+    with recording_events("a") as heard:
+        if kind == "threads":
+            found = cache.get_or_set_many("abc", lambda keys: dict.fromkeys(keys, 3))
+        else:
+            found = asyncio.run(cache.aget_or_set_many("abc", lambda keys: dict.fromkeys(keys, 3)))
+    assert found == {"a": 1, "b": 2, "c": 3}
+    assert sorted((read.result, read.values) for read in heard.reads) == [("hit", 2), ("miss", 1)]
+
+
+def test_without_redis_each_call_misses(heard: RecordedEvents) -> None:
+    cache = RedisCache(DEAD, {"OPTIONS": {"LOCK_VALUES_ON_REDIS_DOWN": "compute"}})
+    for terms in ({}, TERMS):
+        assert cache.get_or_set("report", 1, **terms) == 1
+    assert results(heard) == ["miss"] * 2

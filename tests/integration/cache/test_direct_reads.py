@@ -12,10 +12,12 @@ from typing import Any
 import psutil
 import pytest
 import redis
+import redis.asyncio
 from django_redis.client import DefaultClient
 from redis.backoff import NoBackoff
 from redis.connection import DefaultParser
 from redis.retry import Retry
+from redis.utils import HIREDIS_AVAILABLE
 
 from django_redis_lock.cache import RedisCache
 from tests.processes import in_threads
@@ -83,6 +85,18 @@ def test_a_forked_child_reads_on_its_own_connection(cache: RedisCache) -> None:
         os._exit(found != "there" or process.num_fds() <= before)
     assert os.waitpid(child, 0)[1] == 0
     assert cache.get_or_set("report", never) == "there"
+
+
+@pytest.mark.skipif(not HIREDIS_AVAILABLE, reason="redis-py's own parser reads for them")
+def test_tasks_read_their_replies_past_redis_py(
+    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> list[Any]:
+        await cache.aset("report", "value")
+        monkeypatch.delattr(redis.asyncio.connection.AbstractConnection, "read_response")
+        return await asyncio.gather(*(cache.aget("report") for _ in range(3)))
+
+    assert asyncio.run(main()) == ["value"] * 3
 
 
 class CountingClient(DefaultClient):

@@ -135,26 +135,6 @@ def test_a_value_of_any_kind_is_computed_once_and_kept(cache: RedisCache, value:
     assert cache.get("report", "missing") == value
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
-def test_a_plain_default_is_kept_too(cache: RedisCache, value: Any) -> None:
-    assert cache.get_or_set("report", value) == value
-    assert cache.get_or_set("report", "another") == value
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
-def test_threads_that_ask_at_once_share_one_computation(
-    cache: RedisCache, slow: Producer, value: Any
-) -> None:
-    slow.value = value
-    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(8)]
-    until(lambda: waiting_in_memory() == 7)
-    slow.finish.set()
-    assert [thread.found() for thread in threads] == [value] * 8
-    assert slow.calls == 1
-
-
 def test_each_caller_gets_a_separate_copy(cache: RedisCache, slow: Producer) -> None:
     slow.value = {"rows": []}
     threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
@@ -280,12 +260,6 @@ def test_after_a_failure_another_thread_takes_over(cache: RedisCache, slow: Prod
     assert first.found() is slow.value
     assert [thread.found() for thread in others] == ["computed"] * 5
     assert good.calls == 1
-
-
-def test_after_a_failure_the_flight_is_over_at_once(cache: RedisCache, client: redis.Redis) -> None:
-    with pytest.raises(Broken):
-        cache.get_or_set("report", Producer(Broken()))
-    assert not client.exists(flight_key(KEY))
 
 
 def test_a_value_that_cannot_be_kept_fails_as_set_fails(
@@ -419,18 +393,6 @@ def test_a_value_may_need_others(cache: RedisCache) -> None:
 
 
 # -- flights of others -------------------------------------------------------------------------
-
-
-def test_threads_that_follow_another_process_share_one_wait(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    elsewhere(client)
-    producer = Producer()
-    threads = [Asking(cache.get_or_set, "report", producer) for _ in range(8)]
-    until(lambda: blocked(client) == 1 and waiting_in_memory() == 7)
-    lands_elsewhere(client, 5)
-    assert [thread.found() for thread in threads] == [5] * 8
-    assert not producer.calls
 
 
 def test_a_leader_that_is_gone_without_a_word_is_replaced(
@@ -738,15 +700,6 @@ def test_values_computed_without_redis_are_counted_and_logged_once_a_minute(
     assert "computes without it: :1:other (" in lines()[-1]
 
 
-def test_without_redis_the_value_is_computed(own_server: RedisServer) -> None:
-    cache = make(own_server, IGNORE_EXCEPTIONS=True)
-    own_server.stop()
-    producer = Producer()
-    assert [cache.get_or_set("report", producer) for _ in range(2)] == ["computed"] * 2
-    assert producer.calls == 2
-    assert cache.get_or_set("report", 5) == 5
-
-
 @pytest.mark.parametrize("value", [None, 0, {"rows": []}])
 def test_without_redis_threads_still_share_a_computation(
     own_server: RedisServer, slow: Producer, value: Any
@@ -788,17 +741,6 @@ def test_redis_dies_while_the_leader_computes(
     slow.finish.set()
     assert [thread.found() for thread in threads] == ["computed"] * 4
     assert slow.calls == 1
-
-
-def test_redis_dies_while_followers_wait_and_the_value_is_computed(own_server: RedisServer) -> None:
-    cache = make(own_server, IGNORE_EXCEPTIONS=True)
-    with own_server.client() as client:
-        elsewhere(client)
-        producer = Producer()
-        threads = [Asking(cache.get_or_set, "report", producer) for _ in range(8)]
-        until(lambda: blocked(client) == 1 and waiting_in_memory() == 7)
-    own_server.kill()
-    assert [thread.found() for thread in threads] == ["computed"] * 8
 
 
 def test_redis_is_frozen_while_followers_wait(own_server: RedisServer, pace: int) -> None:

@@ -24,6 +24,7 @@ from django_redis_lock.threads import Repeated, ThreadPool
 from tests.holding import renew
 from tests.processes import PATIENCE, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
+from tests.support.background import elsewhere
 from tests.support.values import KEY, RAISE, TERMS, Asking, Broken, Producer, age, make
 
 __all__ = ["slow"]
@@ -318,6 +319,22 @@ def test_a_task_that_is_cancelled_while_it_waits_leaves_the_refresh_alone(
             await asyncio.sleep(0.001)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_a_loop_that_ends_during_a_refresh_waits_for_no_reply(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``asyncio.run`` cancels all tasks at once: that which reads replies, before it has begun."""
+    monkeypatch.setattr("django_redis_lock.transport.aio_connection.HAS_HIREDIS", False)
+    cache = make(redis_server, SOCKET_TIMEOUT=3 * PATIENCE)
+    cache.get_or_set("report", "old", **TERMS)
+    cache.mark_stale("report", stale=60)
+
+    async def compute() -> Any:
+        return await cache.aget("source")
+
+    answer = cache.aget_or_set("report", compute, **TERMS, background=True)
+    assert elsewhere(asyncio.run, answer) == "old"
 
 
 def test_without_an_old_value_it_waits_as_ever(cache: RedisCache, slow: Producer) -> None:

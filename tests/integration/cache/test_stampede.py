@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import LockNotAcquired
 from django_redis_lock.cache import RedisCache, values
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight
@@ -54,16 +53,12 @@ def ask(
     return in_threads(threads, get)
 
 
-def ask_impatiently(link: Link, url: str, **waiting: Any) -> Any:
+def ask_impatiently(link: Link, url: str) -> Any:
     def compute() -> Any:
         link.say("computing")
         return link.hear()
 
-    return RedisCache(url, {}).get_or_set("report", compute, wait=0.1, **waiting)
-
-
-def ask_impatiently_and_raise(link: Link, url: str) -> Any:
-    return ask_impatiently(link, url, on_wait_timeout="raise")
+    return RedisCache(url, {}).get_or_set("report", compute, wait=0.1)
 
 
 def leader_of(crew: Crew) -> Any:
@@ -210,20 +205,6 @@ def test_a_computation_longer_than_its_flight_is_one_computation(
         assert client.get(flight_key(KEY)) == token
         leader.say("the report")
         assert crew.results() == [["the report"]] * 3
-
-
-def test_a_follower_whose_wait_ends_gets_an_error(redis_server: RedisServer) -> None:
-    with (
-        processes(ask, redis_server.url) as crew,
-        processes(ask_impatiently_and_raise, redis_server.url) as (hasty,),
-    ):
-        crew.go()
-        leader = leader_of(crew)
-        hasty.go()
-        with pytest.raises(LockNotAcquired):
-            hasty.result()
-        leader.say("the report")
-        assert leader.result() == ["the report"]
 
 
 @pytest.mark.parametrize("is_first", ["leader", "hasty"])

@@ -219,15 +219,6 @@ def test_every_command_of_a_script_is_in_the_list_of_rights() -> None:
     assert tried | {"xread"} == used - clearing  # Tried as a follower sends it.
 
 
-def test_the_documented_rule_is_enough_for_locks(
-    own_server: RedisServer, at: Callable[..., None], settings: Any
-) -> None:
-    settings.DJANGO_REDIS_LOCK = {"METRICS": False}
-    at(allow(own_server, *documented("locks")))
-    use_locks()
-    assert refused(own_server) == set()
-
-
 def use_locks() -> None:
     lock = caches["default"].lock("import", timeout=3, renew=True)
     with lock:

@@ -1,7 +1,9 @@
-"""``manage.py locks``: list, show, release and reset."""
+"""``manage.py locks``: list, show, release and reset; for a person who was paged, and for
+programs (the fields are those of docs/commands.md)."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -9,27 +11,32 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import User
 from django.core.cache import cache, caches
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
+from django.test import Client
 from django.utils import translation
 
 from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
 from django_redis_lock.history import note_call
+from django_redis_lock.locking import hold as holding
+from django_redis_lock.management import actions
 from django_redis_lock.middleware import doing
-from django_redis_lock.ops.held_locks import shown_id
+from django_redis_lock.ops.held_locks import Truncation, shown_id
 from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.identity import hostname
 from django_redis_lock.transport import run as run_call
 from tests.holding import hurry
-from tests.processes import PATIENCE, ManageCommand, until
+from tests.processes import PATIENCE, Link, ManageCommand, processes, until
+from tests.support.admin import PAGE, rows_of, text_of
 from tests.support.commands import Run, held, run, waiting
 
 __all__ = ["run"]
@@ -528,3 +535,164 @@ def test_a_lock_with_places(run: Run, client: redis.Redis) -> None:
         third.release()
         assert run("release", "api", "--yes")[0] == 0
         assert caches["default"].lock("api", limit=5).holders() == []
+
+
+# -- who was paged ------------------------------------------------------------------------------
+
+
+def by_a_thread(**options: Any) -> None:
+    assert caches["default"].lock("nightly", timeout=60, **options).acquire()
+
+
+def by_a_task() -> None:
+    async def acquire() -> None:
+        assert await caches["default"].alock("nightly", timeout=60).acquire()
+
+    asyncio.run(acquire())
+
+
+def by_several_names() -> None:
+    assert caches["default"].lock(["nightly", "other"], timeout=60).acquire()
+
+
+def by_place() -> None:
+    by_a_thread(limit=3)
+
+
+WAYS = [by_a_thread, by_a_task, by_several_names, by_place]
+
+
+def die(link: Link, number: int) -> None:
+    holding.DESCRIBE_AFTER = 60.0  # However busy the machine is, it dies before that.
+    WAYS[number]()
+    link.say("held")
+    link.hear()
+
+
+@pytest.mark.parametrize("number", range(len(WAYS)), ids=[way.__name__ for way in WAYS])
+@pytest.mark.django_db
+def test_a_process_that_died_as_soon_as_it_held_the_lock_is_named(
+    run: Run, client: redis.Redis, number: int
+) -> None:
+    with processes(die, number) as (worker,):
+        worker.go()
+        assert worker.hear() == "held"
+        worker.kill()
+        pid = worker.pid
+    here = f"{hostname()}:{pid}"
+    browser = Client()
+    browser.force_login(User.objects.create_superuser("operator"))
+    (row,) = (r for r in rows_of(browser.get(PAGE)) if r["name"].startswith("nightly"))
+    assert row["holder"] == here
+    assert row["status"] == "no heartbeat yet"
+    page = browser.get(PAGE).content.decode()
+    address = re.search(r'href="([^"]+/change/)"[^>]*>nightly<', page)
+    assert address is not None
+    text = text_of(browser.get(address[1]))
+    assert f"process {pid}" in text
+    assert "or died so soon" in text
+    # The last: a command closes the connections to the database.
+    line = next(line for line in run()[1].splitlines() if line.startswith("nightly"))
+    assert here in line
+    assert line.endswith("no heartbeat yet")
+    (listed,) = (h for h in json.loads(run("--json")[1])["locks"] if h["name"] == "nightly")
+    assert listed["holder"]["pid"] == pid
+    assert listed["holder"]["host"] == hostname()
+    shown = run("show", "nightly")[1]
+    assert f"by             {hostname()}, process {pid}, thread MainThread" in shown
+    assert "none yet: acquired less than half a second ago, or its process died so soon" in shown
+    assert here in run("release", "nightly", "--yes")[1]
+
+
+# -- long names --------------------------------------------------------------------------------
+
+LONG = f"reports:{'x' * 250}:2026-11"
+
+
+def test_in_a_pipe_a_long_name_is_shortened_in_its_middle(run: Run, client: redis.Redis) -> None:
+    with held(client, LONG, label="report"), held(client, "short"):
+        out = run()[1]
+        lines = out.splitlines()
+        assert max(map(len, lines)) <= 120
+        assert any(re.match(r"reports:x+…x+:2026-11 ", line) for line in lines)
+        assert LONG in run("--wide")[1]
+        assert LONG in run("reset", "*", "--wide")[1]
+        assert LONG not in run("reset", "*")[1]
+        assert LONG in run("--json")[1]
+        assert run("stats", "--wide")[0] == 0
+
+
+# -- for programs -------------------------------------------------------------------------------
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "commands.md").read_text()
+TABLE = TEXT.split("\n## JSON\n")[1].split("\n## ")[0]
+ROWS = re.findall(r"^\| (.*?) \| (.*) \|$", TABLE, re.MULTILINE)
+FIELDS = {of.replace("`", ""): set(re.findall(r"`(\w+)`", told)) for of, told in ROWS}
+#: Of a group the page names two fields more than the other page has attributes, and three less.
+FIGURES = (DOCS / "monitoring.md").read_text().partition("| attribute of a `Summary` |")[2]
+FIRST_CELLS = re.findall(r"^\| ([^|]*) \|", FIGURES.partition("\n\n")[0], re.MULTILINE)
+FIELDS["a group"] ^= set(re.findall(r"`(\w+)`", " ".join(FIRST_CELLS)))
+
+
+def printed(*words: str) -> dict[str, Any]:
+    out = StringIO()
+    with suppress(CommandError):  # Its exit code.
+        call_command("locks", *words, "--json", stdout=out, stderr=StringIO())
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+def check(of: str, *objects: dict[str, Any]) -> None:
+    assert objects
+    for one in objects:
+        assert set(one) == FIELDS[of], of
+
+
+def test_list_and_show(client: redis.Redis, settings: Any) -> None:
+    with held(client, "nightly") as lock, waiting(client, lock):
+        run_call(client, note_call(lock.keys.lock, "lost", Owner("x"), "it expired"))
+        found = printed("list")
+        shown = printed("show", "nightly")
+    check("list", found)
+    check("show", shown)
+    check("a lock", *found["locks"], shown["lock"])
+    check("a lock's holder", *(lock["holder"] for lock in found["locks"]))
+    for part in ("holders", "waiters", "events"):
+        check(f"one of {part}", *shown[part])
+
+
+def test_what_a_list_does_not_have(
+    client: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "away": away}
+    asked = actions.held_locks
+
+    def cut(*args: Any, **options: Any) -> Any:
+        result = asked(*args, **options)
+        result.truncations.append(Truncation("default", "lock", 1, 2))
+        result.local.append(("import", "web-1"))
+        return result
+
+    monkeypatch.setattr(actions, "held_locks", cut)
+    found = printed("list")
+    for part in ("cut", "failures", "local"):
+        check(f"one of {part}", *found[part])
+
+
+def test_stats(client: redis.Redis) -> None:
+    with cache.lock("invoice-7"):
+        metrics.flush()
+    found = printed("stats")
+    check("stats", found)
+    check("a group", *found["caches"]["default"])
+    check("a distribution", *(found["caches"]["default"][0][of] for of in ("waits", "holds")))
+
+
+def test_doctor(client: redis.Redis) -> None:
+    found = printed("doctor", "--using", "default")
+    (of_cache,) = found["caches"].values()
+    check("doctor", {**found, **of_cache})
+    check("a finding", *of_cache["findings"])

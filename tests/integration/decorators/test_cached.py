@@ -16,8 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views.decorators.cache import never_cache
 
 from django_redis_lock import cached, events
-from tests.processes import PATIENCE, Link, in_threads, processes, until
-from tests.redis_server import RedisServer
+from tests.processes import PATIENCE, until
 from tests.support.values import Asking, Broken, blocked
 
 calls: list[Any] = []
@@ -247,26 +246,6 @@ def test_version_and_options() -> None:
     cache.set("x", 5, version=7)
     assert failing() == 5
     assert failing.invalidate() is True
-
-
-def compute_once(link: Link) -> Any:
-    @cached(key=lambda: "slow")
-    def slow() -> Any:
-        link.say("computing")
-        return link.hear()
-
-    return in_threads(3, slow)
-
-
-def test_processes_share_one_computation(redis_server: RedisServer, client: redis.Redis) -> None:
-    with processes(compute_once, count=3) as crew:
-        crew.go()
-        until(lambda: any(worker.speaks() for worker in crew))
-        (leader,) = (worker for worker in crew if worker.speaks())
-        assert leader.hear() == "computing"
-        until(lambda: blocked(client) == 2)
-        leader.say("value")
-        assert crew.results() == [["value"] * 3] * 3
 
 
 @pytest.fixture

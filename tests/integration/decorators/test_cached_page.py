@@ -37,8 +37,6 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import cache_control, cache_page
 from django.views.decorators.http import conditional_page
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from django_redis_lock import cached_page, events
 from django_redis_lock.exceptions import ComputationFailed
@@ -288,42 +286,7 @@ def test_a_view_may_be_a_mock() -> None:
 # -- Django REST framework -----------------------------------------------------------------------
 
 
-def test_a_method_of_a_rest_view() -> None:
-    class Report(APIView):
-        calls = 0
-
-        @method_decorator(cached_page(60))
-        def get(self, request: Any) -> Response:
-            Report.calls += 1
-            return Response({"calls": Report.calls})
-
-    view = Report.as_view()
-    assert [view(ask()).render().data for _ in range(2)] == [{"calls": 1}] * 2
-
-
-def test_a_rest_view() -> None:
-    @method_decorator(cached_page(60), name="dispatch")
-    class Report(APIView):
-        def get(self, request: Any) -> Response:
-            return Response({"page": 1})
-
-    view = Report.as_view()
-    assert [view(ask()).render().content for _ in range(2)] == [b'{"page":1}'] * 2
-
-
 # -- classes and coroutine functions -------------------------------------------------------------
-
-
-def test_a_class_of_views() -> None:
-    view = counting(lambda request: HttpResponse("page"))
-
-    @method_decorator(cached_page(60), name="dispatch")
-    class Page(View):
-        def get(self, request: HttpRequest) -> HttpResponse:
-            response: HttpResponse = view(request)
-            return response
-
-    assert [body(Page.as_view()(ask())) for _ in range(2)] == ["page 1"] * 2
 
 
 class AsyncPage(View):
@@ -629,23 +592,6 @@ def test_a_stale_page_is_refreshed_in_the_background(expired: Callable[[], None]
     assert "seen" not in request.META
 
 
-def test_a_slow_refresh_goes_on_in_the_background(expired: Callable[[], None]) -> None:
-    going = threading.Event()
-    going.set()
-
-    def respond(request: HttpRequest) -> HttpResponse:
-        going.wait(PATIENCE)
-        return HttpResponse("page")
-
-    page = cached_page(60, stale=1000, soft_timeout=0.01)(counting(respond))
-    assert body(page(ask())) == "page 1"
-    expired()
-    going.clear()
-    assert body(page(ask())) == "page 1"
-    going.set()
-    until(lambda: body(page(ask())) == "page 2")
-
-
 @pytest.mark.parametrize("trouble", [500, 503, KeyError])
 def test_a_failed_refresh_keeps_the_old_page(trouble: Any, expired: Callable[[], None]) -> None:
     def respond(request: HttpRequest) -> HttpResponse:
@@ -661,17 +607,6 @@ def test_a_failed_refresh_keeps_the_old_page(trouble: Any, expired: Callable[[],
     expired()
     assert [body(page(ask())) for _ in range(2)] == ["page 1"] * 2
     assert view.calls == 3
-
-
-def test_a_page_that_is_gone_is_not_served_for_long(expired: Callable[[], None]) -> None:
-    def respond(request: HttpRequest) -> HttpResponse:
-        return HttpResponse("page") if view.calls == 1 else HttpResponseNotFound("gone")
-
-    view = counting(respond)
-    page = cached_page(60, stale=1000)(view)
-    page(ask())
-    expired()
-    assert [page(ask()).status_code for _ in range(2)] == [404, 404]
 
 
 def test_a_header_says_where_the_page_came_from(settings: Any, expired: Callable[[], None]) -> None:

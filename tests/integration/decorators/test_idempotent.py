@@ -301,8 +301,8 @@ def test_a_server_error_is_kept_if_asked() -> None:
 
 @of_each_kind
 def test_a_client_error_is_kept(kind: Any) -> None:
-    view = kind(lambda request: runs.append("ran") or HttpResponse(status=402), **BY_USER)
-    assert [view(sent()).status_code for _ in range(2)] == [402, 402]
+    view = kind(lambda request: runs.append("ran") or HttpResponse(status=499), **BY_USER)
+    assert [view(sent()).status_code for _ in range(2)] == [499, 499]
     assert runs == ["ran"]
 
 
@@ -343,6 +343,25 @@ def test_a_request_that_has_lost_its_lock_replaces_no_answer(kind: Any) -> None:
     view(sent())
     assert len(runs) == 2
     assert of(view(sent())) == answers[1]
+
+
+@of_each_kind
+@pytest.mark.parametrize("attempt", [1, 2, None])
+def test_who_has_lost_its_lock_does_not_replace_what_another_has_stored(
+    kind: Any, attempt: int | None
+) -> None:
+    def lose(request: Any) -> Any:
+        assert caches["default"].reset_all() == 1
+        until(lambda: current_lock().lost)
+        caches["default"].delete(name := name_in_cache())
+        if attempt is not None:
+            caches["default"].set(name, {"attempt": attempt, "by": "another"})
+        return HttpResponse(status=204)
+
+    kind(lose, **BY_USER)(sent())
+    stored = caches["default"].get(name_in_cache())
+    assert ("by" in stored) is (attempt == 2)
+    assert stored["attempt"] == (attempt or 1)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -688,6 +707,11 @@ def test_what_is_too_long_to_keep_does_not_run_again(response: Any) -> None:
     assert runs == ["ran"]
 
 
+def test_what_is_as_long_as_it_may_be_is_kept() -> None:
+    view = function(lambda request: HttpResponse(b"x" * 10), **BY_USER, max_body=10)
+    assert [view(sent()).content for _ in range(2)] == [b"x" * 10] * 2
+
+
 def test_a_request_without_a_user_needs_no_scope() -> None:
     view = function(lambda request: HttpResponse("done"), scope=None)
     answers = []
@@ -750,12 +774,19 @@ def test_what_could_not_be_kept_is_logged(caplog: Any, monkeypatch: Any) -> None
 # -- it is used wrongly --------------------------------------------------------------------------
 
 
+async def a_coroutine_function(request: Any) -> str:
+    return "never awaited"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"scope": 1}, "scope must be"),
+        ({"scope": a_coroutine_function}, "scope must be a plain function"),
         ({"key": "Idempotency-Key"}, 'header\\("Idempotency-Key"\\)'),
+        ({"key": a_coroutine_function}, "key must be a plain function"),
         ({"methods": "POST"}, "methods must be"),
+        ({"methods": [5]}, "methods must be"),
         ({"ttl": 0}, "ttl must be"),
         ({"wait": -1}, "wait must be"),
         ({"max_body": -1}, "max_body must be"),
@@ -878,7 +909,10 @@ def test_a_form_is_its_fields_and_files() -> None:
 
 
 @pytest.mark.parametrize("kind", [function, coroutine_function])
-@pytest.mark.parametrize("result", [{"payment": 5}, (201, {"payment": 5}), None, [1], "text", 0])
+@pytest.mark.parametrize(
+    "result",
+    [{"payment": 5}, (201, {"payment": 5}), ("600", {}), (), None, [1], "text", 0],
+)
 def test_what_becomes_a_response_later(kind: Any, result: Any) -> None:
     """As the results of Django Ninja's operations do."""
 

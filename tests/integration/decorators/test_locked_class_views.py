@@ -21,7 +21,7 @@ from django_redis_lock import current_lock, locked
 from django_redis_lock.contention import raise_error, redirect_to, respond, skip
 from django_redis_lock.exceptions import LockNotAcquired
 from tests.holding import hold
-from tests.processes import PATIENCE, Link, processes
+from tests.processes import PATIENCE
 
 
 def request(method: str = "get", accept: str = "", **attributes: Any) -> HttpRequest:
@@ -241,43 +241,6 @@ def test_a_view_stays_what_it_is() -> None:
     assert not Report.view_is_async
     view = locked("x")(Report.as_view())
     assert view.view_class is Report
-
-
-def run_in_a_process(link: Link, url_name: str) -> int:
-    entered: list[Any] = []
-
-    @locked("export")
-    class Slow(View):
-        def get(self, request: HttpRequest) -> HttpResponse:
-            link.say("exporting")
-            entered.append(link.hear())
-            return HttpResponse()
-
-    class AsyncSlow(View):
-        @locked("export")
-        async def get(self, request: HttpRequest) -> HttpResponse:
-            link.say("exporting")
-            entered.append(await asyncio.to_thread(link.hear))
-            return HttpResponse()
-
-    if url_name == "async":
-        return int(asyncio.run(AsyncSlow.as_view()(request())).status_code)
-    return int(Slow.as_view()(request()).status_code)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(("one", "other"), [("sync", "async"), ("async", "sync")])
-def test_processes_do_not_run_it_at_once(one: str, other: str) -> None:
-    with (
-        processes(run_in_a_process, one) as (first,),
-        processes(run_in_a_process, other) as (second,),
-    ):
-        first.go()
-        assert first.hear() == "exporting"
-        second.go()
-        assert second.result() == 409
-        first.say("finish")
-        assert first.result() == 200
 
 
 # -- ready-made answers ------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from django_redis_lock.decorators import on_lost
 from django_redis_lock.decorators.section import RetryUntil
 from django_redis_lock.protocol.identity import hostname
 from tests.holding import hold, hurry
-from tests.pace import SLOWER
 from tests.processes import Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 from tests.support.logs import logged
@@ -179,63 +178,6 @@ def test_a_command_broken_off_releases_its_lock(end: BaseException) -> None:
 
 def run_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, str, str, int]:
     return run(kind, link)
-
-
-@pytest.mark.parametrize(("kind", "code"), [(Nightly, 1), (Quiet, 0), (ByItsHandle, 1)])
-def test_of_processes_that_start_it_at_once_one_runs(
-    redis_server: RedisServer, kind: type[Ran], code: int
-) -> None:
-    with processes(run_in_a_process, kind, count=3) as crew:
-        crew.go()
-        messages = [worker.hear_anything() for worker in crew]
-        assert sorted(said for said, _ in messages) == ["returned", "returned", "said"]
-        for worker, (said, value) in zip(crew, messages, strict=True):
-            if said == "said":
-                worker.say("finish")
-                assert worker.result() == (0, "done\n", "", 1)
-            else:
-                assert (value[0], value[1], value[3]) == (code, "", 0)
-                assert "nightly is held by" in value[2]
-    assert run(kind)[3] == 1
-
-
-def test_a_killed_command_blocks_the_next_one_no_longer_than_its_lock_lives(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    with processes(run_in_a_process, Brief) as (worker,):
-        worker.go()
-        assert worker.hear() == "running"
-        worker.kill()
-    assert run(Brief)[0] == 1
-    assert 0 < client.pttl(":lock:1:brief") <= 2000
-    client.pexpire(":lock:1:brief", 1)
-    until(lambda: not client.exists(":lock:1:brief"))
-    assert run(Brief)[0] == 0
-
-
-@locked("brief", timeout=2)
-class Brief(Ran):
-    pass
-
-
-@locked("brief", timeout=2 * SLOWER)
-class LessBrief(Ran):
-    pass
-
-
-def test_a_command_that_takes_longer_than_its_lock_lives_keeps_it(
-    redis_server: RedisServer, client: redis.Redis, pace: int
-) -> None:
-    kind = LessBrief if pace > 1 else Brief
-    with processes(run_in_a_process, kind) as (worker,):
-        worker.go()
-        assert worker.hear() == "running"
-        for _ in range(3):
-            until(lambda: 0 < client.pttl(":lock:1:brief") < 1600 * pace)
-            until(lambda: client.pttl(":lock:1:brief") > 1600 * pace)
-        assert run(kind)[0] == 1
-        worker.say("finish")
-        assert worker.result()[0] == 0
 
 
 # -- a command whose lock is lost, or that is told to end ----------------------------------------
@@ -496,29 +438,6 @@ def test_its_label_is_shown_and_the_dotted_name_if_it_has_none(client: redis.Red
 
     assert nameless().endswith("<locals>.nameless")
     assert labelled() == "the sums"
-
-
-def test_a_function_that_calls_itself_is_refused() -> None:
-    @locked("nightly")
-    def again() -> None:
-        again()
-
-    with pytest.raises(LockNotAcquired):
-        again()
-    assert not caches["default"].lock("nightly").locked()
-
-
-def test_threads_run_it_one_at_a_time() -> None:
-    inside: list[int] = []
-
-    @locked("nightly", blocking=True)
-    def work() -> int:
-        inside.append(1)
-        assert len(inside) == 1
-        inside.pop()
-        return 1
-
-    assert in_threads(12, work) == [1] * 12
 
 
 def test_a_rest_after_the_work(client: redis.Redis) -> None:

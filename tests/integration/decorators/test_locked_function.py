@@ -26,7 +26,7 @@ from django_redis_lock import (
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
 from django_redis_lock.contrib.testing import override
-from tests.processes import PATIENCE, Link, processes, until
+from tests.processes import PATIENCE, until
 from tests.support.logs import logged
 
 KEY = ":lock:1:export"
@@ -215,34 +215,6 @@ def test_what_returns_before_its_work_ends_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match="would run after the lock's release"):
         work()
     assert not held()
-
-
-async def _export_in_a_process(link: Link) -> str:
-    @locked("export", blocking=True)
-    async def work() -> str:
-        link.say("exporting")
-        await asyncio.to_thread(link.hear)
-        return "done"
-
-    return await work()
-
-
-def export_in_a_process(link: Link) -> str:
-    return asyncio.run(_export_in_a_process(link))
-
-
-def test_two_processes_do_not_run_it_at_once(client: redis.Redis) -> None:
-    with processes(export_in_a_process, count=2) as crew:
-        crew.go()
-        until(lambda: any(worker.speaks() for worker in crew))
-        first, second = sorted(crew, key=lambda worker: not worker.speaks())
-        assert first.hear() == "exporting"
-        until(lambda: client.info("clients")["blocked_clients"])
-        assert not second.speaks()
-        first.say("finish")
-        assert second.hear() == "exporting"
-        second.say("finish")
-        assert crew.results() == ["done", "done"]
 
 
 # -- methods -----------------------------------------------------------------------------------

@@ -101,11 +101,6 @@ def test_a_limit_that_makes_no_sense_is_refused(limit: Any) -> None:
         locked("export", limit=limit)
 
 
-def test_a_lock_on_several_servers_has_no_limit() -> None:
-    with pytest.raises(ValueError, match="limit must be 1 for a lock on several servers"):
-        locked("export", using=["one", "two", "three"], limit=2)
-
-
 def test_without_redis_in_tests() -> None:
     with override():
         locks = hold("default")

@@ -20,7 +20,6 @@ from rest_framework.viewsets import ViewSet
 
 from django_redis_lock import current_lock, locked
 from tests.holding import hold
-from tests.processes import Link, processes
 from tests.redis_server import RedisServer
 
 
@@ -207,28 +206,6 @@ def test_view_sets(kind: Any) -> None:
 
 
 # -- processes ---------------------------------------------------------------------------------
-
-
-def run_in_a_process(link: Link) -> int:
-    @locked("slow")
-    class Slow(APIView):
-        def post(self, request: Any) -> Response:
-            link.say("at work")
-            link.hear()
-            return Response()
-
-    return int(call(Slow.as_view()).status_code)
-
-
-@pytest.mark.sample(0)
-def test_two_processes_do_not_run_it_at_once() -> None:
-    with processes(run_in_a_process, count=2) as (first, second):
-        first.go()
-        assert first.hear() == "at work"
-        second.go()
-        assert second.result() == 409
-        first.say("finish")
-        assert first.result() == 200
 
 
 # -- without Redis -----------------------------------------------------------------------------

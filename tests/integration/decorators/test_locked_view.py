@@ -12,14 +12,12 @@ import redis
 from django.core.cache import caches
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
-from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_redis_lock import events, locked
 from django_redis_lock.contention import Conflict, raise_error, skip
 from django_redis_lock.contrib import metrics
 from tests.holding import hold
-from tests.processes import Link, processes
 from tests.redis_server import RedisServer
 from tests.support.logs import logged
 
@@ -57,19 +55,6 @@ def test_the_default_name_is_the_dotted_one() -> None:
     with hold(f"{__name__}.test_the_default_name_is_the_dotted_one.<locals>.plain"):
         assert plain(request()).status_code == 409
     assert plain(request()).status_code == 200
-
-
-def test_an_exception_passes_and_the_lock_is_released() -> None:
-    error = RuntimeError("no disk")
-
-    @locked("export")
-    def broken(request: HttpRequest) -> HttpResponse:
-        raise error
-
-    with pytest.raises(RuntimeError) as caught:
-        broken(request())
-    assert caught.value is error
-    assert not caches["default"].lock("export").locked()
 
 
 def test_its_lock_is_renewed_and_says_what_it_is_for(client: redis.Redis) -> None:
@@ -245,52 +230,6 @@ def test_it_may_wait() -> None:
     assert patient(request()).content == b"exported"
 
 
-@locked("export")
-def slow_export(request: HttpRequest, link: Link) -> HttpResponse:
-    link.say("exporting")
-    link.hear()
-    return HttpResponse()
-
-
-@locked("export", blocking=True)
-def patient_export(request: HttpRequest, link: Link) -> HttpResponse:
-    link.say("exporting")
-    return HttpResponse()
-
-
-def export_in_a_process(link: Link) -> int:
-    return slow_export(request(), link).status_code
-
-
-def export_patiently_in_a_process(link: Link) -> int:
-    return patient_export(request(), link).status_code
-
-
-def test_two_processes_do_not_run_it_at_once(client: redis.Redis) -> None:
-    with processes(export_in_a_process, count=2) as (first, second):
-        first.go()
-        assert first.hear() == "exporting"
-        second.go()
-        assert second.result() == 409
-        first.say("finish")
-        assert first.result() == 200
-
-
-def test_a_process_waits_for_another(client: redis.Redis) -> None:
-    with (
-        processes(export_in_a_process) as (first,),
-        processes(export_patiently_in_a_process) as (second,),
-    ):
-        first.go()
-        assert first.hear() == "exporting"
-        second.go()
-        while client.info("clients")["blocked_clients"] == 0:
-            assert not second.speaks()
-        first.say("finish")
-        assert second.hear() == "exporting"
-        assert second.result() == first.result() == 200
-
-
 # -- methods of views --------------------------------------------------------------------------
 
 
@@ -307,18 +246,6 @@ def test_a_method_of_a_view() -> None:
     with hold("report-daily-7"):
         assert view(request(), pk=7).status_code == 409
         assert view(request(), pk=8).content == b"a report"
-
-
-def test_a_view_by_method_decorator() -> None:
-    @method_decorator(locked("export"), name="dispatch")
-    class Export(View):
-        def get(self, request: HttpRequest) -> HttpResponse:
-            return HttpResponse("exported")
-
-    view = Export.as_view()
-    assert view(request()).content == b"exported"
-    with hold("export"):
-        assert view(request()).status_code == 409
 
 
 def test_a_finished_view() -> None:

@@ -33,7 +33,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from django_redis_lock import locked, unique_task
-from django_redis_lock.contrib.unique_tasks import AlreadyQueued, Duplicate, TaskNotQueued
+from django_redis_lock.contrib.unique_tasks import AlreadyQueued, TaskNotQueued
 from django_redis_lock.contrib.unique_tasks.celery import UniqueTask
 from django_redis_lock.ops.admin.rows import row
 from django_redis_lock.ops.held_locks import held_locks
@@ -379,32 +379,6 @@ def test_what_is_revoked_frees_the_name(pace: int) -> None:
         until(lambda: not name().locked())
     assert first.state == "REVOKED"
     assert not runs
-
-
-def run_and_die(link: Link, url: str) -> None:
-    app.conf.broker_url = url
-
-    def die(_: Any) -> None:
-        link.say("running")
-        link.hear()
-
-    act.append(die)
-    with start_worker(app, perform_ping_check=False, pool="solo", loglevel="CRITICAL"):
-        link.hear()
-
-
-def test_a_worker_that_is_killed_frees_the_name_after_its_timeout(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    first = done.delay(7)
-    with processes(run_and_die, redis_server.url) as (one,):
-        one.go()
-        assert one.hear() == "running"
-        assert done.delay(7).id == first.id
-        one.kill()
-    assert 0 < client.pttl(name().keys.lock) <= 60_000
-    client.pexpire(name().keys.lock, 1)
-    until(lambda: done.delay(7).id != first.id)
 
 
 # -- what cannot be sent ---------------------------------------------------------------------------
@@ -774,12 +748,6 @@ def test_each_app_has_the_shared_task_and_refuses_a_name_that_does_not_fit() -> 
 def test_a_timeout_is_required() -> None:
     with pytest.raises(TypeError, match="timeout"):
         unique_task("sync-{shop}")  # the mistake
-
-
-@pytest.mark.parametrize("target", [lambda shop: None, 5, object, Duplicate])
-def test_only_tasks_are_decorated(target: Any) -> None:
-    with pytest.raises(TypeError, match="decorates tasks"):
-        unique_task("sync", timeout=60)(target)
 
 
 @pytest.mark.parametrize("requeue", [False, True])

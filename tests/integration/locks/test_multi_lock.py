@@ -32,7 +32,7 @@ from django_redis_lock import (
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.contrib import several_names as multi_lock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.contrib.several_names.members import MultiHold
+from django_redis_lock.contrib.several_names import MultiHold
 from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
 from django_redis_lock.events import Acquired, Contended, Rejected, Released, TimedOut
 from django_redis_lock.locking import Hold, lock

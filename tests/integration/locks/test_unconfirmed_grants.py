@@ -20,6 +20,7 @@ from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import Server
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.backends import blocked, places
 from tests.support.background import Background
 
 NAME = "unconfirmed"
@@ -114,3 +115,27 @@ def test_a_short_grant_of_a_server_without_the_script_is_no_lost_lock(
 
     forget_scripts(client)
     passed_on(client, expect_full_lifetime, limit=limit, grant_timeout=0.3 * pace)
+
+
+def test_the_next_task_does_not_delay_the_answer(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    """They share a connection, and the server has forgotten TAKE_GRANT: it is sent a second time,
+    and must not come behind the blocking pop of the next."""
+    holder = Lock(client, NAME, timeout=30, grant_timeout=2)
+    holder.acquire()
+
+    async def wait() -> None:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as there:
+            first, second = (AsyncLock(there, NAME, timeout=30) for _ in range(2))
+            waiting = [asyncio.ensure_future(lock.acquire()) for lock in (first, second)]
+            await asyncio.to_thread(until, lambda: places(NAME) == 2 and blocked(client))
+            client.script_flush()
+            holder.release()
+            assert await waiting[0]
+            await asyncio.to_thread(until, lambda: client.pttl(NAME) > 10_000)
+            await first.release()
+            assert await waiting[1]
+            await second.release()
+
+    asyncio.run(asyncio.wait_for(wait(), PATIENCE))

@@ -25,8 +25,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from ....clock import time
 from ....threads import Mutex, after_fork, free_after_fork
 from .commands import Commands
-from .lua import compile_script
-from .lua_library import Table, number_text
+from .lua import Table, compile_script, number_text
 
 if TYPE_CHECKING:
     from ....protocol import Reply
@@ -80,7 +79,6 @@ class Session:
         self._wake()
 
     def shutdown(self, _how: int = 0) -> None:
-        """End it, as a broken connection would."""
         with self._database.mutex:
             self.closed = True
             self._database.forget(self)
@@ -309,7 +307,6 @@ class _InMemory:
         return self.session
 
     def cut(self) -> None:
-        """Close it, from any thread."""
         session, self.session = self.session, None
         if session is not None:
             session.shutdown()
@@ -319,8 +316,6 @@ class _InMemory:
 
 
 class MemoryConnection(_InMemory, Connection):
-    """For threads."""
-
     @property
     def _sock(self) -> Any:
         return self.session
@@ -349,8 +344,6 @@ class MemoryConnection(_InMemory, Connection):
 
 
 class AsyncMemoryConnection(_InMemory, AsyncConnection):
-    """For tasks."""
-
     thread_class = MemoryConnection
 
     @property

@@ -72,7 +72,6 @@ class Commands:
     # -- keys --------------------------------------------------------------------------------
 
     def _value(self, key: bytes) -> object:
-        """What is at ``key``, None for nothing."""
         end = self._ends.get(key)
         if end is not None and end <= self.now / 1000:
             self._drop(key)
@@ -199,7 +198,6 @@ class Commands:
         return b"OK"
 
     def scan(self, _cursor: bytes, *options: bytes) -> list[object]:
-        """All in one step."""
         return [b"0", self.keys(options[1] if options else b"*")]
 
     def wait(self, number: bytes, _milliseconds: bytes) -> int:
