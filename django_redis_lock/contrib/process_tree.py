@@ -97,23 +97,10 @@ def signal_descendants(root: int, number: int, *, not_in: int | None = None) -> 
 
 
 def _send(process: Process, number: int) -> None:
-    with suppress(OSError):  # It has ended, or is another user's.
-        try:
-            descriptor = os.pidfd_open(process.pid)
-        except (AttributeError, OSError):  # An old kernel, or one that forbids it.
-            if _is(process):
-                os.kill(process.pid, number)
-            return
-        try:
-            if _is(process):
-                signal.pidfd_send_signal(descriptor, number)
-        finally:
-            os.close(descriptor)
-
-
-def _is(process: Process) -> bool:
     fields = _stat(process.pid)
-    return bool(fields) and int(fields[19]) == process.started
+    if fields and int(fields[19]) == process.started:
+        with suppress(OSError):  # It has ended, or is another user's.
+            os.kill(process.pid, number)
 
 
 # -- the guard -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool as ThreadPool
+from redis.connection import ConnectionPool as PoolForThreads
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -140,7 +140,7 @@ def asyncio_client(client: Client) -> Any:
 def check_for_tasks(client: Client) -> None:
     """Raises TypeError if ``client`` is one for threads, whose calls cannot be awaited."""
     pool = getattr(client, "connection_pool", None)
-    if isinstance(pool, ThreadPool) and not server_of(client).is_topology:
+    if isinstance(pool, PoolForThreads) and not server_of(client).is_topology:
         raise TypeError(
             f"AsyncLock needs a client of redis.asyncio, not {type(client).__name__} for threads: "
             "use cache.alock(), or give it a redis.asyncio.Redis"
@@ -184,14 +184,8 @@ def connection_to(node: Server, only_new: bool = False) -> AsyncRawConnection | 
 async def connected(
     client: Client, node: Server, until: float | None, anew: bool = False
 ) -> AsyncRawConnection:
-    """A new connection to ``node`` for the tasks of the running loop, which one of them makes. An
-    error says that nothing was sent.
-
-    Args:
-        client: leads to ``node``, perhaps among others.
-        until: monotonic time when the caller gives up.
-        anew: as for ``Server.exchange``.
-    """
+    """A new connection to ``node``, one of ``client``'s servers, for the tasks of the running loop;
+    one of them makes it. An error says that nothing was sent."""
     connecting = _of_the_running_loop().connecting
     limit = node.time_to_connect(until, anew)
     task = connecting.get(node)
@@ -425,11 +419,8 @@ async def located(server: Server, keys: Sequence[bytes], until: float | None = N
 
 
 async def aconnect(client: Client, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:
-    """A connection to where ``keys`` are for one task alone, on which a reply may take forever.
-
-    Args:
-        timeout: seconds that connecting may take.
-    """
+    """A connection to where ``keys`` are, made within ``timeout`` seconds, for one task alone, on
+    which a reply may take forever."""
     node = await located(server_of(client), keys)
     pool, generation = pool_of(client, node), node.generation
     connection = await cancellable(connect_to(pool, timeout))

@@ -55,12 +55,8 @@ LARGE = 65_536
 async def connect_to(
     pool: Pool, timeout: float, reply_timeout: float | None = None
 ) -> AsyncRawConnection:
-    """A new connection to where those of ``pool`` lead.
-
-    Args:
-        timeout: seconds that connecting may take.
-        reply_timeout: seconds that a reply may take, None without end.
-    """
+    """A new connection to where those of ``pool`` lead, made within ``timeout`` seconds, on which a
+    reply may take ``reply_timeout`` seconds, None without end."""
     connection_class = unguarded(pool.connection_class)
     settings = own_settings(connection_class, pool.connection_kwargs, timeout)
     connection = connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})

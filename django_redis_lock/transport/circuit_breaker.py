@@ -90,12 +90,9 @@ class Breaker:
 
     def first_wait(self, old: bool, left: float | None, timeout: float) -> float | None:
         """Seconds for which a connection that was used before may be silent, until a new one is
-        made; all that are ``left`` (None: the socket's ``timeout``) if a new one cannot help.
-
-        Args:
-            old: whether it was idle: a firewall, a load balancer or a NAT forgets a connection
-                without traffic, often after some minutes, and tells neither end.
-        """
+        made; all that are ``left`` (None: the socket's ``timeout``) if a new one cannot help. An
+        ``old`` one was idle: a firewall, a load balancer or a NAT forgets a connection without
+        traffic, often after some minutes, and tells neither end."""
         least = max(MIN_ATTEMPT_SECONDS, 2 * self.connecting)  # To connect, and for another try.
         half = (timeout if left is None else left) / 2
         if self.failing or half < least:

@@ -30,6 +30,7 @@ from django_redis_lock import (
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.limit import PLACE_ACQUIRE
 from django_redis_lock.contrib.redlock.votes import VOTE
+from django_redis_lock.contrib.several_names import ACQUIRE_ALL
 from django_redis_lock.keeper import DeferredRelease
 from django_redis_lock.locking import Renewal, waiting
 from django_redis_lock.locking import lock as threads

@@ -177,7 +177,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "it has that lifetime",
     (
         "EXPIRE_AT",
-        "if ARGV[2] * unit < now() then let_go(KEYS[2]) end",
+        "if ARGV[2] * unit < now() then let_go(KEYS[2], 3) end",
     ): "the time has passed a microsecond later",
     (
         "_TRY",

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from redis.sentinel import Sentinel
 
 from django_redis_lock import AsyncLock, AsyncMultiLock, AsyncRedlock, Lock, MultiLock, Redlock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
@@ -238,3 +240,24 @@ def test_times_that_are_natural_in_seconds(
 def test_what_is_no_client_is_refused(lock: Any, client: Any) -> None:
     with pytest.raises(TypeError, match="needs a redis-py client"):
         lock(client, "report")
+
+
+NODE = redis.Redis(port=1)
+OTHERS = [redis.Redis(port=2), redis.Redis(port=3)]
+
+
+@pytest.mark.parametrize("lock", [Redlock, AsyncRedlock])
+@pytest.mark.parametrize(
+    ("clients", "error", "text"),
+    [
+        ("redis://localhost", TypeError, "needs their clients"),
+        ([NODE, OTHERS[0]], ValueError, "at least 3 of them, not 2"),
+        ([NODE, *OTHERS, redis.Redis(port=1, socket_timeout=9)], ValueError, "different ones"),
+        ([*OTHERS, Sentinel([("localhost", 4)]).master_for("main")], TypeError, "no Sentinel"),
+    ],
+)
+def test_what_are_no_independent_servers_is_refused(
+    lock: Any, clients: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        lock(clients, "report", timeout=5)

@@ -444,11 +444,14 @@ async def _aask(
     clients: Sequence[Client], calls: Mapping[int, Call], seconds: float
 ) -> dict[int, Reply]:
     until, away = time.monotonic() + seconds, spared(clients, calls)
-    asking = {
-        place: asyncio.ensure_future(arun(clients[place], call, until=until))
-        for place, call in calls.items()
-        if place not in away
-    }
+
+    async def one(place: int) -> Reply:
+        try:
+            return _value(calls[place], await arun(clients[place], calls[place], until=until))
+        except Exception as error:  # ``arun`` has told the breaker.
+            return error
+
+    asking = {place: asyncio.ensure_future(one(place)) for place in calls if place not in away}
     try:
         await wait_awake(asking.values(), seconds)
     finally:
@@ -456,14 +459,8 @@ async def _aask(
             task.cancel()
     if asking:
         await asyncio.wait(asking.values())
-    came = {p: _outcome(task, clients[p], calls[p], seconds) for p, task in asking.items()}
-    return away | came
-
-
-def _outcome(task: asyncio.Task[Answer], client: Client, call: Call, seconds: float) -> object:
-    if not task.cancelled():  # ``arun`` has told the breaker.
-        return task.exception() or _value(call, task.result())
-    return _late(client, seconds)
+    late = {p: _late(clients[p], seconds) for p, task in asking.items() if task.cancelled()}
+    return away | late | {p: task.result() for p, task in asking.items() if p not in late}
 
 
 def _late(client: Client, seconds: float) -> Exception:

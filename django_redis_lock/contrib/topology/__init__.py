@@ -164,13 +164,54 @@ def ask(server: Server, until: float, *command: bytes) -> Reply:
     return exchange_with(server, pack_words(*command), until=time.monotonic() + left)
 
 
+# -- services of sentinels -------------------------------------------------------------------------
+
+
+class Primary(Server):
+    """A server that is used only while it is a primary."""
+
+    discovered = True
+
+    def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
+        connection = super().connect(timeout, **changes)
+        try:
+            drive(meet_primary(connection, str(self)))
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def for_tasks(self, settings: Settings) -> None:
+        settings["redis_connect_func"] = _on_connect
+
+
+async def _on_connect(connection: Any) -> None:
+    await connection.on_connect()
+    await adrive(meet_primary(connection, f"{connection.host}:{connection.port}"))
+
+
+def meet_primary(connection: Any, where: str) -> Steps[None]:
+    """Check on a new connection that its server, at ``where``, is a primary."""
+    try:
+        yield connection.send_command("ROLE")
+        role = yield connection.read_response()
+    except NoPermissionError:
+        return  # This user may not call ROLE. A replica refuses writes, at least.
+    if _text(role[0]) != "master":
+        raise RedisConnectionError(f"{where} is a replica, but the sentinels call it the primary")
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 class SentinelService(Topology):
     """Of redis-py's ``SentinelConnectionPool``, for threads or for asyncio."""
 
     STALE = 1.0
+    _node_class = Primary
 
     def __init__(self, pool: Any) -> None:
-        self._node_class = Primary
         super().__init__(_without_address(pool))
         manager = pool.sentinel_manager
         self._name: str = pool.service_name
@@ -226,44 +267,6 @@ class SentinelService(Topology):
             said = dict(zip(said[::2], said[1::2], strict=True))
         facts = {_text(name): _text(value) for name, value in said.items()}
         return int(facts["config-epoch"]), self._forced_host or facts["ip"], int(facts["port"])
-
-
-class Primary(Server):
-    """A server that is used only while it is a primary."""
-
-    discovered = True
-
-    def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
-        connection = super().connect(timeout, **changes)
-        try:
-            drive(meet_primary(connection, str(self)))
-        except BaseException:
-            connection.disconnect()
-            raise
-        return connection
-
-    def for_tasks(self, settings: Settings) -> None:
-        settings["redis_connect_func"] = _on_connect
-
-
-async def _on_connect(connection: Any) -> None:
-    await connection.on_connect()
-    await adrive(meet_primary(connection, f"{connection.host}:{connection.port}"))
-
-
-def meet_primary(connection: Any, where: str) -> Steps[None]:
-    """Check on a new connection that its server, at ``where``, is a primary."""
-    try:
-        yield connection.send_command("ROLE")
-        role = yield connection.read_response()
-    except NoPermissionError:
-        return  # This user may not call ROLE. A replica refuses writes, at least.
-    if _text(role[0]) != "master":
-        raise RedisConnectionError(f"{where} is a replica, but the sentinels call it the primary")
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 # -- clusters ------------------------------------------------------------------------------------

@@ -249,11 +249,8 @@ class Pages:
         if "address" not in self._request.POST and len(chosen) == 1:
             return self._url("change", str(chosen[0].ref))
         listing = Listing(QueryDict(self._request.POST.get("address", "")), self._url_of)
-        return self._with(self._url("changelist"), listing.address(p=listing.page))
-
-    @staticmethod
-    def _with(url: str, query: str) -> str:
-        return f"{url}?{query}" if query else url
+        query = listing.address(p=listing.page)
+        return self._url("changelist") + (f"?{query}" if query else "")
 
 
 def _release_locks(number: int) -> str:

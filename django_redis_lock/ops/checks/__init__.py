@@ -51,7 +51,7 @@ def _declarations() -> list[LockedFunction]:
 
 
 def _views() -> Iterator[tuple[Any, bool]]:
-    """What the URLs of this site lead to, and whether they have arguments."""
+    """The views of this site's URLs, and whether each URL has arguments."""
     try:
         yield from _callbacks(get_resolver().url_patterns)
     except Exception:  # Django's own checks report it.
@@ -68,7 +68,7 @@ def _callbacks(patterns: Iterable[Any], arguments: bool = False) -> Iterator[tup
 
 
 def _locks_of(view: Any) -> set[LockedFunction]:
-    """Of a view, or of the methods of its class."""
+    """The uses of ``locked()`` around a view, or around the methods of its class."""
     kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
     names = ["dispatch", *getattr(kind, "http_method_names", ())]
     names += (getattr(view, "actions", None) or {}).values()  # Of a view set.

@@ -142,6 +142,9 @@ class FromTasks(AtPlace):
 
 @pytest.mark.sample(7, 3)
 class TestAsyncLockAtPlace(ContractAtPlace):
+    # A thread has the other places, and may release them.
+    test_nor_does_another_handle_of_its_caller = None
+
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:
         tasks = Tasks()
