@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from django_redis_lock.contrib.several_names.members import ACQUIRE_ALL
 
 from django_redis_lock import (
     AsyncLock,
