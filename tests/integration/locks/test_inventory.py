@@ -734,13 +734,6 @@ def test_the_longest_held_is_not_cut_off(client: redis.Redis) -> None:
 # -- outages -----------------------------------------------------------------------------------
 
 
-def test_redis_is_away(own_server: RedisServer) -> None:
-    with own_server.client() as client:
-        own_server.stop()
-        with pytest.raises(redis.ConnectionError):
-            list_held(client, b"")
-
-
 def test_redis_does_not_answer(own_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 0.2)
     with own_server.client(socket_timeout=600) as client:
