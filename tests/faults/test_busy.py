@@ -195,7 +195,7 @@ def test_a_value_is_computed_once(
 def test_one_of_several_servers(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, pace: int
 ) -> None:
-    monkeypatch.setattr("django_redis_lock.contrib.redlock.base.SERVER_TIMEOUT_SECONDS", 0.5 * pace)
+    monkeypatch.setattr("django_redis_lock.contrib.redlock.SERVER_TIMEOUT_SECONDS", 0.5 * pace)
     with RedisServer() as second, RedisServer() as third:
         clients = [server.client() for server in (own_server, second, third)]
         clients[0].config_set("lua-time-limit", 1)
