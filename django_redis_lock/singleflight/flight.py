@@ -96,7 +96,7 @@ class InProcessFlight:
     outage: Exception | None = None  #: Why a request failed.
 
     def __init__(self, runner: Runner, key: bytes) -> None:
-        self.flight_id: FlightKey = (runner.server, key, runner.group)
+        self.flight_id = (runner.server, key, runner.group)
         self.ended = runner.new_event()
         self.thread = threading.get_ident()
 
@@ -106,12 +106,9 @@ class InProcessFlight:
             leave(self)
 
 
-Function = Callable[..., object]
-#: A key of one database, and what stands for its callers: the ``group`` of their runners.
-FlightKey = tuple[Server, bytes, object]
-
-#: The flights of this process. Each operation of a dict is atomic.
-in_flight: dict[FlightKey, InProcessFlight] = {}
+#: The flights of this process, by key and what stands for the callers: the ``group`` of their
+#: runners. Each operation of a dict is atomic.
+in_flight: dict[tuple[Server, bytes, object], InProcessFlight] = {}
 after_fork(in_flight.clear)
 _leaving = free_after_fork(Mutex())
 
@@ -147,7 +144,7 @@ class DeferredCall:
     function that has not begun may ``overtake`` it, and computes the value instead.
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
         self._mutex = Mutex()
         self._begun = self._overtaken = False
