@@ -1,4 +1,4 @@
-"""What one request or one moment says about a page or a fragment that others get, too."""
+"""What belongs to one request, or one moment, in a page or fragment that others get, too."""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext_noop
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,8 @@ class DurationFormat:
         number: formats a number, given with a decimal point.
     """
 
-    pairs: Sequence[object]
-    units: Sequence[object]
+    pairs: Sequence[Any]
+    units: Sequence[Any]
     number: Callable[[str], str] = str
 
     def duration(self, seconds: float) -> str:
@@ -56,11 +59,18 @@ class DurationFormat:
 
 ENGLISH = DurationFormat(
     (
-        "under 1 s",
-        "%(seconds)d s",
-        "%(minutes)d min %(seconds)d s",
-        "%(hours)d h %(minutes)d min",
-        "%(days)d d %(hours)d h",
+        gettext_noop("under 1 s"),
+        gettext_noop("%(seconds)d s"),
+        gettext_noop("%(minutes)d min %(seconds)d s"),
+        gettext_noop("%(hours)d h %(minutes)d min"),
+        gettext_noop("%(days)d d %(hours)d h"),
     ),
-    tuple(f"%(n)s {unit}" for unit in ("µs", "ms", "s", "min", "h", "d")),
+    (
+        gettext_noop("%(n)s µs"),
+        gettext_noop("%(n)s ms"),
+        gettext_noop("%(n)s s"),
+        gettext_noop("%(n)s min"),
+        gettext_noop("%(n)s h"),
+        gettext_noop("%(n)s d"),
+    ),
 )

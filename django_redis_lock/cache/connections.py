@@ -192,15 +192,14 @@ class Commands:
         return self._keep("persist", name)
 
     def expireat(self, name: str, when: int | datetime) -> bool:
-        moment = when.timestamp() if isinstance(when, datetime) else when
-        return self._expire_at(name, "EXPIREAT", int(moment))
+        return self._expire_at(name, "EXPIREAT", when, units=1)
 
     def pexpireat(self, name: str, when: int | datetime) -> bool:
-        moment = when.timestamp() * 1000 if isinstance(when, datetime) else when
-        return self._expire_at(name, "PEXPIREAT", int(moment))
+        return self._expire_at(name, "PEXPIREAT", when, units=1000)
 
-    def _expire_at(self, name: str, command: str, moment: int) -> bool:
+    def _expire_at(self, name: str, command: str, when: int | datetime, units: int) -> bool:
         key = self._key(name)
+        moment = int(when.timestamp() * units if isinstance(when, datetime) else when)
         args: tuple[bytes | str | int, ...] = (command, moment, *own_flights((key,)).values())
         return bool(self._run(Call(EXPIRE_AT, (key, flight_key(key)), args)))
 
@@ -230,6 +229,13 @@ def _counter(script: str, args: int) -> Script:
     )
 
 
+def _reads(command: str) -> Callable[..., Any]:
+    def method(self: OwnConnections, *names: str) -> Any:
+        return self._send(command, *names)
+
+    return method
+
+
 class OwnConnections(Commands):
     """Takes the place of a redis-py client whose server is the only one, past redis-py's layers.
 
@@ -241,20 +247,8 @@ class OwnConnections(Commands):
     _exchange: Any = staticmethod(exchange)
     _run_all: Any = staticmethod(run_all)
 
-    def get(self, name: str) -> Reply:
-        return self._send("GET", name)
-
-    def mget(self, *names: str) -> Reply:
-        return self._send("MGET", *names)
-
-    def exists(self, name: str) -> Reply:
-        return self._send("EXISTS", name)
-
-    def ttl(self, name: str) -> Reply:
-        return self._send("TTL", name)
-
-    def pttl(self, name: str) -> Reply:
-        return self._send("PTTL", name)
+    get, mget, exists = _reads("GET"), _reads("MGET"), _reads("EXISTS")
+    ttl, pttl = _reads("TTL"), _reads("PTTL")
 
     @_done
     def eval(self, script: str, numkeys: int, name: str, *args: object) -> Steps[Reply]:
@@ -401,20 +395,6 @@ def flight_ending(client: object) -> FlightEnding:
 _GIVEN = ("get", "get_many", "set", "delete", "delete_many", "has_key", "ttl", "pttl", "touch")
 
 
-def own_connections(client: Any) -> OwnConnections | None:
-    """None if django-redis's ``client`` takes no other, if it closes its connections after each
-    request, if its redis-py client has what ours do not know, or leads to a server in memory, which
-    has no transactions."""
-    closing = getattr(settings, "DJANGO_REDIS_CLOSE_CONNECTION", False)
-    closes = client._options.get("CLOSE_CONNECTION", closing)
-    given = (getattr(client, name) for name in _GIVEN)
-    if closes or not all(_takes_client(getattr(each, "__func__", each)) for each in given):
-        return None
-    redis = client.get_client(write=True)
-    other = in_memory(redis) or redis.get_encoder().decode_responses
-    return OwnConnections(redis) if is_plain(redis) and not other else None
-
-
 @lru_cache(maxsize=64)
 def _takes_client(method: Callable[..., object]) -> bool:
     # Each request in an event loop has another cache, and to look into a signature takes long.
@@ -458,7 +438,19 @@ class Connections:
 
     @cached_property
     def own(self) -> OwnConnections | None:
-        return None if self.breaker is None else own_connections(self._cache.client)
+        """None if django-redis may read from another server, if its client takes no other, or
+        closes its connections after each request; if its redis-py client has what ours do not know,
+        or leads to a server in memory, which has no transactions."""
+        client = self._cache.client
+        closing = getattr(settings, "DJANGO_REDIS_CLOSE_CONNECTION", False)
+        if self.breaker is None or client._options.get("CLOSE_CONNECTION", closing):
+            return None
+        given = (getattr(client, name) for name in _GIVEN)
+        if not all(_takes_client(getattr(each, "__func__", each)) for each in given):
+            return None
+        redis = client.get_client(write=True)
+        other = in_memory(redis) or redis.get_encoder().decode_responses
+        return OwnConnections(redis) if is_plain(redis) and not other else None
 
     @cached_property
     def plain(self) -> bool:

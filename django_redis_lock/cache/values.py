@@ -126,23 +126,6 @@ class FirstRead(NamedTuple):
     outage: BaseException | None = None
 
 
-class ReadPath(NamedTuple):
-    """How a cache reads one value: directly, through django-redis's client, or through the method
-    with which a tool observes it.
-
-    Attributes:
-        chosen_for: what decides that; a tool may replace it at any time.
-        read: the method of ``Values``.
-        own: the connections that it uses; None: those of the pool.
-        is_direct: whether nothing else has to see the read.
-    """
-
-    chosen_for: tuple[object, ...]
-    read: Callable[..., object]
-    own: OwnConnections | None
-    is_direct: bool
-
-
 class Values:
     """The values of one ``cache``, a backend. Its methods with a ``runner`` are those of the
     backend, as steps."""
@@ -150,7 +133,8 @@ class Values:
     def __init__(self, cache: Any, connections: Connections) -> None:
         self._cache, self._conf = cache, cache.conf
         self._connections = connections
-        self._path: ReadPath | None = None
+        #: See ``_read_path``.
+        self._path: tuple[object, Callable[..., object], OwnConnections | None] | None = None
         #: The options of a call that has none, and the settings that they are made of.
         self._usual_options: tuple[Mapping[str, object], GetOrSetOptions] | None = None
         #: How many reads before this one have returned no value.
@@ -192,7 +176,7 @@ class Values:
         if (
             self.misses_in_a_row < EXPECTED_AFTER_MISSES
             or in_flight
-            or not self._read_path().is_direct
+            or self._read_path()[1] != self._read_directly
         ):
             try:
                 value = self.read(key, version)
@@ -209,18 +193,21 @@ class Values:
     def read(self, key: str, version: int | None) -> object:
         """The value; MISSING also if the query for the leader reads it, too: that is repeated.
         Raises ConnectionInterrupted."""
-        path, cache = self._read_path(), self._cache
-        server = None if path.own is None else server_of(path.own.client)
+        (_, read, own), cache = self._read_path(), self._cache
+        server = None if own is None else server_of(own.client)
         is_cold = server is not None and server.must_connect()
         if in_flight and not is_cold:
             primary = server_of(cache._lock_client())
             is_cold = (primary, cache._encoded_key(key, version), None) in in_flight
         if not is_cold:
-            return path.read(key, version, path.own, server)
+            return read(key, version, own, server)
         with cold_read(server_of(cache._lock_client())):
-            return path.read(key, version, path.own, server)
+            return read(key, version, own, server)
 
-    def _read_path(self) -> ReadPath:
+    def _read_path(self) -> tuple[object, Callable[..., object], OwnConnections | None]:
+        """How to read one value: directly, through django-redis's client, or through the method
+        with which a tool observes it; and the connections for that, None for those of the pool.
+        What decides it comes first, as a tool may replace that at any time."""
         path, own, kind = self._path, self._connections.own, type(self._cache)
         sends = None
         if own is not None:
@@ -228,20 +215,15 @@ class Values:
             sends = client.execute_command, client.evalsha
         code = kind._own_methods["get"][0].__code__
         chosen_for = kind.get, code, "get" in self._cache.__dict__, sends
-        if path is None or path.chosen_for != chosen_for:
-            path = self._path = self._chosen_path(chosen_for)
+        if path is None or path[0] != chosen_for:
+            own = self._connections.direct()
+            read: Callable[..., object] = self._read_by_client
+            if not self._cache._is_own("get"):
+                read = self._read_by_tool
+            elif own is not None and type(self._cache.client).get is DefaultClient.get:
+                read = self._read_directly
+            path = self._path = chosen_for, read, own
         return path
-
-    def _chosen_path(self, chosen_for: tuple[object, ...]) -> ReadPath:
-        own = self._connections.direct()
-        read: Callable[..., object]
-        if not self._cache._is_own("get"):
-            read = self._read_by_tool
-        elif own is not None and type(self._cache.client).get is DefaultClient.get:
-            read = self._read_directly
-        else:
-            read = self._read_by_client
-        return ReadPath(chosen_for, read, own, read == self._read_directly)
 
     def _read_directly(self, key: str, version: int | None, own: Any, server: Any) -> object:
         client = self._cache.client

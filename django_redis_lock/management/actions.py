@@ -247,7 +247,7 @@ def cuts(result: HeldLocks) -> list[str]:
 
 
 def _none(options: Options, kind: str, name: str, state: str) -> str:
-    """That none of those that there are matches; empty if all are wanted, or there is none."""
+    """Says that none matches although some are held; empty if nothing is filtered or held."""
     if not options["search"] and options["older_than"] is None and not options.get("name"):
         return ""
     every = held_locks(options["aliases"], limit=options["limit"], kinds=(kind,))
@@ -308,11 +308,15 @@ def find(options: Options) -> Found:
         places |= dict.fromkeys((alias, _key(alias, name), LOCK) for alias in aliases)
     looked: list[Found] = []
     failure: Exception | None = None
-    for place in places:
+    for alias, key, kind in places:
         try:
-            looked.append(_look(*place))
+            holding, inspection = look_closely(alias, key, kind)
         except RedisError as error:
             failure = error
+            continue
+        # As in the list.
+        found_in = alias if holding is None or holding.foreign else holding.alias
+        looked.append(Found(found_in, key, kind, holding, inspection))
     # Caches that share a server all find the same lock.
     held = {_acquisitions(found): found for found in looked if found.holding}
     if held:
@@ -342,13 +346,6 @@ def _the_one(name: str, held: list[Found]) -> Found:
 def _acquisitions(found: Found) -> frozenset[tuple[bytes, str]]:
     """What is the same wherever the same lock is found, and whenever."""
     return frozenset((h.key, h.owner.id) for h in found.inspection.holders)
-
-
-def _look(alias: str, key: bytes, kind: str) -> Found:
-    holding, inspection = look_closely(alias, key, kind)
-    if holding is not None and not holding.foreign:
-        alias = holding.alias  # As in the list.
-    return Found(alias, key, kind, holding, inspection)
 
 
 def _key(alias: str, name: str) -> bytes:

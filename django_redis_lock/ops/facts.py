@@ -1,5 +1,5 @@
-"""What people are told of a held lock, said once: by the admin's list and page, and by the list and
-page of the commands, which print it in English."""
+"""The facts of a held lock in words: the admin shows them in the user's language, the commands in
+English."""
 
 from __future__ import annotations
 
@@ -110,17 +110,12 @@ def status_of(lock: LockInfo) -> str:
         return "broken"
     if lock.silent:
         return "silent"
-    if _is_expiring(lock):
+    last = min(LAST_SECONDS, LAST_SHARE * (lock.lifetime or 0.0))
+    if lock.renews is False and lock.ttl <= last:
         return "expiring"
     if lock.queued:
         return "queued"
     return "unknown" if lock.silent is None else "alive"
-
-
-def _is_expiring(lock: LockInfo) -> bool:
-    if lock.renews is not False or lock.lifetime is None or math.isinf(lock.ttl):
-        return False
-    return lock.ttl <= min(LAST_SECONDS, LAST_SHARE * lock.lifetime)
 
 
 def _verdict(lock: LockInfo) -> str:

@@ -297,7 +297,7 @@ def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
 def _asked(
     aliases: Iterable[str] | None,
 ) -> tuple[list[tuple[_Database, list[str]]], list[Failure]]:
-    """The databases of these caches (None: of all), each with those that are in it, and the caches
+    """The databases of these caches (None: of all), each with its caches, and those of the caches
     that are wrongly configured."""
     wanted = list(lock_caches() if aliases is None else aliases)
     databases, failed = _databases()

@@ -629,7 +629,7 @@ class Leader:
         except RedisError as error:
             logger.warning("Could not store %s: %s", self, error)
             if is_outage(error) and not is_refusal(error):
-                self._end_later(calls)
+                self.end_later(calls)
             else:  # Redis refuses the value, so the followers must not wait for it.
                 yield from self.fail()
             return [None for _ in self.keys]
@@ -661,11 +661,8 @@ class Leader:
         except RedisError as error:
             logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
-                self._end_later(calls)
+                self.end_later(calls)
         self.may_lead = False
-
-    def end_later(self) -> None:
-        self._end_later(self._endings())
 
     def _endings(self, message: str = "", pause: int = 0) -> list[Call]:
         return [self._ending(key, message, pause) for key in self.keys]
@@ -674,10 +671,10 @@ class Leader:
         args = (self.token, STREAM_LIFETIME_MILLISECONDS, message if pause else "", pause)
         return Call(END_FLIGHT, flight_keys(key, self.token), args)
 
-    def _end_later(self, calls: Sequence[Call]) -> None:
-        """Have the keeper repeat ``calls``, which failed: until then the followers wait. Not in a
-        forked child, because its parent leads."""
-        for call in calls if this_process() is self._process else ():
+    def end_later(self, calls: Sequence[Call] = ()) -> None:
+        """Have the keeper end the flights, or repeat ``calls``, which failed: until then the
+        followers wait. Not in a forked child, because its parent leads."""
+        for call in calls or self._endings() if this_process() is self._process else ():
             keeper().add(DeferredRelease(self.server, call))
         self.may_lead = False
 

@@ -69,11 +69,11 @@ class Prometheus(Exporter, Collector):
         self._metrics = [*counters, *histograms]
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: to register is no reason to ask Redis."""
+        """Nothing, so that registering the exporter does not query Redis."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges, of which each process has the same."""
+        """The gauges; each process reports the same values."""
         held = self.gauges()
         for gauge in GAUGES:
             family = GaugeMetricFamily(_PREFIX + gauge.name, gauge.description, labels=["group"])

@@ -20,7 +20,7 @@ from .figures import BOUNDS, CLASSES, PERIODS, add, new, unpack
 if TYPE_CHECKING:
     from ...transport import Client
 
-#: What a summary has of the figures as they are.
+#: The figures that a summary takes over unchanged.
 _COUNTED = {
     **{"contended": at.CONTENDED, "timeouts": at.TIMED_OUT, "rejected": at.REJECTED},
     **{"lost": at.LOST, "crashed": at.CRASHED, "fallbacks": at.FALLBACKS, "failed": at.FAILED},

@@ -188,14 +188,13 @@ class Listing:
         found = [holding.lock for holding in self.held.found]
         if not found:
             return ""
-        silent = sum(bool(lock.silent) for lock in found)
-        waiting = number_of_waiters(self.held.found)
+        counted = (
+            (len(found), _("%(number)s held")),
+            (sum(bool(lock.silent) for lock in found), _("%(number)s silent")),
+            (number_of_waiters(self.held.found), _("%(number)s waiting")),
+        )
+        said = [text % {"number": number_format(number)} for number, text in counted if number]
         oldest = max(lock.held_for or 0.0 for lock in found)
-        said = [_("%(number)s held") % {"number": number_format(len(found))}]
-        if silent:
-            said.append(_("%(number)s silent") % {"number": number_format(silent)})
-        if waiting:
-            said.append(_("%(number)s waiting") % {"number": number_format(waiting)})
         said.append(_("oldest %(duration)s") % {"duration": brief(oldest)})
         return " · ".join(said)
 

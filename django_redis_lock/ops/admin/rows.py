@@ -4,7 +4,6 @@ forms identify it and the holder that was shown."""
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...events import Outage
-from ...formatting import DurationFormat
+from ...formatting import ENGLISH, DurationFormat
 from ...history import Event
 from ...protocol import Owner
 from ..facts import EVENTS, STATUSES, facts, place, short_place, shown
@@ -31,29 +30,9 @@ def _localised(number: str) -> str:
 
 
 FORMAT = DurationFormat(
-    (
-        gettext_lazy("under 1 s"),
-        gettext_lazy("%(seconds)d s"),
-        gettext_lazy("%(minutes)d min %(seconds)d s"),
-        gettext_lazy("%(hours)d h %(minutes)d min"),
-        gettext_lazy("%(days)d d %(hours)d h"),
-    ),
-    (
-        gettext_lazy("%(n)s µs"),
-        gettext_lazy("%(n)s ms"),
-        gettext_lazy("%(n)s s"),
-        gettext_lazy("%(n)s min"),
-        gettext_lazy("%(n)s h"),
-        gettext_lazy("%(n)s d"),
-    ),
-    _localised,
+    tuple(map(gettext_lazy, ENGLISH.pairs)), tuple(map(gettext_lazy, ENGLISH.units)), _localised
 )
 duration, brief, measured = FORMAT.duration, FORMAT.brief, FORMAT.measured
-
-
-def duration_patterns() -> str:
-    """For the page's script, as JSON."""
-    return json.dumps([str(pattern) for pattern in FORMAT.pairs])
 
 
 def seconds_or_none(seconds: float | None) -> float | None:

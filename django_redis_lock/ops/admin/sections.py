@@ -53,10 +53,11 @@ def behaviour_section(
 ) -> dict[str, object]:
     """``search``: only groups whose names contain this; ``address`` returns the query
     string of the list of a group's locks; ``groups``: no others than these."""
+    said = {"rows": [], "nothing": _("No figures yet."), "left_out": 0, "periods": PERIODS.values()}
     try:
         site_of = part("metrics").site_of
     except PartMissing as missing:
-        return {"rows": [], "nothing": f"{missing}.", "left_out": 0, "periods": PERIODS.values()}
+        return {**said, "nothing": f"{missing}."}
     sites = {site_of(alias): alias for alias in reversed(list(aliases))}
     now = Counter((site_of(holding.alias), holding.group) for holding in held)
     failed = not sites
@@ -84,15 +85,9 @@ def behaviour_section(
                 "periods": [behaviour_row(of[period]) for period in PERIODS],
             }
         )
-    nothing = _("No figures yet.")
     if failed:
-        nothing = _("The figures cannot be read: Redis did not answer as it should.")
-    return {
-        "rows": rows,
-        "nothing": nothing,
-        "left_out": max(0, len(found) - MAX_GROUPS),
-        "periods": PERIODS.values(),
-    }
+        said["nothing"] = _("The figures cannot be read: Redis did not answer as it should.")
+    return {**said, "rows": rows, "left_out": max(0, len(found) - MAX_GROUPS)}
 
 
 def _groups(alias: str) -> Iterator[dict[str, Summary]]:
@@ -339,8 +334,8 @@ def _chain_row(first: Wait, waiting: dict[Thread, Wait], url_of: UrlOf) -> dict[
 
 
 def _chain(wait: Wait, waiting: dict[Thread, Wait]) -> tuple[list[HeldLock], bool]:
-    """A thread waits for a lock, whose holder waits for another, and so on: the lock of each wait.
-    Also returns whether the last holder is a thread of the chain: a deadlock."""
+    """The locks along a chain of holders that wait themselves, and whether the last holder is a
+    thread of the chain: a deadlock."""
     locks, seen = [], {wait.thread}
     while True:
         locks.append(wait.holding)

@@ -51,7 +51,7 @@ def _declarations() -> list[LockedFunction]:
 
 
 def _views() -> Iterator[tuple[Any, bool]]:
-    """What the URLs of this site lead to, and whether they have arguments."""
+    """The views of this site's URLs, and whether each URL has arguments."""
     try:
         yield from _callbacks(get_resolver().url_patterns)
     except Exception:  # Django's own checks report it.
@@ -68,7 +68,7 @@ def _callbacks(patterns: Iterable[Any], arguments: bool = False) -> Iterator[tup
 
 
 def _locks_of(view: Any) -> set[LockedFunction]:
-    """Of a view, or of the methods of its class."""
+    """The uses of ``locked()`` around a view, or around the methods of its class."""
     kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
     names = ["dispatch", *getattr(kind, "http_method_names", ())]
     names += (getattr(view, "actions", None) or {}).values()  # Of a view set.
@@ -201,21 +201,17 @@ def check_local_locks() -> Iterator[CheckMessage]:
             if (policy or conf.ON_REDIS_DOWN) == "local":
                 folders.setdefault(conf.LOCAL_LOCK_FOLDER, where)
     for folder, where in folders.items():
-        if problem := _problem_of(folder):
+        try:
+            problem = part("fallback").problem_of(folder)
+        except PartMissing as missing:
+            problem = str(missing)
+        if problem:
             yield found(
                 "W015",
                 f'{where} uses "local" while Redis is down. {problem}.',
                 "Until then these locks fail in an outage. Set LOCAL_LOCK_FOLDER to a folder that "
                 "these processes can write to, on a file system that has flock().",
             )
-
-
-def _problem_of(folder: Any) -> str:
-    try:
-        problem: str = part("fallback").problem_of(folder)
-    except PartMissing as missing:
-        return str(missing)
-    return problem
 
 
 @check()

@@ -98,8 +98,8 @@ def _options(alias: str) -> dict[str, Any]:
 
 
 def _given() -> Iterator[tuple[str, Conf, Mapping[str, Any]]]:
-    """The settings of the process, then those of each cache: what their names begin with in a
-    message, all of them, and those that are given there."""
+    """The settings of the process, then those of each cache: how a message begins that names one,
+    the settings, and the values that are set there."""
     yield "DJANGO_REDIS_LOCK: ", Conf(), given()
     for alias in lock_caches():
         conf = Conf(_options(alias))

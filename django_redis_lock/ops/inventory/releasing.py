@@ -230,18 +230,19 @@ class OwnLocks:
         until = time.monotonic() + DESCRIBED_WITHIN
         while True:
             every = list_held(self._client, b"", MAX_ENTRIES)
-            of_it = {lock: self._is_own(lock.lock_key, _facts(lock)) for lock in every.locks}
+            of_it = {lock: self._is_own(lock) for lock in every.locks}
             unknown = list(of_it.values()).count(None)
             if not unknown or time.monotonic() >= until:
                 return [lock for lock in of_it if of_it[lock]], unknown, every.complete
             time.sleep(0.1)
 
-    def _is_own(self, key: bytes, described: Mapping[str, str]) -> bool | None:
-        if name := described.get("name"):
-            return is_name_of(self._cache, name, key)
-        if self._prefix and key.startswith(self._prefix):
+    def _is_own(self, lock: LockInfo) -> bool | None:
+        """None until its holder describes it."""
+        if lock.stored_name:
+            return is_name_of(self._cache, lock.stored_name, lock.lock_key)
+        if self._prefix and lock.lock_key.startswith(self._prefix):
             return True
-        return False if described else None
+        return None if lock.limit is None else False
 
     def _named(self, lock: LockInfo) -> LockInfo:
         if lock.stored_name:
@@ -257,11 +258,6 @@ class OwnLocks:
             "there are django_redis_lock.cache.reset_all(client) and the admin's list, for one "
             "cache.lock(name).reset()"
         )
-
-
-def _facts(lock: LockInfo) -> dict[str, str]:
-    """What ``HolderInfo.described`` has of a listed lock: nothing for one without a description."""
-    return {} if lock.limit is None else {"id": lock.owner.id, "name": lock.stored_name}
 
 
 def is_name_of(cache: Any, name: str, key: bytes, kind: str = LOCK) -> bool:

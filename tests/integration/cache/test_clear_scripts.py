@@ -73,13 +73,6 @@ def test_clear_keeps_the_locks_as_they_are(database: Database) -> None:
     assert client.zscore(database.indexes[1], LAST_FENCE) == 7
 
 
-def test_clear_of_a_database_without_locks(database: Database) -> None:
-    database.client.flushdb()
-    database.client.set("value", "stays not")
-    assert database.clear() == 1
-    assert database.keys() == set()
-
-
 def test_clear_needs_no_room_for_indexes_without_locks(database: Database) -> None:
     """A cluster's slot keeps its index when it has been used once."""
     for keys, index in zip((ONE, OTHER), database.indexes, strict=True):
@@ -87,13 +80,6 @@ def test_clear_needs_no_room_for_indexes_without_locks(database: Database) -> No
         database.client.zrem(index, keys.lock)
     assert database.clear(room=0) == 1
     assert database.keys() == set()
-
-
-def test_clear_keeps_a_fence_that_is_ahead_of_the_clock(database: Database) -> None:
-    index = database.indexes[0]
-    database.client.zadd(index, {LAST_FENCE: 2**52})
-    assert database.clear() == 1
-    assert database.client.zscore(index, LAST_FENCE) == 2**52
 
 
 def test_clear_keeps_at_most_so_many_locks(database: Database) -> None:

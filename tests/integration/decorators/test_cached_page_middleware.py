@@ -21,7 +21,7 @@ from django.utils import translation
 from django.utils.translation import gettext
 
 from django_redis_lock import cached_page
-from tests.processes import PATIENCE, in_threads, until, waiting_in
+from tests.processes import PATIENCE, until
 
 computed: list[str] = []
 #: Set: the view goes on.
@@ -139,20 +139,6 @@ def test_requests_under_asgi() -> None:
         return found
 
     assert asyncio.run(main()) == ["page 1", "page 2", "page 2", "page 1", "3", "3"]
-
-
-def test_a_crowd_shares_a_computation() -> None:
-    going.clear()
-
-    def ask() -> str:
-        return get("/slow/")
-
-    def release() -> None:
-        until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 9)
-        going.set()
-
-    threading.Thread(target=release, daemon=True).start()
-    assert in_threads(10, ask) == ["page 1"] * 10
 
 
 @pytest.mark.django_db

@@ -202,16 +202,6 @@ def test_all_orders_of_decorators(name: str) -> None:
     assert not wrong, wrong[:3]
 
 
-@pytest.mark.parametrize("order", [("vary_on_cookie", "page"), ("private", "page")])
-def test_class_based_views_and_method_decorator(order: tuple[str, ...]) -> None:
-    def answers(page: Any) -> list[bytes]:
-        decorators = [page if name == "page" else DECORATORS[name] for name in order]
-        view = method_decorator(decorators, name="dispatch")(type("V", (Generic,), {})).as_view()
-        return [respond_as_django(view, ask(user)).content for user in "abab"]
-
-    assert answers(cached_page(60)) == answers(cache_page(60, cache="plain")) == [b"a", b"b"] * 2
-
-
 @pytest.mark.parametrize("name", ["dispatch", "get"])
 def test_rest_views(name: str) -> None:
     calls: list[str] = []

@@ -163,18 +163,6 @@ def test_it_is_released_after_a_rollback_that_was_asked_for() -> None:
     assert balance() == 0
 
 
-def test_the_works_own_exception_rolls_back_and_releases() -> None:
-    @locked("account")
-    def work() -> None:
-        deposit.__wrapped__()
-        raise LookupError
-
-    with pytest.raises(LookupError), transaction.atomic("shop"):
-        work()
-    assert not held()
-    assert balance() == 0
-
-
 def test_an_inner_block_is_not_the_end() -> None:
     with transaction.atomic("shop"):
         with transaction.atomic("shop"):

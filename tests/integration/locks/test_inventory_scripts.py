@@ -25,8 +25,8 @@ from django_redis_lock.protocol.holder_scripts import (
     RECORD_EVENT,
     RESET,
 )
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
-from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.transport import run as run_call
 
@@ -86,26 +86,12 @@ def test_list(scripts: Scripts, script: Script) -> None:
     assert listed("", "", 1, 2) == [3, 2, [b"a:three", b"b:two"]]
 
 
-def test_list_drops_what_is_gone(scripts: Scripts) -> None:
-    for place, key in enumerate(("a:gone", "a:there", "b:gone", "a:last")):
-        scripts.client.zadd("index", {key: place})
-    for key in ("a:there", "a:last"):
-        scripts.client.set(key, "")
-    assert scripts.run(LIST, ("index",), "a:", "", 0, 10) == [3, 0, [b"a:last", b"a:there"]]
-    assert scripts.client.zrange("index", 0, -1) == [b"a:there", b"b:gone", b"a:last"]
-
-
 def test_list_passes_over_the_last_fence(scripts: Scripts) -> None:
     scripts.client.zadd("index", {"a": scripts.now(), LAST_FENCE: scripts.now() * 1000})
     scripts.client.set("a", "token")
     assert scripts.run(LIST, ("index",), "", "", 0, 10) == [2, 0, [b"a"]]
     assert scripts.run(LIST, ("index",), "", "", 0, 1) == [1, 1, []]
     assert scripts.client.zcard("index") == 2
-
-
-def test_list_of_flights_passes_over_what_has_ended(scripts: Scripts) -> None:
-    scripts.client.zadd("index", {"a": scripts.now() - TOLERANCE, "b": scripts.now() + LONG})
-    assert scripts.run(LIST_FLIGHTS, ("index",), "", "", 0, 10) == [1, 0, [b"b"]]
 
 
 # -- DESCRIBE and DESCRIBE_FLIGHTS -----------------------------------------------------------------
@@ -129,12 +115,6 @@ def test_describe_passes_over_a_grant_on_its_way(scripts: Scripts, grant: str, o
     scripts.hold(KEYS)
     scripts.client.rpush(KEYS.grants, grant)
     assert (len(scripts.run(DESCRIBE, KEYS, 0)) == 2) == owned
-
-
-def test_describe_without_companions(scripts: Scripts) -> None:
-    scripts.client.set(KEYS.lock, TOKEN)
-    [_, lock] = scripts.run(DESCRIBE, KEYS, 1)
-    assert lock == [1, TOKEN.encode(), -1, [], [], 0, 1]
 
 
 def test_describe_names_what_is_broken(scripts: Scripts) -> None:

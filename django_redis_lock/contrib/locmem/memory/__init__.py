@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -177,8 +178,9 @@ class Database(Commands):
     def _serve(self, session: Session) -> None:
         while session.unread and session.blocked is None:
             words = session.unread.popleft()
-            if words[0] in (b"BLPOP", b"XREAD"):
-                session.blocked = self._blocking(words)
+            if words[0] in (b"BLPOP", b"XREAD"):  # The caller watches the timeout.
+                read = self._pop_first if words[0] == b"BLPOP" else self.xread
+                session.blocked = partial(read, *words)
                 self._blocked[session] = None
                 self._unblock(session)
             elif words[0] == b"SUBSCRIBE":
@@ -210,13 +212,6 @@ class Database(Commands):
             del self._blocked[session]
             session.answer(reply)
             self._serve(session)
-
-    def _blocking(self, words: list[bytes]) -> Callable[[], object]:
-        """What tries to carry out a blocking command. Its timeout is the caller's to watch."""
-        if words[0] == b"BLPOP":
-            return lambda: self._pop_first(words[1:-1])
-        names = words[words.index(b"STREAMS") + 1 :]
-        return lambda: self._read_streams(names[: len(names) // 2])
 
     def _reply(self, words: Sequence[bytes]) -> object:
         self._tell_time()

@@ -264,8 +264,9 @@ class Commands:
         found = list(self._of(deque, key))
         return found[_slice(len(found), start, stop)]
 
-    def _pop_first(self, keys: Sequence[bytes]) -> list[bytes] | None:
-        for key in keys:
+    def _pop_first(self, *words: bytes) -> list[bytes] | None:
+        """BLPOP."""
+        for key in words[1:-1]:
             if (element := self.lpop(key)) is not None:
                 return [key, element]
         return None
@@ -362,10 +363,9 @@ class Commands:
         return [list(entry) for entry in self._of(list, key)]
 
     def xread(self, *words: bytes) -> list[object] | None:
-        return self._read_streams(words[1 : 1 + len(words) // 2])
-
-    def _read_streams(self, keys: Sequence[bytes]) -> list[object] | None:
         """Each after 0-1, as followers read them."""
+        keys = words[words.index(b"STREAMS") + 1 :]
+        keys = keys[: len(keys) // 2]
         found = [[key, [e for e in self.xrange(key) if e[0] != b"0-1"]] for key in keys]
         return [stream for stream in found if stream[1]] or None
 
