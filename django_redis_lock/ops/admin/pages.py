@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,11 @@ from ..inventory import FLIGHT
 from .listing import MAX_SELECTED, Listing
 from .releasing import entry_of, outlook, parse_choices, release_all, releases
 from .rows import (
+    FORMAT,
     Choice,
     Ref,
     as_of,
     choice_of,
-    duration_patterns,
     event_rows,
     failure_rows,
     holder_rows,
@@ -191,7 +192,7 @@ class Pages:
                 },
                 "may_release": self._admin.has_release_permission(self._request),
                 "refresh_every": self._admin.refresh_every,
-                "durations": duration_patterns(),
+                "durations": json.dumps([str(pattern) for pattern in FORMAT.pairs]),
                 **context,
             },
         )

@@ -4,7 +4,6 @@ forms identify it and the holder that was shown."""
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,11 +33,6 @@ FORMAT = DurationFormat(
     tuple(map(gettext_lazy, ENGLISH.pairs)), tuple(map(gettext_lazy, ENGLISH.units)), _localised
 )
 duration, brief, measured = FORMAT.duration, FORMAT.brief, FORMAT.measured
-
-
-def duration_patterns() -> str:
-    """For the page's script, as JSON."""
-    return json.dumps([str(pattern) for pattern in FORMAT.pairs])
 
 
 def seconds_or_none(seconds: float | None) -> float | None:

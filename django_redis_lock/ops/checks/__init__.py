@@ -201,21 +201,17 @@ def check_local_locks() -> Iterator[CheckMessage]:
             if (policy or conf.ON_REDIS_DOWN) == "local":
                 folders.setdefault(conf.LOCAL_LOCK_FOLDER, where)
     for folder, where in folders.items():
-        if problem := _problem_of(folder):
+        try:
+            problem = part("fallback").problem_of(folder)
+        except PartMissing as missing:
+            problem = str(missing)
+        if problem:
             yield found(
                 "W015",
                 f'{where} uses "local" while Redis is down. {problem}.',
                 "Until then these locks fail in an outage. Set LOCAL_LOCK_FOLDER to a folder that "
                 "these processes can write to, on a file system that has flock().",
             )
-
-
-def _problem_of(folder: Any) -> str:
-    try:
-        problem: str = part("fallback").problem_of(folder)
-    except PartMissing as missing:
-        return str(missing)
-    return problem
 
 
 @check()

@@ -93,7 +93,7 @@ def test_a_version_that_may_be_meant_as_a_timeout_is_warned_of(cache: RedisCache
 @pytest.fixture
 def _patient_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stands still with the machine is not down."""
-    monkeypatch.setattr("django_redis_lock.locking.replicas.REPLY_MARGIN_SECONDS", PATIENCE)
+    monkeypatch.setattr("django_redis_lock.locking.lock.REPLY_MARGIN_SECONDS", PATIENCE)
 
 
 @pytest.mark.usefixtures("_patient_replicas")
