@@ -16,6 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from .steps import Step
+
 #: The system lets a wait stand still while the host sleeps. So no wait is longer in one piece.
 MAX_WAIT_SECONDS = 2.0
 
@@ -33,9 +35,11 @@ def _monotonic() -> Callable[[], float]:
 class Clock:
     """What tells the time and lets it pass: the system's clock, and the base of those of tests."""
 
+    clock: Clock
+
     monotonic = staticmethod(_monotonic())
     time = staticmethod(real.time)
-    sleep: Callable[[float], None] = staticmethod(real.sleep)
+    sleep: Callable[[float], Step[None]] = staticmethod(real.sleep)
     asleep = staticmethod(asyncio.sleep)
 
     def parts(self, seconds: float) -> Iterator[float]:
@@ -62,24 +66,16 @@ class Clock:
             return bool(condition.wait_for(ready))
         return any(map(partial(condition.wait_for, ready), self.parts(seconds)))
 
-
-class Time:
-    """The clock in use. Its functions are attributes, to cost what those of ``time`` cost."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.use(clock)
-
     def use(self, clock: Clock) -> None:
+        """Tell ``clock``'s time from now on. As attributes, its functions cost what those of
+        ``time`` cost."""
         self.clock = clock
-        self.monotonic = clock.monotonic
-        self.time = clock.time
-        self.sleep = clock.sleep
-        self.asleep = clock.asleep
-        self.wait = clock.wait
-        self.wait_for = clock.wait_for
-        self.parts = clock.parts
+        for name in ("monotonic", "time", "sleep", "asleep", "wait", "wait_for", "parts"):
+            setattr(self, name, getattr(clock, name))
 
 
-time = Time(Clock())
+#: The one in use.
+time = Clock()
+time.use(Clock())
 #: The real one, whatever tests do: for what goes on outside of this process.
-real_time = Time(Clock())
+real_time = Clock()

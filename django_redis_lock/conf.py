@@ -19,8 +19,8 @@ from django.core.signals import setting_changed
 from django.dispatch import receiver
 from django.utils.module_loading import import_string
 
+from . import extension
 from .events import check_group
-from .extension import hooks
 from .protocol.validation import (
     ON_REDIS_DOWN,
     check_bool,
@@ -363,4 +363,4 @@ def checked_timeout(timeout: Any) -> float | None:
     return check_seconds("what timeout returns", timeout, zero=True, none="no end")
 
 
-hooks.breaker_limits = lambda: (Conf().BREAKER_FAILURES, Conf().BREAKER_PAUSE)
+extension.breaker_limits = lambda: (Conf().BREAKER_FAILURES, Conf().BREAKER_PAUSE)

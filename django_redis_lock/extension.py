@@ -3,7 +3,6 @@
 * **Parts**: whole subjects that not each site uses. The core imports none of them; it calls
   ``part`` when an option, a setting or a kind of server needs one, and only then is it loaded.
 * **Names on first use**: a package's ``__init__`` offers names of parts without loading them.
-* **Hooks**: what the core calls, and what upper floors put in its place.
 
 Nothing else is imported after start-up. What is loaded here, no fork can break: see ``_imported``.
 """
@@ -100,12 +99,6 @@ def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], An
     return getattr_of_module
 
 
-class Hooks:
-    """What the core calls, and what upper floors put in its place."""
-
-    #: How many costly failures in a row open a circuit breaker (0: none), and for how many seconds
-    #: at a time. Django's settings say others.
-    breaker_limits: Callable[[], tuple[int, float]] = staticmethod(lambda: (2, 2.0))
-
-
-hooks = Hooks()
+#: How many costly failures in a row open a circuit breaker (0: none), and for how many seconds at a
+#: time. Django's settings say others.
+breaker_limits: Callable[[], tuple[int, float]] = lambda: (2, 2.0)  # noqa: E731  # replaced

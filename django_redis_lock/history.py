@@ -36,8 +36,7 @@ from .protocol import (
     renew_call,
 )
 from .protocol.holder_scripts import HEARTBEAT, HEARTBEATS, RECORD_EVENT
-from .protocol.keys import NEWS, events_key, process_key
-from .protocol.owner import (
+from .protocol.holders import (
     HEARTBEAT_EVERY,
     MAX_FENCE,
     MAX_PID,
@@ -46,6 +45,7 @@ from .protocol.owner import (
     bounded,
     fields_of,
 )
+from .protocol.keys import NEWS, events_key, process_key
 from .steps import Step, Steps
 from .threads import Mutex, free_after_fork, get_logger
 from .transport import Answer, Client, Server, is_cluster, run, run_all
@@ -99,7 +99,6 @@ class Event(NamedTuple):
 def note_vanished(
     server: Server, keys: LockKeys, vanished: Vanished, subject: events.Subject | None
 ) -> None:
-    """Record that a holder has crashed."""
     event = _crash(vanished)
     if event is not None:
         keeper().add(CrashRecord(server, keys.name, event, subject))
@@ -170,18 +169,17 @@ def note_call(
     key: bytes,
     what: str,
     owner: Owner,
-    note: str = "",
-    held: float | None = None,
-    name: str = "",
+    *details: Any,
     at: int | None = None,
     server: Server | None = None,
+    **named: Any,
 ) -> Call:
-    """Records that ``what`` happened to the lock at ``key``: now, or ``at`` microseconds of the
-    server's clock; among the news of all locks of ``server``, too, if it is any."""
+    """Records what ``event_args`` takes: now, or ``at`` microseconds of the server's clock; among
+    the news of all locks of ``server``, too, if it is any."""
     # Each end once: the one who has ended it, or noticed it first, knows more.
     before = {"crashed": "lost", "lost": "reset"}.get(what)
     known = json.dumps({"what": before, "id": owner.id})[:-1] if before else ""
-    args = (*event_args(key, what, owner, note, held, name), at or "", known)
+    args = (*event_args(key, what, owner, *details, **named), at or "", known)
     news = (server.index_of(NEWS, key),) if server and what in NEWSWORTHY else ()
     return Call(RECORD_EVENT, (events_key(key), *news), args)
 

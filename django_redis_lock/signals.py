@@ -27,6 +27,19 @@ from .events import Subject
 from .locking import Lock
 from .threads import ThreadPool
 
+__all__ = [
+    "lock_acquired",
+    "lock_fell_back",
+    "lock_lost",
+    "lock_rejected",
+    "lock_released",
+    "lock_timed_out",
+    "server_down",
+    "server_up",
+    "value_computed",
+    "value_refresh_failed",
+]
+
 logger = logging.getLogger("django_redis_lock.signals")
 
 #: Also: fence (int), waited (seconds), contended (bool: it was not free at first).

@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -28,7 +28,6 @@ from ..protocol import (
     AcquireRequest,
     Acquisition,
     Call,
-    LockKeys,
     Owner,
     Refused,
     Reply,
@@ -39,10 +38,9 @@ from ..steps import adrive
 from ..transport import Answer, Client, in_background, pack, server_of
 from ..transport.aio_client import aconnect, arun, check_for_tasks
 from ..transport.aio_connection import AsyncRawConnection
-from .base import BaseLock
+from .base import REPLY_MARGIN_SECONDS, BaseLock
 from .hold import Hold, State, Task, TaskStates, acting_task, log_failed, under_way
 from .lock import refusing
-from .replicas import REPLY_MARGIN_SECONDS, Confirmed, question_to_replicas
 from .waiting import PopReply, Waiter, WaitQueue, logger
 
 if TYPE_CHECKING:
@@ -107,7 +105,6 @@ class AsyncLock(BaseLock):
 
     @property
     def local(self) -> State:
-        """What the task that acts knows."""
         return self._states.mine()
 
     @local.setter
@@ -130,16 +127,23 @@ class AsyncLock(BaseLock):
         A cancelled call leaves no lock behind."""
         return await adrive(*self._acquire(sleep, blocking, blocking_timeout, token))
 
-    async def _send_acquire(self, request: AcquireRequest) -> Reply:
-        call, until = request.acquire_call(request.waiter), request.reply_until()
-        return (await arun(self.redis, call, until=until)).value
-
     async def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return await TaskWaiter(self.redis, request).wait(refused)
 
-    async def _ask_replicas(self, acquired: Acquisition, until: float) -> Confirmed:
-        token, keys = acquired.token, self.keys.at_place(acquired.place)
-        return await aask_replicas(self.redis, keys, token, self.replicas, until)
+    async def _ask_replicas(self, acquired: Acquisition, until: float) -> Sequence[Reply]:
+        keys = self.keys.at_place(acquired.place)
+        connection = await aconnect(self.redis, keys, REPLY_MARGIN_SECONDS)
+        try:
+            question = self._question_to_replicas(keys, acquired.token, until)
+            replies: Sequence[Reply] = await asyncio.wait_for(
+                connection.request(question, replies=2),
+                until - time.monotonic() + REPLY_MARGIN_SECONDS,
+            )
+            return replies
+        except asyncio.TimeoutError:
+            raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None
+        finally:
+            connection.disconnect()
 
     async def _await_confirmation(self, hold: Hold) -> None:
         pending: Any = hold.pending
@@ -253,23 +257,6 @@ class AsyncLock(BaseLock):
                 raise
         if cancelled_by_loss:
             raise self._lost_error() from exc_value
-
-
-async def aask_replicas(
-    client: Client, keys: LockKeys, token: bytes, replicas: int, until: float
-) -> Confirmed:
-    """As ``ask_replicas``, for tasks."""
-    connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)
-    try:
-        question = connection.request(question_to_replicas(keys, token, replicas, until), replies=2)
-        held, confirmed = await asyncio.wait_for(
-            question, until - time.monotonic() + REPLY_MARGIN_SECONDS
-        )
-        return Confirmed(bool(held), int(confirmed))
-    except asyncio.TimeoutError:
-        raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None
-    finally:
-        connection.disconnect()
 
 
 def _in_loop(
@@ -460,8 +447,6 @@ class TaskQueue(WaitQueue):
 
 
 class TaskWaiter(Waiter):
-    """A task that waits."""
-
     queue: TaskQueue
 
     def __init__(self, client: Client, request: AcquireRequest) -> None:

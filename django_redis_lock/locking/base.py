@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import signature
@@ -39,6 +39,7 @@ from ..protocol import (
     Acquisition,
     Call,
     Extended,
+    LockKeys,
     Refused,
     Reply,
     Taken,
@@ -54,6 +55,7 @@ from ..protocol import (
 )
 from ..protocol.holder_scripts import holders_call, parse_holders, reset_call
 from ..protocol.holders import HolderInfo, seconds_to_retry
+from ..protocol.lock_scripts import MARK
 from ..protocol.validation import (
     check_bool,
     check_name,
@@ -75,9 +77,10 @@ from ..transport import (
     is_refusal,
     may_have_run,
     note_sent,
+    pack,
+    pack_words,
     server_of,
 )
-from . import replicas as replication
 from . import waiting
 from .hold import (
     Entry,
@@ -87,14 +90,13 @@ from .hold import (
     Renewal,
     State,
     ThreadState,
-    ThreadStateWithToken,
     acting_task,
     entries,
     is_in_event_loop,
     latest,
     release_late,
 )
-from .waiting import QueueKey, queues
+from .waiting import queues
 
 if TYPE_CHECKING:
     import asyncio
@@ -104,6 +106,11 @@ if TYPE_CHECKING:
     from ..protocol import Owner
 
 logger = get_logger("django_redis_lock.lock")
+
+#: Seconds that replicas have at least, and at most.
+MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0
+#: The answer to a WAIT may be late.
+REPLY_MARGIN_SECONDS = 1.0
 
 
 class BaseLock:
@@ -225,7 +232,6 @@ class BaseLock:
             self.local.token = self.id
 
     def _check_kind(self, redis: object, on_lost: object, cancel_on_lost: object) -> None:
-        """Raises TypeError if one of these is not for a lock of this kind."""
         if on_lost is not None:
             if not callable(on_lost):
                 raise TypeError(f"on_lost must be callable, not {on_lost!r}")
@@ -237,7 +243,7 @@ class BaseLock:
             )
 
     def _new_state(self) -> State:
-        return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
+        return ThreadState(self.id)
 
     def _encode(self, value: str | bytes) -> bytes:
         return value if type(value) is bytes else encoded(self.redis, value)
@@ -321,14 +327,12 @@ class BaseLock:
 
     # -- what ``lock`` and ``aio`` do -----------------------------------------------------------
 
-    #: Run a script.
+    #: Run a script; wait for the reply until a monotonic time, or as long as the client does.
     _run: Callable[..., Step[Answer]]
-    #: Send ACQUIRE; its reply.
-    _send_acquire: Callable[[AcquireRequest], Step[Reply]]
     #: Wait for the lock in this process's queue; None at the deadline.
     _wait: Callable[[AcquireRequest, Refused | None], Step[Acquisition | None]]
-    #: Wait so many seconds, at most, for the replicas.
-    _ask_replicas: Callable[[Acquisition, float], Step[replication.Confirmed]]
+    #: Wait for the replicas until a monotonic time; see ``_question_to_replicas``.
+    _ask_replicas: Callable[[Acquisition, float], Step[Sequence[Reply]]]
     #: Wait for the reply to TAKE_GRANT.
     _await_confirmation: Callable[[Hold], Step[None]]
 
@@ -411,7 +415,6 @@ class BaseLock:
         return self.timeout if entry is None else entry.timeout
 
     def _entered(self) -> None:
-        """The lock was taken by ``with``."""
         entry = self.local.entry
         if entry is not None and entry.depth > 1:
             return  # The block around this one is left after it.
@@ -455,13 +458,15 @@ class BaseLock:
         The first request registers a waiter if the lock is taken, so the queue is made only then.
         If others of this process wait already, the caller waits behind them.
         """
-        if queues and wait != 0 and self._queue_key() in queues:
+        key = server_of(self.redis), self.keys.lock, self._loop(), self.limit
+        if queues and wait != 0 and key in queues:
             self._on_contended(wait)
             waited: Acquisition | None = yield self._wait(request._replace(waiter=b""), None)
             return waited
         sent_at, refused = time.monotonic(), None
         try:
-            reply = parse_acquire((yield self._send_acquire(request)), sent_at)
+            call, until = request.acquire_call(request.waiter), request.reply_until()
+            reply = parse_acquire((yield self._run(call, until)).value, sent_at)
             if isinstance(reply, Taken):
                 if reply.vanished is not None:
                     server = server_of(self.redis)
@@ -486,8 +491,10 @@ class BaseLock:
         """Raises TooFewReplicas unless they know of ``acquired`` while it may be waited for, within
         reason."""
         request.may_hold[:] = [(acquired.token, acquired.attempt, acquired.place)]
+        now = time.monotonic()
         until = math.inf if wait is None else request.asked_at + wait
-        by = replication.confirmed_by(until, request.lifetime)
+        most = min(MAX_PATIENCE_SECONDS, (request.lifetime or math.inf) / 3)
+        by = min(max(until, now + MIN_PATIENCE_SECONDS), now + most)
         try:
             held, known = yield self._ask_replicas(acquired, by)
         except Exception as error:
@@ -496,8 +503,11 @@ class BaseLock:
         if not held or known < self.replicas:
             raise TooFewReplicas(known if held else 0, self.replicas, self._shown)
 
-    def _queue_key(self) -> QueueKey:
-        return server_of(self.redis), self.keys.lock, self._loop(), self.limit
+    def _question_to_replicas(self, keys: LockKeys, token: bytes, until: float) -> bytes:
+        """Its two replies: whether ``token`` still holds the lock, and how many replicas know."""
+        mark = pack(Call(MARK, keys, (token,)), known=False)
+        left = milliseconds(until - time.monotonic())
+        return mark + pack_words(b"WAIT", b"%d" % self.replicas, b"%d" % left)
 
     def _new_lifeline(self) -> Lifeline:
         hold = self._new_hold()
@@ -515,7 +525,6 @@ class BaseLock:
         return hold
 
     def _note_hold(self, hold: Hold, lifeline: Lifeline | None) -> None:
-        """The caller has this ``hold`` from now on."""
         local = self.local
         hold.task, hold.shared = local.task, bool(hold.attempt) or not self.thread_local
         local.hold, local.token, local.renewal = hold, hold.token, lifeline
@@ -692,7 +701,17 @@ class BaseLock:
         token = self._owned_token(verb)
         if self.degraded:
             return True
-        call = self._extend_call(verb, seconds, replace)
+        # Of the lock of a token from elsewhere, only Redis knows whether it has a lifetime.
+        unknown = verb == "extend" and self.id is not None and hold is None
+        if self._lifetime is None and not unknown:
+            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
+        amount = milliseconds(check_seconds("the time to extend by", seconds))
+        attempt = b"" if hold is None else hold.attempt
+        how = ("1", attempt, b"") if replace else ("0", attempt, secrets.token_hex(8).encode())
+        keys, limit = (self.keys, self.limit) if hold is None else (hold.keys, hold.limit)
+        call = Call(EXTEND, keys, (token, amount, *how))
+        if limit != 1:
+            call = Call(part("limit").PLACE_EXTEND, keys, (*call.args, limit))
         if hold is not None and hold.pending is not None:
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._await_confirmation(hold)
@@ -719,21 +738,6 @@ class BaseLock:
         hold.held_until(deadline, asked_at)
         if self.local.renewal is not None:
             self.local.renewal.reschedule(asked_at)
-
-    def _extend_call(self, verb: str, seconds: float, replace: bool) -> Call:
-        token = self._owned_token(verb)
-        hold = self.local.hold
-        # Of the lock of a token from elsewhere, only Redis knows whether it has a lifetime.
-        unknown = verb == "extend" and self.id is not None and hold is None
-        if self._lifetime is None and not unknown:
-            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
-        amount = milliseconds(check_seconds("the time to extend by", seconds))
-        attempt = b"" if hold is None else hold.attempt
-        how = ("1", attempt, b"") if replace else ("0", attempt, secrets.token_hex(8).encode())
-        keys, limit = (self.keys, self.limit) if hold is None else (hold.keys, hold.limit)
-        if limit == 1:
-            return Call(EXTEND, keys, (token, amount, *how))
-        return Call(part("limit").PLACE_EXTEND, keys, (token, amount, *how, limit))
 
     def _not_owned(self, verb: str, reason: str) -> NoReturn:
         text = f"Cannot {verb} a lock that's no longer owned{reason and f': {reason}'}"
@@ -762,21 +766,16 @@ class BaseLock:
         return self.reentrant and self._entry_of_caller() is not None
 
     def _enter_or_acquire(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        if self._enter_again():
-            return True
+        entry = self._entry_of_caller()
+        if entry is not None:
+            on_lost = None if self.on_lost is None else self._for_keeper(self.on_lost)
+            if entry.enter(self.local, on_lost):
+                return True
         acquired = yield from self._acquire_steps(request, wait)
         if acquired:
             entry = Entry(self.local, self.timeout, self.min_hold)
             self.local.entry = entries[self._entry_key()] = entry
         return acquired
-
-    def _enter_again(self) -> bool:
-        """Whether the caller holds the lock already, and has gone in once more."""
-        entry = self._entry_of_caller()
-        if entry is None:
-            return False
-        on_lost = None if self.on_lost is None else self._for_keeper(self.on_lost)
-        return entry.enter(self.local, on_lost)
 
     def _leave_or_release(self) -> Steps[None]:
         entry = self.local.entry
@@ -786,7 +785,6 @@ class BaseLock:
             self._not_owned("release", self.lost_reason)
 
     def _is_by_caller(self, hold: Hold) -> bool:
-        """Whether the caller is the one that has acquired ``hold``."""
         if not self.asynchronous:  # A thread that waits stops all of its tasks.
             return hold.by_this_thread
         return hold.task is not None and hold.task() is acting_task()
@@ -857,7 +855,6 @@ class BaseLock:
         return any(held.token == mine for held in holders)
 
     def _not_acquired_steps(self) -> Steps[LockNotAcquired]:
-        """The error of a ``with`` block."""
         held = None
         with suppress(RedisError):
             held = yield from self._held_steps()
@@ -893,7 +890,6 @@ class BaseLock:
             self._warn_of_deadlock(bool(mine))
 
     def _refuse_endless_wait(self) -> NoReturn:
-        """The caller itself holds the lock and nothing else ends that."""
         who = "task" if self.asynchronous else "thread"
         text = f"This {who} already holds the lock, and would wait for itself forever: "
         if not self.asynchronous and is_in_event_loop():

@@ -122,7 +122,6 @@ class Hold:
         self.process = this_process()
 
     def begin(self, granted: Acquisition, keys: LockKeys, limit: int = 1) -> None:
-        """The lock, or the place, at ``keys`` is acquired."""
         self.keys, self.limit = keys, limit
         self.token, self.fence, self.began, self.deadline, self.attempt, self.pending, *_ = granted
         self.renews_until = self.began + self._renews_for
@@ -187,7 +186,6 @@ class Hold:
                 self.deadline, self._confirmed_at = deadline, time.monotonic()
 
     def confirm(self, wait: bool = False) -> None:
-        """Note the reply that confirms the grant, if it has come."""
         pending = self.pending
         until = None if pending is None else pending.read_reply(wait)
         if until is None:
@@ -371,7 +369,6 @@ class Renewal(Job):
         hold.release_later(self.server, grant_timeout, min_hold)
 
     def _lock_fields(self) -> list[str]:
-        """Of the description, what is not about the holder."""
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
         terms = ["lifetime", str(lifetime), "fence", str(hold.fence)]
@@ -398,7 +395,6 @@ class Renewal(Job):
         self.stop()
 
     def _refused(self, value: Reply, early: bool) -> None:
-        """Redis does not have the lock any more, says ``value``."""
         self._lose(history.why(self, value, early))
 
     def _renewing(self, now: float) -> bool:
@@ -508,7 +504,6 @@ def acting_task() -> Task:
 
 
 def is_in_event_loop() -> bool:
-    """Whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -537,7 +532,6 @@ class State:
     task: weakref.ref[asyncio.Task[object]] | None = None
 
     def mine(self) -> State:
-        """What the caller knows."""
         return self
 
     def known(self) -> Known:
@@ -550,14 +544,11 @@ class State:
 
 
 class ThreadState(State, threading.local):
-    """What each thread knows."""
+    """What each thread knows: at first the ``token`` by which another handle has the lock."""
 
-
-class ThreadStateWithToken(ThreadState):
-    """Each thread may at first release the lock that another handle has acquired with ``token``."""
-
-    def __init__(self, token: bytes) -> None:
-        self.token = token
+    def __init__(self, token: bytes | None) -> None:
+        if token is not None:
+            self.token = token
 
 
 class TaskStates(State):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -20,10 +20,9 @@ from ..protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, Refu
 from ..protocol.validation import check_time
 from ..steps import drive
 from ..threads import ThreadEvent, in_context
-from ..transport import Answer, Client, RawConnection, Server, pack, run, server_of
+from ..transport import Answer, Client, RawConnection, Server, exchange_with, pack, run, server_of
 from ..transport.server import has_socket, read, readable, shut
-from . import replicas as replication
-from .base import BaseLock
+from .base import REPLY_MARGIN_SECONDS, BaseLock
 from .hold import Hold, log_failed
 from .waiting import POPPING, MayNotBlock, PopReply, Waiter, WaitQueue
 
@@ -88,16 +87,16 @@ class Lock(BaseLock):
         """
         return drive(*self._acquire(sleep, blocking, blocking_timeout, token))
 
-    def _send_acquire(self, request: AcquireRequest) -> Reply:
-        call, until = request.acquire_call(request.waiter), request.reply_until()
-        return run(self.redis, call, until=until).value
-
     def _wait(self, request: AcquireRequest, refused: Refused | None) -> Acquisition | None:
         return ThreadWaiter(self.redis, request).wait(refused)
 
-    def _ask_replicas(self, acquired: Acquisition, until: float) -> replication.Confirmed:
-        where = self.redis, self.keys.at_place(acquired.place)
-        return replication.ask_replicas(*where, acquired.token, self.replicas, until)
+    def _ask_replicas(self, acquired: Acquisition, until: float) -> Sequence[Reply]:
+        keys = self.keys.at_place(acquired.place)
+        question = self._question_to_replicas(keys, acquired.token, until)
+        server = server_of(self.redis).locate(keys)
+        until += REPLY_MARGIN_SECONDS
+        replies: Sequence[Reply] = exchange_with(server, question, 2, until=until)
+        return replies
 
     def _await_confirmation(self, hold: Hold) -> None:
         hold.confirm(wait=True)
@@ -240,7 +239,6 @@ class PendingReply:
         return self.read_reply(True)
 
     def read_reply(self, wait: bool) -> float | None:
-        """See ``PendingLifetime``."""
         if self._pid != os.getpid():
             return None  # The answer is the parent's; to read it would leave the parent without.
         if not self.claim():
@@ -286,8 +284,6 @@ class PendingReply:
 
 
 class ThreadQueue(WaitQueue):
-    """A queue of threads."""
-
     connection: RawConnection | None = None
     pending: PendingReply | None = None
 
@@ -338,8 +334,6 @@ class ThreadQueue(WaitQueue):
 
 
 class ThreadWaiter(Waiter):
-    """A thread that waits."""
-
     queue: ThreadQueue
 
     def __init__(self, client: Client, request: AcquireRequest) -> None:

@@ -162,7 +162,6 @@ class WaitQueue:
         self.leave(waiter)
 
     def is_led_by(self, waiter: Waiter) -> bool:
-        """Whether ``waiter`` is the one that waits in Redis."""
         with _mutex:
             return bool(self.waiters) and self.waiters[0] is waiter
 
@@ -172,7 +171,6 @@ class WaitQueue:
         return queues.get(self.key) is not self
 
     def dissolve(self) -> None:
-        """The last waiter has left."""
         with _mutex:
             if not self.closed:
                 del queues[self.key]
@@ -182,19 +180,15 @@ class WaitQueue:
             keeper().add(SentOnce(self.server, self.request.unregister_call(self.id)))
             self._must_unregister = False
 
-    def _close_if_last(self) -> bool:
-        """Close the queue if one member is left in it; return whether it was closed. What is sent
-        next must unregister its id."""
+    def id_to_unregister(self) -> bytes:
+        """The first member stops waiting. If no other waits, this closes the queue; returns the id
+        that the next call must unregister then."""
         with _mutex:
             if len(self.waiters) > 1 or self.closed:
-                return False
+                return b""
             del queues[self.key]
             self._must_unregister = False
-            return True
-
-    def id_to_unregister(self) -> bytes:
-        """The first member stops waiting: the id to unregister, if no other member waits."""
-        return self.id if self._close_if_last() else b""
+            return self.id
 
     # -- what the server has answered --------------------------------------------------------
 
@@ -212,7 +206,6 @@ class WaitQueue:
         keeper().add(self._watch)
 
     def note_taken(self, request: AcquireRequest, taken: Taken) -> Acquisition:
-        """ACQUIRE or LEAVE has got the lock."""
         if taken.vanished is not None:
             history.note_vanished(self.server, request.keys, taken.vanished, request.subject)
         return request.acquired_by_reply(taken, contended=True)
@@ -232,10 +225,6 @@ class WaitQueue:
             if not self.waiters:
                 self.dissolve()
 
-    def has_moved(self) -> bool:
-        """Whether the lock is now on another server than the one where the first member waits."""
-        return self.node is not None and self.server.seen_at(self.request.keys) is not self.node
-
     def grant_in(self, reply: PopReply) -> Grant | None:
         """The grant that the blocking pop has returned. None if LEAVE or an operator (CLIENT
         UNBLOCK) has ended the pop."""
@@ -250,8 +239,8 @@ class WaitQueue:
         enough to be believed before TAKE_GRANT is answered."""
         age = self.clock.age(grant.fence) if self.clock else math.inf
         max_age = min(MAX_GRANT_AGE_SECONDS, request.grant_timeout / 4)
-        if abs(age) >= max_age or request.must_confirm_grants:
-            return None
+        if abs(age) >= max_age or request.attempt or request.replicas:
+            return None  # Only its full lifetime counts.
         until = arrived_at + request.grant_timeout - max(age, 0.0)
         return min(until, request.until(arrived_at))
 
@@ -300,7 +289,9 @@ class QueueWatch(Job):
         self._untaken = self._untaken + 1 if untaken else 0
         if untaken:
             self.due = min(self.due, time.monotonic() + 0.2)
-        if self._untaken > 1 or self._queue.has_moved():
+        node = self._queue.node
+        has_moved = node is not None and self.server.seen_at(request.keys) is not node
+        if self._untaken > 1 or has_moved:
             self._untaken = 0
             self._queue.wake()
         self._warn()
@@ -425,7 +416,6 @@ class Waiter:
         return (yield from self._wait_through_outages())
 
     def _acquire_or_register(self) -> Steps[Acquisition | None]:
-        """Take the lock if it is free, else register the queue."""
         sent_at = time.monotonic()
         call, until = self.queue.acquire_call(self._request), self._request.reply_until()
         reply = parse_acquire((yield self._run(call, until)), sent_at)
@@ -575,7 +565,6 @@ class Waiter:
     # an interrupt ``wait`` of a subclass gives back the one, ``_abandon`` the other.
 
     def release_grant_in(self, reply: PopReply) -> None:
-        """Release the grant that a pop has returned in ``reply``, if it has."""
         if (grant := self.queue.grant_in(reply)) is not None:
             self._release_later((grant.token, b"", grant.place))
 

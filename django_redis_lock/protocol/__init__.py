@@ -18,6 +18,7 @@ from .acquisition import parse_grant as parse_grant
 from .acquisition import parse_renew as parse_renew
 from .acquisition import release_call as release_call
 from .acquisition import renew_call as renew_call
+from .holders import Owner as Owner
 from .identity import activity as activity
 from .identity import as_bytes as as_bytes
 from .identity import encodable as encodable
@@ -31,7 +32,6 @@ from .keys import LockKeys as LockKeys
 from .keys import lock_keys as lock_keys
 from .keys import printable as printable
 from .lock_scripts import EXTEND as EXTEND
-from .owner import Owner as Owner
 from .script import Call as Call
 from .script import Reply as Reply
 from .script import Script as Script

@@ -218,11 +218,6 @@ class AcquireRequest(NamedTuple):
         return bool(self.attempt)
 
     @property
-    def must_confirm_grants(self) -> bool:
-        """Whether a grant counts only after its full lifetime is confirmed."""
-        return self.chosen or bool(self.replicas)
-
-    @property
     def falls_back(self) -> bool:
         """Whether the caller does not wait through a long outage."""
         return self.outage_patience < math.inf

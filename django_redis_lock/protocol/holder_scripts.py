@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from ..extension import part
 from . import lock_scripts  # noqa: F401  # First: the functions here may call those there.
-from .holders import HolderInfo
+from .holders import MAX_FENCE, HolderInfo
 from .identity import new_token
 from .keys import INDEX, NEWS, LockKeys, events_key
-from .owner import MAX_FENCE
 from .script import Call, Reply, script, shared
 from .validation import milliseconds
 

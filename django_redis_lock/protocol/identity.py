@@ -42,7 +42,6 @@ def process_id() -> str:
 
 
 def new_token() -> bytes:
-    """A random value that proves the ownership of a lock."""
     return hexlify(os.urandom(16))
 
 
@@ -71,7 +70,6 @@ _here, _process_id = _Here(), secrets.token_urlsafe(6)
 
 @after_fork
 def _forget_names() -> None:
-    """The child is another process."""
     global _here, _process_id
     _here, _process_id = _Here(), secrets.token_urlsafe(6)
 

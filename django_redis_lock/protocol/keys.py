@@ -66,7 +66,6 @@ class LockKeys(NamedTuple):
 
     @property
     def own(self) -> tuple[bytes, ...]:
-        """All but the index."""
         return self[:-1]
 
     @property
@@ -214,7 +213,7 @@ def is_lock(key: bytes) -> bool:
 
 
 def process_key(process: str) -> bytes:
-    """The key of the last heartbeat of a process (see ``owner.process_id``), and the channel on
+    """The key of the last heartbeat of a process (see ``process_id``), and the channel on
     which RESET tells it which lock it has lost."""
     return b"django_redis_lock:process:" + process.encode()
 

@@ -487,3 +487,15 @@ if not holder then
 end
 return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
 """)
+
+#: A write that only passes over a fence, sent before WAIT on the same connection: a confirmation
+#: is of use only for what came before it in the primary's stream.
+#:
+#: KEYS  lock keys        ARGV  token        returns 1, or 0 if this token does not hold the lock
+#: atomic because it must be of the same primary as the look at the lock.
+MARK = script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+describe_until(redis.call('PTTL', KEYS[1]))  -- Never refused, so the next is not either.
+next_fence()
+return 1
+""")

@@ -40,7 +40,6 @@ class Script:
 
     @property
     def source(self) -> str:
-        """The text that Redis runs."""
         if not self._source:
             source = ""
             for part in self._parts:

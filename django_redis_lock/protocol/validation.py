@@ -97,28 +97,21 @@ def _warn_of(what: str, seconds: float) -> None:
 
 def check_share(what: str, value: object) -> float:
     """``value`` as a share of something, from 0 to 1. Raises as ``check_seconds`` does."""
-    return float(_number(what, value, "a number from 0 to 1", 1, whole=False))
+    return float(_number(what, value, (int, float), "a number", 0, 1))
 
 
-def check_count(what: str, value: object) -> int:
-    """``value`` as a number of something, which may be 0. Raises as ``check_seconds`` does."""
-    return int(_number(what, value, "a whole number of 0 or more", math.inf))
+def check_count(what: str, value: object, least: int = 0, most: float = math.inf) -> int:
+    """``value`` as a number of something. Raises as ``check_seconds`` does."""
+    return int(_number(what, value, int, "a whole number", least, most))
 
 
-def check_limit(value: object) -> int:
-    """``value`` as the number of places of a lock. Raises as ``check_seconds`` does."""
-    allowed = f"a whole number from 1 to {MAX_LIMIT}"
-    return int(_number("limit", value, allowed, MAX_LIMIT, least=1))
-
-
-def _number(
-    what: str, value: object, allowed: str, most: float, *, least: int = 0, whole: bool = True
-) -> float:
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+def _number(what: str, value: Any, kind: Any, allowed: str, least: int, most: float) -> float:
+    allowed += f" of {least} or more" if most == math.inf else f" from {least} to {most}"
+    if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"{what} must be {allowed}, not {value!r}")
     if not least <= value <= most:
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def check_bool(what: str, value: object) -> bool:
@@ -167,7 +160,7 @@ OPTIONS: Mapping[str, Callable[[object], Any]] = {
     "replicas": partial(check_count, "replicas"),
     "grant_timeout": partial(check_time, "grant_timeout"),
     "reentrant": partial(check_bool, "reentrant"),
-    "limit": check_limit,
+    "limit": partial(check_count, "limit", least=1, most=MAX_LIMIT),
     "label": check_label,
     "group": check_group,
 }

@@ -14,10 +14,9 @@ import math
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .. import events
+from .. import events, extension
 from ..clock import real_time as time
 from ..events import Outage, ServerDown, ServerUp
-from ..extension import hooks
 from ..threads import Mutex, free_after_fork, get_logger
 from .address import PROBE_SECONDS, Settings
 from .refusals import note_sent
@@ -86,7 +85,7 @@ class Breaker:
                         f"it is asked again in {self._open_until - now:.1f} s ({self._error})"
                     )
                 # The probe. Should it end without a word, another follows.
-                self._open_until = now + PROBE_TIMEOUT_SECONDS + hooks.breaker_limits()[1]
+                self._open_until = now + PROBE_TIMEOUT_SECONDS + extension.breaker_limits()[1]
             return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if left is None else left)
 
     def first_wait(self, old: bool, left: float | None, timeout: float) -> float | None:
@@ -131,7 +130,7 @@ class Breaker:
                 self._open_until = time.monotonic()  # Refused: the next call costs no time, either.
             return False
         self._costly += 1
-        most, pause = hooks.breaker_limits()
+        most, pause = extension.breaker_limits()
         if not most or self._costly < most:
             return False
         before, self._open_until = self._open_until, time.monotonic() + pause

@@ -29,7 +29,7 @@ from django_redis_lock import Lock, unique_task
 from django_redis_lock.contrib import metrics
 from django_redis_lock.history import note_call
 from django_redis_lock.middleware import doing
-from django_redis_lock.protocol.owner import Owner
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import run
 from tests.browser.conftest import PAGE, Open

@@ -15,8 +15,8 @@ from django.core.cache import caches
 
 from django_redis_lock.contrib import metrics
 from django_redis_lock.history import note_call
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.identity import hostname
-from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.server import run
 from tests import lanes
 from tests.browser.conftest import PAGE, Open

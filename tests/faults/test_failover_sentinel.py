@@ -247,7 +247,7 @@ def test_the_loser_calls_on_lost_and_the_waiter_acquires(
     assert other.fence > fence
 
 
-REPLICAS = "django_redis_lock.locking.replicas"
+REPLICAS = "django_redis_lock.locking.base"
 
 
 class TestReplicas:

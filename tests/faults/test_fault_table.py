@@ -32,13 +32,12 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from django_redis_lock import Lock, Redlock, locked
+from django_redis_lock import Lock, Redlock, extension, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import instant_loss, metrics
 from django_redis_lock.contrib.metrics import report
 from django_redis_lock.decorators import cached_page
 from django_redis_lock.exceptions import TooFewServers
-from django_redis_lock.extension import hooks
 from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import Renewal
@@ -620,7 +619,7 @@ def world(
     # So long they bear a server that is busy; else the test would take longer, too.
     monkeypatch.setattr(report, "REPLY_TIMEOUT", 2.0)
     monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 2.0)
-    monkeypatch.setattr(hooks, "breaker_limits", lambda: (2, 0.3))
+    monkeypatch.setattr(extension, "breaker_limits", lambda: (2, 0.3))
     options: dict[str, Any] = {"LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
     options["SOCKET_TIMEOUT"] = (TLS_TIMEOUT if fault.tls else TIMEOUT) * pace
     scheme = "redis"

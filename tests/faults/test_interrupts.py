@@ -35,6 +35,7 @@ from django_redis_lock.decorators import section
 from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.locking.lock import ThreadQueue
 from django_redis_lock.protocol import acquisition
+from django_redis_lock.protocol.lock_scripts import ACQUIRE
 from django_redis_lock.singleflight.runners import under_computation
 from django_redis_lock.transport import server_of
 from tests.processes import until
@@ -300,9 +301,9 @@ class RepeatedAcquire(Lock):
 
     asked = 0
 
-    def _send_acquire(self, request: Any) -> Any:
-        reply = super()._send_acquire(request)
-        self.asked += 1
+    def _run(self, call: Any, *args: Any) -> Any:
+        reply = super()._run(call, *args)
+        self.asked += call.script is ACQUIRE
         if self.asked == 2:
             assert self.redis.zcard(self.keys.waiters) == 1
             raise Interrupt

@@ -380,8 +380,8 @@ def test_too_few_replicas_are_no_outage(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who wants more than one server to know of the lock does not get one that none knows of."""
-    monkeypatch.setattr("django_redis_lock.locking.replicas.MAX_PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr("django_redis_lock.locking.replicas.REPLY_MARGIN_SECONDS", PATIENCE)
+    monkeypatch.setattr("django_redis_lock.locking.base.MAX_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("django_redis_lock.locking.lock.REPLY_MARGIN_SECONDS", PATIENCE)
     cache = cache_of(own_server, LOCK_ON_REDIS_DOWN="local", SOCKET_TIMEOUT=PATIENCE)
     with pytest.raises(TooFewReplicas):
         cache.lock("nightly", replicas=1, timeout=30).acquire()

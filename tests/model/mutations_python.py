@@ -36,10 +36,9 @@ THRESHOLD = 85
 TESTS: dict[str, str] = {
     "locking": "owner lock_arguments lock lock_waiting async_lock reentry clients logging signals "
     "why_lost lost_replies interrupts",
-    "locking.base": "lock lock_waiting async_lock logging signals reentry why_lost refusals "
-    "out_of_memory redis_down lost_replies interrupts",
+    "locking.base": "lock cache_lock lock_waiting async_lock logging signals reentry why_lost "
+    "refusals out_of_memory redis_down failover_sentinel lost_replies interrupts",
     "history": "inventory_scripts heartbeat logging inventory why_lost instant_loss",
-    "locking.replicas": "cache_lock lock async_lock failover_sentinel",
     "locking.aio": "async_lock cancel_on_lost reentry unconfirmed_grants cancelled closed_waits "
     "dead_pop forgotten_connections lost_replies outage",
     "locking.lock": "lock lock_waiting logging unconfirmed_grants reentry dead_pop "
@@ -59,9 +58,8 @@ TESTS: dict[str, str] = {
     "moved_address sentinel cluster",
     "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
     "transport.hints": "hints refusals clear",
-    "keeper.link": "full_server lock logging redis refusals busy shutdown instant_loss loading",
     "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
-    "keeper": "lock logging redis refusals busy shutdown instant_loss loading",
+    "keeper": "lock logging redis refusals busy full_server shutdown instant_loss loading",
     "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
     "stampede computation_events nested_values background_context shutdown outage exporters "
     "interrupts",
@@ -82,7 +80,7 @@ TESTS: dict[str, str] = {
     "cache.on_commit": "on_commit",
     "contrib.other_backends": "other_backends without_redis",
     "cache.values": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
-    "cold_reads computation_events cache other_tools redis_down arguments lifetime_by_value "
+    "stampede computation_events cache other_tools redis_down arguments lifetime_by_value "
     "error_ttl aget_or_set",
     "cache.async_methods": "async_methods aget_or_set lost_replies_of_the_cache own_writes",
     "contrib.fallback": "locks_of_this_host redis_down fault_table",

@@ -13,9 +13,8 @@ from django.utils import translation
 
 from django_redis_lock.contention import Conflict
 from django_redis_lock.exceptions import LockNotAcquired
-from django_redis_lock.protocol.holders import HolderInfo
+from django_redis_lock.protocol.holders import HolderInfo, Owner
 from django_redis_lock.protocol.identity import fingerprint
-from django_redis_lock.protocol.owner import Owner
 
 HOLDER = Owner("abc123", "web-1", 42, "MainThread", "nightly", 1000.0)
 

@@ -11,7 +11,7 @@ from redis import exceptions as redis_exceptions
 import django_redis_lock
 from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwnedError
 from django_redis_lock.exceptions import TooFewReplicas, TooFewServers
-from django_redis_lock.protocol.owner import Owner
+from django_redis_lock.protocol.holders import Owner
 
 ALL = [LockError, LockLost, LockNotAcquired, LockNotOwnedError]
 HOLDER = Owner("c0ffee", "web-1", 4711, "MainThread", "nightly", 5.0)

@@ -31,7 +31,7 @@ OF_THE_PARENT = {
     "contrib/locmem/memory/__init__.py": 1,
     "contrib/several_names/__init__.py": 1,
     "contrib/instant_loss.py": 1,
-    "keeper/__init__.py": 2,
+    "keeper.py": 2,
     "threads.py": 5,  # One only for its type.
     "singleflight/flight.py": 1,
     "cache/values.py": 1,

@@ -186,7 +186,7 @@ def test_the_imports_of_a_module_are_found() -> None:
 import os
 from typing import TYPE_CHECKING
 from . import keys
-from .owner import Owner
+from .holders import Owner
 from .. import exceptions
 if TYPE_CHECKING:
     from ..admin import HeldLocks
@@ -199,13 +199,13 @@ def later():
         "os",
         "typing.TYPE_CHECKING",
         f"{PACKAGE}.protocol.keys",
-        f"{PACKAGE}.protocol.owner.Owner",
+        f"{PACKAGE}.protocol.holders.Owner",
         f"{PACKAGE}.exceptions",
         f"{PACKAGE}.conf.Conf",
         f"{PACKAGE}.cache.RedisCache",
     }
     assert "protocol" in own_imports_of("transport.server")
-    assert "protocol.keys" in own_imports_of("protocol.owner") | own_imports_of("protocol")
+    assert "protocol.keys" in own_imports_of("protocol.holders") | own_imports_of("protocol")
     assert "locking" in own_imports_of("")
 
 
@@ -258,9 +258,7 @@ def test_a_module_imports_other_packages_by_their_face() -> None:
 #: Faces besides a package's ``__init__``, each for one subject: the names of keys, the checks of
 #: arguments, what tasks use, which errors pass. And what optional parts are made of, as the core
 #: is.
-SECOND_FACES = {
-    f"protocol.{name}" for name in ("identity", "keys", "validation", "owner", "holders")
-}
+SECOND_FACES = {f"protocol.{name}" for name in ("identity", "keys", "validation", "holders")}
 SECOND_FACES |= {f"protocol.{name}" for name in ("lock_scripts", "holder_scripts", "script")}
 SECOND_FACES |= {
     f"transport.{name}" for name in ("refusals", "hints", "aio_client", "aio_connection")

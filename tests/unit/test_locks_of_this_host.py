@@ -22,7 +22,7 @@ from django_redis_lock.contrib.fallback.file_lock import (
     pauses,
     problem_of,
 )
-from django_redis_lock.protocol.owner import Owner
+from django_redis_lock.protocol.holders import Owner
 from tests.processes import Link, in_threads, processes
 from tests.support.clock import clock
 

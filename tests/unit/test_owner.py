@@ -10,9 +10,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from django_redis_lock.protocol import named_token
-from django_redis_lock.protocol.holders import HolderInfo
+from django_redis_lock.protocol.holders import HolderInfo, Owner
 from django_redis_lock.protocol.identity import fingerprint, hostname
-from django_redis_lock.protocol.owner import Owner
 
 OWNER = Owner("c0ffee", "web-1", 4711, "MainThread", "nightly report", 1_750_000_000.25)
 

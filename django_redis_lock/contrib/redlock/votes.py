@@ -30,10 +30,9 @@ from ...protocol import (
     script,
 )
 from ...protocol.holder_scripts import HEARTBEATS, HELD
-from ...protocol.holders import HeldReply
+from ...protocol.holders import MAX_FENCE, HeldReply, bounded
 from ...protocol.keys import quorum_fence_key
 from ...protocol.lock_scripts import RENEW
-from ...protocol.owner import MAX_FENCE, bounded
 from ...protocol.script import Unanswered
 from ...threads import get_logger
 from ...transport import Server, is_refusal

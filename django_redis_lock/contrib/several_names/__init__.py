@@ -458,7 +458,7 @@ class Member(BaseLock):
     """The lock for one of the names. The whole sends what its steps ask of Redis."""
 
     def _run(self, call: Call, until: float | None = None) -> Any:
-        return call
+        return call if until is None else super()._run(call, until)
 
     @property
     def _shown(self) -> str:

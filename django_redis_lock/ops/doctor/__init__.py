@@ -21,8 +21,8 @@ from ...conf import Conf
 from ...locking import Lock
 from ...protocol import Call, lock_keys, script
 from ...protocol.holder_scripts import CLOCK
+from ...protocol.holders import fields_of
 from ...protocol.keys import FIGURES, INDEX, events_key, flight_stream, process_key, wake_key
-from ...protocol.owner import fields_of
 from ...transport import Server, run, server_of
 from ...transport.address import own_settings
 from ...transport.hints import explained

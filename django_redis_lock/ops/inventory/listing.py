@@ -14,7 +14,14 @@ from ...clock import time
 from ...events import group_of
 from ...history import Event, last_heartbeats, read_events
 from ...protocol import Call, Owner, Script, Vanished, as_bytes
-from ...protocol.holders import HolderInfo
+from ...protocol.holders import (
+    HEARTBEAT_EVERY,
+    MAX_PID,
+    MAX_UNIX_TIME,
+    SILENT_AFTER,
+    HolderInfo,
+    bounded,
+)
 from ...protocol.keys import (
     FLIGHTS,
     INDEX,
@@ -28,7 +35,6 @@ from ...protocol.keys import (
     keys_at,
     slot_tag,
 )
-from ...protocol.owner import HEARTBEAT_EVERY, MAX_PID, MAX_UNIX_TIME, SILENT_AFTER, bounded
 from ...transport import is_cluster, run, run_all, server_of
 from ...transport.server import run_at
 from .scripts import DESCRIBE, DESCRIBE_FLIGHTS, EXISTING, LATEST, LIST, LIST_FLIGHTS, WAITING

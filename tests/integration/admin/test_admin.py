@@ -26,8 +26,8 @@ from django_redis_lock.ops.admin import listing
 from django_redis_lock.ops.admin.rows import Choice, Ref, duration
 from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.ops.inventory.listing import LOCK
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.keys import events_key, lock_keys
-from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.server import run
 from tests.holding import hurry, settle, silence
 from tests.processes import until

@@ -21,8 +21,8 @@ from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.history import note_call
 from django_redis_lock.ops.admin import listing, menu
 from django_redis_lock.ops.inventory import latest_news, list_held
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.identity import hostname
-from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import run
 from tests.holding import hurry, silence

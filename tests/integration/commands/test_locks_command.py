@@ -31,8 +31,8 @@ from django_redis_lock.locking import hold as holding
 from django_redis_lock.management import actions
 from django_redis_lock.middleware import doing
 from django_redis_lock.ops.held_locks import Truncation, shown_id
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.identity import hostname
-from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport import run as run_call
 from tests.holding import hurry
 from tests.processes import PATIENCE, Link, ManageCommand, processes, until

@@ -154,8 +154,8 @@ class TestTasks:
                 lock = AsyncLock(client, "tasks", timeout=30, renew=True, thread_local=False)
                 run = lock._run
 
-                async def next_before_the_answer(call: Call) -> Any:
-                    answer = await run(call)
+                async def next_before_the_answer(call: Call, *args: Any) -> Any:
+                    answer = await run(call, *args)
                     if call.script is RELEASE:
                         monkeypatch.undo()
                         assert await asyncio.create_task(lock.acquire(blocking=False))

@@ -14,9 +14,9 @@ from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.history import heartbeats
 from django_redis_lock.keeper import keeper
 from django_redis_lock.ops.inventory.listing import LockInfo, list_held
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.identity import process_id
 from django_redis_lock.protocol.keys import lock_keys, process_key
-from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.server import server_of
 from tests.holding import settle, silence

@@ -35,6 +35,7 @@ from django_redis_lock.ops.inventory.listing import (
 )
 from django_redis_lock.protocol.acquisition import AcquireRequest
 from django_redis_lock.protocol.holder_scripts import CLOCK
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.identity import fingerprint, new_token, process_id
 from django_redis_lock.protocol.keys import (
     FLIGHTS,
@@ -45,7 +46,6 @@ from django_redis_lock.protocol.keys import (
     lock_keys,
     process_key,
 )
-from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Flight, Producer, ThreadRunner
 from django_redis_lock.singleflight.flight import FlightRenewal, Leader

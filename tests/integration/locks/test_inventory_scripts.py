@@ -25,8 +25,8 @@ from django_redis_lock.protocol.holder_scripts import (
     RECORD_EVENT,
     RESET,
 )
+from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
-from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.transport import run as run_call
 

@@ -89,8 +89,8 @@ class TestSharedHandle:
     ) -> None:
         run = lock._run
 
-        def next_before_the_answer(call: Call) -> Any:
-            answer = run(call)
+        def next_before_the_answer(call: Call, *args: Any) -> Any:
+            answer = run(call, *args)
             if call.script is RELEASE:
                 monkeypatch.undo()
                 assert Background(lock.acquire, None, False).result()

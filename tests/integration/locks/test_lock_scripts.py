@@ -12,13 +12,13 @@ import redis
 
 from django_redis_lock import Lock
 from django_redis_lock.contrib.redlock.votes import VOTE
-from django_redis_lock.locking.replicas import MARK
 from django_redis_lock.protocol.holder_scripts import CLOCK, HELD, RESET
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, process_key, quorum_fence_key
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     EXTEND,
     LEAVE,
+    MARK,
     RELEASE,
     RENEW,
     TAKE_GRANT,

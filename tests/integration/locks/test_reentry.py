@@ -154,7 +154,6 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         for kind, name in (
-            (Lock, "_send_acquire"),
             (Lock, "_run"),
             (Redlock, "_run"),
             (Redlock, "_ask_servers"),

@@ -8,39 +8,35 @@ calls that are due for a server are sent in one batch.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import heapq
 import itertools
 import math
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .. import threads
-from ..clock import real_time, time
-from ..protocol import Call, Reply
-from ..threads import Mutex, after_fork, get_logger
-from ..transport import Server, is_outage, pack
-from ..transport.refusals import OUTAGE, is_misdirected
-from .link import Link, listeners
+from . import threads, transport
+from .clock import real_time, time
+from .protocol import Call, Reply
+from .threads import Mutex, after_fork, get_logger
+from .transport import RawConnection, Server, is_outage, pack
+from .transport.address import PROBE_SECONDS
+from .transport.refusals import OUTAGE, is_misdirected
+from .transport.server import readable
 
-__all__ = [
-    "DeferredRelease",
-    "Job",
-    "Keeper",
-    "LateRequest",
-    "SentOnce",
-    "Worker",
-    "finish",
-    "keeper",
-    "listeners",
-    "release_later",
-    "use_keeper",
-]
+if TYPE_CHECKING:
+    from .transport.aio_connection import AsyncRawConnection
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -62,12 +58,6 @@ FLUSH_SECONDS = 1.0
 #: Between two attempts to release what others wait for; if they are refused; and of all attempts:
 #: during an outage there are more and more of such jobs.
 MAX_PAUSE_SECONDS, REFUSED_PAUSE_SECONDS, MAX_ATTEMPT_SECONDS = 2.0, 30.0, 3600.0
-
-
-class Background(Protocol):
-    """What has a thread of its own."""
-
-    def start(self) -> None: ...
 
 
 class Job:
@@ -205,6 +195,178 @@ def isolated(job: Job) -> Iterator[None]:
         job.due = time.monotonic() + REPLY_TIMEOUT_SECONDS
 
 
+#: Seconds after which an idle connection may have been forgotten: a bit longer than from one look
+#: at a lock, for which others wait, to the next.
+TRUSTED_SECONDS = 2.2
+
+
+class Listener(Protocol):
+    """A connection to which a server reports changes of keys; see ``contrib.instant_loss``."""
+
+    def track(self, link: RawConnection) -> None:
+        """``link`` is the keeper's connection to the server."""
+
+
+#: Those of the servers that report changes.
+listeners: WeakKeyDictionary[Server, Listener] = WeakKeyDictionary()
+
+
+class Link:
+    """A connection to ``server``: one of its own, or an idle one of the process, because the server
+    may allow no other. For one thread only.
+
+    Attributes:
+        misdirected: whether a reply has come from a replica.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.misdirected = False
+        self._connection: RawConnection | None = None
+        #: How to give back one that is not its own.
+        self._give_back: Callable[[RawConnection], object] | None = None
+        #: Since when it is idle (monotonic).
+        self._idle_since = -math.inf
+        #: What the server reported changes to, when calls were last sent.
+        self._listener: Listener | None = None
+
+    @property
+    def connection(self) -> RawConnection:
+        assert self._connection is not None
+        return self._connection
+
+    def send(self, packed: list[bytes], timeout: float) -> float:
+        """Send ``packed``, which may run twice. Returns the monotonic time just before that. Where
+        the server reports changes, its own connection is used, if it can be opened: the server has
+        to know it."""
+        if self._connection is not None and self.connection.generation != self._server.generation:
+            self.drop()
+        if self._connection is None and self._server not in listeners:
+            self._borrow()
+        if self._connection is not None and time.monotonic() - self._idle_since > TRUSTED_SECONDS:
+            try:
+                sent_at = self._send(packed)
+                # Else it was forgotten, or, which the second shows, closed.
+                milliseconds = min(PROBE_SECONDS, timeout / 2) * 1000
+                if self.connection.poll(milliseconds) and self.connection.can_read(0):
+                    return sent_at
+            except (RedisError, OSError):
+                pass
+            self.drop()
+        if self._connection is None:
+            try:
+                # In RESP2 nothing comes but replies.
+                self._connection = self._server.connect(timeout=timeout, protocol=2)
+            except (RedisError, OSError):
+                if not self._borrow() and not self._borrow_of_a_loop():
+                    raise
+        return self._send(packed)
+
+    def _send(self, packed: list[bytes]) -> float:
+        self._listener = listeners.get(self._server)
+        if self._listener is not None and self._give_back is None:
+            self._listener.track(self.connection)
+        sent_at = time.monotonic()
+        self.connection.send_packed_command(packed)
+        return sent_at
+
+    def read(self, timeout: float) -> Reply:
+        """The next reply, within ``timeout`` seconds; an error that is one is returned."""
+        if not readable(self.connection, timeout):
+            raise RedisTimeoutError(f"no answer within {timeout:.2f} s")
+        try:
+            return self.connection.read_response()
+        except ResponseError as error:
+            return error
+
+    def _borrow(self) -> bool:
+        if (idle := self._server.checkout_idle(may_owe=False)) is not None:
+            self._connection, _, self._idle_since = idle
+            self._give_back = self._server.checkin
+        return self._connection is not None
+
+    def _borrow_of_a_loop(self) -> bool:
+        if (spare := spare_of_a_loop(self._server)) is not None:
+            self._connection, self._give_back = spare, _leave
+        return self._connection is not None
+
+    def rest(self) -> bool:
+        """All has been answered: give a borrowed connection back. Returns True if the server has
+        begun to report changes, but has not noted what was just read: it must be read again."""
+        server, connection, self._idle_since = self._server, self.connection, time.monotonic()
+        if self.misdirected:
+            self.drop()
+            server.renew(connection)
+        elif self._give_back is not None:
+            self._give_back(connection)
+            self._connection = self._give_back = None
+        server.answered()
+        return listeners.get(server) is not self._listener
+
+    def drop(self) -> None:
+        if self._give_back is not None:
+            self._server.close()  # The other idle ones may have broken for the same reason.
+        if self._connection is not None:
+            self._connection.disconnect()
+        self._connection = self._give_back = None
+        self.misdirected = False
+
+    def end(self) -> None:
+        """The thread ends: close idle connections to its server, too."""
+        self.drop()
+        self._server.close(but=1)
+
+
+def _leave(connection: RawConnection) -> None:
+    """The loop has it all the time."""
+
+
+class _OverALoop:
+    """The connection that the tasks of ``loop`` share, as a ``RawConnection`` for another
+    thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: AsyncRawConnection) -> None:
+        self._loop, self._connection = loop, connection
+        self.generation = connection.generation
+        self._replies: deque[futures.Future[Reply]] = deque()
+
+    def poll(self, milliseconds: float, /) -> bool:
+        return self.can_read(milliseconds / 1000)
+
+    def disconnect(self) -> None:
+        """It is the loop's."""
+
+    async def _request(self, command: bytes) -> Reply:
+        return await self._connection.request(command)
+
+    def send_packed_command(self, commands: list[bytes]) -> None:
+        for asking in map(self._request, commands):
+            try:
+                self._replies.append(asyncio.run_coroutine_threadsafe(asking, self._loop))
+            except RuntimeError as error:
+                asking.close()
+                raise RedisConnectionError(f"The event loop of the connection: {error}") from error
+
+    def can_read(self, timeout: float = 0) -> bool:
+        return bool(futures.wait(list(self._replies)[:1], timeout).done)
+
+    def read_response(self) -> Reply:
+        return self._replies.popleft().result()
+
+
+def spare_of_a_loop(node: Server) -> Any:
+    """A connection to ``node`` that the tasks of an event loop share, for a thread that can
+    open none."""
+    # Not imported: it is there if this process has such connections.
+    aio_client = sys.modules.get(f"{transport.__name__}.aio_client")
+    for loop, of_loop in getattr(aio_client, "loops", {}).copy().items():
+        connection = of_loop.connections.get(node)
+        usable = connection is not None and connection.generation == node.generation
+        if usable and not connection.is_closed() and loop.is_running():
+            return _OverALoop(loop, connection)
+    return None
+
+
 class Worker:
     """The jobs on one ``server``, in the order in which they come due, and the thread that does
     them. On a cluster, or behind sentinels, a job moves to the worker of the node that it leads to.
@@ -231,7 +393,6 @@ class Worker:
     # -- with the keeper's mutex ---------------------------------------------------------------
 
     def put(self, job: Job) -> None:
-        """Do ``job`` when it is due."""
         job.worker = self
         self._shortest = min(self._shortest, job.deadline_scale)
         self._enqueue(job)
@@ -254,7 +415,6 @@ class Worker:
             self.look(due)
 
     def look(self, due: float = -math.inf) -> None:
-        """There is something to do at ``due``."""
         if self._thread is None:
             self.keeper.start(self)
         elif due < self.wakes_at:
@@ -272,7 +432,6 @@ class Worker:
             heapq.heapify(self._due)
 
     def next_due(self) -> float:
-        """The monotonic time of the next job."""
         while self._due and not self._has(self._due[0]):
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else math.inf
@@ -351,7 +510,7 @@ class Worker:
                     self.wakes_at = max(earliest, resumes_at)
                 elif now >= idle_until:
                     self._thread = None
-                    self.keeper.forget(self)
+                    self.keeper._workers.pop(self.server, None)
                     self._link.end()
                     return None
                 self._condition.wait(min(self.wakes_at - now, LOOK_SECONDS))
@@ -476,10 +635,6 @@ class Keeper:
     def workers(self) -> list[Worker]:
         return list(self._workers.values())
 
-    def forget(self, worker: Worker) -> None:
-        """It has nothing to do any more."""
-        self._workers.pop(worker.server, None)
-
     def discard(self, job: Job) -> None:
         # Perhaps another's: see ``use_keeper``. Without a worker, ``add`` was interrupted.
         keeper = self if job.worker is None else job.worker.keeper
@@ -490,7 +645,6 @@ class Keeper:
         return list(self._jobs)
 
     def under_way(self) -> set[Job]:
-        """Those that are being done."""
         with self.mutex:
             return {job for worker in self._workers.values() for job in worker.under_way}
 
@@ -519,8 +673,8 @@ class Keeper:
         while any(job.flush_at_exit for job in self.jobs()) and time.monotonic() < deadline:
             time.sleep(0.002)
 
-    def start(self, background: Background) -> None:
-        """Start the thread of ``background``."""
+    def start(self, background: Any) -> None:
+        """Start the thread of ``background``, which a test may leave out."""
         background.start()
 
 
