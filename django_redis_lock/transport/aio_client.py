@@ -252,8 +252,9 @@ def _pool_like(pool: Pool) -> ConnectionPool:
 
 
 class _Checked:
-    """In front of redis-py's connections of a loop's pool, which serve it while a tool observes the
-    client: one on which a reply was not read is not used, and one that was idle must answer."""
+    """In front of redis-py's connections of a loop's pool, for clients that a tool observes and for
+    a project's own commands: one on which a reply was not read is not used, and one that was idle
+    must answer."""
 
     _answered_at, _is_asked = 0.0, False
 

@@ -81,7 +81,7 @@ TESTS: dict[str, str] = {
     "cache.on_commit": "on_commit",
     "contrib.other_backends": "other_backends without_redis",
     "cache.values": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
-    "cold_reads computation_events cache other_tools redis_down arguments lifetime_by_value "
+    "stampede computation_events cache other_tools redis_down arguments lifetime_by_value "
     "error_ttl aget_or_set",
     "cache.async_methods": "async_methods aget_or_set lost_replies_of_the_cache own_writes",
     "contrib.fallback": "locks_of_this_host redis_down fault_table",
