@@ -183,7 +183,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "key must be a plain function",
     ),
     "coroutine function, lost": (lambda: cache.lock("a", on_lost=compute), "a plain function"),
-    "negative wait": (lambda: idempotent(wait=-1), "wait must be"),
+    "negative wait": (lambda: idempotent(scope=None, wait=-1), "a number of seconds"),
     "no parentheses": (lambda: cached(function), "give a key that names them, as in {pk}"),
     "no field": (lambda: cached("report")(function), "name one, as in {pk}"),
     "timeout first": (lambda: any_cached(300), '@cached("report-{year}", timeout=300)'),
