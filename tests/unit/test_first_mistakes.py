@@ -171,6 +171,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "needs blocking=True",
     ),
     "coroutine function": (lambda: cache.get_or_set("a", compute), "use aget_or_set()"),
+    "coroutine function, page": (lambda: any_page(compute), "timeout must be a plain function"),
+    "coroutine function, time": (lambda: cache.get_or_set("a", 1, compute), "a plain function"),
+    "coroutine function, key": (
+        lambda: locked(key=compute)(function),
+        "key must be a plain function",
+    ),
+    "coroutine function, keys": (
+        lambda: cached(key=compute)(function),
+        "key must be a plain function",
+    ),
+    "coroutine function, lost": (lambda: cache.lock("a", on_lost=compute), "a plain function"),
     "no parentheses": (lambda: cached(function), "give a key that names them, as in {pk}"),
     "no field": (lambda: cached("report")(function), "name one, as in {pk}"),
     "timeout first": (lambda: any_cached(300), '@cached("report-{year}", timeout=300)'),
