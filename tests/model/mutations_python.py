@@ -84,8 +84,8 @@ TESTS: dict[str, str] = {
     "stampede computation_events cache other_tools redis_down arguments lifetime_by_value "
     "error_ttl aget_or_set",
     "cache.async_methods": "async_methods aget_or_set lost_replies_of_the_cache own_writes",
-    "contrib.fallback": "locks_of_this_host redis_down fault_table",
-    "contrib.idempotency": "idempotent",
+    "contrib.fallback": "locks_of_this_host redis_down fault_table interrupts signal_errors",
+    "contrib.idempotency": "first_mistakes idempotent",
     "contrib.instant_loss": "instant_loss heartbeat outage",
     "contrib.pages": "cached_page cached_page_conditions cached_page_orders cached_page_visitors "
     "cached_page_own_writes cached_page_middleware cached_page_stampede other_backends "

@@ -27,6 +27,7 @@ from django_redis_lock import (
     cached,
     cached_page,
     current_lock,
+    idempotent,
     locked,
 )
 from django_redis_lock.cache import cache as typed_cache
@@ -182,6 +183,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "key must be a plain function",
     ),
     "coroutine function, lost": (lambda: cache.lock("a", on_lost=compute), "a plain function"),
+    "negative wait": (lambda: idempotent(scope=None, wait=-1), "a number of seconds"),
     "no parentheses": (lambda: cached(function), "give a key that names them, as in {pk}"),
     "no field": (lambda: cached("report")(function), "name one, as in {pk}"),
     "timeout first": (lambda: any_cached(300), '@cached("report-{year}", timeout=300)'),
