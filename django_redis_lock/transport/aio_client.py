@@ -304,7 +304,7 @@ async def exchange(
 ) -> Reply:
     """As ``Server.exchange``."""
     if node.breaker.failing:
-        until = node.admitted(until, urgent or anew)
+        until = node.admitted(until, urgent)
     began, reply = real_time.monotonic(), None
     connection = connection_to(node, only_new=anew)
     if connection is not None and not (may_run_twice or connection.is_new):
@@ -386,7 +386,8 @@ async def aexchange(
     policy, anew = None, False
     while True:
         try:
-            return await exchange(client, server, command, replies, None, may_run_twice, anew)
+            of_it = (client, server, command, replies, None, may_run_twice, anew)
+            return await exchange(*of_it, urgent=anew)
         except REPORTED as error:
             policy = policy or RetryPolicy(server, None, may_run_twice)
             policy.on_another(error)

@@ -220,7 +220,7 @@ def run_at(server: Server, node: Server, call: Call) -> Reply:
     except REPORTED as error:
         server.on_error(error)
         RetryPolicy(node, None).on_another(error)
-        return node.exchange(command, anew=True)
+        return node.exchange(command, anew=True, urgent=True)
 
 
 # -- what values need: not on the path of a lock -------------------------------------------------
@@ -249,7 +249,7 @@ def exchange_with(
     policy, anew = None, False
     while True:
         try:
-            return server.exchange(command, replies, until, may_run_twice, anew)
+            return server.exchange(command, replies, until, may_run_twice, anew, urgent=anew)
         except REPORTED as error:
             policy = policy or RetryPolicy(server, until, may_run_twice)
             policy.on_another(error)
@@ -329,6 +329,11 @@ class RetryPolicy:
             return pause
         return 0.0
 
+    @property
+    def is_second_try(self) -> bool:
+        """Whether that is what comes next, and not a try of the project's ``retry``."""
+        return self.anew and not self._tries
+
     def _configured_pause(self, error: Exception) -> float | None:
         """Seconds before another try by the project's ``retry``; None if there is none."""
         retry, self._tries = self._retry, self._tries + 1
@@ -405,7 +410,8 @@ def run_again(
         try:
             node = policy.towards or (yield exchange.locate(call.keys, until))
             assert node is not None
-            options = {"until": until, "anew": policy.anew, "urgent": call.script.urgent}
+            urgent = call.script.urgent or policy.is_second_try
+            options = {"until": until, "anew": policy.anew, "urgent": urgent}
             if policy.asking:  # By its source: NOSCRIPT would need a second ASKING.
                 command = ASKING + pack(call, known=False)
                 reply = (yield exchange.ask(node, command, replies=2, **options))[1]
@@ -702,11 +708,12 @@ class Server:
                 timeout.
             may_run_twice: whether ``command`` is sent again if its reply is lost. If not, a
                 connection that was idle is checked first.
-            anew: use no connection that was used before; for the second try of a call.
-            urgent: whether it is sent also while the circuit breaker holds calls back.
+            anew: use no connection that was used before.
+            urgent: whether it is sent also while the circuit breaker holds calls back, as the
+                second try of a call.
         """
         if self.breaker.failing:
-            until = self.admitted(until, urgent or anew)
+            until = self.admitted(until, urgent)
         began = time.monotonic()
         idle = self.checkout_idle(only_new=anew)
         if idle is not None and not may_run_twice:

@@ -415,6 +415,32 @@ def test_a_retry_of_a_client_is_made(own_server: RedisServer) -> None:
     assert lock.acquire(blocking=False)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_its_tries_are_held_back_as_all_calls_are(
+    own_server: RedisServer, asynchronous: bool
+) -> None:
+    """Also where the first try was on a connection that had been closed."""
+    client = own_server.client(socket_timeout=TIMEOUT, retry=Retry(NoBackoff(), 6))
+
+    def freeze() -> None:
+        with own_server.client() as other:
+            other.client_kill_filter(_type="normal", skipme=True)
+            own_server.pause()
+
+    async def in_tasks() -> None:
+        assert await AsyncLock(asyncio_client(client), "report", timeout=30).acquire()
+        freeze()
+        await AsyncLock(asyncio_client(client), "another", timeout=30).acquire(blocking=False)
+
+    with pytest.raises(CircuitOpen):
+        if asynchronous:
+            asyncio.run(in_tasks())
+        else:
+            assert Lock(client, "report", timeout=30).acquire()
+            freeze()
+            Lock(client, "another", timeout=30).acquire(blocking=False)
+
+
 def test_without_one_the_error_is_raised_at_once(own_server: RedisServer) -> None:
     lock = Lock(own_server.client(), "report", timeout=30)
     own_server.stop()
