@@ -351,7 +351,10 @@ class _OverALoop:
         return bool(futures.wait(list(self._replies)[:1], timeout).done)
 
     def read_response(self) -> Reply:
-        return self._replies.popleft().result()
+        try:
+            return self._replies.popleft().result()
+        except futures.CancelledError as error:
+            raise RedisConnectionError("The event loop of the connection has ended") from error
 
 
 def spare_of_a_loop(node: Server) -> Any:

@@ -74,7 +74,7 @@ class Refresh:
         if isinstance(runner, ThreadRunner):
             runner.carried, compute = self._carried, self._in_thread(compute)
         elif isinstance(compute, DeferredCall):
-            compute = compute.replaced(self._in_djangos_thread)
+            compute = DeferredCall(self._in_djangos_thread(compute.function))
         elif self._checks:
             compute = self._in_loop(compute)
         return producer._replace(compute=compute)

@@ -17,9 +17,7 @@ from ..extension import part
 from ..protocol.validation import check_name_in_cache, check_policy, longest_hold
 
 if TYPE_CHECKING:
-    from ..locking import AsyncLock, Lock
-
-    AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
+    from ..locking import AsyncLock
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 
@@ -119,7 +117,7 @@ class Locks:
         if policy != "raise":
             options.update(on_redis_down=policy, local_folder=self._conf.LOCAL_LOCK_FOLDER)
 
-    def configured(self, lock: AnyLock, key: str) -> AnyLock:
+    def configured(self, lock: Any, key: str) -> Any:
         lock.cache, lock.cache_key = self._cache, key
         if not self._cache._has_plain_keys:
             lock.stored_name = key

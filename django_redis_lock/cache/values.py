@@ -628,4 +628,4 @@ def _awaitable(function: Callable[..., object]) -> Callable[..., object]:
     # ``list`` and the like wait for nothing.
     if (type(function) is type and function.__module__ == "builtins") or is_async(function):
         return function
-    return DeferredCall(function, sync_to_async)
+    return DeferredCall(function)

@@ -21,9 +21,7 @@ logger = get_logger("django_redis_lock.flights")
 
 
 #: What raises BackendCannotLock.
-_OF_LOCKS = frozenset(
-    ("lock", "alock", "command_lock", "held_locks", "locked_get_or_set", "reset_all")
-)
+_OF_LOCKS = {"lock", "alock", "command_lock", "held_locks", "locked_get_or_set", "reset_all"}
 #: Aliases and backends of which the log knows.
 _logged: dict[tuple[str, str], object] = {}
 

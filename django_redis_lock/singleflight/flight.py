@@ -21,6 +21,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from asgiref.sync import sync_to_async
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -40,13 +41,7 @@ from ..protocol import (
     new_token,
     printable,
 )
-from ..protocol.keys import (
-    FLIGHTS,
-    flight_key,
-    flight_keys,
-    flight_leader,
-    flight_stream,
-)
+from ..protocol.keys import FLIGHTS, flight_key, flight_keys, flight_leader, flight_stream
 from ..steps import Steps
 from ..threads import (
     Mutex,
@@ -59,16 +54,7 @@ from ..threads import (
 )
 from ..transport import Server, is_outage, is_refusal, pack_words
 from .runners import Computation, ProducerFailed, ThreadRunner, under_computation
-from .scripts import (
-    END_FLIGHT,
-    NOTHING,
-    READ,
-    RENEW_FLIGHT,
-    STORE,
-    TAKE_FLIGHT,
-    TAKE_OVER,
-    Before,
-)
+from .scripts import END_FLIGHT, NOTHING, READ, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER, Before
 
 if TYPE_CHECKING:
     from .tasks import AsyncRunner
@@ -110,7 +96,7 @@ class InProcessFlight:
     outage: Exception | None = None  #: Why a request failed.
 
     def __init__(self, runner: Runner, key: bytes) -> None:
-        self.flight_id: FlightKey = (runner.server, key, runner.group)
+        self.flight_id = (runner.server, key, runner.group)
         self.ended = runner.new_event()
         self.thread = threading.get_ident()
 
@@ -120,12 +106,9 @@ class InProcessFlight:
             leave(self)
 
 
-Function = Callable[..., object]
-#: A key of one database, and what stands for its callers: the ``group`` of their runners.
-FlightKey = tuple[Server, bytes, object]
-
-#: The flights of this process. Each operation of a dict is atomic.
-in_flight: dict[FlightKey, InProcessFlight] = {}
+#: The flights of this process, by key and what stands for the callers: the ``group`` of their
+#: runners. Each operation of a dict is atomic.
+in_flight: dict[tuple[Server, bytes, object], InProcessFlight] = {}
 after_fork(in_flight.clear)
 _leaving = free_after_fork(Mutex())
 
@@ -159,23 +142,15 @@ class DeferredCall:
     """A function that runs in another thread: Django's thread for synchronous code. If that thread
     itself waits for the value, the function would never begin. So a thread that would wait for a
     function that has not begun may ``overtake`` it, and computes the value instead.
-
-    Args:
-        defer: turns a function into an awaitable one that runs in that thread.
     """
 
-    def __init__(self, function: Function, defer: Callable[[Function], Function]) -> None:
-        self._function = function
-        self._defer = defer
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
         self._mutex = Mutex()
         self._begun = self._overtaken = False
 
-    def replaced(self, wrap: Callable[[Function], Function]) -> DeferredCall:
-        """Another one, of what ``wrap`` makes of the function."""
-        return DeferredCall(wrap(self._function), self._defer)
-
     def __call__(self, *args: object) -> object:
-        return self._defer(self._begin)(*args)
+        return sync_to_async(self._begin)(*args)
 
     def _begin(self, *args: object) -> object:
         with self._mutex:
@@ -184,7 +159,7 @@ class DeferredCall:
                 raise Overtaken
             self._begun = True
         try:
-            return self._function(*args)
+            return self.function(*args)
         except StopIteration as error:  # A future refuses it, and its task would wait forever.
             raise RuntimeError("the function raised StopIteration") from error
 

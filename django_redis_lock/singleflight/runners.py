@@ -17,14 +17,7 @@ from ..keeper import Job, keeper
 from ..protocol import Call, Reply
 from ..steps import Steps
 from ..threads import InCaller, ThreadEvent, ThreadPool, Work, this_process
-from ..transport import (
-    exchange_with,
-    is_observed,
-    is_plain,
-    pack_words,
-    run_all,
-    server_of,
-)
+from ..transport import exchange_with, is_observed, is_plain, pack_words, run_all, server_of
 from ..transport.server import readable, value_with_lifetime
 
 R = TypeVar("R")
@@ -42,10 +35,6 @@ def use_background(other: ThreadPool | InCaller) -> ThreadPool | InCaller:
     global background
     before, background = background, other
     return before
-
-
-def refreshes_in_caller() -> bool:
-    return isinstance(background, InCaller)
 
 
 class ProducerFailed(Exception):

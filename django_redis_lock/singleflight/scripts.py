@@ -305,7 +305,7 @@ return found
 #: atomic because another flight may begin.
 LET_GO = script("let_go(KEYS[1], 1) return 1")
 
-#: End a flight that a write has seen, after the write: see ``cache.commands``.
+#: End a flight that a write has seen, after the write: see ``cache.connections``.
 #:
 #: KEYS  the flight        ARGV  its token
 #: returns 1, or 0 if it has ended, perhaps with a value that is older than the write

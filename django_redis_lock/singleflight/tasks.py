@@ -15,19 +15,13 @@ from ..clock import time
 from ..keeper import Job
 from ..protocol import Call, Reply
 from ..steps import Steps
-from ..threads import Work
+from ..threads import InCaller, Work
 from ..transport import in_background, is_observed, server_of
 from ..transport.aio_client import aconnect, aexchange, arun_all
 from ..transport.aio_connection import cancellable
 from ..transport.server import value_with_lifetime
-from .runners import (
-    Computation,
-    ProducerFailed,
-    arguments_of,
-    reading,
-    refreshes_in_caller,
-    under_computation,
-)
+from . import runners
+from .runners import Computation, ProducerFailed, arguments_of, reading, under_computation
 
 R = TypeVar("R")
 
@@ -119,7 +113,7 @@ class AsyncRunner:
         runner.begun = [left]
         refresh = in_background(runner.do(steps))
         self.begun.remove(left)
-        if refreshes_in_caller():
+        if isinstance(runners.background, InCaller):
             await refresh
         return True
 

@@ -307,10 +307,11 @@ async def exchange(
         until = node.admitted(until, urgent or anew)
     began, reply = real_time.monotonic(), None
     connection = connection_to(node, only_new=anew)
+    if connection is not None and not (may_run_twice or connection.is_new):
+        if not await connection.still_answers():
+            connection.doubt()
+        connection = connection_to(node, only_new=anew)  # Another task may have replaced it.
     used = connection is not None and not connection.is_new
-    if used and connection and not may_run_twice and not await connection.still_answers():
-        connection.doubt()
-        connection, used = None, False
     try:
         connection = connection or await connected(client, node, until, anew)
         old = used and connection.is_old()

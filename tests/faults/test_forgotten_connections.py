@@ -14,9 +14,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncRedlock, Lock, MultiLock, Redlock, events, pools
+from django_redis_lock import AsyncRedlock, Lock, MultiLock, Redlock, events, keeper, pools
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.keeper import link
 from django_redis_lock.singleflight import flight
 from django_redis_lock.transport import (
     aio_client,
@@ -42,7 +41,7 @@ PROBE, TIMEOUT, SOON, GRANT = 0.1, 2 * PATIENCE, 15.0, 0.5
 
 
 def trust(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for module in (aio_client, aio_connection, link, pools, server):
+    for module in (aio_client, aio_connection, keeper, pools, server):
         monkeypatch.setattr(module, "TRUSTED_SECONDS", seconds)
 
 
@@ -52,7 +51,7 @@ def _in_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     idle for a moment. A check that comes too late on a busy machine costs a connection, and
     nothing else."""
     trust(monkeypatch, 0.0)
-    for module in (circuit_breaker, aio_client, aio_connection, link, pools, server):
+    for module in (circuit_breaker, aio_client, aio_connection, keeper, pools, server):
         monkeypatch.setattr(module, "PROBE_SECONDS", PROBE)
     watch_often(monkeypatch)
     monkeypatch.setattr(flight, "FOLLOWER_CHECK_SECONDS", 0.5)
@@ -342,6 +341,21 @@ def test_a_count_after_a_pause_is_no_longer_sent_if_the_connection_is_silent(
         pause(proxy)
         assert cache.incr("five") == count
     expect_well(through(proxy))
+
+
+def test_a_connection_that_is_replaced_while_it_is_checked_costs_no_count(proxy: Proxy) -> None:
+    async def main() -> None:
+        cache = cache_of(proxy)
+        await cache.aset("five", 5)
+        await cache.aincr("five")
+        ours: Any = aio_client.connection_to(server_of(cache.client.get_client()))
+        counting = asyncio.ensure_future(cache.aincr("five"))
+        while not ours._calls:
+            await asyncio.sleep(0)
+        ours.retire()  # As another task does that has connected anew.
+        assert await counting == 7
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

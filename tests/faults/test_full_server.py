@@ -20,8 +20,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
-from django_redis_lock.keeper import keeper
-from django_redis_lock.transport import server_of
+from django_redis_lock.keeper import keeper, spare_of_a_loop
+from django_redis_lock.transport import asyncio_client, pack_words, server_of
+from django_redis_lock.transport.aio_client import aexchange
 from tests.holding import hurry_until, until_released
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -208,6 +209,25 @@ def test_a_deferred_release_is_done(full: Full) -> None:
     hold.release_later(server_of(client), 2.0)
     until(lambda: not full.admin.exists("held"))
     until_released()
+
+
+def test_a_loop_that_ends_before_the_reply_is_an_outage_for_the_keeper(
+    own_server: RedisServer,
+) -> None:
+    client = own_server.client()
+
+    async def main() -> Any:
+        await aexchange(asyncio_client(client), pack_words(b"PING"))
+        spare = spare_of_a_loop(server_of(client))
+        spare.send_packed_command([pack_words(b"BLPOP", b"nothing", b"0")])
+        with own_server.client() as other:
+            while other.info("clients")["blocked_clients"] == 0:
+                await asyncio.sleep(0.005)
+        return spare
+
+    spare = asyncio.run(main())
+    with pytest.raises(redis.ConnectionError):
+        spare.read_response()
 
 
 def test_without_any_connection_the_keeper_tries_until_one_is_free(full: Full) -> None:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from django_redis_lock import Lock, cached, cached_page, idempotent, locked, unique_task
 from django_redis_lock.cache import LocMemCache, check_using
-from django_redis_lock.decorators.options import Options
 from django_redis_lock.protocol.validation import (
     MAX_SECONDS,
     check_name,
@@ -34,12 +33,6 @@ NO_NUMBERS = ["5", b"5", "", True, False, [], {}, ..., 1j, timedelta(seconds=5)]
 NO_FLOATS = [Decimal(5), Fraction(5)]
 NO_LENGTHS = [math.nan, math.inf, -math.inf, -1, -0.001, -1e300]
 TOO_LONG = [1e12, MAX_SECONDS * 1.001, 10**18]
-
-
-def test_only_a_lock_with_a_timeout_has_a_longest_hold() -> None:
-    locked("a", timeout=None)
-    with pytest.raises(ValueError, match="max_hold needs a timeout"):
-        locked("a", timeout=None, max_hold=5)
 
 
 def test_the_caches_of_a_lock_are_three_aliases_or_more() -> None:
@@ -253,11 +246,11 @@ def test_codes_are_whole_numbers_from_the_first_to_the_last(
     name: str, lowest: int, highest: int
 ) -> None:
     for code in (lowest, highest):
-        Options(**{name: code})
+        locked("a", **{name: code})
     words = f"{name} must be a whole number from {lowest} to {highest}, not "
     for wrong in (lowest - 1, highest + 1, True, float(lowest), str(lowest), None):
         with pytest.raises(ValueError, match=words):
-            Options(**{name: wrong})
+            locked("a", **{name: wrong})
 
 
 THREE = ["a", "b", "c"]
@@ -267,6 +260,11 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"key": 5}, "key must be a str"),
     ({"key": " "}, "key must not be empty"),
     ({"key": ["a", " "]}, "key must not be empty"),
+    ({"timeout": 0}, "timeout must be a number of seconds greater than 0, or None"),
+    ({"timeout": None}, ""),
+    ({"timeout": None, "max_hold": 5}, "max_hold needs a timeout"),
+    ({"timeout": 0.5, "max_hold": 60}, ""),
+    ({"max_hold": 0}, "max_hold must be"),
     ({"key": ["a", "b"], "reentrant": True}, "reentrant is for a lock with one name"),
     ({"key": ["a", "b"], "limit": 2}, "limit is for a lock with one name"),
     ({"key": ["a", "b"], "using": THREE}, "several names are for a lock on one server"),
@@ -277,30 +275,40 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"using": THREE, "limit": 2}, "limit must be 1"),
     ({"using": THREE, "limit": 1}, ""),
     ({"replicas": 1, "limit": 2}, ""),
+    ({"replicas": -1}, "replicas must be a whole number of 0 or more"),
+    ({"replicas": True}, "replicas must be a whole number of 0 or more"),
+    ({"limit": 0}, "limit must be a whole number from 1 to"),
     ({"critical": True, "on_redis_down": "run"}, "critical"),
     ({"label": 5}, "label must be a str"),
-    ({"group": 5}, "group must"),
+    ({"group": 5}, "group must be a str or None"),
+    ({"group": "a\nb"}, "group must have 1 to 200 printable characters"),
     ({"release": "later"}, "release must be"),
     ({"release": "now"}, ""),
     ({"on_conflict": 5}, "on_conflict must be callable"),
     ({"on_conflict": print, "default": None}, "either on_conflict or default"),
+    ({"on_conflict": print}, ""),
+    ({"default": None}, ""),
     ({"on_lost": "stop"}, "on_lost must be callable"),
     ({"on_lost": "terminate"}, ""),
     ({"wait_for_redis": 1}, "wait_for_redis must be True or False"),
     ({"wait_for_redis": True}, "wait_for_redis needs blocking"),
     ({"wait_for_redis": True, "blocking": True}, ""),
     ({"blocking_timeout": 5}, "blocking_timeout needs blocking"),
-    ({"blocking_timeout": 5, "blocking": True}, ""),
+    ({"blocking_timeout": 0, "blocking": True}, ""),
+    ({"blocking_timeout": -1, "blocking": True}, "blocking_timeout must be"),
     ({"retry_after": 0}, "retry_after must be"),
     ({"min_hold": 6, "max_hold": 5}, "min_hold"),
+    ({"min_hold": 5, "max_hold": 5}, ""),
     ({"min_hold": -1}, "min_hold must be"),
+    ({"min_hold": None}, "min_hold must be"),
 ]
 
 
 @pytest.mark.parametrize(("options", "words"), OPTIONS, ids=lambda value: str(value)[:40])
 def test_options_of_locked(options: dict[str, Any], words: str) -> None:
+    options = {"key": "a", **options}
     if not words:
-        assert Options(**options)
+        assert callable(locked(**options))
         return
     with pytest.raises((TypeError, ValueError), match=words):
-        Options(**options)
+        locked(**options)

@@ -97,4 +97,5 @@ class LocMemCache(RedisCache):
         of_host: Any = {"timeout": self.conf.TIMEOUT, "on_redis_down": "local", **options}
         of_host["local_folder"] = self.conf.LOCAL_LOCK_FOLDER
         name = self._lock_name(check_name_in_cache(key), None)
-        return self._locks.configured(Lock(_host(), name, **of_host), key)
+        lock: Lock = self._locks.configured(Lock(_host(), name, **of_host), key)
+        return lock

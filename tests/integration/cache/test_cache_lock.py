@@ -109,12 +109,6 @@ def test_errors_name_the_lock_as_the_caller_did(cache: RedisCache) -> None:
     assert {error.lock_name for error in (*errors, too_few.value)} == {"report"}
 
 
-@pytest.mark.parametrize("name", ["", None])
-def test_what_is_no_name_is_refused(cache: RedisCache, name: Any) -> None:
-    with pytest.raises(ValueError, match="a lock's name must not be empty"):
-        cache.lock(name)
-
-
 @pytest.mark.parametrize(
     ("name", "shown"), [("report", "Lock 'report'"), (["b", "a"], "MultiLock 'a, b'")]
 )
@@ -159,11 +153,6 @@ def test_a_lock_without_end_is_asked_for_by_name(cache: RedisCache, client: redi
         assert not lock.renew
 
 
-def test_renewal_of_what_never_expires_is_refused(cache: RedisCache) -> None:
-    with pytest.raises(ValueError, match="a lock without one never expires"):
-        cache.lock("report", timeout=None, renew=True)
-
-
 # -- what it passes on -------------------------------------------------------------------------
 
 
@@ -188,11 +177,6 @@ def test_options_are_passed_on(cache: RedisCache) -> None:
     assert (lock.max_hold, lock.min_hold, lock.label) == (60, 1, "nightly")
     assert lock.raise_on_release_error is False
     assert lock.on_lost is not None
-
-
-def test_unknown_options_are_refused(cache: RedisCache) -> None:
-    with pytest.raises(TypeError, match="expire"):
-        cache.lock("report", expire=3)
 
 
 def test_a_lock_with_a_client_argument_is_on_its_server(

@@ -85,6 +85,16 @@ def test_the_threads_that_waited_for_it(
     assert [event.stale for event in heard.only(Shared)] == [False] * 3
 
 
+def test_the_threads_that_waited_for_it_without_redis(slow: Producer) -> None:
+    cache = RedisCache(DEAD, {})
+    with recording_events("report") as heard:
+        threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
+        until(lambda: waiting_in_memory() == 3)
+        slow.finish.set()
+        assert [thread.found() for thread in threads] == ["computed"] * 4
+    assert [len(heard.only(kind)) for kind in (Computed, Shared)] == [1, 3]
+
+
 def test_who_waited_for_another_process(
     ask: Any, client: redis.Redis, heard: RecordedEvents
 ) -> None:

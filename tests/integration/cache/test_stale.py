@@ -17,7 +17,7 @@ from django.utils import timezone, translation
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, override
-from django_redis_lock.protocol.keys import flight_key, flight_stream
+from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.signals import value_refresh_failed
 from django_redis_lock.singleflight import FlightRenewal, flight, runners
 from django_redis_lock.threads import Repeated, ThreadPool
@@ -25,7 +25,7 @@ from tests.holding import renew
 from tests.processes import PATIENCE, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.background import elsewhere
-from tests.support.values import KEY, RAISE, TERMS, Asking, Broken, Producer, age, make
+from tests.support.values import KEY, TERMS, Asking, Broken, Producer, age, make
 
 __all__ = ["slow"]
 
@@ -346,35 +346,6 @@ def test_without_an_old_value_it_waits_as_ever(cache: RedisCache, slow: Producer
     assert [asking.found(), following.found()] == ["new", "new"]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"timeout": 60, "soft_timeout": 1}, "soft_timeout needs stale"),
-        ({"timeout": 60, "stale": 0, "soft_timeout": 1}, "soft_timeout needs stale"),
-        ({**TERMS, "soft_timeout": 1, "background": True}, "give soft_timeout or background"),
-        ({**TERMS, "soft_timeout": -1}, "soft_timeout must be"),
-    ],
-)
-def test_a_soft_timeout_that_cannot_work_is_refused(
-    cache: RedisCache, asynchronous: bool, given: dict[str, Any], words: str
-) -> None:
-    """At each call, whether there is a value or not."""
-
-    def ask() -> None:
-        if asynchronous:
-            asyncio.run(cache.aget_or_set("report", "new", **given))
-        else:
-            cache.get_or_set("report", "new", **given)
-
-    for _ in "missing", "there":
-        with pytest.raises(ValueError, match=words):
-            ask()
-        cache.set("report", "there")
-    with pytest.raises(TypeError, match="get_or_set_many has no option 'soft_timeout'"):
-        cache.get_or_set_many(["report"], dict.fromkeys, soft_timeout=1)
-
-
 def test_a_full_background_leaves_it_to_the_next_caller(
     stale: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,29 +399,6 @@ def test_what_waits_in_the_background_is_computed_once_and_kept(
     slow.finish.set()
     until(lambda: cache.get("report") == "new")
     assert new.calls == 1
-
-
-@pytest.mark.sample(0)
-def test_a_process_ends_although_its_background_works(
-    stale: RedisCache, redis_server: RedisServer
-) -> None:
-    with processes(leave_behind, redis_server.url, spawned=True) as (worker,):
-        worker.go()
-        assert worker.result() == "old"
-        worker._process.join(PATIENCE)
-        assert worker._process.exitcode == 0
-
-
-def leave_behind(link: Link, url: str) -> Any:
-    begun = threading.Event()
-
-    def compute() -> Any:
-        begun.set()
-        threading.Event().wait()
-
-    found = RedisCache(url, {}).get_or_set("report", compute, **TERMS, background=True)
-    assert begun.wait(PATIENCE)
-    return found
 
 
 def test_a_child_starts_with_an_empty_pool() -> None:
@@ -561,26 +509,6 @@ def test_a_refresh_that_is_broken_off_ends_its_flight(
 # -- writes win, and Redis is away -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("written", [None, "newest"])
-def test_a_write_during_a_refresh_wins(
-    stale: RedisCache, client: redis.Redis, slow: Producer, background: bool, written: str | None
-) -> None:
-    leader = Asking(stale.get_or_set, "report", slow, **TERMS, background=background)
-    assert slow.begun.wait(PATIENCE)
-    stream = flight_stream(KEY, client.get(flight_key(KEY)))
-    if written:
-        stale.set("report", written)
-    else:
-        stale.delete("report")
-    # The write has told the followers; the leader will, too.
-    assert len(client.xrange(stream)) == 1
-    slow.finish.set()
-    assert leader.found() == ("old" if background else "new")
-    until(lambda: len(client.xrange(stream)) == 2)
-    assert stale.get("report") == written
-
-
 @pytest.mark.parametrize("ignore", [True, False])
 def test_redis_dies_during_a_refresh(own_server: RedisServer, slow: Producer, ignore: bool) -> None:
     cache = make(own_server, IGNORE_EXCEPTIONS=ignore)
@@ -592,18 +520,3 @@ def test_redis_dies_during_a_refresh(own_server: RedisServer, slow: Producer, ig
     own_server.kill()
     slow.finish.set()
     assert leader.found() == "new"
-
-
-def test_without_redis_the_value_is_computed(own_server: RedisServer) -> None:
-    cache = make(own_server)
-    own_server.stop()
-    assert cache.get_or_set("report", lambda: "new", **TERMS) == "new"
-
-
-def test_without_redis_the_error_shows(own_server: RedisServer) -> None:
-    cache = make(own_server, **RAISE)
-    own_server.stop()
-    producer = Producer()
-    with pytest.raises(redis.ConnectionError):
-        cache.get_or_set("report", producer, **TERMS)
-    assert not producer.calls

@@ -232,13 +232,6 @@ def test_to_be_ended_it_must_run_in_the_main_thread() -> None:
     assert not caches["default"].lock("fragile").locked()
 
 
-def test_the_way_signals_are_dealt_with_is_left_as_it_was() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    for kind in (Fragile, Nightly):
-        assert run(kind)[0] == 0
-        assert signal.getsignal(signal.SIGTERM) == before
-
-
 def test_without_more_words_a_command_goes_on_and_says_so(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:

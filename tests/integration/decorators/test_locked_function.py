@@ -561,16 +561,6 @@ def test_terminate_is_for_commands() -> None:
         handle()
 
 
-@pytest.mark.parametrize("name", ["on_lost", "on_conflict"])
-def test_a_coroutine_function_as_callback_is_for_coroutine_functions(name: str) -> None:
-    async def callback(*args: Any) -> None: ...
-
-    with pytest.raises(TypeError, match=f"{name} must be a plain function"):
-
-        @locked("export", **{name: callback})
-        def work() -> None: ...
-
-
 def test_a_coroutine_function_as_on_lost_of_a_block_is_refused() -> None:
     async def on_lost() -> None: ...
 

@@ -17,7 +17,7 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
-from tests.holding import Renewals
+from tests.holding import Renewals, renew
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, until
 from tests.support.backends import Backend, OnRedis
@@ -162,6 +162,15 @@ def test_a_lock_that_was_extended_is_renewed_no_more_often(client: redis.Redis, 
     often, usual = Renewals(client, "extended"), Renewals(client, "other")
     until(lambda: often.count() >= 0 and usual.count() == 3)
     assert often.count() <= 6
+
+
+def test_a_lifetime_that_was_shortened_is_renewed_in_time(client: redis.Redis) -> None:
+    lock = Lock(client, "shortened", timeout=60, renew=True)
+    lock.acquire()
+    renew(client, "shortened")  # The keeper has looked just now.
+    lock.extend(0.5, replace_ttl=True)
+    until(lambda: client.pttl("shortened") > 10_000)
+    lock.release()
 
 
 def test_a_release_does_not_end_a_later_lock_of_the_same_token(client: redis.Redis) -> None:

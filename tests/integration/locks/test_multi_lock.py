@@ -246,16 +246,6 @@ def test_what_was_lost_before_all_were_acquired_is_told(
     ]
 
 
-def test_it_ends_when_the_first_of_its_names_ends(make: Callable[..., MultiLock]) -> None:
-    lock = make("a", "b")
-    with lock:
-        first, second = (member.local.hold for member in lock.members)
-        whole: Any = lock.local.hold
-        for one, other in ((first, second), (second, first)):
-            one.deadline, other.deadline = other.deadline + 5, other.deadline
-            assert whole.deadline == other.deadline
-
-
 def test_each_name_has_its_events(any_client: redis.Redis, make: Callable[..., MultiLock]) -> None:
     heard: list[Any] = []
 
@@ -277,18 +267,6 @@ def test_each_name_has_its_events(any_client: redis.Redis, make: Callable[..., M
             assert told() == [("b", Contended), ("b", TimedOut)]
     finally:
         events.unsubscribe(heard.append)
-
-
-def test_a_holder_that_has_crashed_is_noted(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted: list[bytes] = []
-    monkeypatch.setattr(
-        multi_lock, "note_vanished", lambda server, keys, vanished, subject: noted.append(keys.name)
-    )
-    client.hset("{b}:owner", mapping={"host": "elsewhere", "pid": "1"})
-    with MultiLock(client, ["a", "b"], 60, lock_class=Lock):
-        assert noted == [b"b"]
 
 
 @pytest.mark.parametrize("end", ["release", "_leave_to_keeper"])

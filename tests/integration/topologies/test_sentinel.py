@@ -42,8 +42,10 @@ class TestAsyncLock(LockContract):
         tasks.close()
 
 
-@pytest.mark.parametrize("epochs", [(9, 10), (10, 9)])
-def test_the_sentinel_with_the_latest_epoch_is_right(epochs: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("epochs", "protocol"), [((9, 10), 2), ((10, 9), 3)])
+def test_the_sentinel_with_the_latest_epoch_is_right(
+    epochs: tuple[int, int], protocol: int
+) -> None:
     """The other has not heard of the failover, and names the primary of before."""
     ports = [fresh_port() for _ in epochs]
     with ExitStack() as stack:
@@ -55,7 +57,8 @@ def test_the_sentinel_with_the_latest_epoch_is_right(epochs: tuple[int, int]) ->
             }
             sentinel = stack.enter_context(RedisServer(config=config, sentinel=True))
             where.append(("127.0.0.1", sentinel.port))
-        server = server_of(Sentinel(where).master_for("main"))
+        manager = Sentinel(where, sentinel_kwargs={"protocol": protocol})
+        server = server_of(manager.master_for("main"))
         assert str(server.locate((b"report",))) == f"127.0.0.1:{ports[epochs.index(10)]}/0"
 
 
