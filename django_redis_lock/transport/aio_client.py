@@ -51,8 +51,8 @@ from .refusals import (
 from .server import (
     RETRYABLE,
     Answer,
-    Exchange,
     RetryPolicy,
+    Route,
     Server,
     configured_retry,
     pack,
@@ -375,7 +375,7 @@ async def arun(client: Client, call: Call, *, until: float | None = None) -> Ans
         reply = await exchange(client, node, pack(call), until=until, urgent=urgent)
         return Answer(reply, sent_twice=False)
     except RETRYABLE as error:
-        return await adrive(run_again(_Awaiting(client, server), call, until, node, error))
+        return await adrive(run_again(_RouteOfTasks(client, server), call, until, node, error))
 
 
 async def aexchange(
@@ -397,11 +397,11 @@ async def arun_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """As ``server.run_all``."""
     if len(calls) == 1:
         return [(await arun(client, calls[0])).value]
-    return await adrive(run_all_steps(_Awaiting(client, server_of(client)), calls))
+    return await adrive(run_all_steps(_RouteOfTasks(client, server_of(client)), calls))
 
 
-class _Awaiting(Exchange):
-    """Those of tasks."""
+class _RouteOfTasks(Route):
+    """Its steps are awaitable."""
 
     def locate(self, keys: Sequence[bytes], until: float | None) -> Awaitable[Server]:
         return located(self.server, keys, until)

@@ -185,17 +185,17 @@ def run(client: Client, call: Call, *, until: float | None = None) -> Answer:
         node = server.locate(call.keys, until)
         return Answer(node.exchange(pack(call), None, until, urgent=call.script.urgent), False)
     except RETRYABLE as error:
-        return drive(run_again(Exchange(client, server), call, until, node, error))
+        return drive(run_again(Route(client, server), call, until, node, error))
 
 
 def run_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(run_all_steps(Exchange(client, server_of(client)), calls))
+    return drive(run_all_steps(Route(client, server_of(client)), calls))
 
 
-class Exchange(NamedTuple):
+class Route(NamedTuple):
     """How calls reach the servers of a client; its methods are steps, these those of threads."""
 
     client: Client
@@ -384,43 +384,43 @@ def note_unanswered(server: Server, call: Call, error: Exception) -> None:
 
 
 def run_again(
-    exchange: Exchange,
+    route: Route,
     call: Call,
     until: float | None = None,
     node: Server | None = None,
     error: Exception | None = None,
 ) -> Steps[Answer]:
     """Run ``call``, which may have failed with ``error`` at ``node``."""
-    pool = getattr(exchange.client, "connection_pool", None)  # Not a cluster's.
-    policy = RetryPolicy(exchange.server, until, retry=configured_retry(pool))
+    pool = getattr(route.client, "connection_pool", None)  # Not a cluster's.
+    policy = RetryPolicy(route.server, until, retry=configured_retry(pool))
     known = True
     while True:
         if known and isinstance(error, NoScriptError):
             known = False
         elif error is not None:
-            note_unanswered(exchange.server, call, error)
+            note_unanswered(route.server, call, error)
             if pause := policy.after(error, node):
-                yield exchange.sleep(pause)
+                yield route.sleep(pause)
         node = None
         try:
-            node = policy.towards or (yield exchange.locate(call.keys, until))
+            node = policy.towards or (yield route.locate(call.keys, until))
             assert node is not None
             options = {"until": until, "anew": policy.anew, "urgent": call.script.urgent}
             if policy.asking:  # By its source: NOSCRIPT would need a second ASKING.
                 command = ASKING + pack(call, known=False)
-                reply = (yield exchange.ask(node, command, replies=2, **options))[1]
+                reply = (yield route.ask(node, command, replies=2, **options))[1]
             else:
-                reply = yield exchange.ask(node, pack(call, known=known), **options)
+                reply = yield route.ask(node, pack(call, known=known), **options)
             return Answer(reply, policy.sent_twice)
         except RETRYABLE as another:
             error = another
 
 
-def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply]]:
+def run_all_steps(route: Route, calls: Sequence[Call]) -> Steps[list[Reply]]:
     """In one trip for each server; what failed there, one at a time."""
     numbers_at: dict[Server, list[int]] = {}
     for number, call in enumerate(calls):
-        node = yield exchange.locate(call.keys, None)
+        node = yield route.locate(call.keys, None)
         numbers_at.setdefault(node, []).append(number)
     answers: list[Reply] = [None] * len(calls)
     for node, numbers in numbers_at.items():
@@ -428,13 +428,13 @@ def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply
         urgent = any(call.script.urgent for call in there)
         try:
             command = pack_all(there)
-            values = yield exchange.ask(node, command, replies=len(there), urgent=urgent)
+            values = yield route.ask(node, command, replies=len(there), urgent=urgent)
         except RETRYABLE as error:
-            exchange.server.on_error(error)
+            route.server.on_error(error)
             values = []
             for call in there:
-                note_unanswered(exchange.server, call, error)
-                values.append((yield from run_again(exchange, call)).value)
+                note_unanswered(route.server, call, error)
+                values.append((yield from run_again(route, call)).value)
         for number, value in zip(numbers, values, strict=True):
             answers[number] = value
     return answers
