@@ -49,7 +49,7 @@ from .refusals import (
     note_sent,
 )
 from .server import (
-    REPORTED,
+    RETRYABLE,
     Answer,
     Exchange,
     RetryPolicy,
@@ -374,7 +374,7 @@ async def arun(client: Client, call: Call, *, until: float | None = None) -> Ans
         urgent = call.script.urgent
         reply = await exchange(client, node, pack(call), until=until, urgent=urgent)
         return Answer(reply, sent_twice=False)
-    except REPORTED as error:
+    except RETRYABLE as error:
         return await adrive(run_again(_Awaiting(client, server), call, until, node, error))
 
 
@@ -387,9 +387,9 @@ async def aexchange(
     while True:
         try:
             return await exchange(client, server, command, replies, None, may_run_twice, anew)
-        except REPORTED as error:
+        except RETRYABLE as error:
             policy = policy or RetryPolicy(server, None, may_run_twice)
-            policy.on_another(error)
+            policy.allow_retry(error)
             anew = policy.anew
 
 

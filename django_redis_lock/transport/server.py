@@ -184,7 +184,7 @@ def run(client: Client, call: Call, *, until: float | None = None) -> Answer:
     try:
         node = server.locate(call.keys, until)
         return Answer(node.exchange(pack(call), None, until, urgent=call.script.urgent), False)
-    except REPORTED as error:
+    except RETRYABLE as error:
         return drive(run_again(Exchange(client, server), call, until, node, error))
 
 
@@ -217,9 +217,9 @@ def run_at(server: Server, node: Server, call: Call) -> Reply:
     command = pack(call, known=False)
     try:
         return node.exchange(command)
-    except REPORTED as error:
+    except RETRYABLE as error:
         server.on_error(error)
-        RetryPolicy(node, None).on_another(error)
+        RetryPolicy(node, None).allow_retry(error)
         return node.exchange(command, anew=True)
 
 
@@ -250,9 +250,9 @@ def exchange_with(
     while True:
         try:
             return server.exchange(command, replies, until, may_run_twice, anew)
-        except REPORTED as error:
+        except RETRYABLE as error:
             policy = policy or RetryPolicy(server, until, may_run_twice)
-            policy.on_another(error)
+            policy.allow_retry(error)
             anew = policy.anew
 
 
@@ -264,8 +264,8 @@ def value_with_lifetime(key: bytes) -> bytes:
 
 # -- what is sent again -------------------------------------------------------------------------
 
-#: The errors about which ``RetryPolicy`` decides.
-REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
+#: The errors after which ``RetryPolicy`` may have a call sent again.
+RETRYABLE = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 
 class Answer(NamedTuple):
@@ -321,7 +321,7 @@ class RetryPolicy:
         if self._server.refuses(error):
             return self._after_refusal(error, REFUSED_FOR)
         try:
-            self.on_another(error)
+            self.allow_retry(error)
         except (RedisConnectionError, RedisTimeoutError):
             if (pause := self._configured_pause(error)) is None:
                 raise
@@ -340,9 +340,9 @@ class RetryPolicy:
         late = self.until is not None and time.monotonic() + pause >= self.until
         return None if late else pause
 
-    def on_another(self, error: Exception) -> None:
-        """Send the call that ended with ``error`` again on another connection; raises the error if
-        that is of no use."""
+    def allow_retry(self, error: Exception) -> None:
+        """Note that the call that ended with ``error`` is sent again, and how: ``anew``,
+        ``sent_twice``. Raises the error if that is of no use, or forbidden."""
         has_run = self.sent_twice or may_have_run(error)
         if not self._is_worth_it(error) or (has_run and not self._may_run_twice):
             note_sent(error, has_run)
@@ -412,7 +412,7 @@ def run_again(
             else:
                 reply = yield exchange.ask(node, pack(call, known=known), **options)
             return Answer(reply, policy.sent_twice)
-        except REPORTED as another:
+        except RETRYABLE as another:
             error = another
 
 
@@ -429,7 +429,7 @@ def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply
         try:
             command = pack_all(there)
             values = yield exchange.ask(node, command, replies=len(there), urgent=urgent)
-        except REPORTED as error:
+        except RETRYABLE as error:
             exchange.server.on_error(error)
             values = []
             for call in there:
@@ -1018,7 +1018,7 @@ def reset_when_closed(sock: Any) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
-def has_socket(connection: object) -> bool:
+def is_pollable(connection: object) -> bool:
     """Whether one can wait for a reply on ``connection``, or it is in our own memory."""
     sock = getattr(connection, "_sock", None)
     return sock is None or isinstance(sock, socket.socket) or hasattr(connection, "asyncio_class")
