@@ -29,7 +29,8 @@ from ..protocol.script import Library, script, shared
 _library: Library = []
 
 # use_place(number): the other functions act on this place from now on; 0 for the one that the
-# script was called with.
+# script was called with, whose keys are `name` and `owner`: place 1, or, in what is sent for a
+# holder (RELEASE, RESET, EXTEND), perhaps its place.
 #
 # token_at(number): the same, and the token at the place, false if there is none. What is no token
 # is somebody's data at the key of place 1, and an error; at another place it will be replaced.

@@ -113,8 +113,9 @@ class Field:
     def _item(self, value: object) -> str:
         """Within a list or tuple: as Python writes it; what it has no sign for, with its type."""
         tag, text = self._encode(value)
-        if not tag:
-            return repr(text)
+        if not tag:  # A subclass of str may have one ``str()`` for all its values.
+            is_text = isinstance(value, str) and not isinstance(value, Enum)
+            return str.__repr__(value) if is_text else repr(text)
         return text if tag in _TAGS else f"{tag}({text!r})"
 
     def _refuse_unsaved(self, value: object) -> None:

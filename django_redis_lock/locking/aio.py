@@ -436,7 +436,7 @@ class TaskQueue(WaitQueue):
             await pending.confirmed()
         connection.disconnect()
 
-    def wake(self) -> None:
+    def cut_pop(self) -> None:
         connection = self.connection
         if connection is None or self.loop is None:
             return
@@ -498,7 +498,7 @@ class TaskWaiter(Waiter):
         request = self._request
         try:
             leave = request.leave_call(self.queue.id_to_unregister(), try_again=False)
-            await self._run(leave, time.monotonic() + LAST_TRY_SECONDS)
+            await self._ask(leave, time.monotonic() + LAST_TRY_SECONDS)
             self._reply = reply = await asyncio.wait_for(reading, ANSWER_TIMEOUT_SECONDS)
             if (grant := self.queue.grant_in(reply)) is not None:
                 release = request.release_call(grant.token, place=grant.place)
@@ -509,7 +509,7 @@ class TaskWaiter(Waiter):
         finally:
             connection.disconnect()
 
-    async def _run(self, call: Call, until: float | None) -> Reply:
+    async def _ask(self, call: Call, until: float | None) -> Reply:
         return (await arun(self._client, call, until=until)).value
 
     async def _sleep(self, seconds: float) -> None:

@@ -93,8 +93,8 @@ from .hold import (
     acting_task,
     entries,
     is_in_event_loop,
-    latest,
     release_late,
+    renewals,
 )
 from .waiting import queues
 
@@ -622,7 +622,7 @@ class BaseLock:
 
     def _restore(self, before: Known) -> None:
         local, now = self.local, self.local.known()
-        if self._is_anothers:
+        if self._held_by_another_thread:
             return
         if now.entry is not None and now.times > before.times and now.entry.leave(local):
             return
@@ -655,7 +655,7 @@ class BaseLock:
             return
         if local.token is None or (hold is not None and hold.from_parent_process):
             return
-        if self._is_anothers:
+        if self._held_by_another_thread:
             return  # It has the lock after us.
         if hold is not None and hold.degraded:
             hold.end()
@@ -689,7 +689,7 @@ class BaseLock:
         return False
 
     @property
-    def _is_anothers(self) -> bool:
+    def _held_by_another_thread(self) -> bool:
         """Whether another thread, which shares this handle, holds the lock by it."""
         hold = self.local.hold
         return hold is not None and hold.is_valid and not hold.by_this_thread
@@ -735,7 +735,7 @@ class BaseLock:
         return True
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
-        hold.held_until(deadline, asked_at)
+        hold.note_deadline(deadline, asked_at)
         if self.local.renewal is not None:
             self.local.renewal.reschedule(asked_at)
 
@@ -795,7 +795,7 @@ class BaseLock:
         for server in self._servers:
             mine: list[Renewal] = []
             for number in range(1, self.limit + 1):
-                job = latest.get((server, self.keys.at_place(number).lock))
+                job = renewals.get((server, self.keys.at_place(number).lock))
                 if job is None or not job.hold.is_valid or not self._is_by_caller(job.hold):
                     break
                 mine.append(job)

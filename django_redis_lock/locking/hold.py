@@ -141,7 +141,7 @@ class Hold:
 
     @property
     def least_fence(self) -> int:
-        """What the index of its server has at least as the last fence, if no data were lost."""
+        """The last fence on its server's index is at least this, unless data were lost there."""
         return self.fence
 
     @property
@@ -175,7 +175,7 @@ class Hold:
         """Whether its holder has released it, or tried to."""
         return self.ended and not self._lost
 
-    def held_until(self, deadline: float, asked_at: float) -> None:
+    def note_deadline(self, deadline: float, asked_at: float) -> None:
         """The reply to a command sent at ``asked_at`` has confirmed the lifetime until ``deadline``
         (both monotonic). The server's order of two concurrent commands is unknown, so the shorter
         lifetime counts until the next renewal."""
@@ -194,7 +194,7 @@ class Hold:
         if until == -math.inf:
             self.lose("the grant expired before it could be taken")
         else:
-            self.held_until(until, self.began)
+            self.note_deadline(until, self.began)
 
     def end(self) -> None:
         """Its holder releases it. A second call completes one that was interrupted."""
@@ -263,16 +263,17 @@ def log_failed(on_lost: object, name: bytes) -> None:
     )
 
 
-#: What keeps each lock alive that this process has, by its server and key: the last one that began.
-latest: dict[tuple[Server, bytes], Renewal] = {}
-after_fork(latest.clear)
+#: What the keeper does for each lock of this process, by server and key; of several with one chosen
+#: token, for the one that began last.
+renewals: dict[tuple[Server, bytes], Renewal] = {}
+after_fork(renewals.clear)
 _warned_at: weakref.WeakKeyDictionary[Server, float] = weakref.WeakKeyDictionary()
 
 
 class Renewal(Job):
     """Keeps a hold alive, describes the holder in Redis, and tells it when the lock is lost."""
 
-    #: Its ``Lifeline``, as long as the handle knows them; None: it need not.
+    #: Its ``Lifeline``, gone when the handle is. None: it goes on without one.
     kept_by: weakref.ref[Any] | None = None
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
@@ -309,13 +310,13 @@ class Renewal(Job):
 
     def begin(self) -> None:
         self.schedule(self.hold.began)
-        latest[self.server, self.hold.keys.lock] = self
+        renewals[self.server, self.hold.keys.lock] = self
         keeper().add(self)
 
     def stop(self) -> None:
         keeper().discard(self)
-        if latest.get(key := (self.server, self.hold.keys.lock)) is self:
-            latest.pop(key, None)
+        if renewals.get(key := (self.server, self.hold.keys.lock)) is self:
+            renewals.pop(key, None)
         if self.described is not None:
             self.described.leave(self)
 
@@ -418,7 +419,7 @@ class Renewal(Job):
         self._note_described()
         hold.pending = None
         hold.renewed_by = self.server.seen_at(hold.keys), sent_at
-        hold.held_until(until, sent_at)
+        hold.note_deadline(until, sent_at)
         self.schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:

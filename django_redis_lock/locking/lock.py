@@ -21,7 +21,7 @@ from ..protocol.validation import check_time
 from ..steps import drive
 from ..threads import ThreadEvent, in_context
 from ..transport import Answer, Client, RawConnection, Server, exchange_with, pack, run, server_of
-from ..transport.server import has_socket, read, readable, shut
+from ..transport.server import is_pollable, read, readable, shut
 from .base import REPLY_MARGIN_SECONDS, BaseLock
 from .hold import Hold, log_failed
 from .waiting import POPPING, MayNotBlock, PopReply, Waiter, WaitQueue
@@ -182,7 +182,7 @@ class Lock(BaseLock):
                 self._entered()
                 return self
         except BaseException:
-            if self.local.known() != before and not self._is_anothers:
+            if self.local.known() != before and not self._held_by_another_thread:
                 self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
             raise
         raise drive(self._not_acquired_steps())
@@ -296,7 +296,7 @@ class ThreadQueue(WaitQueue):
         if self.connection is None:
             self.node = self.server.locate(self.request.keys)
             self.connection = self.node.checkout()
-            if not has_socket(self.connection):
+            if not is_pollable(self.connection):
                 self.disconnect()
                 raise MayNotBlock
 
@@ -324,7 +324,7 @@ class ThreadQueue(WaitQueue):
         if connection is not None and self.node is not None:
             self.node.checkin(connection, self.pending)
 
-    def wake(self) -> None:
+    def cut_pop(self) -> None:
         shut(self.connection)
 
     @property
@@ -374,7 +374,7 @@ class ThreadWaiter(Waiter):
         self._reply = None
         queue.abandon(self)
 
-    def _run(self, call: Call, until: float | None) -> Reply:
+    def _ask(self, call: Call, until: float | None) -> Reply:
         return run(self._client, call, until=until).value
 
     def _sleep(self, seconds: float) -> None:

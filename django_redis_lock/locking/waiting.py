@@ -108,7 +108,7 @@ class WaitQueue:
     #: The queue is empty: let its connection go.
     end: Callable[[], None]
     #: End the blocking pop from the keeper's thread, as if its connection had broken.
-    wake: Callable[[], None]
+    cut_pop: Callable[[], None]
     #: Have a connection of this client for blocking pops, with nothing left to read on it.
     connect: Callable[[Client], Step[None]]
     #: Send a blocking pop, the packed command.
@@ -273,7 +273,7 @@ class QueueWatch(Job):
     def call(self, now: float) -> Call | None:
         if self._queue.loop is not None and self._queue.loop.is_closed():
             self._queue.dissolve()  # Its tasks will never run again.
-            self._queue.wake()
+            self._queue.cut_pop()
             return None
         return self._queue.request.watch_call(self._queue.id, len(self._queue.waiters))
 
@@ -293,14 +293,14 @@ class QueueWatch(Job):
         has_moved = node is not None and self.server.seen_at(request.keys) is not node
         if self._untaken > 1 or has_moved:
             self._untaken = 0
-            self._queue.wake()
+            self._queue.cut_pop()
         self._warn()
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + WATCH_INTERVAL_SECONDS / 4
         self._warn()
         if any(waiter.outage_patience < math.inf for waiter in self._queue.waiters.copy()):
-            self._queue.wake()  # One of them does not wait for a frozen server.
+            self._queue.cut_pop()  # One of them does not wait for a frozen server.
 
     def _warn(self) -> None:
         """Let the log say whom the process waits for, if its first waiter has waited for long."""
@@ -374,7 +374,7 @@ class Waiter:
     turn: WakeEvent | None = None
 
     #: What a call returns, until a monotonic time.
-    _run: Callable[[Call, float | None], Step[Reply]]
+    _ask: Callable[[Call, float | None], Step[Reply]]
     _sleep: Callable[[float], Step[None]]
     _new_turn: Callable[[], WakeEvent]
 
@@ -418,7 +418,7 @@ class Waiter:
     def _acquire_or_register(self) -> Steps[Acquisition | None]:
         sent_at = time.monotonic()
         call, until = self.queue.acquire_call(self._request), self._request.reply_until()
-        reply = parse_acquire((yield self._run(call, until)), sent_at)
+        reply = parse_acquire((yield self._ask(call, until)), sent_at)
         self._request = self._request.with_margin(sent_at)
         if isinstance(reply, Taken):
             return self.queue.note_taken(self._request, reply)
@@ -456,7 +456,8 @@ class Waiter:
             self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS)
 
     def _note_error(self, error: Exception) -> Steps[bool]:
-        """Whether ``error`` may pass by itself."""
+        """Note it; after an outage, leave the connection. Returns whether ``error`` is one, which
+        may pass by itself."""
         outage = is_outage(error)
         if outage:
             yield self.queue.disconnect()
@@ -541,7 +542,7 @@ class Waiter:
         queue, sent_at = self.queue, time.monotonic()
         leave = self._request.leave_call(queue.id_to_unregister(), try_again=True)
         try:
-            reply = yield self._run(leave, time.monotonic() + LAST_TRY_SECONDS)
+            reply = yield self._ask(leave, time.monotonic() + LAST_TRY_SECONDS)
         except RedisTimeoutError:
             # It may still be carried out and take the lock for no holder; or it was never sent.
             self._release_later((self._request.token, self._request.attempt, 1))

@@ -27,10 +27,10 @@ LAST_TRY_SECONDS = 0.1
 #: A grant that seems older, or older than a quarter of its lifetime, must be confirmed first; so
 #: must one from the future (the server's clock was set back). See ``WaitQueue.believed_until``.
 MAX_GRANT_AGE_SECONDS = 0.5
-#: Its token, its fence, and the number of its place if that is not the first.
+#: An element of the list of grants: token, fence, and the number of the place unless it is 1.
 GRANT = rb"(?s)(.*):(\d{1,16})(?:/(\d+))?"
 
-#: A limit: whichever place is released, no waiter gets it.
+#: As a limit, below the number of each place: a release passes none of them on.
 PASSED_ON_TO_NONE = 0
 
 #: A token that may hold the lock, its attempt, and its place.
@@ -303,7 +303,7 @@ class AcquireRequest(NamedTuple):
 
     def releases_of_unanswered(self) -> list[Unanswered]:
         """The servers on which this may yet take the lock, and how to release it there."""
-        calls = self.unanswered or ()
+        calls = self.unanswered or ()  # ACQUIRE, LEAVE: token, lifetime, attempt, …
         claims = {(server, as_bytes(c.args[0]), as_bytes(c.args[2])) for server, c in calls}
         return [(server, self.release_call(token, name)) for server, token, name in claims]
 
@@ -337,7 +337,8 @@ def release_call(
     limit: int = 1,
 ) -> Call:
     """Release the lock that ``token`` holds; with ``attempt``, only if that attempt acquired it.
-    ``fence``: the holder's; 0 if the caller may not be it, and the attempt must be on record.
+    ``fence``: the holder's, sent if ``min_hold`` or ``attempt`` needs it; 0 if the caller may not
+    be the holder, and the attempt must be on record.
     ``limit``: the number of places that are passed on; see ``AcquireRequest.limit_of``."""
     rest = milliseconds(min_hold) if min_hold else 0
     grant = milliseconds(grant_timeout)

@@ -26,7 +26,8 @@ has written. So the first write of every script that keeps a lock, frees it or p
 that Redis never refuses, such as DEL. Only ACQUIRE of a free lock may be refused, as a whole.
 
 ``script`` adds the shared functions that a text calls. ``first`` comes before the text, in the same
-chunk, and answers most calls; the text sees its locals. ``urgent`` ones pass the circuit breaker.
+chunk, and answers most calls; the text sees its locals. Functions that only what
+follows a blank line calls are added there. ``urgent`` ones pass the circuit breaker.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ end
 # for the one use in 64 in which note() removes locks.
 #
 # is_awaited(): whether there is a live waiter. hand_over(successor, lifetime): pass_on for nearly
-# all calls with one; whether it was done.
+# all calls while one waits; whether it was done.
 #
 # grant(token, lifetime): pass the lock to the first waiter. Redis hands an element pushed to a list
 # to the client that has been blocked on it longest. pass_on(successor, lifetime): do so if there
@@ -262,7 +263,7 @@ local function register(waiter, alive)
 end
 """)
 
-#: The functions that ``contrib.limit`` shares: those above but _OF_PLACE, and not those below.
+#: The functions that ``contrib.limit`` shares: all that stand above, but those of _OF_PLACE.
 common: Library = [(calls, text) for calls, text in shared_functions if text not in _OF_PLACE]
 
 # is_takeable(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
@@ -380,8 +381,9 @@ if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end
 #:
 #: KEYS  lock keys
 #: ARGV  token, successor (a fresh token for the waiter; it also marks this release as done),
-#:       lifetime of the grant, rest, fence of the holder (its acquisition time), or 0 if the caller
-#:       may not be it, the attempt that must have acquired it ('' for any)
+#:       lifetime of the grant, rest, fence of the holder (its acquisition time; 0 if neither rest
+#:       nor attempt needs it, or if the caller may not be the holder), the attempt that must have
+#:       acquired it ('' for any)
 #: returns 1 released, 0 not this token's lock
 #: atomic because looking for waiters and passing the lock on must not be parted by a new waiter.
 RELEASE_BODY = """

@@ -49,10 +49,10 @@ from .refusals import (
     note_sent,
 )
 from .server import (
-    REPORTED,
+    RETRYABLE,
     Answer,
-    Exchange,
     RetryPolicy,
+    Route,
     Server,
     configured_retry,
     pack,
@@ -374,8 +374,8 @@ async def arun(client: Client, call: Call, *, until: float | None = None) -> Ans
         urgent = call.script.urgent
         reply = await exchange(client, node, pack(call), until=until, urgent=urgent)
         return Answer(reply, sent_twice=False)
-    except REPORTED as error:
-        return await adrive(run_again(_Awaiting(client, server), call, until, node, error))
+    except RETRYABLE as error:
+        return await adrive(run_again(_RouteOfTasks(client, server), call, until, node, error))
 
 
 async def aexchange(
@@ -388,9 +388,9 @@ async def aexchange(
         try:
             of_it = (client, server, command, replies, None, may_run_twice, anew)
             return await exchange(*of_it, urgent=anew)
-        except REPORTED as error:
+        except RETRYABLE as error:
             policy = policy or RetryPolicy(server, None, may_run_twice)
-            policy.on_another(error)
+            policy.allow_retry(error)
             anew = policy.anew
 
 
@@ -398,11 +398,11 @@ async def arun_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """As ``server.run_all``."""
     if len(calls) == 1:
         return [(await arun(client, calls[0])).value]
-    return await adrive(run_all_steps(_Awaiting(client, server_of(client)), calls))
+    return await adrive(run_all_steps(_RouteOfTasks(client, server_of(client)), calls))
 
 
-class _Awaiting(Exchange):
-    """Those of tasks."""
+class _RouteOfTasks(Route):
+    """Its steps are awaitable."""
 
     def locate(self, keys: Sequence[bytes], until: float | None) -> Awaitable[Server]:
         return located(self.server, keys, until)

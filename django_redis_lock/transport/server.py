@@ -184,18 +184,18 @@ def run(client: Client, call: Call, *, until: float | None = None) -> Answer:
     try:
         node = server.locate(call.keys, until)
         return Answer(node.exchange(pack(call), None, until, urgent=call.script.urgent), False)
-    except REPORTED as error:
-        return drive(run_again(Exchange(client, server), call, until, node, error))
+    except RETRYABLE as error:
+        return drive(run_again(Route(client, server), call, until, node, error))
 
 
 def run_all(client: Client, calls: Sequence[Call]) -> list[Reply]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(run_all_steps(Exchange(client, server_of(client)), calls))
+    return drive(run_all_steps(Route(client, server_of(client)), calls))
 
 
-class Exchange(NamedTuple):
+class Route(NamedTuple):
     """How calls reach the servers of a client; its methods are steps, these those of threads."""
 
     client: Client
@@ -217,9 +217,9 @@ def run_at(server: Server, node: Server, call: Call) -> Reply:
     command = pack(call, known=False)
     try:
         return node.exchange(command)
-    except REPORTED as error:
+    except RETRYABLE as error:
         server.on_error(error)
-        RetryPolicy(node, None).on_another(error)
+        RetryPolicy(node, None).allow_retry(error)
         return node.exchange(command, anew=True, urgent=True)
 
 
@@ -250,9 +250,9 @@ def exchange_with(
     while True:
         try:
             return server.exchange(command, replies, until, may_run_twice, anew, urgent=anew)
-        except REPORTED as error:
+        except RETRYABLE as error:
             policy = policy or RetryPolicy(server, until, may_run_twice)
-            policy.on_another(error)
+            policy.allow_retry(error)
             anew = policy.anew
 
 
@@ -264,8 +264,8 @@ def value_with_lifetime(key: bytes) -> bytes:
 
 # -- what is sent again -------------------------------------------------------------------------
 
-#: The errors about which ``RetryPolicy`` decides.
-REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
+#: The errors after which ``RetryPolicy`` may have a call sent again.
+RETRYABLE = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 
 class Answer(NamedTuple):
@@ -321,7 +321,7 @@ class RetryPolicy:
         if self._server.refuses(error):
             return self._after_refusal(error, REFUSED_FOR)
         try:
-            self.on_another(error)
+            self.allow_retry(error)
         except (RedisConnectionError, RedisTimeoutError):
             if (pause := self._configured_pause(error)) is None:
                 raise
@@ -345,9 +345,9 @@ class RetryPolicy:
         late = self.until is not None and time.monotonic() + pause >= self.until
         return None if late else pause
 
-    def on_another(self, error: Exception) -> None:
-        """Send the call that ended with ``error`` again on another connection; raises the error if
-        that is of no use."""
+    def allow_retry(self, error: Exception) -> None:
+        """Note that the call that ended with ``error`` is sent again, and how: ``anew``,
+        ``sent_twice``. Raises the error if that is of no use, or forbidden."""
         has_run = self.sent_twice or may_have_run(error)
         if not self._is_worth_it(error) or (has_run and not self._may_run_twice):
             note_sent(error, has_run)
@@ -389,44 +389,44 @@ def note_unanswered(server: Server, call: Call, error: Exception) -> None:
 
 
 def run_again(
-    exchange: Exchange,
+    route: Route,
     call: Call,
     until: float | None = None,
     node: Server | None = None,
     error: Exception | None = None,
 ) -> Steps[Answer]:
     """Run ``call``, which may have failed with ``error`` at ``node``."""
-    pool = getattr(exchange.client, "connection_pool", None)  # Not a cluster's.
-    policy = RetryPolicy(exchange.server, until, retry=configured_retry(pool))
+    pool = getattr(route.client, "connection_pool", None)  # Not a cluster's.
+    policy = RetryPolicy(route.server, until, retry=configured_retry(pool))
     known = True
     while True:
         if known and isinstance(error, NoScriptError):
             known = False
         elif error is not None:
-            note_unanswered(exchange.server, call, error)
+            note_unanswered(route.server, call, error)
             if pause := policy.after(error, node):
-                yield exchange.sleep(pause)
+                yield route.sleep(pause)
         node = None
         try:
-            node = policy.towards or (yield exchange.locate(call.keys, until))
+            node = policy.towards or (yield route.locate(call.keys, until))
             assert node is not None
             urgent = call.script.urgent or policy.is_second_try
             options = {"until": until, "anew": policy.anew, "urgent": urgent}
             if policy.asking:  # By its source: NOSCRIPT would need a second ASKING.
                 command = ASKING + pack(call, known=False)
-                reply = (yield exchange.ask(node, command, replies=2, **options))[1]
+                reply = (yield route.ask(node, command, replies=2, **options))[1]
             else:
-                reply = yield exchange.ask(node, pack(call, known=known), **options)
+                reply = yield route.ask(node, pack(call, known=known), **options)
             return Answer(reply, policy.sent_twice)
-        except REPORTED as another:
+        except RETRYABLE as another:
             error = another
 
 
-def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply]]:
+def run_all_steps(route: Route, calls: Sequence[Call]) -> Steps[list[Reply]]:
     """In one trip for each server; what failed there, one at a time."""
     numbers_at: dict[Server, list[int]] = {}
     for number, call in enumerate(calls):
-        node = yield exchange.locate(call.keys, None)
+        node = yield route.locate(call.keys, None)
         numbers_at.setdefault(node, []).append(number)
     answers: list[Reply] = [None] * len(calls)
     for node, numbers in numbers_at.items():
@@ -434,13 +434,13 @@ def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Reply
         urgent = any(call.script.urgent for call in there)
         try:
             command = pack_all(there)
-            values = yield exchange.ask(node, command, replies=len(there), urgent=urgent)
-        except REPORTED as error:
-            exchange.server.on_error(error)
+            values = yield route.ask(node, command, replies=len(there), urgent=urgent)
+        except RETRYABLE as error:
+            route.server.on_error(error)
             values = []
             for call in there:
-                note_unanswered(exchange.server, call, error)
-                values.append((yield from run_again(exchange, call)).value)
+                note_unanswered(route.server, call, error)
+                values.append((yield from run_again(route, call)).value)
         for number, value in zip(numbers, values, strict=True):
             answers[number] = value
     return answers
@@ -1025,7 +1025,7 @@ def reset_when_closed(sock: Any) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
-def has_socket(connection: object) -> bool:
+def is_pollable(connection: object) -> bool:
     """Whether one can wait for a reply on ``connection``, or it is in our own memory."""
     sock = getattr(connection, "_sock", None)
     return sock is None or isinstance(sock, socket.socket) or hasattr(connection, "asyncio_class")

@@ -60,7 +60,7 @@ def test_one_that_dies_just_at_the_deadline_is_no_error(
 
     def dying(waiter: ThreadWaiter) -> Any:
         if not died.is_set():
-            waiter.queue.wake()
+            waiter.queue.cut_pop()
             died.set()
         return last_try(waiter)
 

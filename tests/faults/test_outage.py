@@ -432,13 +432,13 @@ def test_its_tries_are_held_back_as_all_calls_are(
         freeze()
         await AsyncLock(asyncio_client(client), "another", timeout=30).acquire(blocking=False)
 
+    def in_a_thread() -> None:
+        assert Lock(client, "report", timeout=30).acquire()
+        freeze()
+        Lock(client, "another", timeout=30).acquire(blocking=False)
+
     with pytest.raises(CircuitOpen):
-        if asynchronous:
-            asyncio.run(in_tasks())
-        else:
-            assert Lock(client, "report", timeout=30).acquire()
-            freeze()
-            Lock(client, "another", timeout=30).acquire(blocking=False)
+        asyncio.run(in_tasks()) if asynchronous else in_a_thread()
 
 
 def test_without_one_the_error_is_raised_at_once(own_server: RedisServer) -> None:

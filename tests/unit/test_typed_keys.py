@@ -21,6 +21,14 @@ from django_redis_lock.decorators.key_template import Template, namer
 
 ONE, ANOTHER = uuid.uuid4(), datetime.date(2024, 1, 1)
 
+
+class Masked(str):
+    """A text that hides itself where it is shown."""
+
+    def __str__(self) -> str:
+        return "***"
+
+
 #: Values that must not share a key.
 DIFFERENT: list[Any] = [
     *(None, "None", "", b"None"),
@@ -29,6 +37,7 @@ DIFFERENT: list[Any] = [
     *(float("nan"), "nan", float("inf"), "inf"),
     *(b"1", "b'1'", (1,), [1], ["1"], [None], ["None"], "[1]", "(1,)", "{'a': 1}"),
     *(ONE, str(ONE), ANOTHER, str(ANOTHER)),
+    *([Masked("a")], (Masked("a"),), [Masked("b")], [[Masked("b")]]),
     *("%(int)1", "%25(int)1", "%2525(int)1", "%(None)None", "%(bool)True", "%", "%25", "%(", "("),
     *("%28int)1", "100%", "%(object)1.0", "a-b", "a", "é %(int)1"),
 ]

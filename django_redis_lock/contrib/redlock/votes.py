@@ -157,7 +157,7 @@ class QuorumHold(Hold):
     def vote(self, place: int, deadline: float, asked_at: float) -> None:
         """The server at ``place`` has replied to a request sent at ``asked_at`` that it holds the
         lock for this caller until ``deadline`` (both monotonic; -inf: it does not). Of two
-        concurrent requests the shorter lifetime counts, as in ``Hold.held_until``."""
+        concurrent requests the shorter lifetime counts, as in ``Hold.note_deadline``."""
         with self._mutex:
             if asked_at < self._answered_at[place]:
                 deadline = min(deadline, self.votes[place])

@@ -307,7 +307,7 @@ class SeveralNames(BaseLock):
         hold: Any = self.local.hold
         if before is not None and hold is not before.hold:
             return  # Another user of this handle has the lock by now.
-        if hold is None or hold.from_parent_process or self._is_anothers:
+        if hold is None or hold.from_parent_process or self._held_by_another_thread:
             return
         hold.end()
         for member in self.members:

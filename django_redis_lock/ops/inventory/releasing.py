@@ -23,6 +23,7 @@ from .listing import (
     FLIGHT,
     LOCK,
     MAX_ENTRIES,
+    REPLY_TIMEOUT_SECONDS,
     Inventory,
     LockInfo,
     Prefixes,
@@ -100,7 +101,8 @@ def release_each(
         chosen: by key the owner's id, and the fence.
 
     Returns:
-        the outcomes by key. RELEASED may be one that its holder has released at the same time.
+        the outcomes by key. RELEASED may be, of several, one that its holder has released at the
+        same time.
     """
     keys, outcomes = list(chosen), dict.fromkeys(chosen, Outcome.FREE)
     for start in range(0, len(keys), RELEASED_AT_ONCE):
@@ -135,8 +137,14 @@ def _released(
         event = event_args(keys.name, "reset", holder.in_the_way, by, holder.held_for, name)
         only = keys.name.startswith(only_locks)
         resets.append(reset_call(keys, holder, grant_timeout, limit, fence, only, event))
-    ended = run_all(client, resets) if resets else []
-    outcomes = dict.fromkeys(held, Outcome.RELEASED)
+    gone = Outcome.RELEASED
+    if len(resets) == 1:  # Of a single call it is known whether it was sent twice.
+        answer = run(client, resets[0], until=time.monotonic() + REPLY_TIMEOUT_SECONDS)
+        ended = [answer.value]
+        gone = Outcome.RELEASED if answer.value or answer.sent_twice else Outcome.FREE
+    else:
+        ended = run_all(client, resets) if resets else []
+    outcomes = dict.fromkeys(held, gone)
     # 0 is also the reply to a call that was sent again and had ended the lock the first time.
     if doubtful := [key for key, value in zip(held, ended, strict=True) if not value]:
         still, _ = holders_at(client, LOCK, doubtful, only_locks)

@@ -658,6 +658,18 @@ def test_it_is_released_if_the_holder_is_the_one_that_was_shown(client: redis.Re
     assert (event.owner.id, event.note) == (listed.owner.id, "an operator")
 
 
+def test_one_that_its_holder_releases_just_then_was_free(client: redis.Redis) -> None:
+    lock = hold(client, "a")
+    listed = described(client, "a")
+
+    def release_just_then(shown: str) -> str:
+        lock.release()
+        return shown
+
+    outcome = release(client, b"a", listed.owner.id, fence=listed.fence, id_of=release_just_then)
+    assert outcome is Outcome.FREE
+
+
 def test_a_holder_that_has_not_described_itself_is_released_by_its_token(
     client: redis.Redis,
 ) -> None:

@@ -326,7 +326,7 @@ class TestClients:
                 for _ in range(2):
                     until(lambda: client.info("clients")["blocked_clients"])
                     for queue in list(queues.values()):  # Also what other tests have left.
-                        queue.wake()
+                        queue.cut_pop()
                     until(lambda: not client.info("clients")["blocked_clients"])
                 holder.release()
                 assert waiter.result() is True
