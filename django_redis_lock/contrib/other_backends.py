@@ -138,7 +138,7 @@ class PlainCache:
     ) -> Steps[int]:
         deleted = 0
         for key in keys:
-            deleted += yield do.method("delete", key, version)
+            deleted += bool((yield do.method("delete", key, version)))  # None, of some backends.
         return deleted
 
     def _mark_stale(self, do: Do, key: str, *args: Any, **options: Any) -> Steps[bool]:
