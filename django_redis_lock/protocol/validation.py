@@ -111,7 +111,7 @@ def _number(what: str, value: Any, kind: Any, allowed: str, least: int, most: fl
         raise TypeError(f"{what} must be {allowed}, not {value!r}")
     if not least <= value <= most:
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]  # checked above
 
 
 def check_bool(what: str, value: object) -> bool:

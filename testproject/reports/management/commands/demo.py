@@ -41,8 +41,8 @@ class Command(BaseCommand):
             )
         try:
             # Not above: rich comes with the extra only, and its absence needs a word.
-            from testproject.demo.play import play, play_without_redis  # noqa: PLC0415
-            from testproject.demo.screen import Screen  # noqa: PLC0415
+            from testproject.demo.play import play, play_without_redis  # noqa: PLC0415  # see above
+            from testproject.demo.screen import Screen  # noqa: PLC0415  # see above
         except ModuleNotFoundError as error:
             raise CommandError(
                 f'{error}. The demo needs its extra: pip install "django-redis-lock[demo]"'
