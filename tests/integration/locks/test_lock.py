@@ -43,16 +43,6 @@ class TestLock(LockContract):
         assert lock.owned()
         lock.release()
 
-    def test_on_lost_is_called_for_a_lock_that_is_not_renewed(
-        self, backend: Backend, make: Callable[..., Any]
-    ) -> None:
-        told = threading.Event()
-        lock = make(timeout=600, on_lost=told.set)
-        lock.acquire()
-        assert make().reset()
-        assert told.wait(PATIENCE)
-        assert lock.lost
-
 
 @pytest.mark.sample(7)
 class TestLockInMemory(TestLock):
