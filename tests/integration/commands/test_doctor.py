@@ -28,6 +28,7 @@ from django_redis_lock.ops.doctor.acl import LOCKS, MORE
 from tests.holding import hurry
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.commands import check
 
 pytestmark = pytest.mark.usefixtures("nothing_is_declared")
 
@@ -47,7 +48,10 @@ def doctor(capfd: Any) -> Doctor:
         except SystemExit as end:
             code = end.code
         document = json.loads(capfd.readouterr().out)
-        findings = document["caches"]["default"]["findings"]
+        (of_cache,) = document["caches"].values()
+        check("doctor", {**document, **of_cache})
+        findings = of_cache["findings"]
+        check("a finding", *findings)
         return code, {finding["topic"]: finding for finding in findings}
 
     return run
