@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import caches
+from django.core.management import BaseCommand
 
 from django_redis_lock import Lock
 from django_redis_lock.management.commands.locks import Command
@@ -38,19 +39,19 @@ def check(of: str, *objects: dict[str, Any]) -> None:
         assert set(one) == FIELDS[of], of
 
 
+def called(command: BaseCommand, capfd: Any, *words: str) -> tuple[int, str, str]:
+    """As from a shell: exit code, standard output and error."""
+    code: Any = 0
+    try:
+        command.run_from_argv(["manage.py", *words])
+    except SystemExit as end:
+        code = end.code
+    return (code, *capfd.readouterr())
+
+
 @pytest.fixture
 def run(capfd: Any) -> Run:
-    """As from a shell: exit code, standard output and error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code: Any = 0
-        try:
-            Command().run_from_argv(["manage.py", "locks", *words])
-        except SystemExit as end:
-            code = end.code
-        return (code, *capfd.readouterr())
-
-    return run
+    return lambda *words: called(Command(), capfd, "locks", *words)
 
 
 @contextmanager

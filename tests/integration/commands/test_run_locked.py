@@ -30,6 +30,7 @@ from django_redis_lock.management.job import Program
 from tests.holding import hurry
 from tests.processes import PATIENCE, ManageCommand, until
 from tests.redis_server import RedisServer, closed_port
+from tests.support.commands import called
 from tests.support.logs import logged
 
 ROOT = Path(__file__).parents[3]
@@ -48,12 +49,7 @@ def run(*words: str) -> Iterator[ManageCommand]:
 
 def here(capfd: Any, words: Sequence[str]) -> tuple[Any, str, str]:
     """The same in this process: exit code, standard output and error."""
-    code: Any = 0
-    try:
-        Command().run_from_argv(["manage.py", "run_locked", *words])
-    except SystemExit as end:
-        code = end.code
-    return (code, *capfd.readouterr())
+    return called(Command(), capfd, "run_locked", *words)
 
 
 def lock(**options: Any) -> Lock:
