@@ -114,6 +114,7 @@ def test_a_free_command_runs_and_gives_its_lock_back(kind: type[Ran]) -> None:
     assert not caches["default"].lock("nightly").locked()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "code"), [(Nightly, 1), (Loud, 75), (ByItsHandle, 1), (Quiet, 0)])
 def test_a_command_whose_lock_is_taken_prints_one_line_with_the_holder(
     client: redis.Redis, kind: type[Ran], code: int
