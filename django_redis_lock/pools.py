@@ -11,7 +11,6 @@ of a class that counts the replies to come, and that connects again before it se
 from __future__ import annotations
 
 import socket
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +36,7 @@ from .transport.address import (
     name_driver,
 )
 from .transport.plain import RETRY
-from .transport.refusals import is_misdirected, module_of, raise_interrupt
+from .transport.refusals import is_misdirected, raise_interrupt_in_redis_py
 from .transport.server import poll_of, renew_pool, still_answers
 
 C = TypeVar("C", bound=Client)
@@ -121,10 +120,7 @@ class GuardedConnection(_Any):  # type: ignore[misc]  # the class of Any is know
         self._is_ready = False  # Also if an exception cuts this short.
         super().disconnect(*args, **kwargs)
         self._forget_values()
-        error = sys.exc_info()[1]
-        trace = None if error is None else error.__traceback__
-        if error and trace and module_of(trace.tb_frame).startswith("redis."):
-            raise_interrupt(error)  # redis-py would raise another error, or try again.
+        raise_interrupt_in_redis_py()
 
     def can_read(self, timeout: float = 0) -> bool:
         self._outstanding += 1  # As below: it takes what has come from the socket.

@@ -9,6 +9,7 @@ import errno
 import inspect
 import os
 import signal
+import sys
 import threading
 from traceback import walk_tb
 from types import FrameType
@@ -111,6 +112,15 @@ def raise_interrupt(error: BaseException) -> None:
     ``error``. Asked where an error would be an outage's, or something would be tried again."""
     if (interrupt := interrupt_in(error)) is not None:
         raise interrupt from interrupt.__cause__
+
+
+def raise_interrupt_in_redis_py() -> None:
+    """The same, as redis-py closes a connection because of an error: it would raise another one
+    then, or try again."""
+    error = sys.exc_info()[1]
+    trace = None if error is None else error.__traceback__
+    if error and trace and module_of(trace.tb_frame).startswith("redis."):
+        raise_interrupt(error)
 
 
 def _is_handler(frame: FrameType) -> bool:

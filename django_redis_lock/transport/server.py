@@ -73,6 +73,7 @@ from .refusals import (
     note_fault_of_connection,
     note_sent,
     raise_interrupt,
+    raise_interrupt_in_redis_py,
 )
 
 #: A connection, what it still owes, and when its last use began (monotonic; infinite before that).
@@ -982,7 +983,7 @@ class Server:
 @cache
 def resetting(kind: type[RawConnection]) -> type:
     """``kind``, of redis-py's: one that is closed because of an error, perhaps before its call was
-    answered, is reset."""
+    answered, is reset, and what a signal handler has raised goes on."""
 
     def disconnect(self: RawConnection, *args: object) -> None:
         sock = getattr(self, "_sock", None)
@@ -991,6 +992,7 @@ def resetting(kind: type[RawConnection]) -> type:
             reset_when_closed(sock)
             sock.close()  # redis-py would send FIN first.
         kind.disconnect(self, *args)
+        raise_interrupt_in_redis_py()
 
     return type(kind.__name__, (kind,), {"disconnect": disconnect})
 

@@ -17,7 +17,8 @@ import redis
 from django.core.cache import caches
 from django.core.management import BaseCommand, call_command
 from django.http import HttpRequest, HttpResponse
-from redis._parsers import _RESP2Parser
+from redis._parsers import _HiredisParser, _RESP2Parser
+from redis._parsers.base import _RESPBase
 
 from django_redis_lock import Lock, MultiLock, Redlock, cached_page, locked
 from django_redis_lock.cache import RedisCache
@@ -280,6 +281,39 @@ def test_it_is_raised_as_it_was(site: Site, caller: str, kind: type[OSError]) ->
         key = caches["default"].lock(NAME).keys.lock
         until(lambda: not site.there.exists(NAME, key))
     until(lambda: not places(NAME) and not site.there.exists(f"{{{NAME}}}:waiters"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parser", [_RESP2Parser, _HiredisParser])
+def test_it_comes_as_a_wait_looks_whether_there_is_a_reply(
+    own_server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parser: Any,
+    kind: type[OSError],
+) -> None:
+    """There redis-py turns each ``OSError`` into one of its own."""
+    looks = _RESPBase if parser is _RESP2Parser else parser  # Or redis-py takes that for RESP3.
+    look = looks.can_read
+    alarm = Alarm(kind)
+
+    def looked(self: object, timeout: float = 0) -> bool:
+        if threading.current_thread() is threading.main_thread() and not alarm.raised:
+            signal.raise_signal(signal.SIGUSR1)
+        return bool(look(self, timeout))
+
+    with Proxy(own_server) as proxy:
+        site = Site(own_server, proxy, tmp_path, parser_class=parser)
+        call = waiting(site)
+        monkeypatch.setattr(looks, "can_read", looked)
+        before = signal.signal(signal.SIGUSR1, alarm)
+        try:
+            with pytest.raises(OSError, match="too slow") as caught:
+                call()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert caught.value is alarm.raised
+        assert not server_of(site.client).breaker.failing
 
 
 # -- what tells it -------------------------------------------------------------------------------

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from django.http import (
-    HttpRequest,
-)
+from django.core.cache import cache
+from django.http import HttpRequest
 from django.test import RequestFactory
 
 from tests.processes import waiting_in
 
 MEMORY = {"BACKEND": "django_redis_lock.cache.LocMemCache", "LOCATION": "pages"}
-
-
 PLAIN = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "plain pages"}
 
 
@@ -19,6 +16,12 @@ def ask(path: str = "/page/", method: str = "get", **headers: str) -> HttpReques
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     request: HttpRequest = getattr(RequestFactory(), method)(path, headers=given)
     return request
+
+
+def expire_pages() -> None:
+    """Make pages with ``stale=1000`` stale, as time would."""
+    for key in cache.keys("*cache_page.*.GET.*"):
+        assert cache.expire(key, 999)
 
 
 def followers() -> int:

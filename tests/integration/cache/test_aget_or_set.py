@@ -32,6 +32,7 @@ from tests.support.values import (
     Asking,
     Broken,
     Producer,
+    TaskProducer,
     age,
     blocked,
     elsewhere,
@@ -60,24 +61,6 @@ async def happens(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
     await asyncio.wait_for(wait(), PATIENCE)
-
-
-class TaskProducer:
-    """As ``Producer``, a coroutine function."""
-
-    def __init__(self, value: Any = "computed") -> None:
-        self.value = value
-        self.calls = 0
-        self.begun = asyncio.Event()
-        self.finish = asyncio.Event()
-
-    async def __call__(self) -> Any:
-        self.calls += 1
-        self.begun.set()
-        await self.finish.wait()
-        if isinstance(self.value, BaseException):
-            raise self.value
-        return self.value
 
 
 # -- values and producers ----------------------------------------------------------------------
@@ -115,17 +98,20 @@ def test_whatever_gives_the_value(cache: RedisCache, default: Any) -> None:
     assert cache.get("report") == 5
 
 
-def test_a_plain_function_does_not_hold_up_the_loop(cache: RedisCache) -> None:
+def test_a_plain_function_does_not_hold_up_the_loop_and_has_the_callers_context(
+    cache: RedisCache,
+) -> None:
     async def ask() -> Any:
         producer = Producer()
         producer.finish.clear()
-        task = asyncio.ensure_future(cache.aget_or_set("report", producer))
+        who.set("somebody")
+        task = asyncio.ensure_future(cache.aget_or_set("report", lambda: producer() + who.get()))
         # Did the function run in the loop's thread, none of this could happen.
         await happens(producer.begun.is_set)
         producer.finish.set()
         return await task
 
-    assert run(ask()) == "computed"
+    assert run(ask()) == "computedsomebody"
 
 
 @pytest.mark.parametrize("default", [5, list], ids=["value", "list"])
@@ -142,27 +128,10 @@ def test_what_waits_for_nothing_needs_no_other_thread(cache: RedisCache, default
     assert run(ask()) == (5 if default == 5 else [])
 
 
-def test_a_plain_function_has_the_callers_context(cache: RedisCache) -> None:
-    async def ask() -> Any:
-        who.set("somebody")
-        return await cache.aget_or_set("report", who.get)
-
-    assert run(ask()) == "somebody"
-
-
-def test_following_does_not_hold_up_the_loop(cache: RedisCache, client: redis.Redis) -> None:
-    async def ask() -> Any:
-        elsewhere(client)
-        task = asyncio.ensure_future(cache.aget_or_set("report", 1))
-        await happens(lambda: blocked(client) == 1)
-        lands_elsewhere(client, 5)
-        return await task
-
-    assert run(ask()) == 5
-
-
 @pytest.mark.on_redis
-def test_a_follower_does_not_ask_again_and_again(cache: RedisCache, client: redis.Redis) -> None:
+def test_a_follower_does_not_hold_up_the_loop_nor_ask_again_and_again(
+    cache: RedisCache, client: redis.Redis
+) -> None:
     async def ask() -> Any:
         elsewhere(client)
         client.config_resetstat()
@@ -174,13 +143,6 @@ def test_a_follower_does_not_ask_again_and_again(cache: RedisCache, client: redi
 
     assert run(ask()) == 5
     assert client.info("commandstats")["cmdstat_xread"]["calls"] <= 2
-
-
-def test_versions_and_lifetimes(cache: RedisCache, client: redis.Redis) -> None:
-    assert run(cache.aget_or_set("report", 5, 60, 2)) == 5
-    assert 50_000 < client.pttl(":2:report") <= 60_000
-    assert run(cache.aget_or_set("report", 6, None)) == 6
-    assert client.pttl(KEY) == -1
 
 
 # -- one computation ---------------------------------------------------------------------------
@@ -290,22 +252,10 @@ def test_a_thread_leads_and_a_task_follows(cache: RedisCache, client: redis.Redi
 # -- failures, cancellation --------------------------------------------------------------------
 
 
-def test_the_producers_exception_reaches_its_caller_unchanged(
-    cache: RedisCache, client: redis.Redis
+@pytest.mark.parametrize("ended_by", ["failure", "cancellation"])
+def test_after_its_end_another_task_takes_over(
+    cache: RedisCache, client: redis.Redis, ended_by: str
 ) -> None:
-    error = Broken("no data")
-
-    async def broken() -> Any:
-        raise error
-
-    for producer in (broken, Producer(error)):
-        with pytest.raises(Broken) as caught:
-            run(cache.aget_or_set("report", producer))
-        assert caught.value is error
-    assert not client.exists(KEY, flight_key(KEY))
-
-
-def test_after_a_failure_another_task_takes_over(cache: RedisCache) -> None:
     async def ask() -> None:
         slow, good = TaskProducer(Broken()), TaskProducer()
         good.finish.set()
@@ -313,30 +263,17 @@ def test_after_a_failure_another_task_takes_over(cache: RedisCache) -> None:
         await slow.begun.wait()
         others = [asyncio.ensure_future(cache.aget_or_set("report", good)) for _ in range(5)]
         await asyncio.sleep(0)
-        slow.finish.set()
-        with pytest.raises(Broken):
+        if ended_by == "failure":
+            slow.finish.set()
+        else:
+            first.cancel()
+        with pytest.raises((Broken, asyncio.CancelledError)) as caught:
             await first
+        assert ended_by != "failure" or caught.value is slow.value
         assert await asyncio.gather(*others) == ["computed"] * 5
         assert good.calls == 1
 
     run(ask())
-
-
-def test_a_cancelled_leader_ends_its_flight_and_another_takes_over(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    async def ask() -> Any:
-        slow = TaskProducer()
-        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
-        await slow.begun.wait()
-        other = asyncio.ensure_future(cache.aget_or_set("report", lambda: "mine"))
-        await asyncio.sleep(0)
-        leader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leader
-        return await other
-
-    assert run(ask()) == "mine"
     assert not client.exists(flight_key(KEY))
 
 
@@ -360,27 +297,6 @@ def test_whenever_it_is_cancelled_no_flight_stays(
     run(ask())
 
 
-@pytest.mark.on_redis
-def test_a_cancelled_follower_leaves_no_connection(cache: RedisCache, client: redis.Redis) -> None:
-    def waiting() -> list[str]:
-        blocked = (each for each in client.client_list() if "b" in each["flags"])
-        return [each["id"] for each in blocked if each["cmd"] == "xread"]
-
-    async def ask() -> None:
-        elsewhere(client)
-        await cache.aget_or_set("warm", 1)
-        before = {each["id"] for each in client.client_list()}
-        task = asyncio.ensure_future(cache.aget_or_set("report", 1))
-        await happens(waiting)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await happens(lambda: not waiting())
-        assert {each["id"] for each in client.client_list()} <= before
-
-    run(ask())
-
-
 def test_threads_with_short_lived_loops(cache: RedisCache) -> None:
     """As under WSGI, where each call of ``async_to_sync`` makes a loop."""
     cache.set("report", "there")
@@ -400,10 +316,15 @@ def test_threads_with_short_lived_loops(cache: RedisCache) -> None:
 def test_nothing_is_left_open(cache: RedisCache, client: redis.Redis) -> None:
     async def follow() -> None:
         elsewhere(client)
+        await cache.aget_or_set("warm", 1)
+        before = {each["id"] for each in client.client_list()}
         task = asyncio.ensure_future(cache.aget_or_set("report", 1))
         await happens(lambda: blocked(client) == 1)
         task.cancel()
         await asyncio.wait({task})
+        assert task.cancelled()
+        # What a cancelled follower waited on is closed.
+        await happens(lambda: {each["id"] for each in client.client_list()} <= before)
 
     gc.collect()  # What other tests have left open, with its warnings.
     with warnings.catch_warnings(record=True) as caught:
@@ -422,16 +343,12 @@ def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
     async def recursive() -> Any:
         return await cache.aget_or_set("report", recursive)
 
-    with pytest.raises(LockError, match="requests the value"):
-        run(cache.aget_or_set("report", recursive))
+    def in_a_thread() -> Any:
+        return cache.get_or_set("report", in_a_thread)
 
-
-def test_a_value_that_needs_itself_by_way_of_a_thread_is_refused(cache: RedisCache) -> None:
-    def recursive() -> Any:
-        return cache.get_or_set("report", recursive)
-
-    with pytest.raises(LockError, match="requests the value"):
-        run(cache.aget_or_set("report", recursive))
+    for compute in (recursive, in_a_thread):
+        with pytest.raises(LockError, match="requests the value"):
+            run(cache.aget_or_set("report", compute))
 
 
 def test_a_loop_that_is_closed_leaves_no_flight_alive(cache: RedisCache) -> None:
@@ -458,16 +375,6 @@ def test_a_loop_that_is_closed_leaves_no_flight_alive(cache: RedisCache) -> None
 # -- options -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("waiting", "found"), [({"on_wait_timeout": "default"}, 1), ({}, 1)], ids=["default", "compute"]
-)
-def test_too_late(
-    cache: RedisCache, client: redis.Redis, waiting: dict[str, Any], found: Any
-) -> None:
-    elsewhere(client)
-    assert run(cache.aget_or_set("report", 1, wait=0.05, **waiting)) == found
-
-
 @pytest.mark.parametrize("background", [False, True])
 def test_stale(cache: RedisCache, client: redis.Redis, background: bool) -> None:
     cache.get_or_set("report", "old", **TERMS)
@@ -486,21 +393,6 @@ def test_stale(cache: RedisCache, client: redis.Redis, background: bool) -> None
         if not background:
             assert await leader == "new"
         await happens(lambda: cache.get("report") == "new")
-
-    run(ask())
-
-
-def test_without_redis_tasks_still_share_a_computation(own_server: RedisServer) -> None:
-    cache = make(own_server)
-    own_server.stop()
-
-    async def ask() -> None:
-        slow = TaskProducer()
-        tasks = [asyncio.ensure_future(cache.aget_or_set("report", slow)) for _ in range(5)]
-        await slow.begun.wait()
-        await happens(lambda: True)
-        slow.finish.set()
-        assert await asyncio.gather(*tasks) == ["computed"] * 5
 
     run(ask())
 

@@ -165,14 +165,6 @@ def on_lost() -> Any:
         return note.result()
 
 
-def on_lost_of_lock() -> Any:
-    note, cache = Seen(), caches["default"]
-    lock = cache.lock("job", on_lost=note)
-    assert lock.acquire()
-    cache.lock("job").reset()
-    return note.result()
-
-
 def of_signal(signal: Signal, act: Callable[[], Any]) -> Any:
     note = Seen()
     signal.connect(note)
@@ -213,7 +205,7 @@ PLACES: dict[str, tuple[Callable[[], Any], ...]] = {
     "the background with `BACKGROUND_CONTEXT`": (background_with_setting,),
     "`aget_or_set`, plain function": (plain_function,),
     "`aget_or_set`, coroutine function": (coroutine_function,),
-    "`on_lost`": (on_lost, on_lost_of_lock),
+    "`on_lost`": (on_lost,),
     "signals": (signals, signals_of_task),
     "`lock_lost`, `server_down`, `server_up`": (background_signals,),
 }
@@ -267,23 +259,6 @@ def test_the_background_does_not_change_the_callers_state(config: dict[str, Any]
         cache.get_or_set("report", compute, 60, stale=3600, background=True)
         assert done.wait(PATIENCE)
         assert all(seen().values())
-
-
-def test_a_page_behind_a_prefix_has_the_right_links_after_a_refresh(config: dict[str, Any]) -> None:
-    @cached_page(60, stale=3600, background=True)
-    def page(request: Any) -> HttpResponse:
-        return HttpResponse(f"{get_script_prefix()}a/ {numbers.pop()}")
-
-    numbers, cache = [2, 1], caches["default"]
-    try:
-        set_script_prefix("/shop/")
-        assert page(RequestFactory().get("/a/")).content == b"/shop/a/ 1"
-        for key in cache.keys("*cache_page*"):
-            cache.expire(key, 3500)
-        assert page(RequestFactory().get("/a/")).content == b"/shop/a/ 1"
-        until(lambda: page(RequestFactory().get("/a/")).content == b"/shop/a/ 2")
-    finally:
-        set_script_prefix("/")
 
 
 # -- keys of a tenant ------------------------------------------------------------------------------
@@ -425,6 +400,11 @@ def test_the_setting_lets_the_background_compute_for_the_tenant(
 
 def test_what_is_encoded_in_the_background_is_the_tenants(config: dict[str, Any]) -> None:
     """A QuerySet queries the database when it is pickled."""
+
+    class Lazy:
+        def __reduce__(self) -> Any:
+            return str, (f"rows of {tenant()}",)
+
     cache: Any = caches["default"]
     make_stale(cache)
     with (
@@ -433,11 +413,6 @@ def test_what_is_encoded_in_the_background_is_the_tenants(config: dict[str, Any]
     ):
         cache.get_or_set("report", Lazy, 60, stale=3600, background=True)
         until(lambda: cache.get("report") == "rows of a")
-
-
-class Lazy:
-    def __reduce__(self) -> Any:
-        return str, (f"rows of {tenant()}",)
 
 
 # -- tasks -----------------------------------------------------------------------------------------

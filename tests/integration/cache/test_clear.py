@@ -89,17 +89,6 @@ def test_a_held_lock_stays_held(cache: RedisCache, client: redis.Redis, empty: A
     assert not client.exists(KEYS.lock)
 
 
-@EMPTYING
-def test_a_lock_that_never_expires_still_does_not(
-    cache: RedisCache, client: redis.Redis, empty: Any
-) -> None:
-    lock = cache.lock("report", timeout=None)
-    lock.acquire()
-    empty(cache)
-    assert client.pttl(KEYS.lock) == -1
-    assert lock.owned()
-
-
 def test_fences_go_on_rising(cache: RedisCache) -> None:
     fences = []
     for _ in range(5):
@@ -118,16 +107,18 @@ def test_a_lock_is_still_renewed(cache: RedisCache, client: redis.Redis) -> None
         lock.ensure_held()
 
 
+@EMPTYING
 def test_other_sites_in_the_database_keep_their_locks(
-    redis_server: RedisServer, cache: RedisCache
+    redis_server: RedisServer, cache: RedisCache, empty: Any
 ) -> None:
     neighbour = RedisCache(redis_server.url, {"KEY_PREFIX": "neighbour"})
     own = [neighbour.lock("a b"), neighbour.lock("{tag}x"), neighbour.lock("a}b")]
-    bare = Lock(neighbour.client.get_client(), "bare", timeout=60)
+    bare = Lock(neighbour.client.get_client(), "bare", timeout=None)
     for lock in (*own, bare):
         lock.acquire()
-    cache.clear()
+    empty(cache)
     assert all(lock.owned() for lock in (*own, bare))
+    assert bare.ttl() == float("inf")
 
 
 @pytest.mark.sample(5)
@@ -232,21 +223,6 @@ def test_who_waits_is_served(
         assert crew.results() == ["served"] * 2
 
 
-@pytest.mark.on_redis
-@EMPTYING
-def test_a_grant_that_is_not_taken_yet_is_kept(
-    cache: RedisCache, client: redis.Redis, empty: Any
-) -> None:
-    client.set(KEYS.lock, "granted", px=60_000)
-    client.rpush(KEYS.grants, "granted:7")
-    client.pexpire(KEYS.grants, 60_000)
-    client.zadd(INDEX, {KEYS.lock: time.time() * 1000 + 60_000})
-    empty(cache)
-    assert client.get(KEYS.lock) == b"granted"
-    assert client.lrange(KEYS.grants, 0, -1) == [b"granted:7"]
-    assert 0 < client.pttl(KEYS.grants) <= 60_000
-
-
 # -- what goes ---------------------------------------------------------------------------------
 
 
@@ -263,9 +239,11 @@ def test_everything_else_is_gone(cache: RedisCache, client: redis.Redis) -> None
         assert {*client.keys()} <= {*KEYS}
 
 
+@pytest.mark.parametrize("how", ["database", "prefix"])
 @pytest.mark.parametrize("ignore", [True, False])
-def test_without_redis(own_server: RedisServer, ignore: bool) -> None:
-    cache = RedisCache(own_server.url, {"OPTIONS": {"IGNORE_EXCEPTIONS": ignore}})
+def test_without_redis(own_server: RedisServer, ignore: bool, how: str) -> None:
+    options = {"IGNORE_EXCEPTIONS": ignore, "LOCK_CLEAR": how}
+    cache = RedisCache(own_server.url, {"OPTIONS": options})
     own_server.stop()
     if ignore:
         assert cache.clear() is None
@@ -277,7 +255,7 @@ def test_without_redis(own_server: RedisServer, ignore: bool) -> None:
 # -- names -------------------------------------------------------------------------------------
 
 
-def test_a_value_of_the_same_name_is_no_business_of_the_lock(
+def test_a_value_and_a_lock_of_the_same_name_are_no_business_of_each_other(
     cache: RedisCache, client: redis.Redis
 ) -> None:
     with cache.lock("report") as lock:
@@ -289,20 +267,11 @@ def test_a_value_of_the_same_name_is_no_business_of_the_lock(
         assert cache.delete("report", version=2)
         cache.delete_many(["report"])
         assert cache.get_or_set("report", "computed") == "computed"
-        assert cache.touch("report", 1)
+        assert cache.touch("report", 1000)
         assert client.get(KEYS.lock) == token
         assert lock.owned()
-    assert cache.get("report") == "computed"
-
-
-def test_a_lock_of_the_same_name_is_no_business_of_the_value(cache: RedisCache) -> None:
-    cache.set("report", "value", None)
-    lock = cache.lock("report")
-    assert lock.acquire(blocking=False)
-    assert not cache.lock("report").acquire(blocking=False)
-    lock.release()
     lock.reset()
-    assert cache.get("report") == "value"
+    assert cache.get("report") == "computed"
 
 
 def test_no_lock_and_no_value_can_be_what_is_kept_for_another(
@@ -313,11 +282,6 @@ def test_no_lock_and_no_value_can_be_what_is_kept_for_another(
     for key in ("{a}:fence", "{a}|{a}|flight", "{a}:owner", INDEX.decode()):
         writes: list[Any] = [
             lambda key=key: cache.set(key, 1),
-            lambda key=key: cache.set_many({key: 1}),
-            lambda key=key: cache.delete(key),
-            lambda key=key: cache.incr(key),
-            lambda key=key: cache.expire(key, 1),
-            lambda key=key: cache.persist(key),
             lambda key=key: cache.hset(key, "field", 1),
             lambda key=key: cache.get_or_set(key, 1),
             lambda key=key: Lock(client, key),

@@ -83,15 +83,12 @@ def test_one_leads_and_the_others_follow(server: Redis) -> None:
     assert server.take() == [1], "sent again"
 
 
-def test_there_is_a_value_after_all(server: Redis) -> None:
+def test_there_is_a_value_after_all_unless_it_is_stale(server: Redis) -> None:
     server.client.set(KEY, "old", px=LONG)
     assert server.take(stale=SHORT) == [2, b"old"]
     server.client.set(KEY, "old")
     assert server.take(stale=SHORT) == [2, b"old"], "without a lifetime nothing is stale"
     assert not server.client.exists(FLIGHT)
-
-
-def test_a_stale_value_is_computed_again(server: Redis) -> None:
     server.client.set(KEY, "old", px=SHORT)
     assert server.take(stale=LONG)[0] == 1
     assert server.client.get(FLIGHT) == b"mine"
@@ -133,16 +130,15 @@ def test_taking_over_from_one_leader(server: Redis, leader: str) -> None:
     assert server.client.get(FLIGHT) == b"mine"
 
 
-def test_taking_over_from_a_leader_whose_flight_has_ended(server: Redis) -> None:
-    """It may have stored the value, or somebody else."""
+@pytest.mark.parametrize("leader", [None, "a third"])
+def test_taking_over_from_a_leader_whose_flight_has_ended(
+    server: Redis, leader: str | None
+) -> None:
+    """It may have stored the value, or somebody else; or another leads by now."""
+    if leader:
+        server.take(leader)
     assert server.run(TAKE_OVER, (KEY, FLIGHT), "mine", LONG, "others") is None
-    assert not server.client.exists(FLIGHT)
-
-
-def test_taking_over_from_one_leader_leaves_another_alone(server: Redis) -> None:
-    server.take("a third")
-    assert server.run(TAKE_OVER, (KEY, FLIGHT), "mine", LONG, "others") is None
-    assert server.client.get(FLIGHT) == b"a third"
+    assert server.client.get(FLIGHT) == (leader and leader.encode())
 
 
 def test_leading_with_another(server: Redis) -> None:
@@ -188,12 +184,14 @@ def test_storing(server: Redis, lifetime: int, value: bytes | None) -> None:
 def test_only_a_followed_computation_has_a_stream(
     server: Redis, lifetime: int, followed: bool
 ) -> None:
-    """It would fill the memory for ten seconds."""
+    """It would fill the memory for ten seconds; and a value that is stored is not kept twice."""
     server.take(followed=followed)
     assert server.client.exists(MINE) == followed
-    assert server.store(lifetime=lifetime) == 1
+    assert server.store("", "0", "", "a trace", lifetime=lifetime) == 1
     assert server.outcomes() == ([b"stored"] if followed else [])
     assert server.client.exists(MINE) == followed
+    server.client.delete(KEY)
+    assert server.take_after(MINE) == ([2, b"new"] if followed and lifetime < 0 else [1])
 
 
 def test_a_value_that_may_not_be_kept_replaces_a_stale_one(server: Redis) -> None:
@@ -225,14 +223,6 @@ def test_a_newer_value_counts_more(server: Redis) -> None:
     server.store(lifetime=-1)
     server.client.set(KEY, "newest", px=LONG)
     assert server.take_after(MINE) == [2, b"newest"]
-
-
-@pytest.mark.parametrize("lifetime", [LONG, 0])
-def test_a_value_that_is_stored_is_not_kept_twice(server: Redis, lifetime: int) -> None:
-    server.take()
-    server.store("", "0", "", "a trace", lifetime=lifetime)
-    server.client.delete(KEY)
-    assert server.take_after(MINE) == [1]
 
 
 @pytest.mark.parametrize("how", ["failed", "written", "other's", "under way"])
@@ -379,14 +369,10 @@ def test_writing(server: Redis, before: str | None, how: str, written: int) -> N
     if written:
         assert server.client.get(KEY) == b"theirs"
         assert server.lasts(KEY, SHORT)
+        assert server.run(WRITE, (KEY, FLIGHT), "theirs", "", "") == 1
+        assert server.client.pttl(KEY) == -1
     assert server.client.exists(FLIGHT) == 1 - written
     assert server.outcomes(OTHERS) == [b"ended"] * written
-
-
-def test_writing_without_a_lifetime(server: Redis) -> None:
-    assert server.run(WRITE, (KEY, FLIGHT), "theirs", "", "") == 1
-    assert server.client.pttl(KEY) == -1
-    assert not server.client.exists(FLIGHT, MINE, OTHERS)
 
 
 def test_a_write_ends_a_remembered_failure(server: Redis) -> None:

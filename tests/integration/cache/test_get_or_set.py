@@ -6,6 +6,7 @@ Another process is stood in for by its flight in Redis; real processes are in ``
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pickle
 import threading
@@ -22,7 +23,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import flight, runners
+from django_redis_lock.singleflight import flight
 from tests.processes import PATIENCE, until, waiting_in
 from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.background import Background
@@ -149,31 +150,31 @@ def test_each_caller_gets_a_separate_copy(cache: RedisCache, slow: Producer) -> 
     [((), 290_000, 300_000), ((None,), -1, -1), ((60,), 50_000, 60_000), ((0.5,), 0, 500)],
 )
 def test_a_value_lives_as_long_as_set_would_keep_it(
-    cache: RedisCache, client: redis.Redis, timeout: tuple[Any, ...], lowest: int, highest: int
+    ask: Any, client: redis.Redis, timeout: tuple[Any, ...], lowest: int, highest: int
 ) -> None:
-    cache.get_or_set("report", 1, *timeout)
+    ask("report", 1, *timeout)
     assert lowest <= client.pttl(KEY) <= highest
+    # Nothing but the value stays behind.
+    for key in client.keys():
+        assert key == KEY or 0 < client.pttl(key) <= 10_000
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 0.0001])
 def test_a_value_without_a_lifetime_is_returned_and_not_kept(
-    cache: RedisCache, client: redis.Redis, timeout: float
+    ask: Any, client: redis.Redis, timeout: float
 ) -> None:
-    assert cache.get_or_set("report", lambda: 1, timeout) == 1
+    assert ask("report", lambda: 1, timeout) == 1
     assert not client.exists(KEY, flight_key(KEY))
 
 
-def test_the_default_lifetime_is_the_caches_own(
+def test_the_caches_own_version_prefix_and_lifetime(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    RedisCache(redis_server.url, {"TIMEOUT": None}).get_or_set("report", 1)
-    assert client.pttl(KEY) == -1
-
-
-def test_versions_and_prefixes_are_kept_apart(redis_server: RedisServer) -> None:
-    cache = RedisCache(redis_server.url, {"KEY_PREFIX": "site", "VERSION": 3})
+    cache = RedisCache(redis_server.url, {"KEY_PREFIX": "site", "VERSION": 3, "TIMEOUT": None})
     assert cache.get_or_set("report", "of 3") == "of 3"
+    assert client.pttl("site:3:report") == -1
     assert cache.get_or_set("report", "of 4", version=4) == "of 4"
+    assert asyncio.run(cache.aget_or_set("report", "again", 60, 4)) == "of 4"
     assert cache.get_or_set("report", "again", 60, 3) == "of 3"
     assert RedisCache(redis_server.url, {"VERSION": 3}).get_or_set("report", "free") == "free"
 
@@ -209,12 +210,6 @@ def test_any_key_will_do(cache: RedisCache, key: Any) -> None:
     assert producer.calls == 1
 
 
-def test_nothing_but_the_value_stays_behind(cache: RedisCache, client: redis.Redis) -> None:
-    cache.get_or_set("report", 1)
-    for key in client.keys():
-        assert key == KEY or 0 < client.pttl(key) <= 10_000
-
-
 @pytest.mark.on_redis
 def test_a_hit_is_one_get_and_a_miss_three_commands(
     cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -239,14 +234,16 @@ def test_a_hit_is_one_get_and_a_miss_three_commands(
 # -- failures of the producer ------------------------------------------------------------------
 
 
-def test_the_producers_exception_reaches_its_caller_unchanged(cache: RedisCache) -> None:
+def test_the_producers_exception_reaches_its_caller_unchanged(
+    ask: Any, cache: RedisCache, client: redis.Redis
+) -> None:
     error = Broken("no data")
     with pytest.raises(Broken) as caught:
-        cache.get_or_set("report", Producer(error))
+        ask("report", Producer(error))
     assert caught.value is error
     assert caught.value.__cause__ is None
-    assert cache.get("report") is None
-    assert cache.get_or_set("report", 1) == 1
+    assert not client.exists(KEY, flight_key(KEY))
+    assert ask("report", 1) == 1
 
 
 def test_after_a_failure_another_thread_takes_over(cache: RedisCache, slow: Producer) -> None:
@@ -262,21 +259,11 @@ def test_after_a_failure_another_thread_takes_over(cache: RedisCache, slow: Prod
     assert good.calls == 1
 
 
-def test_a_value_that_cannot_be_kept_fails_as_set_fails(
+def test_the_error_of_a_value_that_cannot_be_encoded_names_its_key(
     cache: RedisCache, client: redis.Redis
 ) -> None:
-    def unpicklable() -> Any:
-        return lambda: None
-
-    with pytest.raises(Exception) as of_set:  # noqa: PT011  # whatever the serializer raises
-        cache.set("report", unpicklable())
-    with pytest.raises(type(of_set.value)):
-        cache.get_or_set("report", unpicklable)
-    assert not client.exists(KEY, flight_key(KEY))
-
-
-def test_the_error_of_a_value_that_cannot_be_encoded_names_its_key(cache: RedisCache) -> None:
     value, both = (lambda: None), {"fine": 1, "report": lambda: None}
+    kinds = set()
     for write in (
         lambda: cache.set("report", value),
         lambda: cache.add("report", value),
@@ -289,17 +276,26 @@ def test_the_error_of_a_value_that_cannot_be_encoded_names_its_key(cache: RedisC
         lambda: asyncio.run(cache.aset_many(both)),
         lambda: asyncio.run(cache.aget_or_set("report", lambda: value)),
     ):
-        with pytest.raises(Exception, match=r"\(the value of 'report'\)$"):
+        with pytest.raises(Exception, match=r"\(the value of 'report'\)$") as caught:
             write()
+        kinds.add(caught.type)
+        assert not client.exists(KEY, flight_key(KEY))
+    assert len(kinds) == 1
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError])
+@pytest.mark.parametrize("when", ["computing", "encoding"])
 def test_a_computation_broken_off_ends_its_flight(
-    cache: RedisCache, client: redis.Redis, error: type[BaseException]
+    cache: RedisCache, client: redis.Redis, error: type[BaseException], when: str
 ) -> None:
+    class Unfinished:
+        def __reduce__(self) -> Any:
+            raise error
+
     with pytest.raises(error):
-        cache.get_or_set("report", Producer(error()))
+        cache.get_or_set("report", Producer(error()) if when == "computing" else Unfinished)
     assert not client.exists(KEY, flight_key(KEY))
+    assert not renewals()
     assert cache.get_or_set("report", 1) == 1
 
 
@@ -363,24 +359,14 @@ def test_a_thread_does_not_await(cache: RedisCache, call: Callable[[RedisCache],
 # -- recursion ---------------------------------------------------------------------------------
 
 
-def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
+@pytest.mark.parametrize("needed", [["report"], ["part", "report"]], ids=["itself", "another"])
+def test_a_value_that_needs_itself_is_refused(cache: RedisCache, needed: list[str]) -> None:
     def recursive() -> Any:
-        return cache.get_or_set("report", recursive)
+        return cache.get_or_set(next(keys), recursive)
 
+    keys = itertools.cycle(needed)
     with pytest.raises(LockError, match=r"requests the value.*report"):
         cache.get_or_set("report", recursive)
-    assert cache.get_or_set("report", 1) == 1
-
-
-def test_a_value_that_needs_itself_by_way_of_another_is_refused(cache: RedisCache) -> None:
-    def report() -> Any:
-        return cache.get_or_set("part", part)
-
-    def part() -> Any:
-        return cache.get_or_set("report", report)
-
-    with pytest.raises(LockError, match="report"):
-        cache.get_or_set("report", report)
     assert cache.get_or_set("report", 1) == cache.get_or_set("part", 1) == 1
 
 
@@ -395,41 +381,32 @@ def test_a_value_may_need_others(cache: RedisCache) -> None:
 # -- flights of others -------------------------------------------------------------------------
 
 
-def test_a_leader_that_is_gone_without_a_word_is_replaced(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    elsewhere(client, 0.3)
-    assert cache.get_or_set("report", lambda: "computed") == "computed"
-    assert cache.get("report") == "computed"
-
-
 def test_a_computation_slower_than_the_time_out_of_the_socket_is_waited_for_in_one_wait(
-    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    follow, waits = runners.ThreadRunner.read_streams, []
-
-    def noting(self: runners.ThreadRunner, streams: tuple[bytes, ...], until: float) -> Any:
-        waits.append(streams)
-        return follow(self, streams, until)
-
-    monkeypatch.setattr(runners.ThreadRunner, "read_streams", noting)
     cache = make(redis_server, SOCKET_TIMEOUT=0.1)
     elsewhere(client, 0.5)
+    client.config_resetstat()
     assert cache.get_or_set("report", "mine") == "mine"
-    assert len(waits) == 1
+    # Redis may count it once more when it goes on.
+    assert client.info("commandstats")["cmdstat_xread"]["calls"] <= 2
 
 
 @pytest.mark.on_redis
-def test_a_follower_whose_wait_redis_breaks_off_goes_on_waiting(
-    cache: RedisCache, client: redis.Redis
+@pytest.mark.parametrize("broken", ["wait", "connection"])
+def test_a_follower_whose_wait_breaks_off_goes_on_waiting(
+    cache: RedisCache, client: redis.Redis, broken: str
 ) -> None:
     elsewhere(client)
     producer = Producer()
     thread = Asking(cache.get_or_set, "report", producer)
     until(lambda: blocked(client) == 1)
     [waiting] = followers(client)
-    # As a primary does that becomes a replica.
-    client.client_unblock(waiting, error=True)
+    if broken == "wait":
+        # As a primary does that becomes a replica.
+        client.client_unblock(waiting, error=True)
+    else:
+        client.client_kill_filter(_id=waiting)
     until(lambda: set(followers(client)) - {waiting})
     lands_elsewhere(client, 5)
     assert thread.found() == 5
@@ -440,22 +417,6 @@ def followers(client: redis.Redis) -> list[str]:
     """The ids of the connections that wait for a computation; one that has waited before, and is
     idle, has the same last command."""
     return [c["id"] for c in client.client_list() if c["cmd"] == "xread" and "b" in c["flags"]]
-
-
-@pytest.mark.on_redis
-def test_a_follower_whose_connection_breaks_goes_on_waiting(
-    cache: RedisCache, client: redis.Redis
-) -> None:
-    elsewhere(client)
-    producer = Producer()
-    thread = Asking(cache.get_or_set, "report", producer)
-    until(lambda: blocked(client) == 1)
-    [waiting] = followers(client)
-    client.client_kill_filter(_id=waiting)
-    until(lambda: set(followers(client)) - {waiting})
-    lands_elsewhere(client, 5)
-    assert thread.found() == 5
-    assert not producer.calls
 
 
 @pytest.fixture
@@ -473,16 +434,26 @@ def late_landing(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     go_on.set()
 
 
-def test_who_asks_after_a_delete_gets_nothing_that_was_stored_before_it(
-    cache: RedisCache, client: redis.Redis, late_landing: threading.Event
+@pytest.mark.parametrize("first_of", ["this process", "another process"])
+def test_who_asks_after_a_delete_gets_nothing_from_before_it(
+    cache: RedisCache, client: redis.Redis, late_landing: threading.Event, first_of: str
 ) -> None:
-    first = Asking(cache.get_or_set, "report", "older")
-    until(lambda: client.exists(KEY))
+    """Neither what was stored before it nor what was read."""
+    if first_of == "another process":
+        elsewhere(client)
+        first = Asking(cache.get_or_set, "report", 1)
+        until(lambda: blocked(client) == 1)
+        lands_elsewhere(client, 5)
+        until(lambda: blocked(client) == 0)
+        until(lambda: waiting_in(__name__) == 1)
+    else:
+        first = Asking(cache.get_or_set, "report", 5)
+        until(lambda: client.exists(KEY))
     cache.delete("report")
     second = Asking(cache.get_or_set, "report", "newer")
     until(lambda: waiting_in_memory() == 1)
     late_landing.set()
-    assert (first.found(), second.found()) == ("older", "newer")
+    assert (first.found(), second.found()) == (5, "newer")
 
 
 # -- the wait has an end -----------------------------------------------------------------------
@@ -511,10 +482,11 @@ def busy(
     assert leader.found() == "computed"
 
 
-def test_too_late_and_raise(busy: RedisCache) -> None:
+def test_too_late_and_raise_or_compute(busy: RedisCache) -> None:
     with pytest.raises(LockNotAcquired, match="still computing") as caught:
         busy.get_or_set("report", 1, wait=0.05, on_wait_timeout="raise")
     assert caught.value.lock_name == "report"
+    assert busy.get_or_set("report", lambda: "mine", wait=0.05) == "mine"
 
 
 @pytest.mark.parametrize(("default", "found"), [(1, 1), (None, None), (lambda: 1, None)])
@@ -523,59 +495,40 @@ def test_too_late_and_default(busy: RedisCache, default: Any, found: Any) -> Non
     assert busy.get("report") is None
 
 
-def test_too_late_and_compute(busy: RedisCache) -> None:
-    producer = Producer("mine")
-    assert busy.get_or_set("report", producer, wait=0.05) == "mine"
-    assert producer.calls == 1
-
-
-def test_who_comes_too_late_keeps_what_it_computes(cache: RedisCache, client: redis.Redis) -> None:
+def test_who_comes_too_late_keeps_what_it_computes(
+    ask: Any, cache: RedisCache, client: redis.Redis
+) -> None:
     elsewhere(client)
-    assert cache.get_or_set("report", lambda: "mine", 60, wait=0) == "mine"
+    assert ask("report", 1, wait=0, on_wait_timeout="default") == 1
+    assert cache.get("report") is None
+    assert ask("report", lambda: "mine", 60, wait=0.05) == "mine"
     assert cache.get("report") == "mine"
     assert 50_000 < client.pttl(KEY) <= 60_000
-
-
-def test_a_value_that_is_there_needs_no_wait(cache: RedisCache) -> None:
-    cache.set("report", 5)
-    assert cache.get_or_set("report", 1, wait=0, on_wait_timeout="raise") == 5
 
 
 # -- wrong arguments ---------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.* on sharded client")
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "words"),
     [
-        ({"wait": -1}, ValueError, "wait must be a number of seconds of 0 or more"),
-        ({"wait": float("nan")}, ValueError, "wait must be"),
-        ({"wait": float("inf")}, ValueError, "wait must be"),
-        ({"wait": "1"}, TypeError, "wait must be"),
-        ({"wait": None}, TypeError, "wait must be"),
-        ({"wait": True}, TypeError, "wait must be"),
-        ({"on_wait_timeout": "skip"}, ValueError, "one of 'compute', 'raise', 'default'"),
-        ({"on_wait_timeout": None}, ValueError, "one of 'compute', 'raise', 'default'"),
+        ({"wait": -1}, "wait must be a number of seconds of 0 or more"),
+        ({"wait": None}, "wait must be"),
+        ({"on_wait_timeout": "skip"}, "one of 'compute', 'raise', 'default'"),
+        ({"on_wait_timeout": None}, "one of 'compute', 'raise', 'default'"),
+        ({"timeout": "60"}, "timeout must be"),
+        ({"timeout": True}, "timeout must be"),
+        ({"timeout": float("nan")}, "timeout must be"),
+        ({"timeout": float("inf"), "stale": 60}, "timeout must be"),
     ],
 )
 def test_wrong_arguments_are_refused_even_for_a_hit(
-    cache: RedisCache, arguments: dict[str, Any], error: type[Exception], words: str
+    ask: Any, cache: RedisCache, arguments: dict[str, Any], words: str
 ) -> None:
     cache.set("report", 1)
-    with pytest.raises(error, match=words):
-        cache.get_or_set("report", 1, **arguments)
-
-
-@pytest.mark.filterwarnings("ignore:.* on sharded client")
-@pytest.mark.parametrize("timeout", ["60", True, float("nan"), float("inf")])
-@pytest.mark.parametrize("options", [{}, {"stale": 60}], ids=["plain", "stale"])
-def test_a_wrong_timeout_is_refused_even_for_a_hit(
-    cache: RedisCache, timeout: Any, options: dict[str, Any]
-) -> None:
-    cache.set("report", 5)
-    with pytest.raises((TypeError, ValueError), match="timeout must be"):
-        cache.get_or_set("report", 1, timeout, **options)
-    with pytest.raises((TypeError, ValueError), match="timeout must be"):
-        asyncio.run(cache.aget_or_set("report", 1, timeout, **options))
+    with pytest.raises((TypeError, ValueError), match=words):
+        ask("report", 1, **arguments)
 
 
 # -- the pool is used up -----------------------------------------------------------------------
@@ -615,17 +568,6 @@ def test_one_connection_will_do_for_a_crowd_behind_a_leader(
     slow.finish.set()
     assert [thread.found() for thread in (leader, *threads)] == ["computed"] * 51
     assert slow.calls == 1
-
-
-def test_a_value_written_during_the_computation_is_returned(
-    cache: RedisCache, slow: Producer
-) -> None:
-    leader = Asking(cache.get_or_set, "report", slow)
-    assert slow.begun.wait(PATIENCE)
-    cache.set("report", "newer")
-    assert cache.get_or_set("report", 1, wait=0, on_wait_timeout="raise") == "newer"
-    slow.finish.set()
-    assert leader.found() == "computed"
 
 
 @pytest.mark.parametrize("too_late", ["raise", "compute", "default"])
@@ -700,20 +642,6 @@ def test_values_computed_without_redis_are_counted_and_logged_once_a_minute(
     assert "computes without it: :1:other (" in lines()[-1]
 
 
-@pytest.mark.parametrize("value", [None, 0, {"rows": []}])
-def test_without_redis_threads_still_share_a_computation(
-    own_server: RedisServer, slow: Producer, value: Any
-) -> None:
-    cache = make(own_server, IGNORE_EXCEPTIONS=True)
-    own_server.stop()
-    slow.value = value
-    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(8)]
-    until(lambda: waiting_in_memory() == 7)
-    slow.finish.set()
-    assert [thread.found() for thread in threads] == [value] * 8
-    assert slow.calls == 1
-
-
 def test_without_redis_a_failure_reaches_its_caller_only(
     own_server: RedisServer, slow: Producer
 ) -> None:
@@ -729,18 +657,28 @@ def test_without_redis_a_failure_reaches_its_caller_only(
     assert second.found() == 5
 
 
-@pytest.mark.parametrize("ignore", [True, False])
-def test_redis_dies_while_the_leader_computes(
-    own_server: RedisServer, slow: Producer, ignore: bool
-) -> None:
-    cache = make(own_server, IGNORE_EXCEPTIONS=ignore)
+def test_redis_dies_while_the_leader_computes(own_server: RedisServer, slow: Producer) -> None:
+    cache = make(own_server)
+    slow.value = None
     threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
     until(lambda: waiting_in_memory() == 3)
     assert slow.begun.wait(PATIENCE)
     own_server.kill()
     slow.finish.set()
-    assert [thread.found() for thread in threads] == ["computed"] * 4
+    assert [thread.found() for thread in threads] == [None] * 4
     assert slow.calls == 1
+
+
+def test_redis_dies_and_comes_back_while_the_leader_computes(
+    own_server: RedisServer, slow: Producer
+) -> None:
+    cache = make(own_server)
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    own_server.restart()
+    slow.finish.set()
+    assert leader.found() == "computed"
+    assert cache.get_or_set("report", 5) == 5
 
 
 def test_redis_is_frozen_while_followers_wait(own_server: RedisServer, pace: int) -> None:
@@ -784,22 +722,6 @@ def test_a_user_who_may_not_read_streams_polls(
     assert not producer.calls
 
 
-def test_who_asks_after_a_delete_gets_nothing_that_was_read_before_it(
-    cache: RedisCache, client: redis.Redis, late_landing: threading.Event
-) -> None:
-    elsewhere(client)
-    first = Asking(cache.get_or_set, "report", 1)
-    until(lambda: blocked(client) == 1)
-    lands_elsewhere(client, 5)
-    until(lambda: blocked(client) == 0)
-    until(lambda: waiting_in(__name__) == 1)
-    cache.delete("report")
-    second = Asking(cache.get_or_set, "report", "newer")
-    until(lambda: waiting_in_memory() == 1)
-    late_landing.set()
-    assert (first.found(), second.found()) == (5, "newer")
-
-
 @pytest.mark.parametrize("leader", ["another process", "another thread"])
 def test_a_delete_wins_over_a_late_computation_too(
     cache: RedisCache, client: redis.Redis, slow: Producer, leader: str
@@ -821,32 +743,6 @@ def test_a_delete_wins_over_a_late_computation_too(
     if leader == "another thread":
         assert leading.found() == "first"
     assert cache.get("report") is None
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_encoding_that_is_broken_off_ends_the_flight(
-    cache: RedisCache, client: redis.Redis, error: type[BaseException]
-) -> None:
-    class Unfinished:
-        def __reduce__(self) -> Any:
-            raise error
-
-    with pytest.raises(error):
-        cache.get_or_set("report", Unfinished)
-    assert not client.exists(KEY, flight_key(KEY))
-    assert not renewals()
-
-
-def test_redis_dies_and_comes_back_while_the_leader_computes(
-    own_server: RedisServer, slow: Producer
-) -> None:
-    cache = make(own_server)
-    leader = Asking(cache.get_or_set, "report", slow)
-    assert slow.begun.wait(PATIENCE)
-    own_server.restart()
-    slow.finish.set()
-    assert leader.found() == "computed"
-    assert cache.get_or_set("report", 5) == 5
 
 
 def test_a_listener_delays_no_other_caller(cache: RedisCache) -> None:

@@ -18,7 +18,6 @@ from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.values import (
     KEY,
-    RAISE,
     Asking,
     Broken,
     blocked,
@@ -85,15 +84,10 @@ def test_a_coroutine_function_is_awaited(cache: RedisCache) -> None:
 
 def test_in_the_order_of_the_keys_and_each_once(many: Any) -> None:
     producer = Many()
+    assert many([], producer) == {}
     found = many(iter(["c", "a", "c", "b", "a"]), producer)
     assert list(found.items()) == [("c", "C"), ("a", "A"), ("b", "B")]
     assert producer.asked == [["c", "a", "b"]]
-
-
-def test_no_keys(many: Any) -> None:
-    producer = Many()
-    assert many([], producer) == {}
-    assert not producer.asked
 
 
 @pytest.mark.sample(3)
@@ -117,8 +111,16 @@ def test_a_key_left_out_is_left_out(cache: RedisCache, many: Any, client: redis.
     assert not flights(client)
 
 
+@pytest.mark.parametrize(
+    ("landed", "found", "asked"), [(5, 5, []), (None, "REPORT", [["report"]])], ids=["5", "failed"]
+)
 def test_what_others_compute_is_waited_for(
-    cache: RedisCache, many: Any, client: redis.Redis
+    cache: RedisCache,
+    many: Any,
+    client: redis.Redis,
+    landed: int | None,
+    found: Any,
+    asked: list[list[str]],
 ) -> None:
     elsewhere(client)
     producer = Many()
@@ -126,9 +128,9 @@ def test_what_others_compute_is_waited_for(
     until(lambda: blocked(client) == 1)
     # What it leads is there before it waits.
     assert cache.get("a") == "A"
-    lands_elsewhere(client, 5)
-    assert asking.found() == {"a": "A", "report": 5}
-    assert producer.asked == [["a"]]
+    lands_elsewhere(client, landed)
+    assert asking.found() == {"a": "A", "report": found}
+    assert producer.asked == [["a"], *asked]
 
 
 def test_who_asks_for_one_of_them_waits_too(cache: RedisCache, client: redis.Redis) -> None:
@@ -141,16 +143,6 @@ def test_who_asks_for_one_of_them_waits_too(cache: RedisCache, client: redis.Red
     producer.finish.set()
     assert asking.found() == {"a": "A", "report": "REPORT"}
     assert one.found() == "REPORT"
-
-
-def test_a_failed_other_is_replaced(many: Any, client: redis.Redis) -> None:
-    elsewhere(client)
-    producer = Many()
-    asking = Asking(many, ["a", "report"], producer)
-    until(lambda: blocked(client) == 1)
-    lands_elsewhere(client, None)
-    assert asking.found() == {"a": "A", "report": "REPORT"}
-    assert producer.asked == [["a"], ["report"]]
 
 
 # -- trips -------------------------------------------------------------------------------------
@@ -271,13 +263,6 @@ def test_what_is_no_function_is_refused(many: Any, client: redis.Redis, given: A
     assert not flights(client)
 
 
-def test_a_value_that_cannot_be_read_costs_no_other(cache: RedisCache, client: redis.Redis) -> None:
-    client.set(":1:b", b"written by nobody")
-    assert way("asyncio", cache)(["a", "b"], Many()) == {"a": "A", "b": "B"}
-    assert cache.get("a") == "A"
-    assert not flights(client)
-
-
 def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
     def recursive(keys: list[str]) -> Any:
         return cache.get_or_set_many(["other", *keys], recursive)
@@ -316,25 +301,6 @@ def test_too_late(many: Any, client: redis.Redis) -> None:
     assert not client.exists(flight_key(KEY))
 
 
-@pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_without_redis_all_are_computed(own_server: RedisServer, kind: str) -> None:
-    cache = make(own_server)
-    own_server.stop()
-    producer = Many()
-    assert way(kind, cache)(["a", "b"], producer) == {"a": "A", "b": "B"}
-    assert producer.asked == [["a", "b"]]
-
-
-@pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_without_redis_the_error_shows(own_server: RedisServer, kind: str) -> None:
-    cache = make(own_server, **RAISE)
-    own_server.stop()
-    producer = Many()
-    with pytest.raises(redis.ConnectionError):
-        way(kind, cache)(["a", "b"], producer)
-    assert not producer.asked
-
-
 def test_redis_dies_while_they_are_computed(own_server: RedisServer) -> None:
     cache = make(own_server)
     producer = Many()
@@ -344,3 +310,6 @@ def test_redis_dies_while_they_are_computed(own_server: RedisServer) -> None:
     own_server.kill()
     producer.finish.set()
     assert asking.found() == {"a": "A", "b": "B"}
+    for kind in ("threads", "asyncio"):
+        assert way(kind, cache)(["c", "d"], producer) == {"c": "C", "d": "D"}
+    assert producer.asked == [["a", "b"], ["c", "d"], ["c", "d"]]

@@ -5,40 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import random
 import signal
 import threading
-import time
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import DataError
 
 from django_redis_lock import LockNotAcquired
 from django_redis_lock.cache import LocMemCache, RedisCache
-from tests.processes import in_threads
 from tests.redis_server import RedisServer
-from tests.support.background import elsewhere
 
 
 @pytest.fixture
 def cache(location: str) -> LocMemCache:
     return LocMemCache(location, {})
-
-
-def test_a_value_is_computed_once_for_fifty_threads(cache: LocMemCache) -> None:
-    calls = []
-
-    def build() -> str:
-        calls.append(threading.get_ident())
-        time.sleep(0.1)
-        return "computed"
-
-    assert in_threads(50, lambda: cache.get_or_set("report", build, 60)) == ["computed"] * 50
-    assert len(calls) == 1
 
 
 def test_computed_values_are_culled_and_locks_are_not(location: str) -> None:
@@ -55,26 +38,6 @@ def test_three_hundred_values_are_kept_as_by_djangos_cache(cache: LocMemCache) -
     assert len(cache.keys("*")) == 300
     cache.set("one more", 1)
     assert len(cache.keys("*")) == 201
-
-
-def test_what_cannot_be_pickled_is_refused(cache: LocMemCache) -> None:
-    for store in (cache.set, cache.add, cache.get_or_set):
-        with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
-            store("report", threading.Lock())
-    assert cache.get("report") is None
-
-
-def test_clear_keeps_locks_and_ends_computations(cache: LocMemCache) -> None:
-    with cache.lock("import") as lock:
-
-        def build() -> int:
-            elsewhere(cache.clear)
-            return 1
-
-        assert cache.get_or_set("report", build) == 1
-        assert cache.get("report") is None
-        assert lock.owned()
-        assert [held.name for held in cache.held_locks().locks] == ["import"]
 
 
 def test_caches_at_one_location_share_their_locks(cache: LocMemCache, location: str) -> None:
@@ -128,33 +91,6 @@ def test_reset_all_and_locked_get_or_set(cache: LocMemCache) -> None:
     assert cache.reset_all() == 1
     assert not lock.owned()
     assert cache.locked_get_or_set("report", lambda: 5, lock_key="import") == 5
-
-
-def test_the_names_of_django_redis(cache: LocMemCache) -> None:
-    assert cache.ttl("report") == 0
-    assert cache.set("report", 1, 100, nx=True)
-    assert not cache.set("report", 2, nx=True)
-    assert not cache.set("other", 2, xx=True)
-    assert cache.ttl("report") == 100
-    assert 99_000 < (cache.pttl("report") or 0) <= 100_000
-    assert cache.persist("report")
-    assert not cache.persist("nothing")
-    assert cache.ttl("report") is None
-    assert cache.expire("report", timedelta(seconds=50))
-    assert cache.ttl("report") == 50
-    assert cache.pexpire("report", 30_000)
-    assert cache.ttl("report") == 30
-    assert cache.expire_at("report", datetime.now(timezone.utc) + timedelta(seconds=20))
-    assert cache.ttl("report") in (19, 20)  # Redis ends it in whole seconds.
-    assert cache.pexpire_at("report", (time.time() + 10) * 1000)
-    assert cache.ttl("report") == 10
-    cache.set("repair", 1, version=2)
-    assert cache.keys("rep*") == ["report"]
-    assert list(cache.iter_keys("rep*", version=2)) == ["repair"]
-    assert cache.delete_pattern("rep*") == 1
-    assert cache.get("report") is None
-    with pytest.raises(DataError, match="exclusive"):
-        cache.set("report", 1, nx=True, xx=True)
 
 
 def test_a_forked_child_begins_without_locks_and_values(cache: LocMemCache) -> None:
@@ -229,7 +165,9 @@ def a_call(rng: random.Random) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         "get_or_set": ((key, value), {**timed, "stale": rng.choice((0, 500, 5000))}),
         "set_many": ((dict.fromkeys(some, value),), timed),
         "touch": ((key,), timed),
-        "expire": ((key, rng.choice((0, -1, 900))), version),
+        "expire": ((key, rng.choice((0, -1, 900, timedelta(seconds=900)))), version),
+        "pexpire": ((key, rng.choice((0, -1, 900_000))), version),
+        "expire_at": ((key, rng.choice((0, 10**10, datetime(2200, 1, 1)))), version),
         "pexpire_at": ((key, rng.choice((0, 10**13))), version),
         "mark_stale": ((key,), {**version, "stale": 800}),
         "incr": ((key, rng.choice(DELTAS)), version),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -18,6 +17,7 @@ from django_redis_lock.singleflight.flight import in_flight
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.values import Asking, Producer, TaskProducer
 from tests.support.writes import REDIS_WRITES, STALE_WRITES, WRITES, Write
 
 pytestmark = pytest.mark.invariant("C2")
@@ -40,35 +40,22 @@ OTHERS: dict[str, Write] = {
     ),
     "a lock of its name": lambda c: c.lock("report", timeout=60).acquire(),
 }
-REDIS_OTHERS: dict[str, Write] = {
-    "another prefix": lambda c: c.delete("report", prefix="elsewhere"),
-}
 
 
-class Computation(threading.Thread):
+class Computation:
     """A computation of the report that is under way."""
 
     def __init__(self, cache: RedisCache, **terms: Any) -> None:
-        super().__init__(daemon=True)
-        self._cache, self._terms = cache, {"timeout": None, **terms}
-        self._begun, self._finish = threading.Event(), threading.Event()
-        self.start()
-        assert self._begun.wait(PATIENCE)
+        self._compute = Producer("older")
+        self._compute.finish.clear()
+        terms = {"timeout": None, **terms}
+        self._asking = Asking(cache.get_or_set, "report", self._compute, **terms)
+        assert self._compute.begun.wait(PATIENCE)
 
-    def run(self) -> None:
-        self._found = self._cache.get_or_set("report", self._compute, **self._terms)
-
-    def _compute(self) -> str:
-        self._begun.set()
-        assert self._finish.wait(PATIENCE)
-        return "older"
-
-    def finish(self) -> str:
+    def finish(self) -> Any:
         """Its caller's value."""
-        self._finish.set()
-        self.join(PATIENCE)
-        assert not self.is_alive(), "it hangs"
-        return self._found
+        self._compute.finish.set()
+        return self._asking.found()
 
 
 @pytest.fixture
@@ -85,12 +72,28 @@ def test_a_write_wins_over_the_computation(
     wins(cache, client, computation, *WRITES[write])
 
 
+def in_a_pipeline(cache: RedisCache) -> None:
+    client: redis.Redis = cache.client.get_client()
+    with client.pipeline() as pipeline:
+        cache.delete("report", client=pipeline)
+        assert client.exists(flight_key(KEY))
+        pipeline.execute()
+
+
 @pytest.mark.on_redis
-@pytest.mark.parametrize("write", REDIS_WRITES)
+@pytest.mark.parametrize(
+    ("do", "kept"),
+    [
+        *REDIS_WRITES.values(),
+        (lambda c: c.set("report", "newer", client=c.client.get_client()), "newer"),
+        (in_a_pipeline, None),
+    ],
+    ids=["incr", "the caller's own client", "the caller's own pipeline"],
+)
 def test_a_write_of_django_redis_wins_over_the_computation(
-    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
+    cache: RedisCache, client: redis.Redis, computation: Computation, do: Write, kept: Any
 ) -> None:
-    wins(cache, client, computation, *REDIS_WRITES[write])
+    wins(cache, client, computation, do, kept)
 
 
 def wins(
@@ -108,15 +111,13 @@ def wins(
 def test_followers_get_the_written_value_or_compute_again(
     cache: RedisCache, computation: Computation, write: str
 ) -> None:
-    followers_get(cache, computation, *WRITES[write])
-
-
-@pytest.mark.on_redis
-@pytest.mark.parametrize("write", REDIS_WRITES)
-def test_followers_get_what_django_redis_wrote(
-    cache: RedisCache, computation: Computation, write: str
-) -> None:
-    followers_get(cache, computation, *REDIS_WRITES[write])
+    do, kept = WRITES[write]
+    follower = Background(lambda: cache.get_or_set("report", lambda: "anew", None))
+    until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 1)
+    do(cache)
+    computation.finish()
+    assert follower.result() == (kept or "anew")
+    assert cache.get("report") == follower.result()
 
 
 @pytest.mark.parametrize(("write", "found"), [("set", "newer"), ("delete", "anew")])
@@ -139,15 +140,9 @@ def test_tasks_in_the_leaders_loop_hear_of_a_write_during_the_computation(
     cache = RedisCache(redis_server.url, {"OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 1.5 * pace}})
 
     async def ask() -> None:
-        begun, finish = asyncio.Event(), asyncio.Event()
-
-        async def compute() -> str:
-            begun.set()
-            await finish.wait()
-            return "older"
-
+        compute = TaskProducer("older")
         leader = asyncio.create_task(cache.aget_or_set("report", compute))
-        await begun.wait()
+        await compute.begun.wait()
         followers = [asyncio.create_task(cache.aget_or_set("report", "anew")) for _ in range(3)]
         [shared] = in_flight.values()
         while len(shared.ended._waiters) < 3:
@@ -155,24 +150,10 @@ def test_tasks_in_the_leaders_loop_hear_of_a_write_during_the_computation(
         await cache.aset("report", "newer")
         done, _ = await asyncio.wait(followers, timeout=PATIENCE)
         assert [follower.result() for follower in done] == ["newer"] * 3
-        finish.set()
+        compute.finish.set()
         assert await leader == "older"
 
     asyncio.run(ask())
-
-
-def followers_get(cache: RedisCache, computation: Computation, do: Write, kept: Any) -> None:
-    found: list[Any] = []
-    follower = threading.Thread(
-        target=lambda: found.append(cache.get_or_set("report", lambda: "anew", None)), daemon=True
-    )
-    follower.start()
-    until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 1)
-    do(cache)
-    computation.finish()
-    follower.join(PATIENCE)
-    assert found == [kept or "anew"]
-    assert cache.get("report") == found[0]
 
 
 @pytest.mark.sample(3)
@@ -190,54 +171,35 @@ def test_a_write_wins_over_the_refresh_of_an_old_value(cache: RedisCache, write:
 def test_what_writes_nothing_ends_no_flight(
     cache: RedisCache, client: redis.Redis, computation: Computation, other: str
 ) -> None:
-    ends_no_flight(cache, client, computation, OTHERS[other])
-
-
-def ends_no_flight(
-    cache: RedisCache, client: redis.Redis, computation: Computation, do: Write
-) -> None:
-    do(cache)
+    OTHERS[other](cache)
     assert client.exists(flight_key(KEY))
     assert computation.finish() == "older"
     assert cache.get("report") == "older"
     assert client.pttl(KEY) == -1
 
 
-@pytest.mark.parametrize("write", ["set", "delete", "delete_pattern"])
-def test_a_write_wakes_the_followers(
-    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
-) -> None:
-    """So that those of other processes do not find out only when they look again."""
-    wakes_the_followers(cache, client, WRITES[write][0])
-
-
-def wakes_the_followers(cache: RedisCache, client: redis.Redis, do: Write) -> None:
-    stream = flight_stream(KEY, client.get(flight_key(KEY)))
-    assert not client.exists(stream)
-    do(cache)
-    assert len(client.xrange(stream)) == 1
-    assert 0 < client.pttl(stream) <= 10_000
-
-
+@pytest.mark.parametrize(
+    ("write", "found"), [("set", "newer"), ("delete", "anew"), ("delete_pattern", "anew")]
+)
 def test_a_follower_of_another_process_has_the_write_while_the_computation_goes_on(
-    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, computation: Computation
+    cache: RedisCache,
+    redis_server: RedisServer,
+    client: redis.Redis,
+    computation: Computation,
+    write: str,
+    found: str,
 ) -> None:
+    stream = flight_stream(KEY, client.get(flight_key(KEY)))
     with processes(follow_in_a_process, redis_server.url) as (follower,):
         follower.go()
         until(lambda: client.info("clients")["blocked_clients"])
-        cache.set("report", "newer")
-        assert follower.result() == "newer"
+        WRITES[write][0](cache)
+        assert follower.result() == found
+    assert 0 < client.pttl(stream) <= 10_000
 
 
 def follow_in_a_process(link: Link, url: str) -> Any:
     return RedisCache(url, {"KEY_PREFIX": "site"}).get_or_set("report", lambda: "anew", None)
-
-
-def test_a_failed_add_ends_no_flight(cache: RedisCache, client: redis.Redis) -> None:
-    client.set(KEY, 1)
-    client.set(flight_key(KEY), "another")
-    assert cache.add("report", "newer") is False
-    assert client.get(flight_key(KEY)) == b"another"
 
 
 @pytest.mark.sample(5)
@@ -282,48 +244,12 @@ def test_a_pattern_ends_the_computations_of_what_it_matches(
     assert {stored: client.get(stored) for stored in others} == others
 
 
-@pytest.mark.on_redis
-def test_writes_on_the_callers_own_client_end_flights(
-    cache: RedisCache, client: redis.Redis, computation: Computation
-) -> None:
-    cache.set("report", "newer", client=client)
-    computation.finish()
-    assert cache.get("report") == "newer"
-
-
-@pytest.mark.on_redis
-def test_writes_in_the_callers_own_pipeline_end_flights_when_it_is_sent(
-    cache: RedisCache, client: redis.Redis, computation: Computation
-) -> None:
-    with client.pipeline() as pipeline:
-        cache.delete("report", client=pipeline)
-        assert client.exists(flight_key(KEY))
-        pipeline.execute()
-    assert not client.exists(flight_key(KEY))
-    computation.finish()
-    assert cache.get("report") is None
-
-
 def compute_in_a_process(link: Link, url: str) -> Any:
     def compute() -> str:
         link.say("computing")
         return str(link.hear())
 
     return RedisCache(url, {"KEY_PREFIX": "site"}).get_or_set("report", compute, None)
-
-
-@pytest.mark.parametrize("write", ["set", "delete", "clear", "delete_pattern"])
-def test_a_write_in_another_process_wins(
-    cache: RedisCache, redis_server: RedisServer, write: str
-) -> None:
-    do, kept = WRITES[write]
-    with processes(compute_in_a_process, redis_server.url) as (leader,):
-        leader.go()
-        assert leader.hear() == "computing"
-        do(cache)
-        leader.say("older")
-        assert leader.result() == "older"
-    assert cache.get("report") == kept
 
 
 def test_an_old_leader_does_not_overwrite_a_new_one(
@@ -340,22 +266,6 @@ def test_an_old_leader_does_not_overwrite_a_new_one(
         assert cache.get("report") is None
         second.say("newer")
         assert second.result() == "newer"
-    assert cache.get("report") == "newer"
-
-
-def test_a_leader_frozen_for_longer_than_its_flight_does_not_overwrite(
-    cache: RedisCache, client: redis.Redis, redis_server: RedisServer
-) -> None:
-    with processes(compute_in_a_process, redis_server.url) as (leader,):
-        leader.go()
-        assert leader.hear() == "computing"
-        leader.pause()
-        client.pexpire(flight_key(KEY), 1)
-        until(lambda: not client.exists(flight_key(KEY)))
-        assert cache.get_or_set("report", lambda: "newer") == "newer"
-        leader.say("older")
-        leader.resume()
-        assert leader.result() == "older"
     assert cache.get("report") == "newer"
 
 

@@ -10,7 +10,6 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from django.core.cache import cache
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.core.signals import request_finished
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse, StreamingHttpResponse
@@ -22,10 +21,9 @@ from django.views.decorators.http import condition
 
 from django_redis_lock import cached_page, locked
 from django_redis_lock.contention import redirect_to, respond, skip
-from django_redis_lock.exceptions import ComputationFailed
 from tests.holding import hold
 from tests.processes import in_threads, until
-from tests.support.cached_pages import followers
+from tests.support.cached_pages import expire_pages, followers
 
 pytestmark = [pytest.mark.usefixtures("client"), pytest.mark.invariant("C6")]
 TEMPORARY = [408, 425, 429, 500, 503]
@@ -47,25 +45,40 @@ def ask(**headers: str) -> HttpRequest:
 
 
 class Page:
-    """A view that answers to conditions itself, as ``kind`` says, and counts."""
+    """A view that answers to conditions itself, as ``kind`` says, and counts; and that has trouble
+    first: statuses, or exceptions."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.calls = 0
         self.waiting = 0
         self.seen: list[Any] = []
+        self.troubles: list[Any] = []
+        self.alone = threading.Lock()
 
     def __call__(self, request: HttpRequest) -> Any:
+        assert self.alone.acquire(blocking=False), "two compute at once"
+        try:
+            return self.answer(request)
+        finally:
+            self.alone.release()
+
+    def answer(self, request: HttpRequest) -> Any:
         self.calls += 1
+        trouble = self.troubles.pop(0) if self.troubles else None
         if self.calls == 1 and self.waiting:
             until(lambda: followers() >= self.waiting)
         self.seen.append([name for name in request.headers if name.startswith(("If-", "Range"))])
         if "Range" in request.headers:
             return HttpResponse("pa", status=206)
+        if isinstance(trouble, type):
+            raise trouble
+        text, status = ("busy", trouble) if trouble else ("page", 200)
         if self.kind == "template":
-            response: Any = TemplateResponse(request, engines["django"].from_string("page"))
+            source = engines["django"].from_string(text)
+            response: Any = TemplateResponse(request, source, status=status)
         else:
-            response = HttpResponse("page")
+            response = HttpResponse(text, status=status)
         response["ETag"], response["Last-Modified"] = '"e"', NEW
         return response
 
@@ -114,30 +127,10 @@ def test_a_condition_leaves_a_stale_page() -> None:
     page = Page("plain")
     view = page.view()
     view(ask())
-    expire()
+    expire_pages()
     assert view(ask(**CONDITIONS["same"][0])).status_code == 304
     assert [view(ask()).status_code for _ in range(3)] == [200] * 3
     assert page.calls == 2
-
-
-def expire() -> None:
-    for key in cache.keys("*cache_page.*.GET.*"):
-        assert cache.expire(key, 999)
-
-
-def test_a_view_that_answers_to_another_condition_leaves_a_stale_page() -> None:
-    calls: list[int] = []
-
-    @cached_page(60, stale=1000)
-    def page(request: HttpRequest) -> HttpResponse:
-        calls.append(1)
-        return HttpResponse("page", status=304 if "X-If" in request.headers else 200)
-
-    page(ask())
-    expire()
-    assert page(ask(**{"X-If": "1"})).status_code == 304
-    assert [page(ask()).status_code for _ in range(2)] == [200] * 2
-    assert len(calls) == 3
 
 
 def test_a_visitor_who_seeks_in_a_stream_gets_the_part() -> None:
@@ -166,69 +159,26 @@ def test_a_visitor_who_seeks_in_a_stream_gets_the_part() -> None:
 # -- temporary errors ----------------------------------------------------------------------------
 
 
-def failing(status: int, errors: int, kind: str) -> Any:
-    """A view whose first answers have this status, and the number of its calls."""
-    calls: list[int] = []
-    together: list[int] = []
-    now = threading.Lock()
-
-    def view(request: HttpRequest) -> Any:
-        calls.append(1)
-        together.append(now.acquire(blocking=False))
-        if len(calls) == 1:
-            until(lambda: followers() >= 6)
-        answer = status if len(calls) <= errors else 200
-        if kind == "template":
-            response: Any = TemplateResponse(
-                request, engines["django"].from_string("page"), status=answer
-            )
-        else:
-            response = HttpResponse("page", status=answer)
-        now.release()
-        return response
-
-    return view, calls, together
-
-
 @pytest.mark.parametrize("kind", ["plain", "template"])
 @pytest.mark.parametrize("status", TEMPORARY)
 def test_one_follower_at_a_time_takes_over(status: int, kind: str) -> None:
-    view, calls, together = failing(status, 3, kind)
-    page = cached_page(60)(view)
-
-    def visit() -> int:
-        response = page(ask())
-        response = response.render() if hasattr(response, "render") else response
-        return int(response.status_code)
-
-    assert sorted(in_threads(10, visit)) == [200] * 7 + [status] * 3
-    assert len(calls) == 4
-    assert all(together)
+    page = Page(kind)
+    page.troubles, page.waiting = [status] * 3, 6
+    view = page.view()
+    found = in_threads(10, lambda: view(ask()).status_code)
+    assert sorted(found) == [200] * 7 + [status] * 3
+    assert page.calls == 4
 
 
 @pytest.mark.parametrize("kind", ["plain", "template", "async"])
-@pytest.mark.parametrize("status", TEMPORARY)
-def test_a_stale_page_stays(status: int, kind: str) -> None:
+@pytest.mark.parametrize("trouble", [*TEMPORARY, KeyError])
+def test_a_stale_page_stays(trouble: Any, kind: str) -> None:
     page = Page(kind)
     view = page.view()
     view(ask())
-    expire()
-    ended = page.__class__.__call__
-
-    def busy(self: Page, request: HttpRequest) -> HttpResponse:
-        self.calls += 1
-        if kind == "template":
-            return TemplateResponse(request, engines["django"].from_string("busy"), status=status)
-        return HttpResponse("busy", status=status)
-
-    try:
-        Page.__call__ = busy  # put back below
-        page.kind = kind
-        view_again = page.view()
-        assert view_again(ask()).content == b"page"
-    finally:
-        Page.__call__ = ended
-    assert view(ask()).content == b"page"
+    expire_pages()
+    page.troubles = [trouble] * 2
+    assert [view(ask()).content for _ in range(2)] == [b"page"] * 2
     assert page.calls == 3
 
 
@@ -262,40 +212,26 @@ def test_a_lock_that_is_taken_says_nothing_about_the_page(name: str, asynchronou
         assert answer.content != b"page"
         assert view(ask()).status_code == answer.status_code
     assert view(ask()).content == b"page"
-    expire()
+    expire_pages()
     with hold("page"):
         assert [view(ask()).content for _ in range(2)] == [b"page"] * 2
     assert page.calls == 1
 
 
-def test_an_answer_with_retry_after_leaves_a_stale_page() -> None:
-    statuses = [200, 403, 423, 200]
+def test_an_answer_to_this_request_or_for_now_leaves_a_stale_page() -> None:
+    """Of a view that answers to a condition itself, or with Retry-After."""
+    statuses = [200, 304, 403, 423, 200]
 
     @cached_page(60, stale=1000)
     def page(request: HttpRequest) -> HttpResponse:
         status = statuses.pop(0)
-        headers = {"Retry-After": "5"} if status != 200 else {}
+        headers = {"Retry-After": "5"} if status > 400 else {}
         return HttpResponse("page", status=status, headers=headers)
 
-    assert page(ask()).status_code == 200
-    for left in (2, 1, 0):
-        expire()
-        assert page(ask()).status_code == 200
+    for left, answer in ((4, 200), (3, 304), (2, 200), (1, 200), (0, 200)):
+        assert page(ask()).status_code == answer
         assert len(statuses) == left
-
-
-def test_error_ttl_counts_for_temporary_errors() -> None:
-    calls: list[int] = []
-
-    @cached_page(60, error_ttl=60)
-    def page(request: HttpRequest) -> HttpResponse:
-        calls.append(1)
-        return HttpResponse("busy", status=503)
-
-    assert page(ask()).status_code == 503
-    with pytest.raises(ComputationFailed, match="status 503"):
-        page(ask())
-    assert len(calls) == 1
+        expire_pages()
 
 
 # -- what is no page -----------------------------------------------------------------------------
@@ -361,35 +297,10 @@ def test_what_is_no_page_ends_the_stale_one(end: str, kind: str, how: str) -> No
 
     with closing(asyncio.new_event_loop()) as loop:
         assert visit() == b"page"
-        expire()
+        expire_pages()
         assert visit() == (b"own" if how == "inline" else b"page")
         until(lambda: visit() == b"own" and len(calls) > 1)  # A visit runs the loop of its refresh.
         assert [visit() for _ in range(2)] == [b"own"] * 2
-
-
-@pytest.mark.parametrize("raises", [False, True])
-def test_nobody_waits_for_what_was_no_page_a_moment_ago(raises: bool) -> None:
-    calls: list[int] = []
-    together = threading.Barrier(5)
-
-    @cached_page(60)
-    def page(request: HttpRequest) -> HttpResponse:
-        calls.append(1)
-        if len(calls) > 1:
-            together.wait(20)
-        if raises:
-            raise PermissionDenied
-        return HttpResponse(status=403)
-
-    def visit() -> int:
-        try:
-            return int(page(ask()).status_code)
-        except PermissionDenied:
-            return 403
-
-    assert visit() == 403
-    assert in_threads(5, visit) == [403] * 5
-    assert len(calls) == 6
 
 
 def test_a_page_for_the_next_visitor_ends_that_time() -> None:

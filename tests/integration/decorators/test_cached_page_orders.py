@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import AnonymousUser
 from django.core.cache import cache, caches
@@ -36,7 +35,7 @@ from rest_framework.views import APIView
 from django_redis_lock import cached_page
 from tests.lanes import IN_MEMORY, some
 from tests.processes import PATIENCE, in_threads, until
-from tests.support.cached_pages import MEMORY, PLAIN, followers
+from tests.support.cached_pages import MEMORY, PLAIN, expire_pages, followers
 
 pytestmark = pytest.mark.invariant("U1")
 
@@ -265,8 +264,7 @@ def test_a_rest_view_is_refreshed_in_the_background(name: str) -> None:
     numbers.clear()
     first = get("application/json")
     assert get("application/json") == first
-    for key in cache.keys("*cache_page.*.GET.*"):
-        cache.expire(key, 999)
+    expire_pages()
     assert get("application/json") == first
     until(lambda: get("application/json")[1] == b'{"number":2}')
     # With the same headers, so a client that accepts something else gets another page.
@@ -277,22 +275,6 @@ def test_a_rest_view_is_refreshed_in_the_background(name: str) -> None:
 
 async def aview(request: Any) -> TemplateResponse:
     return template(request)
-
-
-@pytest.mark.parametrize("render", ["in the loop", "in a thread"])
-def test_async_views(render: str) -> None:
-    async def answers(page: Any) -> list[bytes]:
-        found = []
-        for user in "abab":
-            response = await vary_on_cookie(page(aview))(ask(user))
-            if render == "in the loop":
-                response = response.render()
-            else:
-                response = await sync_to_async(response.render)()
-            found.append(response.content)
-        return found
-
-    assert asyncio.run(answers(cached_page(60))) == [b"a", b"b"] * 2
 
 
 def test_an_async_view_under_wsgi_renders_after_its_loop_has_ended() -> None:
@@ -484,16 +466,11 @@ def test_a_stale_page_is_served_if_the_rendering_fails(background: bool) -> None
     page = vary_on_cookie(cached_page(60, stale=1000, background=background)(slow.view))
     first = respond_as_django(page, ask("a"))
     assert first.content == b"a"
-    expire()
+    expire_pages()
     slow.rendered.clear()
     slow.error = KeyError("no data")
     assert respond_as_django(page, ask("a")).content == b"a"
     until(lambda: slow.rendered == ["a"])
-
-
-def expire() -> None:
-    for key in cache.keys("*cache_page.*.GET.*"):
-        assert cache.expire(key, 999)
 
 
 @pytest.mark.parametrize(("timeout", "kept"), [(60, 1060), (None, 1020)])
@@ -514,7 +491,7 @@ def test_in_the_background_a_page_varies_and_lasts_as_before(
     )
     for user in "ab":
         respond_as_django(page, ask(user))
-    expire()
+    expire_pages()
     assert respond_as_django(page, ask("a")).content == b"a 1"
     until(lambda: respond_as_django(page, ask("a")).content == b"a 3")
     longest = max(cache.pttl(key) for key in cache.keys("*cache_page.*.GET.*"))
