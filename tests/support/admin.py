@@ -16,7 +16,6 @@ from django.test import Client
 
 from django_redis_lock import Lock
 from django_redis_lock.ops.inventory.listing import inspect
-from django_redis_lock.protocol.keys import lock_keys
 from tests.holding import hurry
 from tests.processes import until
 
@@ -35,7 +34,7 @@ def hold(name: str, alias: str = "default", **options: Any) -> Lock:
 def named(lock: Lock, client: redis.Redis) -> Lock:
     """``lock``, as soon as it is said who holds it."""
     hurry()
-    until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
+    until(lambda: client.exists(lock.local.hold.keys.owner))
     return lock
 
 

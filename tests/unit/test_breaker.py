@@ -77,31 +77,26 @@ def trip(breaker: Breaker) -> None:
         breaker.failed(ERROR, 5.0)
 
 
-def test_all_calls_pass_while_the_server_answers(breaker: Breaker) -> None:
+def test_after_two_slow_failures_in_a_row_calls_fail_at_once(
+    breaker: Breaker, clock: Clock
+) -> None:
     assert not breaker.failing
-    assert breaker.admit(None) is None
     assert breaker.admit(7.0) == 7.0
-
-
-def test_one_slow_failure_does_not_open_the_breaker(breaker: Breaker) -> None:
     breaker.failed(ERROR, 5.0)
     assert breaker.failing
+    breaker.answered()
+    assert not breaker.failing
+    breaker.failed(ERROR, 5.0)
     assert not breaker.held_back
     assert breaker.admit(None) is None
-
-
-def test_after_two_in_a_row_calls_fail_at_once(breaker: Breaker) -> None:
-    trip(breaker)
+    breaker.failed(ERROR, 5.0)
     assert breaker.held_back
+    clock.time += 1
+    outage = breaker.known_outage()
+    assert outage is not None
+    assert (outage.server, outage.seconds) == ("host:6379/0", 6.0)
     with pytest.raises(CircuitOpen, match=r"host:6379/0 has not answered for .*no answer"):
         breaker.admit(None)
-
-
-def test_an_answer_between_them_counts(breaker: Breaker) -> None:
-    breaker.failed(ERROR, 5.0)
-    breaker.answered()
-    breaker.failed(ERROR, 5.0)
-    assert not breaker.held_back
 
 
 @pytest.mark.parametrize(("cost", "timeout"), [(0.001, 5.0), (0.5, 5.0), (0.1, 0.2)])
@@ -115,12 +110,8 @@ def test_a_fast_failure_does_not_open_the_breaker(
     assert breaker.failing
     assert not logged(caplog, "outage", "fail at once")
     assert breaker.admit(None) is None
-
-
-def test_a_short_timeout_counts_when_it_is_over(clock: Clock) -> None:
-    breaker = Breaker("host", 0.2)
     for _ in range(2):
-        breaker.failed(ERROR, 0.2)
+        breaker.failed(ERROR, timeout)  # A short time-out counts when it is over.
     assert breaker.held_back
 
 
@@ -134,17 +125,20 @@ def test_after_the_pause_one_call_is_let_through(breaker: Breaker, clock: Clock)
     outage = breaker.known_outage()
     assert outage is not None
     assert outage.spared == 98
-
-
-def test_its_failure_begins_another_pause(breaker: Breaker, clock: Clock) -> None:
-    trip(breaker)
-    for _ in range(3):
-        clock.time += PAUSE
+    clock.time += PROBE_TIMEOUT_SECONDS
+    breaker.failed(ERROR, PROBE_TIMEOUT_SECONDS)  # Another pause begins.
+    with pytest.raises(CircuitOpen):
         breaker.admit(None)
-        clock.time += PROBE_TIMEOUT_SECONDS
-        breaker.failed(ERROR, PROBE_TIMEOUT_SECONDS)
-        with pytest.raises(CircuitOpen):
-            breaker.admit(None)
+    clock.time += PAUSE
+    assert breaker.admit(0.05) == 0.05, "who is less patient stays so"
+    breaker.failed(ERROR, 0.05)
+    assert breaker.held_back, "a hasty one that got no answer is not followed at once"
+    clock.time += PROBE_TIMEOUT_SECONDS + PAUSE
+    assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
+    breaker.answered()
+    assert not breaker.failing
+    assert breaker.known_outage() is None
+    assert breaker.admit(None) is None
 
 
 def test_when_it_is_refused_the_next_one_follows_at_once(breaker: Breaker, clock: Clock) -> None:
@@ -163,33 +157,8 @@ def test_a_call_that_is_never_held_back_is_brief_while_others_are(breaker: Break
     trip(breaker)
     assert breaker.admit(None, urgent=True) == PROBE_TIMEOUT_SECONDS
     assert breaker.admit(0.25, urgent=True) == 0.25
-
-
-def test_a_call_that_is_never_held_back_and_refused_ends_the_pause(breaker: Breaker) -> None:
-    trip(breaker)
-    breaker.admit(None, urgent=True)
-    breaker.failed(redis.ConnectionError("refused"), 0.001)
+    breaker.failed(redis.ConnectionError("refused"), 0.001)  # This ends the pause.
     assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
-
-
-def test_a_hasty_one_that_gets_no_answer_is_not_followed_at_once(
-    breaker: Breaker, clock: Clock
-) -> None:
-    trip(breaker)
-    clock.time += PAUSE
-    breaker.admit(0.05)
-    breaker.failed(ERROR, 0.05)
-    assert breaker.held_back
-
-
-def test_its_answer_ends_the_outage(breaker: Breaker, clock: Clock) -> None:
-    trip(breaker)
-    clock.time += PAUSE
-    breaker.admit(None)
-    breaker.answered()
-    assert not breaker.failing
-    assert breaker.known_outage() is None
-    assert breaker.admit(None) is None
 
 
 def test_another_follows_one_that_ended_without_a_word(breaker: Breaker, clock: Clock) -> None:
@@ -202,12 +171,6 @@ def test_another_follows_one_that_ended_without_a_word(breaker: Breaker, clock: 
     assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
 
 
-def test_who_is_less_patient_stays_so(breaker: Breaker, clock: Clock) -> None:
-    trip(breaker)
-    clock.time += PAUSE
-    assert breaker.admit(0.25) == 0.25
-
-
 def test_the_settings_are_read_live(breaker: Breaker, settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"BREAKER_FAILURES": 4, "BREAKER_PAUSE": 60}
     trip(breaker)
@@ -215,10 +178,8 @@ def test_the_settings_are_read_live(breaker: Breaker, settings: Any) -> None:
     trip(breaker)
     with pytest.raises(CircuitOpen, match=r"asked again in 60\.0 s"):
         breaker.admit(None)
-
-
-def test_none_is_held_back_if_not_wanted(breaker: Breaker, settings: Any) -> None:
-    settings.DJANGO_REDIS_LOCK = {"BREAKER_FAILURES": 0}
+    breaker.answered()
+    settings.DJANGO_REDIS_LOCK = {"BREAKER_FAILURES": 0}  # None is held back.
     for _ in range(100):
         breaker.failed(ERROR, 5.0)
     assert breaker.admit(None) is None
@@ -260,14 +221,6 @@ def test_the_outage_of_a_server_that_is_no_longer_used_is_over(
     ours = [event for event in told if getattr(event, "server", "") == "host:6379/0"]
     assert ours == [ServerUp("host:6379/0", 5.0, 0, 0)]
     assert "Redis at host:6379/0 is no longer used after 5.0 s" in caplog.text
-
-
-def test_what_is_known_of_an_outage(breaker: Breaker, clock: Clock) -> None:
-    trip(breaker)
-    clock.time += 1
-    outage = breaker.known_outage()
-    assert outage is not None
-    assert (outage.server, outage.seconds, breaker.held_back) == ("host:6379/0", 6.0, True)
 
 
 def test_a_new_outage_starts_a_new_count(breaker: Breaker) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import django_redis_lock
 
-from .test_imports import FLOORS
-
 FOLDER = Path(django_redis_lock.__file__).parent
 TEXT = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 
@@ -33,14 +31,3 @@ def test_every_function_is_in_its_file() -> None:
         )
     ]
     assert not missing
-
-
-def test_every_package_has_its_place() -> None:
-    tree = TEXT.partition("## The tree")[2].partition("\n## ")[0]
-    named = {name.rstrip("/") for name in re.findall(r"`([a-z_/.]+)`", tree)}
-    packages = {name for floor in FLOORS for name in floor} - {"", "migrations", "apps"}
-    assert not packages - named
-
-
-def test_the_afternoon_comes_first() -> None:
-    assert re.findall(r"^## (.*)", TEXT, re.M)[0] == "The afternoon"

@@ -172,17 +172,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "needs blocking=True",
     ),
     "coroutine function": (lambda: cache.get_or_set("a", compute), "use aget_or_set()"),
-    "coroutine function, page": (lambda: any_page(compute), "timeout must be a plain function"),
-    "coroutine function, time": (lambda: cache.get_or_set("a", 1, compute), "a plain function"),
-    "coroutine function, key": (
-        lambda: locked(key=compute)(function),
-        "key must be a plain function",
-    ),
-    "coroutine function, keys": (
-        lambda: cached(key=compute)(function),
-        "key must be a plain function",
-    ),
-    "coroutine function, lost": (lambda: cache.lock("a", on_lost=compute), "a plain function"),
     "negative wait": (lambda: idempotent(scope=None, wait=-1), "a number of seconds"),
     "no parentheses": (lambda: cached(function), "give a key that names them, as in {pk}"),
     "no field": (lambda: cached("report")(function), "name one, as in {pk}"),

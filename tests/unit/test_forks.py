@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,7 +42,6 @@ OF_THE_PARENT = {
 }
 
 
-@cache
 def calls(path: Path) -> list[tuple[ast.Call, str]]:
     """The calls of functions that have a name, each with it."""
     found = [node for node in nodes(tree(path)) if isinstance(node, ast.Call)]
@@ -64,42 +62,6 @@ def test_every_mutex_is_free_in_a_child() -> None:
         if left:
             found[path.relative_to(FOLDER).as_posix()] = len(left)
     assert found == OF_THE_PARENT
-
-
-def test_only_a_mutex_is_entered_by_with() -> None:
-    """``Mutex`` says why."""
-    made = [
-        path.relative_to(FOLDER).as_posix()
-        for path in sorted(FOLDER.rglob("*.py"))
-        for _, name in calls(path)
-        if name in ("threading.Lock", "threading.RLock")
-    ]
-    # These are not entered by ``with``; ``threads`` has the type of ``Mutex`` from one.
-    optional = ["contrib/topology/__init__.py"]
-    others = ["threads.py", "threads.py"]
-    assert made == ["cache/values.py", *optional, *others]
-
-
-def test_no_property_has_a_mutex_for_all_objects_of_its_class() -> None:
-    """Before Python 3.12 functools' ``cached_property`` has, and a thread may hold it at a fork."""
-    imports = [
-        (path.name, name.name)
-        for path in FOLDER.rglob("*.py")
-        for node in nodes(tree(path))
-        if isinstance(node, ast.ImportFrom) and node.module == "functools"
-        for name in node.names
-    ]
-    assert imports
-    assert not [path for path, name in imports if name == "cached_property"]
-
-
-def test_there_is_one_list_of_what_is_done_after_a_fork() -> None:
-    asking = [
-        path.name
-        for path in FOLDER.rglob("*.py")
-        if any(name == "os.register_at_fork" for _, name in calls(path))
-    ]
-    assert asking == ["threads.py"]
 
 
 def test_a_child_does_not_hang_in_an_outage() -> None:

@@ -1,7 +1,4 @@
-"""The shape of the package: its packages and their floors, who imports what, how long a module is.
-
-``docs/architecture.md`` describes the same shape in prose.
-"""
+"""Who imports what: ``docs/architecture.md`` has the packages and their floors."""
 
 from __future__ import annotations
 
@@ -18,100 +15,37 @@ from functools import cache
 from pathlib import Path
 
 import django_redis_lock
-from benchmarks.twins import repeated_lines
 from django_redis_lock.extension import PARTS
-from tests.support.sources import nodes, tree
+from tests.support.sources import tree
 
 PACKAGE = "django_redis_lock"
 FOLDER = Path(django_redis_lock.__file__).parent
 
-#: Every package, and every module at the top, by floor, with what it is. A package imports from
-#: its own floor and from those below; nothing imports past a package's ``__init__``.
-FLOORS: tuple[dict[str, str], ...] = (
-    {
-        "extension": "the optional parts, and when they are loaded",
-        "clock": "the time, which tests can move",
-        "exceptions": "the errors; each carries the lock's name and holder",
-        "steps": "one algorithm for threads and for tasks: generators of steps",
-        "events": "what happens to locks and computations, and who listens",
-        "threads": "what a forked child begins anew; work that must not delay its caller",
-    },
-    {"protocol": "what is in Redis: keys, scripts, what their answers mean; no input or output"},
-    {"transport": "how a script reaches a server; the only user of redis-py's connections"},
-    {
-        "keeper": "the one background thread of a process, and threads for background work",
-        "history": "who held a lock before, and why it was lost",
-        "pools": "redis-py's own pools, each connection of which serves one call at a time",
-    },
-    {"locking": "the locks on one server, for threads and for asyncio, and how they wait"},
-    {"singleflight": "one computation of a missing value, awaited by everyone else"},
-    # Django begins here.
-    {
-        "conf": "the settings, and the options of one get_or_set that they complete",
-        "signals": "Django signals for what happens",
-    },
-    {"cache": "the cache backend"},
-    {
-        "activity": "which request or task acquires a lock",
-        "conditions": "what one request says about a page or a fragment",
-    },
-    {
-        "contention": "what to answer when a lock is taken",
-        "formatting": "durations as people read them",
-        "decorators": "locked() and cached()",
-        "models": "the model without a table behind the admin page",
-        "": "the public names",
-        "admin": "the class that is registered with Django's admin",
-        "apps": "Django's entry",
-        "migrations": "the permissions of the admin page",
-        "templatetags": "{% cached %}",
-    },
-    {
-        "contrib.instant_loss": "how a holder learns of a loss at once",
-        "contrib.limit": "the scripts of a lock with several holders",
-        "contrib.locmem": "a cache backend on a server in this process's memory",
-        "contrib.metrics": "figures of locks and computations",
-        "contrib.other_backends": "values in caches that cannot lock",
-        "contrib.pages": "whole pages",
-        "middleware": "the middleware",
-        "contrib.process_tree": "all that a process has started: signals to it, and its end",
-        "contrib.redlock": "one lock over several servers",
-        "contrib.several_names": "several names held as one lock",
-        "contrib.topology": "clusters, and services of sentinels",
-    },
-    {
-        "contrib.debug_toolbar": "the panel of django-debug-toolbar",
-        "contrib.exporters": "Prometheus, OpenTelemetry and Sentry",
-        "contrib.fallback": "what a lock does while Redis is down",
-        "contrib.idempotency": "the same request twice gives the same answer once",
-        "contrib.unique_tasks": "a task that is already waiting is not queued again",
-        "ops.inventory": "which locks are held, and ending them by force",
-    },
-    {
-        "contrib.testing": "locks and caches without Redis, for the tests of projects",
-        "ops.facts": "what people are told of a held lock",
-        "ops.held_locks": "the held locks of all caches, for people",
-    },
-    {
-        "ops.admin": "the pages of held locks",
-        "ops.doctor": "is Redis set up as locks need it?",
-    },
-    {"ops.checks": "the system checks"},
-    {
-        "clients": "a public name",
-        "contrib": "the optional parts",
-        "debug_toolbar": "a public name",
-        "exporters": "public names",
-        "management": "the commands",
-        "metrics": "public names",
-        "ops": "what people see of locks",
-        "testing": "public names",
-    },
-)
-#: The number of floors, from the bottom, that must not know Django.
-WITHOUT_DJANGO = 6
-#: The number of floors that each site loads; they import nothing from above.
-ALWAYS_LOADED = 10
+#: Of the package itself, and of what Django looks for, the page says nothing.
+NOT_ON_THE_PAGE = ("", "apps", "migrations")
+
+
+def _floors() -> tuple[dict[str, int], int, int]:
+    """The number of the floor of every package and of every module at the top, as the page has
+    them; and the last floor that must not know Django, and the last that each site loads."""
+    page = (FOLDER.parent / "docs" / "architecture.md").read_text()
+    table = page.partition("| floor |")[2].partition("\n\n")[0]
+    floors: dict[str, int] = {}
+    number = without_django = always_loaded = 0
+    for _, floor, packages, told, *_ in (row.split("|") for row in table.splitlines()[2:]):
+        number = int(floor) if floor.strip() else number
+        names = (name.rstrip("/") for name in re.findall(r"`([^`]+)`", packages))
+        floors |= {name: number for name in names if "/" not in name}
+        if "Django begins here" in told:
+            without_django = number
+        elif "loaded when it is used" in told:
+            always_loaded = number
+    floors |= dict.fromkeys(NOT_ON_THE_PAGE, always_loaded)
+    return floors, without_django, always_loaded
+
+
+#: A package imports from its own floor and from those below.
+FLOOR_OF, WITHOUT_DJANGO, ALWAYS_LOADED = _floors()
 
 
 def _name(path: Path) -> str:
@@ -121,7 +55,6 @@ def _name(path: Path) -> str:
 
 
 MODULES = {_name(path): path for path in sorted(FOLDER.rglob("*.py"))}
-FLOOR_OF = {package: number for number, floor in enumerate(FLOORS) for package in floor}
 
 
 def _package(module: str) -> str:
@@ -181,49 +114,8 @@ def _names_of(module: str) -> list[str]:
     return [name.name for found in imports for name in found.names if name.name == name.asname]
 
 
-def test_the_imports_of_a_module_are_found() -> None:
-    source = """
-import os
-from typing import TYPE_CHECKING
-from . import keys
-from .holders import Owner
-from .. import exceptions
-if TYPE_CHECKING:
-    from ..admin import HeldLocks
-else:
-    from ..conf import Conf
-def later():
-    from ..cache import RedisCache
-"""
-    assert set(_imported(ast.parse(source), f"{PACKAGE}.protocol")) == {
-        "os",
-        "typing.TYPE_CHECKING",
-        f"{PACKAGE}.protocol.keys",
-        f"{PACKAGE}.protocol.holders.Owner",
-        f"{PACKAGE}.exceptions",
-        f"{PACKAGE}.conf.Conf",
-        f"{PACKAGE}.cache.RedisCache",
-    }
-    assert "protocol" in own_imports_of("transport.server")
-    assert "protocol.keys" in own_imports_of("protocol.holders") | own_imports_of("protocol")
-    assert "locking" in own_imports_of("")
-
-
 def test_every_package_has_a_floor() -> None:
     assert set(FLOOR_OF) == {_package(module) for module in MODULES}
-
-
-def test_the_floors_are_those_of_the_page() -> None:
-    page = (FOLDER.parent / "docs" / "architecture.md").read_text()
-    table = page.partition("| floor |")[2].partition("\n\n")[0]
-    floors: dict[str, int] = {}
-    number = 0
-    for _, floor, packages, *_ in (row.split("|") for row in table.splitlines()[2:]):
-        number = int(floor) if floor.strip() else number
-        floors |= {name.rstrip("/"): number - 1 for name in re.findall(r"`([^`]+)`", packages)}
-    described = {name: floor for name, floor in floors.items() if "/" not in name}
-    described |= dict.fromkeys(("", "apps", "migrations"), ALWAYS_LOADED - 1)
-    assert described == FLOOR_OF
 
 
 def test_a_module_imports_from_its_own_floor_and_below() -> None:
@@ -236,7 +128,7 @@ def test_a_module_imports_from_its_own_floor_and_below() -> None:
 
 
 def test_what_each_site_loads_imports_nothing_optional() -> None:
-    always = {package for floor in FLOORS[:ALWAYS_LOADED] for package in floor}
+    always = {package for package, floor in FLOOR_OF.items() if floor <= ALWAYS_LOADED}
     assert not {
         f"{module} imports {name}"
         for module in MODULES
@@ -270,27 +162,6 @@ SECOND_FACES |= {
 }
 
 
-#: The most names that a package may offer to the others of the core.
-MOST_NAMES = {"protocol": 40, "transport": 25}
-
-
-def test_faces_are_narrow_and_used() -> None:
-    core = [module for module in MODULES if FLOOR_OF[_package(module)] < ALWAYS_LOADED]
-    for face, most in MOST_NAMES.items():
-        offered = set(_offered(face))
-        imported = {name for module in core for name in imports_of(module)}
-        used = {name for name in offered if f"{PACKAGE}.{face}.{name}" in imported}
-        used |= {n for n in offered for m in core if f"{face}.{n}" in MODULES[m].read_text()}
-        assert len(offered) <= most
-        assert not offered - used, "only optional parts use these: not from the face"
-
-
-def _offered(face: str) -> list[str]:
-    """Also those that are imported when they are used."""
-    imports = [each for each in nodes(tree(MODULES[face])) if isinstance(each, ast.ImportFrom)]
-    return [name.name for node in imports for name in node.names if name.name == name.asname]
-
-
 def test_no_packages_import_each_other() -> None:
     graph: dict[str, set[str]] = {}
     for module in MODULES:
@@ -303,54 +174,6 @@ def test_no_packages_import_each_other() -> None:
 
 def test_no_modules_import_each_other() -> None:
     graph = {module: own_imports_of(module) for module in MODULES}
-    list(graphlib.TopologicalSorter(graph).static_order())
-
-
-#: What a module names, and an upper floor has: in an annotation, or to offer it. Why.
-NAMED_ABOVE = {
-    ("exceptions", "protocol"): "an error has the holder of the lock, whose class it only names",
-    ("cache", "contrib.locmem"): "LocMemCache is a public name of the cache, and made of it",
-    ("cache", "ops.inventory"): "reset_all() is a public name of the cache",
-    ("cache.backend", "ops.inventory"): "the type of what a cache's held_locks() returns",
-}
-
-
-def named_by(module: str) -> set[str]:
-    """What ``module`` imports, and what it names elsewhere: under TYPE_CHECKING, as what a package
-    offers on first use, as a dotted text. What ``part`` loads is named in ``extension`` alone."""
-    path, found = MODULES[module], own_imports_of(module)
-    package = ".".join((PACKAGE, *path.relative_to(FOLDER).parent.parts))
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ImportFrom):
-            names = _imported(ast.Module([node], []), package)
-            of_ours = (n.partition(".") for n in names if n.startswith(f"{PACKAGE}."))
-            found = found | {_origin(name) for _, _, name in of_ours}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "on_first_use":
-            texts = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
-            found = found | {text for text in texts if text in MODULES}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module":
-            texts = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
-            found = found | {str(text).removeprefix(f"{PACKAGE}.") for text in texts} & set(MODULES)
-    return found - {module}
-
-
-def test_names_lead_down_too() -> None:
-    up = {
-        (module, name)
-        for module in MODULES
-        if module  # The package itself offers names of all floors.
-        for name in named_by(module)
-        if FLOOR_OF[_package(name)] > FLOOR_OF[_package(module)]
-    }
-    shorter = {(module, _package(name)) for module, name in up}
-    assert shorter == set(NAMED_ABOVE)
-
-
-def test_one_circle_of_names_is_left() -> None:
-    """The cache offers ``LocMemCache``, which is a cache."""
-    graph = {module: named_by(module) for module in MODULES if module}
-    assert "contrib.locmem" in graph["cache"]
-    graph["cache"] -= {"contrib.locmem"}
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
@@ -368,7 +191,7 @@ def test_optional_parts_are_named_in_one_place() -> None:
 
 
 def test_the_core_knows_no_django() -> None:
-    core = [module for module in MODULES if FLOOR_OF[_package(module)] < WITHOUT_DJANGO]
+    core = [module for module in MODULES if FLOOR_OF[_package(module)] <= WITHOUT_DJANGO]
     assert not {
         f"{module} imports {name}"
         for module in core
@@ -480,17 +303,8 @@ def test_all_names_resolve() -> None:
     }
 
 
-#: What waits for files and sockets only, whose time no test can move.
-BY_REAL_TIME: set[str] = set()
-
-
 def test_deadlines_are_kept_by_one_clock() -> None:
     """``clock.time`` and not Python's: a test that moves the clock moves all of them."""
     packages = {"cache", "contrib.fallback", "contrib.redlock", "contrib.several_names"}
     packages |= {"keeper", "locking", "protocol", "singleflight"}
-    by_real_time = {m for m in MODULES if _package(m) in packages and "time" in imports_of(m)}
-    assert by_real_time == BY_REAL_TIME
-
-
-def test_little_stands_there_twice_for_threads_and_for_tasks() -> None:
-    assert sum(repeated_lines(FOLDER).values()) <= 150
+    assert not {m for m in MODULES if _package(m) in packages and "time" in imports_of(m)}

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import math
 import os
+import socket
 import stat
 import threading
 import time
@@ -39,6 +40,8 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     one, two = lock(tmp_path), lock(tmp_path)
     assert one.try_acquire(ME)
     assert not two.try_acquire(ME)
+    two.release()
+    assert not two.try_acquire(ME)
     assert lock(tmp_path, b"other").try_acquire(ME)
     one.release()
     assert two.try_acquire(ME)
@@ -53,15 +56,14 @@ def test_it_says_who_has_it(tmp_path: Path) -> None:
     mine.try_acquire(ME)
     assert lock(tmp_path).holder() == ME
     assert held_locally(tmp_path) == [("report", ME)]
-    mine.release()
+    others = [LocalLock(name.encode(), name, tmp_path) for name in ("z", "a")]
+    assert all(other.try_acquire(ME) for other in others)
+    assert held_locally(tmp_path) == [("a", ME), ("report", ME), ("z", ME)]
+    for each in (mine, *others):
+        each.release()
     assert lock(tmp_path).holder() is None
     assert held_locally(tmp_path) == []
-
-
-def test_they_are_listed_by_their_names(tmp_path: Path) -> None:
-    held = [LocalLock(name.encode(), name, tmp_path) for name in ("b", "c", "a")]
-    assert all(mine.try_acquire(ME) for mine in held)
-    assert held_locally(tmp_path) == [("a", ME), ("b", ME), ("c", ME)]
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(
@@ -100,48 +102,9 @@ def test_whether_it_is_held_in_addition_to_that_in_redis(
     assert not lock(tmp_path).is_in_addition()
 
 
-def test_what_was_not_acquired_can_be_released(tmp_path: Path) -> None:
-    mine, other = lock(tmp_path), lock(tmp_path)
-    mine.release()
-    assert other.try_acquire(ME)
-    assert not mine.try_acquire(ME)
-    mine.release()
-    assert not lock(tmp_path).try_acquire(ME)
-
-
 def test_processes_of_all_versions_have_the_same_file(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"report").hexdigest()[:40]
     assert lock(tmp_path).path == tmp_path / f"{digest}.lock"
-
-
-def test_a_folder_that_can_have_them(tmp_path: Path) -> None:
-    assert problem_of(tmp_path) is None
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (OSError(errno.EIO, "failed", "/a/file"), "/a/file: failed"),
-        (OSError(errno.EIO, "failed"), "/the/path: failed"),
-        (OSError("something else"), "/the/path: something else"),
-    ],
-)
-def test_an_error_names_the_file(error: OSError, text: str) -> None:
-    with (
-        pytest.raises(LockError, match=f"the one in Redis: {text} \\(lock") as caught,
-        file_lock._reporting(Path("/the/path"), "report"),
-    ):
-        raise error
-    assert caught.value.lock_name == "report"
-
-
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    with_it = lock(tmp_path)
-    with_it.try_acquire(ME)
-    assert list(tmp_path.iterdir())
-    with_it.release()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_handle_that_is_dropped_gives_it_up(tmp_path: Path) -> None:
@@ -185,35 +148,25 @@ def test_it_ends_with_its_process(tmp_path: Path) -> None:
         assert lock(tmp_path).try_acquire(ME)
 
 
-def test_a_forked_child_does_not_keep_it(tmp_path: Path) -> None:
+def test_a_forked_child_neither_ends_nor_keeps_it(tmp_path: Path) -> None:
     mine = lock(tmp_path)
     mine.try_acquire(ME)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(writing)
-        os.read(reading, 1)  # Until the parent is done.
-        os._exit(0)
-    os.close(reading)
-    try:
-        assert not lock(tmp_path).try_acquire(ME)
-        mine.release()
-        assert lock(tmp_path).try_acquire(ME)
-    finally:
-        os.close(writing)
-        os.waitpid(child, 0)
-
-
-def test_a_forked_child_does_not_end_it(tmp_path: Path) -> None:
-    mine = lock(tmp_path)
-    mine.try_acquire(ME)
+    parent, childs = socket.socketpair()
     child = os.fork()
     if not child:
         mine.release()
         del mine
+        childs.send(b"released")
+        childs.recv(1)  # Until the parent is done.
         os._exit(0)
-    os.waitpid(child, 0)
-    assert not lock(tmp_path).try_acquire(ME)
+    try:
+        parent.recv(100)
+        assert not lock(tmp_path).try_acquire(ME)
+        mine.release()
+        assert lock(tmp_path).try_acquire(ME)
+    finally:
+        parent.send(b"!")
+        os.waitpid(child, 0)
 
 
 def test_a_look_does_not_get_in_the_way(tmp_path: Path) -> None:
@@ -297,10 +250,21 @@ def test_a_file_with_a_second_name_is_refused(tmp_path: Path) -> None:
     assert held_locally(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_an_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
     (tmp_path / "file").touch()
-    with pytest.raises(LockError, match="Not a directory"):
-        lock(tmp_path / "file" / "folder").try_acquire(ME)
+    within = lock(tmp_path / "file" / "folder")
+    with pytest.raises(LockError, match=r"the one in Redis: .*/folder: Not a directory"):
+        within.try_acquire(ME)
+    assert problem_of(tmp_path) is None
+    mine = lock(tmp_path)
+    monkeypatch.setattr(file_lock.fcntl, "flock", no_locks)
+    words = f"the one in Redis: {mine.path}: No locks available"
+    with pytest.raises(LockError, match=words) as caught:
+        mine.try_acquire(ME)
+    assert caught.value.lock_name == "report"
 
 
 def test_a_folder_is_made(tmp_path: Path) -> None:

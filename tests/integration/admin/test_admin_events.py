@@ -17,7 +17,7 @@ from django.core.cache import caches
 from django.core.management import call_command
 from django.test import Client
 
-from django_redis_lock import Lock, LockNotOwnedError
+from django_redis_lock import LockNotOwnedError
 from django_redis_lock.history import note_call
 from django_redis_lock.ops.admin import listing, menu
 from django_redis_lock.ops.inventory import latest_news, list_held
@@ -28,16 +28,10 @@ from django_redis_lock.transport.server import run
 from tests.holding import hurry, silence
 from tests.processes import until
 from tests.redis_server import RedisServer
-from tests.support.admin import PAGE, hold, rows_of, text_of
+from tests.support.admin import PAGE, hold, named, rows_of, text_of
 
 pytestmark = pytest.mark.django_db
 EVENTS = f"{PAGE}events/"
-
-
-def described(lock: Lock, client: redis.Redis) -> Lock:
-    hurry()
-    until(lambda: client.exists(lock.keys.owner))
-    return lock
 
 
 def note(client: Any, name: str, what: str, host: str, why: str = "", at: float = 0) -> None:
@@ -55,7 +49,9 @@ def test_nothing_went_wrong(admin_client: Client, client: redis.Redis) -> None:
     assert "Nothing went wrong in the last day." in text_of(admin_client.get(EVENTS))
 
 
-def test_events_of_all_locks_the_latest_first(admin_client: Client, client: redis.Redis) -> None:
+def test_events_of_all_locks_the_latest_first_and_filtered(
+    admin_client: Client, client: redis.Redis
+) -> None:
     now = time.time()
     note(client, "a", "crashed", "web-1", at=now - 300)
     note(client, "b", "lost", "web-2", "it expired before it was released", at=now - 200)
@@ -71,18 +67,12 @@ def test_events_of_all_locks_the_latest_first(admin_client: Client, client: redi
     )
     assert "web-3" not in text  # More than a day ago.
     assert "label of d" not in text
-
-
-def test_they_can_be_filtered(admin_client: Client, client: redis.Redis) -> None:
-    note(client, "a", "crashed", "web-1")
-    note(client, "b", "lost", "web-2")
     assert "label of b" not in text_of(admin_client.get(EVENTS, {"host": "web-1"}))
     assert "label of a" not in text_of(admin_client.get(EVENTS, {"what": "lost"}))
-    both = text_of(admin_client.get(EVENTS, {"what": "lost", "host": "web-1"}))
-    assert "No event matches." in both
-    assert "Nothing went wrong" not in both
-    odd = text_of(admin_client.get(EVENTS, {"host": "<script>", "what": "?"}))
-    assert "No event matches." in odd
+    for none in ({"what": "lost", "host": "web-1"}, {"host": "<script>", "what": "?"}):
+        text = text_of(admin_client.get(EVENTS, none))
+        assert "No event matches." in text
+        assert "Nothing went wrong" not in text
 
 
 def test_who_may_not_see_the_locks_sees_no_events(client: redis.Redis) -> None:
@@ -107,12 +97,12 @@ def test_while_redis_is_down(admin_client: Client, own_server: RedisServer, sett
 def test_what_really_happens(admin_client: Client, client: redis.Redis) -> None:
     """A holder that notices, one that is released by force here, in code and by a command."""
     with suppress(LockNotOwnedError), caches["default"].lock("lost", timeout=60) as lock:
-        described(lock, client)
+        named(lock, client)
         client.delete(lock.name)
         hurry()
         until(lambda: lock.lost)
     for name in ("by code", "by command"):
-        described(hold(name), client)
+        named(hold(name), client)
     caches["default"].lock("by code").reset()
     call_command("locks", "release", "by command", "--yes")
     until(lambda: len(latest_news(client)) == 3)
@@ -143,7 +133,7 @@ def test_the_menu_shows_that_a_holder_is_silent(admin_client: Client, client: re
         return str(found).strip()
 
     assert entry() == "Held locks"
-    lock = described(hold("report", timeout=300), client)
+    lock = named(hold("report", timeout=300), client)
     silence(client, lock.keys.lock, 200)
     until(lambda: entry() == "Held locks ⚠ 1 silent")
     lock.release()
@@ -173,21 +163,17 @@ def test_all_that_match_can_be_released(
     assert [lock.name for lock in list_held(client, b":lock:1:").locks] == ["other"]
 
 
-def test_a_holder_leads_to_all_of_its_locks(admin_client: Client, client: redis.Redis) -> None:
-    described(hold("report"), client)
+def test_a_holder_leads_to_all_of_its_locks_and_to_its_end(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    lock = named(hold("report"), client)
     content = admin_client.get(PAGE).content.decode()
+    page = admin_client.get(re.findall(r'href="([^"]+/change/)"', content)[0]).content.decode()
+    command = f"kill -TERM {lock.local.hold.process.pid}"
+    assert f'<code dir="ltr">{command}</code>' in page
+    assert f'data-copy="{command}"' in page
     (query,) = re.findall(r'<bdi dir="ltr"><a title="[^"]*" href="\?([^"]*)">', content)
     (row,) = rows_of(admin_client.get(f"{PAGE}?{unescape(query)}"))
     assert row["name"].startswith("report")
     client.set(":lock:1:of another program", "0" * 32, px=60_000)
     assert "q=unknown" not in admin_client.get(PAGE).content.decode()
-
-
-def test_the_command_that_stops_a_holder(admin_client: Client, client: redis.Redis) -> None:
-    lock = described(hold("report"), client)
-    content = admin_client.get(PAGE).content.decode()
-    url = re.findall(r'href="([^"]+/change/)"', content)[0]
-    page = admin_client.get(url).content.decode()
-    command = f"kill -TERM {lock.local.hold.process.pid}"
-    assert f'<code dir="ltr">{command}</code>' in page
-    assert f'data-copy="{command}"' in page

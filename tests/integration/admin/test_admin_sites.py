@@ -15,9 +15,7 @@ from django.urls import path
 from django_redis_lock.admin import HeldLockAdmin
 from django_redis_lock.contrib import metrics
 from django_redis_lock.models import HeldLock
-from tests.holding import hurry
-from tests.processes import until
-from tests.support.admin import hold, state_of
+from tests.support.admin import hold, named, state_of
 
 pytestmark = pytest.mark.django_db
 
@@ -86,18 +84,28 @@ class Team(HeldLockAdmin):
         return obj is None or not obj.name.endswith("!")
 
 
-def test_permissions_for_one_lock(admin_client: Client, settings: Any) -> None:
-    """As in every ModelAdmin, a subclass may decide on each object."""
+@pytest.fixture
+def everything_and_team(settings: Any) -> None:
     everything, team = AdminSite("everything"), AdminSite("team")
     everything.register(HeldLock, HeldLockAdmin)
     team.register(HeldLock, Team)
     settings.ROOT_URLCONF = (path("everything/", everything.urls), path("team/", team.urls))
+
+
+@pytest.mark.usefixtures("everything_and_team")
+def test_permissions_for_one_lock(admin_client: Client) -> None:
+    """As in every ModelAdmin, a subclass may decide on each object."""
     locks = {name: hold(name) for name in ("a:mine", "a:watched!", "b:others")}
     home = "/{}/django_redis_lock/heldlock/"
     rows = {row["name"]: row for row in state_of(admin_client, home.format("everything"))["rows"]}
     assert set(rows) == set(locks)
     seen = state_of(admin_client, home.format("team"))["rows"]
-    assert {row["name"] for row in seen} == {"a:mine", "a:watched!"}
+    may_be_chosen = {row["name"]: bool(row["choice"]) for row in seen}
+    assert may_be_chosen == {"a:mine": True, "a:watched!": False}
+    pages_of_team = (home.format("team"), *(row["url"] for row in seen))
+    contents = [admin_client.get(page).content.decode() for page in pages_of_team]
+    boxes = [content.count('name="selected"') for content in contents]
+    assert boxes == [1, *(may_be_chosen[row["name"]] for row in seen)]
     pages = {name: row["url"].replace("everything", "team") for name, row in rows.items()}
     found = {name: admin_client.get(url).status_code for name, url in pages.items()}
     assert found == {"a:mine": 200, "a:watched!": 200, "b:others": 403}
@@ -112,16 +120,13 @@ def test_permissions_for_one_lock(admin_client: Client, settings: Any) -> None:
     }
 
 
+@pytest.mark.usefixtures("everything_and_team")
 @pytest.mark.parametrize("route", ["", "?q=others", "processes/", "events/", "history/"])
 def test_a_lock_that_is_hidden_is_on_no_page(
-    admin_client: Client, client: redis.Redis, settings: Any, route: str
+    admin_client: Client, client: redis.Redis, route: str
 ) -> None:
     """Its name says whose it is. Among them: what it waits for, its events, its releases, the
     figures of its group."""
-    everything, team = AdminSite("everything"), AdminSite("team")
-    everything.register(HeldLock, HeldLockAdmin)
-    team.register(HeldLock, Team)
-    settings.ROOT_URLCONF = (path("everything/", everything.urls), path("team/", team.urls))
     home = "/{}/django_redis_lock/heldlock/"
     for name in ("a:mine", "b:others"):
         hold(name)
@@ -133,9 +138,7 @@ def test_a_lock_that_is_hidden_is_on_no_page(
         post = {"selected": row["choice"], "confirmed": "yes"}
         admin_client.post(f"{home.format('everything')}release/", post)  # Noted in log and events.
         admin_client.get(home.format("everything"))  # Shows the message.
-        lock = hold(name)
-        hurry()
-        until(lambda lock=lock: client.exists(lock.keys.owner))
+        named(hold(name), client)
     metrics.flush()
 
     def names(site: str) -> set[str]:
@@ -147,21 +150,3 @@ def test_a_lock_that_is_hidden_is_on_no_page(
     assert "b:others" in names("everything")
     assert "b:others" not in names("team")
     assert "q=" in route or "a:mine" in names("team")
-
-
-def test_only_what_may_be_released_can_be_chosen(admin_client: Client, settings: Any) -> None:
-    team = AdminSite("team")
-    team.register(HeldLock, Team)
-    settings.ROOT_URLCONF = (path("team/", team.urls),)
-    for name in ("a:mine", "a:watched!"):
-        hold(name)
-    home = "/team/django_redis_lock/heldlock/"
-    rows = {row["name"]: row for row in state_of(admin_client, home)["rows"]}
-    assert {name: bool(row["choice"]) for name, row in rows.items()} == {
-        "a:mine": True,
-        "a:watched!": False,
-    }
-    assert admin_client.get(home).content.decode().count('name="selected"') == 1
-    for name, row in rows.items():
-        page = admin_client.get(row["url"]).content.decode()
-        assert ('name="selected"' in page) == (name == "a:mine")

@@ -4,7 +4,6 @@ And the counts of docs/scaling.md."""
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,20 +13,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import __main__ as benchmarks
 from benchmarks.__main__ import MEASUREMENTS
-from benchmarks.bench import Bench
-from benchmarks.document import PUBLISHED
-from benchmarks.figures import best, jain, median_known, median_ratio, percentile
-from benchmarks.results import OURS, Result, Target
+from benchmarks.results import OURS
 from django_redis_lock import Lock, Redlock
 from tests.lanes import some
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[3]
-
-GOOD, BAD, UNKNOWN = (Target.at_most("few", value, 2) for value in (1, 3, None))
-
 
 #: So many runs at once, of some of the measurements each: they wait more than they compute.
 RUNS = 2
@@ -77,47 +69,6 @@ def test_every_measurement_gives_figures_of_ours(tmp_path: Path) -> None:
             drawn = {path.suffix for path in folder.iterdir()}
             # Of some measurements there are no pictures.
             assert drawn == {".svg"} or (len(measured) < len(MEASUREMENTS) and not drawn)
-
-
-def test_without_a_choice_it_measures_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measure(bench: Bench) -> Result:
-        return Result("Speed", ("cycles/s",), rows={OURS: (1.0,)})
-
-    monkeypatch.setattr(benchmarks, "MEASUREMENTS", dict.fromkeys(MEASUREMENTS, measure))
-    page, tables = tmp_path / "page.md", tmp_path / "tables.md"
-    assert benchmarks.main(["--quick", "--page", str(page), "--tables", str(tables)]) == 0
-    assert re.findall(r"^\((\w+): ", capsys.readouterr().out, re.MULTILINE) == list(MEASUREMENTS)
-    assert page.read_text().count(f"\n| **{OURS}") == len(PUBLISHED)
-    assert tables.read_text().count(f"\n| **{OURS}") == len(MEASUREMENTS)
-
-
-def rows(page: str) -> list[list[str]]:
-    lines = re.findall(r"^\|(.*)\|$", (ROOT / page).read_text(), re.MULTILINE)
-    return [[cell.strip() for cell in line.split("|")] for line in lines if "---" not in line]
-
-
-def test_a_measurement_that_does_not_exist_is_refused() -> None:
-    command = [sys.executable, "-m", "benchmarks", "--only", "nonsense"]
-    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "handover" in done.stderr
-
-
-def test_figures() -> None:
-    assert percentile([5, 1, 3, 2, 4], 50) == 3
-    assert percentile(range(1, 101), 99) == 99
-    assert percentile([7, 8], 0) == 7
-    assert percentile([], 99) is None
-    assert jain([3, 3, 3]) == 1
-    assert jain([9, 0, 0]) == pytest.approx(1 / 3)
-    assert median_known([3, None, 1, 2]) == 2
-    assert median_known([None]) is None
-    assert median_ratio([2, 30, 2], [1, 10, 2]) == 2
-    assert best([3, None, 2]) == 2
-    assert best([3, 2], highest=True) == 3
-    assert best([]) is None
 
 
 CYCLES = 50
