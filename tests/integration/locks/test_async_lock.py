@@ -61,26 +61,9 @@ async def until_nobody_is_registered(client: redis.Redis) -> None:
 class TestTasks:
     """One handle, several tasks."""
 
-    def test_each_has_its_own_token(self, redis_server: RedisServer) -> None:
-        tokens: list[bytes] = []
+    def test_a_child_cannot_act_for_its_parent(self, redis_server: RedisServer) -> None:
+        """It has a copy of its context."""
 
-        async def work(lock: AsyncLock) -> None:
-            assert lock.local.token is None
-            async with lock:
-                tokens.append(lock.local.token)
-                await asyncio.sleep(0)
-                assert lock.local.token == tokens[-1]
-                assert await lock.owned()
-
-        async def main() -> None:
-            async with connected(redis_server) as client:
-                lock = AsyncLock(client, "tasks", timeout=30)
-                await asyncio.gather(*(work(lock) for _ in range(20)))
-
-        asyncio.run(main())
-        assert len(set(tokens)) == 20
-
-    def test_one_cannot_act_for_another(self, redis_server: RedisServer) -> None:
         async def look(lock: AsyncLock) -> None:
             assert not await lock.owned()
             assert lock.fence is None

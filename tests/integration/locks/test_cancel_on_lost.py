@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -51,47 +50,38 @@ class Stopped(Exception):
     """An exception from the body of a block."""
 
 
-def test_the_block_raises_lock_lost(client: redis.Redis) -> None:
-    async def body(aclient: redis.asyncio.Redis) -> None:
-        stopped = []
-
-        async def hold() -> None:
-            async with lock_of(aclient) as lock:
-                await lose(aclient, lock)
-                try:
-                    await asyncio.sleep(PATIENCE)
-                except asyncio.CancelledError:
-                    stopped.append("in its sleep")
+@pytest.mark.parametrize(
+    ("body_does", "raised"),
+    [
+        ("ends with the cancellation", LockLost),
+        ("raises its own error", Stopped),
+        ("goes on", LockNotOwnedError),
+    ],
+)
+def test_what_the_block_raises(client: redis.Redis, body_does: str, raised: Any) -> None:
+    async def hold(aclient: redis.asyncio.Redis) -> None:
+        async with lock_of(aclient) as lock:
+            await lose(aclient, lock)
+            try:
+                await asyncio.sleep(PATIENCE)
+            except asyncio.CancelledError:
+                if body_does == "ends with the cancellation":
                     raise
-
-        with pytest.raises(LockLost, match="was lost, so its task was cancelled") as caught:
-            await hold()
-        assert stopped == ["in its sleep"]
-        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
-        assert caught.value.lock_name == NAME
-        await asyncio.sleep(0)  # The task goes on.
-
-    run(client, body)
-
-
-def test_a_forced_release_cancels_at_once(client: redis.Redis) -> None:
-    """The next renewal is 20 s away."""
+                if body_does == "raises its own error":
+                    raise Stopped from None
 
     async def body(aclient: redis.asyncio.Redis) -> None:
-        async def end() -> None:
-            while not await aclient.pubsub_channels("django_redis_lock:process:*"):
-                await asyncio.sleep(0.01)
-            assert await AsyncLock(aclient, NAME).reset()
-
-        async def hold() -> None:
-            async with lock_of(aclient):
-                await asyncio.sleep(15)
-                raise AssertionError("it was told too late")
-
-        ending = asyncio.ensure_future(end())
-        with pytest.raises(LockLost):
-            await hold()
-        await ending
+        with pytest.raises(raised) as caught:
+            await hold(aclient)
+        if raised is LockLost:
+            assert "was lost, so its task was cancelled" in str(caught.value)
+            assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+            assert caught.value.lock_name == NAME
+        await asyncio.sleep(0)  # The task goes on.
+        if sys.version_info >= (3, 11):
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
 
     run(client, body)
 
@@ -141,41 +131,6 @@ def test_a_loss_after_the_block_cancels_nothing(client: redis.Redis) -> None:
             cancellation = cancellations[lock.local.hold]
         cancellation.request()
         await asyncio.sleep(0.01)
-
-    run(client, body)
-
-
-def test_a_body_that_ends_with_its_own_error_keeps_it(client: redis.Redis) -> None:
-    async def body(aclient: redis.asyncio.Redis) -> None:
-        async def hold() -> None:
-            async with lock_of(aclient) as lock:
-                await lose(aclient, lock)
-                try:
-                    await asyncio.sleep(PATIENCE)
-                except asyncio.CancelledError:
-                    raise Stopped from None
-
-        with pytest.raises(Stopped):
-            await hold()
-        await asyncio.sleep(0)
-
-    run(client, body)
-
-
-def test_a_body_that_goes_on_hears_of_it_at_the_end(client: redis.Redis) -> None:
-    async def body(aclient: redis.asyncio.Redis) -> None:
-        async def hold() -> None:
-            async with lock_of(aclient) as lock:
-                await lose(aclient, lock)
-                with suppress(asyncio.CancelledError):
-                    await asyncio.sleep(PATIENCE)
-
-        with pytest.raises(LockNotOwnedError):
-            await hold()
-        if sys.version_info >= (3, 11):
-            task = asyncio.current_task()
-            assert task is not None
-            assert task.cancelling() == 0
 
     run(client, body)
 

@@ -18,8 +18,6 @@ from unittest.mock import Mock
 import pytest
 import redis
 import redis.asyncio
-from django.core.cache import caches
-from django.core.management import call_command
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import reset_all
@@ -89,10 +87,6 @@ def by_flushall(client: Any) -> None:
     assert client.flushall()
 
 
-WAYS = pytest.mark.parametrize("end", [by_reset, by_release, by_reset_all])
-OTHERS = pytest.mark.parametrize("end", [by_del, by_set, by_flushdb, by_flushall])
-
-
 class Held:
     """A lock that is held, and whose holder can be told.
 
@@ -100,10 +94,10 @@ class Held:
         lost: set by ``on_lost``.
     """
 
-    def __init__(self, client: Any, make: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(self, client: Any, **options: Any) -> None:
         self.lost = threading.Event()
         self.client = client
-        self.lock = make(*arguments, NAME, timeout=600, renew=True, on_lost=self.lost.set)
+        self.lock = Lock(client, NAME, timeout=600, on_lost=self.lost.set, **options)
 
     def expect_told(self, end: Callable[[Any], None]) -> None:
         listen(self.client)
@@ -147,42 +141,43 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
 
 
 @contextmanager
-def held(client: Any, make: Callable[..., Any] = Lock) -> Iterator[Held]:
-    found = Held(client, make, client)
+def held(client: Any, renew: bool = True) -> Iterator[Held]:
+    found = Held(client, renew=renew)
     assert found.lock.acquire(blocking=False)
     yield found
     if not found.lock.lost:
         found.lock.release()
 
 
-async def expect_told_in_task(client: Any, aclient: Any, end: Callable[[Any], None]) -> None:
-    lost = asyncio.Event()
-    lock = AsyncLock(aclient, NAME, timeout=600, renew=True, on_lost=lost.set)
-    assert await lock.acquire(blocking=False)
-    await asyncio.to_thread(listen, client)
-    await asyncio.to_thread(end, client)
-    await asyncio.wait_for(lost.wait(), SOON)
-    assert lock.lost
-    await aclient.aclose()
-
-
 # -- each way, on each kind of server ------------------------------------------------------------
 
 
-@WAYS
-def test_a_thread_is_told(client: redis.Redis, end: Callable[[Any], None]) -> None:
-    with held(client) as lock:
+@pytest.mark.parametrize(
+    "end", [by_reset, by_release, by_reset_all, by_del, by_set, by_flushdb, by_flushall]
+)
+@pytest.mark.parametrize("renew", [True, False])
+def test_a_thread_is_told(own_server: RedisServer, end: Callable[[Any], None], renew: bool) -> None:
+    with own_server.client() as client, held(client, renew) as lock:
         lock.expect_told(end)
 
 
-@WAYS
-def test_a_task_is_told(client: redis.Redis, end: Callable[[Any], None]) -> None:
-    options = client.connection_pool.connection_kwargs
-    aclient = redis.asyncio.Redis(host=options["host"], port=options["port"])
-    asyncio.run(expect_told_in_task(client, aclient, end))
+@pytest.mark.parametrize("end", [by_reset, by_del, by_flushall])
+def test_a_task_is_told(own_server: RedisServer, end: Callable[[Any], None]) -> None:
+    async def main(client: redis.Redis) -> None:
+        lost = asyncio.Event()
+        async with redis.asyncio.Redis(port=own_server.port) as aclient:
+            lock = AsyncLock(aclient, NAME, timeout=600, renew=True, on_lost=lost.set)
+            assert await lock.acquire(blocking=False)
+            await asyncio.to_thread(listen, client)
+            await asyncio.to_thread(end, client)
+            await asyncio.wait_for(lost.wait(), SOON)
+            assert lock.lost
+
+    with own_server.client() as client:
+        asyncio.run(main(client))
 
 
-@WAYS
+@pytest.mark.parametrize("end", [by_reset, by_release])
 def test_a_thread_is_told_behind_sentinel(
     sentinel_servers: SentinelServers, end: Callable[[Any], None]
 ) -> None:
@@ -190,23 +185,13 @@ def test_a_thread_is_told_behind_sentinel(
         lock.expect_told(end)
 
 
-@WAYS
+@pytest.mark.parametrize("end", [by_reset, by_release])
 def test_a_thread_is_told_on_a_cluster(
     cluster_servers: ClusterServers, end: Callable[[Any], None]
 ) -> None:
     """The channel may be at another node than the lock."""
     with cluster_servers.client() as client, held(client) as lock:
         lock.expect_told(end)
-
-
-def test_the_command_tells(client: redis.Redis) -> None:
-    lost = threading.Event()
-    lock = caches["default"].lock(NAME, timeout=600, renew=True, on_lost=lost.set)
-    assert lock.acquire(blocking=False)
-    until(lambda: subscribed(client))
-    call_command("locks", "release", NAME, yes=True, verbosity=0)
-    assert lost.wait(SOON)
-    assert lock.lost
 
 
 def test_the_holder_of_a_lock_on_several_servers_is_told(own_server: RedisServer) -> None:
@@ -221,14 +206,6 @@ def test_the_holder_of_a_lock_on_several_servers_is_told(own_server: RedisServer
     assert not any(client.exists(NAME) for client in clients)
     for client in clients:
         client.close()
-
-
-def test_a_lock_that_is_not_renewed_is_watched_too(client: redis.Redis) -> None:
-    lock = Lock(client, NAME, timeout=600)
-    assert lock.acquire(blocking=False)
-    until(lambda: subscribed(client))
-    by_reset(client)
-    until(lambda: lock.lost)
 
 
 def test_another_acquisition_with_the_same_token_is_not_renewed(client: redis.Redis) -> None:
@@ -251,19 +228,6 @@ def test_a_lock_in_memory() -> None:
 
 
 # -- what other programs do ------------------------------------------------------------------------
-
-
-@OTHERS
-def test_a_thread_is_told_of_others(own_server: RedisServer, end: Callable[[Any], None]) -> None:
-    with own_server.client() as client, held(client) as lock:
-        lock.expect_told(end)
-
-
-@OTHERS
-def test_a_task_is_told_of_others(own_server: RedisServer, end: Callable[[Any], None]) -> None:
-    with own_server.client() as client:
-        aclient = redis.asyncio.Redis(port=own_server.port)
-        asyncio.run(expect_told_in_task(client, aclient, end))
 
 
 def test_a_holder_is_told_of_others_at_the_node_of_its_channel(
@@ -296,18 +260,6 @@ def test_a_lock_that_another_program_has_only_touched_is_not_lost(
 # -- what it costs ---------------------------------------------------------------------------------
 
 
-def test_many_locks_have_one_connection(client: redis.Redis) -> None:
-    locks = [Lock(client, f"{NAME}-{n}", timeout=600) for n in range(20)]
-    for lock in locks:
-        assert lock.acquire(blocking=False)
-    hurry()
-    until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
-    until(lambda: subscribed(client))
-    assert len(client.client_list(_type="pubsub")) == 1
-    assert reset_all(client) == 20
-    until(lambda: all(lock.lost for lock in locks))
-
-
 def hold_many(client: redis.Redis) -> dict[str, threading.Event]:
     """Locks that threads have acquired at the same time; each with what its loss sets."""
     lost = {f"{NAME}-{number}": threading.Event() for number in range(60)}
@@ -331,8 +283,9 @@ def hold_many(client: redis.Redis) -> dict[str, threading.Event]:
 locks: list[Lock] = []
 
 
-def test_all_holders_of_locks_that_are_deleted_together_are_told(client: redis.Redis) -> None:
+def test_many_locks_have_one_connection(client: redis.Redis) -> None:
     lost = hold_many(client)
+    assert len(client.client_list(_type="pubsub")) == 1
     client.delete(*lost)
     assert all(event.wait(SOON) for event in lost.values())
 

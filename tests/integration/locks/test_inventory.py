@@ -89,30 +89,27 @@ def described(client: redis.Redis, name: str) -> LockInfo:
 # -- what is on it -----------------------------------------------------------------------------
 
 
-def test_nothing_is_held(client: redis.Redis) -> None:
+def test_held_locks_are_listed_by_their_prefix_and_nothing_else_is(client: redis.Redis) -> None:
     assert list_held(client, b"") == Inventory((), 0, complete=True)
+    for name in ("one:a", "two:b", "one:replaced"):
+        hold(client, name)
+    hold(client, "one:free").release()
+    client.set("one:value", "that is no lock")
+    client.delete("one:replaced")
+    client.hset("one:replaced", "x", "y")
+    assert names(client, b"one:") == ["a"]
+    assert names(client, b"two:") == ["b"]
+    assert names(client) == ["one:a", "two:b"]
 
 
-def test_held_locks_are_listed_and_free_ones_are_not(client: redis.Redis) -> None:
-    hold(client, "a")
-    hold(client, "b").release()
-    hold(client, "c")
-    client.set("a value", "that is no lock")
-    assert names(client) == ["a", "c"]
-
-
-def test_an_expired_lock_leaves_the_list_and_the_index(client: redis.Redis) -> None:
+def test_what_has_expired_or_was_deleted_leaves_the_list_and_the_index(
+    client: redis.Redis,
+) -> None:
     hold(client, "short", 0.05)
-    assert names(client) == ["short"]
-    until(lambda: not client.exists("short"))
-    assert client.zcard(INDEX) == 2
-    assert names(client) == []
-    assert client.zrange(INDEX, 0, -1) == [LAST_FENCE]
-
-
-def test_a_lock_whose_key_was_deleted_leaves_the_list_and_the_index(client: redis.Redis) -> None:
     hold(client, "deleted", None)
     client.delete("deleted")
+    until(lambda: not client.exists("short"))
+    assert client.zcard(INDEX) == 3
     assert list_held(client, b"") == Inventory((), 0, complete=True)
     assert client.zrange(INDEX, 0, -1) == [LAST_FENCE]
 
@@ -138,14 +135,6 @@ def test_a_user_sees_the_locks_that_it_may_read(
     assert names(client) == ["ours:a", "theirs:a"]
 
 
-def test_two_prefixes_do_not_see_each_other(client: redis.Redis) -> None:
-    hold(client, "one:a")
-    hold(client, "two:b")
-    assert names(client, b"one:") == ["a"]
-    assert names(client, b"two:") == ["b"]
-    assert names(client) == ["one:a", "two:b"]
-
-
 def test_a_lock_that_is_granted_to_a_waiter_has_no_holder_yet(client: redis.Redis) -> None:
     hold(client, "held", None)
     lock = hold(client, "passed")
@@ -156,14 +145,6 @@ def test_a_lock_that_is_granted_to_a_waiter_has_no_holder_yet(client: redis.Redi
     found = list_held(client, b"")
     assert [lock.name for lock in found.locks] == ["held"]
     assert (found.total, found.complete) == (1, True)
-
-
-def test_a_value_that_took_a_locks_key_is_passed_over(client: redis.Redis) -> None:
-    hold(client, "a")
-    hold(client, "b")
-    client.delete("a")
-    client.hset("a", "x", "y")
-    assert names(client) == ["b"]
 
 
 # -- what it says of a lock --------------------------------------------------------------------
@@ -185,21 +166,19 @@ def test_who_holds_it_and_for_how_long(client: redis.Redis) -> None:
     assert listed.held_for == pytest.approx(3600, abs=10)
     assert listed.ttl == pytest.approx(30, abs=5)
     assert listed.waiters == 0
-
-
-def test_the_token_is_not_given_away(client: redis.Redis) -> None:
-    lock = hold(client, "a")
-    assert lock.local.token.decode() not in repr(list_held(client, b""))
+    assert lock.local.token.decode() not in repr(listed)
 
 
 def test_a_holder_that_has_not_said_who_it_is(client: redis.Redis) -> None:
-    hold(client, "a")
+    lock = hold(client, "a")
     (listed,) = list_held(client, b"").locks
     assert listed.owner.id
     assert listed.owner.host == socket.gethostname()  # The token names it.
     assert listed.unannounced
     assert listed.held_for is None
     assert listed.fence is None
+    assert release(client, b"a", listed.owner.id, fence=listed.fence) is Outcome.RELEASED
+    assert not lock.locked()
 
 
 def test_a_former_holder_is_not_taken_for_the_present_one(client: redis.Redis) -> None:
@@ -211,21 +190,6 @@ def test_a_former_holder_is_not_taken_for_the_present_one(client: redis.Redis) -
     assert not listed.owner.label
     assert listed.held_for is None
     assert listed.fence is None
-
-
-def test_a_lock_without_an_end(client: redis.Redis) -> None:
-    hold(client, "a", None)
-    (listed,) = list_held(client, b"").locks
-    assert listed.ttl == math.inf
-
-
-def test_waiters_are_counted_while_they_live(client: redis.Redis) -> None:
-    hold(client, "a")
-    now = int(client.time()[0] * 1000)
-    waiters = {"one": now + 5000, "two": now + 5000, "dead": now - 5000}
-    client.zadd(lock_keys(b"a").waiters, waiters)
-    (listed,) = list_held(client, b"").locks
-    assert listed.waiters == 2
 
 
 @pytest.mark.parametrize(
@@ -250,14 +214,20 @@ def test_any_name_will_do(client: redis.Redis, name: bytes, shown: str) -> None:
     assert listed.fence == lock.fence
 
 
-def test_the_longest_held_comes_first(client: redis.Redis) -> None:
-    for name, age in (("a", 10), ("b", 30), ("c", 20)):
-        hold(client, name)
+def test_the_longest_held_comes_first_and_is_not_cut_off(client: redis.Redis) -> None:
+    """It is the one people look for, and often close to its next renewal."""
+    for name, age, timeout in (("a", 10, 60), ("b", 30, 30), ("c", 20, 60)):
+        hold(client, name, timeout)
         described(client, name)
         owner = lock_keys(name.encode()).owner
         client.hset(owner, "fence", int((time.time() - age) * 1e6))
-    hold(client, "new")
-    assert [lock.name for lock in list_held(client, b"").locks] == ["b", "c", "a", "new"]
+    hold(client, "new", 60)
+    found = list_held(client, b"", limit=4)
+    assert [lock.name for lock in found.locks] == ["b", "c", "a", "new"]
+    assert found.complete
+    found = list_held(client, b"", limit=1)
+    assert [lock.name for lock in found.locks] == ["b"]
+    assert (found.total, found.complete) == (4, False)
 
 
 def test_signs_of_life(client: redis.Redis) -> None:
@@ -273,6 +243,7 @@ def test_signs_of_life(client: redis.Redis) -> None:
     assert (as_it_is.lifetime, as_it_is.renews) == (90, False)
     assert (as_it_is.renewal_interval, as_it_is.heartbeat_interval) == (30, 10)
     assert (endless.lifetime, endless.renews, endless.heartbeat_interval) == (math.inf, False, 10)
+    assert endless.ttl == math.inf
     for _ in range(2):
         renew(client, "renewed")
     seen = described(client, "renewed").seen
@@ -339,7 +310,9 @@ def computing(client: redis.Redis) -> Iterator[Callable[[str], threading.Event]]
         thread.join()
 
 
-def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing: Any) -> None:
+def test_a_computation_is_listed_until_it_is_over(
+    client: redis.Redis, restricted: redis.Redis, computing: Any
+) -> None:
     assert list_held(client, b"", kind=FLIGHT) == Inventory((), 0, complete=True)
     done = computing("report")
     until(lambda: list_held(client, b"", kind=FLIGHT).locks)
@@ -353,17 +326,10 @@ def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing
     assert (flight.fence, flight.waiters) == (None, None)
     assert list_held(client, b"elsewhere", kind=FLIGHT).locks == ()
     assert list_held(client, b"", search="else", kind=FLIGHT).locks == ()
+    assert list_held(restricted, b"", kind=FLIGHT).locks == ()
     done.set()
     until(lambda: not list_held(client, b"", kind=FLIGHT).locks)
     assert list_held(client, b"").locks == ()
-
-
-def test_a_user_sees_the_computations_that_it_may_read(
-    client: redis.Redis, restricted: redis.Redis, computing: Any
-) -> None:
-    computing("report")
-    until(lambda: list_held(client, b"", kind=FLIGHT).locks)
-    assert list_held(restricted, b"", kind=FLIGHT).locks == ()
 
 
 def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
@@ -416,6 +382,7 @@ def test_waiters_in_the_order_in_which_they_came(client: redis.Redis) -> None:
     alive = (int(client.time()[0]) + 60) * 1000
     ids = {"9 200.5 7 web-2 Main Thread": alive, "3 100.0 8 web-1 T": alive, "odd": alive}
     client.zadd(lock_keys(b"a").waiters, {**ids, "1 50.0 9 dead T": 1})
+    assert list_held(client, b"").locks[0].waiters == 3
     waiters = inspect(client, b"a").waiters
     assert [(w.host, w.pid, w.thread) for w in waiters] == [
         ("", 0, ""),
@@ -670,16 +637,6 @@ def test_one_that_its_holder_releases_just_then_was_free(client: redis.Redis) ->
     assert outcome is Outcome.FREE
 
 
-def test_a_holder_that_has_not_described_itself_is_released_by_its_token(
-    client: redis.Redis,
-) -> None:
-    lock = hold(client, "a")
-    (listed,) = list_held(client, b"").locks
-    assert listed.fence is None
-    assert release(client, b"a", listed.owner.id, fence=listed.fence) is Outcome.RELEASED
-    assert not lock.locked()
-
-
 def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
     client: redis.Redis,
 ) -> None:
@@ -721,26 +678,6 @@ def in_the_background(lock: Lock) -> Iterator[None]:
     finally:
         lock.reset()
         thread.join()
-
-
-# -- its limits --------------------------------------------------------------------------------
-
-
-def test_it_says_when_it_is_cut_off(client: redis.Redis) -> None:
-    for number in range(4):
-        hold(client, f"{number}")
-    assert list_held(client, b"", limit=4).complete
-    found = list_held(client, b"", limit=3)
-    assert (len(found.locks), found.total, found.complete) == (3, 4, False)
-
-
-def test_the_longest_held_is_not_cut_off(client: redis.Redis) -> None:
-    """It is the one people look for, and often close to its next renewal."""
-    hold(client, "oldest", 30)
-    described(client, "oldest")
-    for number in range(3):
-        hold(client, f"{number}", 60)
-    assert list_held(client, b"", limit=1).locks[0].name == "oldest"
 
 
 # -- outages -----------------------------------------------------------------------------------

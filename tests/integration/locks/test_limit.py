@@ -258,13 +258,6 @@ def test_more_threads_than_places_take_turns(several: Holders) -> None:
     assert several.lock().holders() == []
 
 
-def test_a_waiter_has_the_place_of_a_holder_whose_lifetime_is_over(several: Holders) -> None:
-    locks = [several.lock(timeout=60) for _ in range(LIMIT)]
-    assert all(lock.acquire() for lock in locks)
-    several.client.pexpire(locks[1].local.hold.keys.lock, 300)
-    assert several.waiter().result().place == 2
-
-
 def test_waiters_have_the_places_of_all_holders_that_have_vanished(several: Holders) -> None:
     several.acquired()
     waiters = [several.waiter() for _ in range(LIMIT)]
@@ -322,21 +315,16 @@ def test_a_fresh_holder_voids_the_grants_of_its_place_only(several: Holders) -> 
 # -- processes with different limits -----------------------------------------------------------
 
 
-def test_a_plain_waiter_has_the_first_place_of_a_holder_with_a_limit(several: Holders) -> None:
-    [lock] = several.acquired(1)
-    waiter = several.waiter(limit=1)
+@pytest.mark.parametrize(("limit", "of_the_waiter"), [(LIMIT, 1), (1, LIMIT)])
+def test_a_waiter_has_the_first_place_of_a_holder_with_another_limit(
+    several: Holders, limit: int, of_the_waiter: int
+) -> None:
+    first = several.lock(limit=limit)
+    first.acquire()
+    several.acquired(of_the_waiter - 1)
+    waiter = several.waiter(limit=of_the_waiter)
     until(lambda: waiting("several") == 1)
-    lock.release()
-    assert waiter.result().place == 1
-
-
-def test_a_waiter_with_a_limit_has_the_place_of_a_plain_holder(several: Holders) -> None:
-    plain = several.lock(limit=1)
-    plain.acquire()
-    several.acquired(2)
-    waiter = several.waiter()
-    until(lambda: waiting("several") == 1)
-    plain.release()
+    first.release()
     assert waiter.result().place == 1
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import Lock, LockError, LockNotOwnedError
+from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.contrib.locmem.memory import Database, client_of
-from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.protocol.lock_scripts import RELEASE
 from django_redis_lock.protocol.script import Call
@@ -42,16 +41,6 @@ class TestLock(LockContract):
             time.sleep(0.05)
         assert lock.owned()
         lock.release()
-
-    def test_on_lost_is_called_for_a_lock_that_is_not_renewed(
-        self, backend: Backend, make: Callable[..., Any]
-    ) -> None:
-        told = threading.Event()
-        lock = make(timeout=600, on_lost=told.set)
-        lock.acquire()
-        assert make().reset()
-        assert told.wait(PATIENCE)
-        assert lock.lost
 
 
 @pytest.mark.sample(7)
@@ -140,18 +129,6 @@ def test_on_lost_never_runs_in_the_keepers_thread(
     assert called != [threading.get_ident()], "it stands for the keeper's here"
 
 
-def test_a_lock_whose_release_is_left_to_the_keeper_is_renewed_no_more(
-    client: redis.Redis,
-) -> None:
-    lock = Lock(client, "left", timeout=60, renew=True)
-    lock.acquire()
-    (renewal,) = lock.local.renewal.jobs
-    assert renewal in keeper()
-    lock._leave_to_keeper()
-    assert renewal not in keeper()
-    until(lambda: not client.exists("left"))
-
-
 def test_a_lock_that_was_extended_is_renewed_no_more_often(client: redis.Redis, pace: int) -> None:
     extended, other = (Lock(client, name, 0.9 * pace, renew=True) for name in ("extended", "other"))
     assert extended.acquire()
@@ -187,16 +164,10 @@ def test_acquiring_again_with_the_same_object_waits_for_the_end_of_the_first(
     client: redis.Redis,
     pace: int,
 ) -> None:
-    """As with redis-py; without an end it would wait for ever, which is refused."""
+    """As with redis-py."""
     lock = Lock(client, "name", timeout=0.3 * pace)
     assert lock.acquire()
     first = lock.fence
     assert lock.acquire()
     assert lock.fence != first
     lock.release()
-    for options in ({"timeout": None}, {"timeout": 30, "renew": True}):
-        lock = Lock(client, "name", **options)
-        with lock, pytest.raises(LockError, match="would wait for itself forever"):
-            lock.acquire()
-        with lock:
-            assert not lock.acquire(blocking_timeout=0.01)

@@ -145,13 +145,6 @@ class TestBothKinds:
         hurry()
         assert waiter.result() is True
 
-    def test_their_waiter_notices_our_release(self, client: redis.Redis) -> None:
-        ours = Lock(client, "name", timeout=60)
-        ours.acquire()
-        began = Background(lambda: client.lock("name", timeout=30).acquire())
-        ours.release()
-        assert began.result() is True
-
     def test_they_take_turns(self, client: redis.Redis) -> None:
         """Nobody is shut out for good, and nobody gets in beside another."""
         inside: list[int] = []
@@ -169,15 +162,6 @@ class TestBothKinds:
 
         numbers = iter(range(4))
         assert in_threads(4, lambda: work(next(numbers))) == [5] * 4
-
-    def test_errors_are_caught_where_theirs_were(self, client: redis.Redis) -> None:
-        for lock in (client.lock("name", timeout=30, lock_class=Lock), client.lock("name", 30)):
-            with pytest.raises(redis.exceptions.LockError):
-                lock.release()
-            lock.acquire()
-            client.delete("name")
-            with pytest.raises(redis.exceptions.LockNotOwnedError):
-                lock.release()
 
 
 def works(client: redis.Redis) -> None:
@@ -270,12 +254,6 @@ class TestClients:
         with redis.Redis.from_url(redis_server.unix_url) as other:
             works(other)
         works_in_tasks(redis.asyncio.Redis.from_url(redis_server.unix_url))
-
-    def test_a_client_without_host(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        """``redis.Redis(connection_pool=...)``, as django-redis makes it."""
-        pool = redis.ConnectionPool.from_url(redis_server.url)
-        with redis.Redis(connection_pool=pool) as other:
-            works(other)
 
     def test_a_password(self, own_server: RedisServer) -> None:
         with own_server.client() as admin:

@@ -107,22 +107,21 @@ def scripts(any_client: redis.Redis) -> Scripts:
 # -- ACQUIRE ---------------------------------------------------------------------------------------
 
 
-def test_acquire_free(scripts: Scripts) -> None:
+@pytest.mark.parametrize("lifetime", [LIFETIME, 0])
+def test_acquire_free(scripts: Scripts, lifetime: int) -> None:
     before = scripts.now()
-    won, fence, at = scripts.acquire("a")
+    won, fence, at = scripts.acquire("a", lifetime)
     assert won == 1
     assert before <= fence <= at <= scripts.now()
-    assert scripts.state()[:1] == (b"a",)
+    state = scripts.state()
+    assert (state.lock, state.fence) == (b"a", fence)
     assert set(scripts.client.keys()) == {KEYS.lock, KEYS.held_index}
-    assert scripts.lasts(KEYS.lock, LIFETIME)
-    assert scripts.state().fence == fence
-    assert abs(scripts.ends() - LIFETIME) < TOLERANCE
-
-
-def test_acquire_without_a_lifetime(scripts: Scripts) -> None:
-    assert scripts.acquire("a", 0)[0] == 1
-    assert scripts.state().left == -1
-    assert scripts.ends() == float("inf")
+    if lifetime:
+        assert scripts.lasts(KEYS.lock, LIFETIME)
+        assert abs(scripts.ends() - LIFETIME) < TOLERANCE
+    else:
+        assert state.left == -1
+        assert scripts.ends() == float("inf")
 
 
 def test_acquire_held(scripts: Scripts) -> None:
@@ -208,27 +207,19 @@ def test_acquire_leaves_a_grant_that_was_popped(scripts: Scripts) -> None:
     assert scripts.acquire("b")[0] == 0
 
 
-@pytest.mark.parametrize("was", [-400_000, 3_000_000])
-def test_acquire_returns_the_description_of_a_vanished_holder(scripts: Scripts, was: int) -> None:
-    """``was``: when its lifetime would have been over, in milliseconds from now."""
+@pytest.mark.parametrize("was", [-400_000, 3_000_000, None])
+def test_acquire_returns_the_description_of_a_vanished_holder(
+    scripts: Scripts, was: int | None
+) -> None:
+    """``was``: when its lifetime would have been over, in milliseconds from now; None: never."""
     scripts.client.hset(KEYS.owner, "host", "there")
-    scripts.client.pexpire(KEYS.owner, DAY + was)
+    if was is not None:
+        scripts.client.pexpire(KEYS.owner, DAY + was)
     won, _, at, (gone_at, owner) = scripts.acquire("a")
     assert won == 1
-    assert abs((gone_at - at) / 1000 - min(was, 0)) < TOLERANCE
+    assert abs((gone_at - at) / 1000 - min(was or 0, 0)) < TOLERANCE
     assert owner == [b"host", b"there"]
     assert scripts.state().owner == {}
-
-
-def test_acquire_returns_no_description_if_there_is_none(scripts: Scripts) -> None:
-    scripts.client.rpush(KEYS.grants, "void")
-    assert len(scripts.acquire("a")) == 3
-
-
-def test_a_holder_without_end_vanished_just_now(scripts: Scripts) -> None:
-    scripts.client.hset(KEYS.owner, "host", "there")
-    _, _, at, (gone_at, _) = scripts.acquire("a")
-    assert abs(gone_at - at) < TOLERANCE * 1000
 
 
 @pytest.mark.parametrize("script", ["ACQUIRE", "WATCH"])
@@ -277,9 +268,10 @@ def test_index_loses_what_has_ended(scripts: Scripts) -> None:
         assert abs(scripts.ends(name) - LIFETIME) < TOLERANCE
 
 
-def test_a_free_lock_has_no_grant_of_before(scripts: Scripts) -> None:
+def test_a_free_lock_has_no_grant_and_no_holder_of_before(scripts: Scripts) -> None:
     scripts.client.rpush(KEYS.grants, "gone:1")
-    assert scripts.acquire("a")[0] == 1
+    won, _, _ = scripts.acquire("a")
+    assert won == 1
     assert scripts.state().grants == []
 
 
@@ -421,10 +413,6 @@ def test_release_asks_whose_it_is(
         assert scripts.state()._replace(left=before.left) == before
 
 
-def test_release_of_nothing(scripts: Scripts) -> None:
-    assert scripts.release("a") == 0
-
-
 @pytest.mark.parametrize(
     ("held", "left"), [(400_000, 600_000), (-400_000, 1_000_000), (2_000_000, 0)]
 )
@@ -460,11 +448,18 @@ def test_reset_ends_only_what_it_names(
     assert scripts.state()._replace(left=before.left) == before
 
 
-@pytest.mark.parametrize("unusable", ["1e18", "9" * 30, "x", "nan", ""])
-def test_reset_believes_no_unusable_fence(scripts: Scripts, unusable: str) -> None:
-    scripts.acquire("a")
-    scripts.client.hset(KEYS.owner, "fence", unusable)
-    assert scripts.run(RESET, "next", GRANT, "a", 5) == 1
+@pytest.mark.parametrize(
+    "owner", [*({"fence": each} for each in ("1e18", "9" * 30, "x", "nan", "")), {"host": "h"}, {}]
+)
+def test_reset_ends_a_holder_with_an_unusable_description(
+    scripts: Scripts, owner: dict[str, str]
+) -> None:
+    fence = scripts.acquire("a")[1]
+    if owner:
+        scripts.client.hset(KEYS.owner, mapping=owner)
+    else:
+        scripts.client.set(KEYS.owner, "not a hash")
+    assert scripts.run(RESET, "next", GRANT, "a", 5 if "fence" in owner else fence) == 1
     assert scripts.state().lock is None
 
 
@@ -474,7 +469,8 @@ def test_reset_of_an_untaken_grant(scripts: Scripts) -> None:
     assert scripts.state().lock == b"next"
 
 
-def test_reset_of_nothing_clears_the_index(scripts: Scripts) -> None:
+def test_release_and_reset_of_nothing(scripts: Scripts) -> None:
+    assert scripts.release("a") == 0
     scripts.client.zadd(KEYS.held_index, {"name": 1, "other": 2})
     assert scripts.run(RESET, "next", GRANT, "a", 2**53) == 0
     assert scripts.state().index == [b"other"]
@@ -491,19 +487,6 @@ def test_reset_publishes_to_the_process_of_the_holder(scripts: Scripts) -> None:
     assert scripts.run(RESET, "next", GRANT, "a", fence) == 1
     assert connection.read_response() == [b"message", channel, KEYS.lock]
     connection.disconnect()
-
-
-@pytest.mark.parametrize("fields", [{}, {"host": "h"}])
-def test_reset_of_a_holder_without_a_process_publishes_nothing(
-    scripts: Scripts, fields: dict[str, str]
-) -> None:
-    fence = scripts.acquire("a")[1]
-    if fields:
-        scripts.client.hset(KEYS.owner, mapping=fields)
-    else:
-        scripts.client.set(KEYS.owner, "not a hash")
-    assert scripts.run(RESET, "next", GRANT, "a", fence) == 1
-    assert scripts.state().lock is None
 
 
 @pytest.mark.parametrize("noted", [None, "+inf", 1])
@@ -714,21 +697,21 @@ def test_vote(scripts: Scripts) -> None:
     assert scripts.lasts(own, DAY)
 
 
-def test_votes_of_several_servers_are_equal(scripts: Scripts) -> None:
-    """Whatever other locks of one of them have increased its last fence to."""
-    scripts.client.zadd(KEYS.held_index, {LAST_FENCE: 2**52 + 7})
-    assert scripts.run(VOTE, "a", LIFETIME, "x", 2**52, keys=VOTE_KEYS)[1] == 2**52
-
-
-@pytest.mark.parametrize("kept", ["x", "nan", "inf", str(2**53), None])
-def test_vote_replaces_a_fence_that_cannot_be_counted_on_from(
-    scripts: Scripts, kept: str | None
+@pytest.mark.parametrize(
+    ("kept", "fence"),
+    [(2**52 + 7, 2**52 + 8), *((each, 2**52) for each in ("x", "nan", "inf", 2**53, None))],
+)
+def test_the_fence_of_a_vote_follows_the_last_vote(
+    scripts: Scripts, kept: str | int | None, fence: int
 ) -> None:
+    """If one can count on from that, and whatever other locks of one of the servers have increased
+    its last fence to: else those of several servers would not be equal."""
+    scripts.client.zadd(KEYS.held_index, {LAST_FENCE: 2**52 + 70})
     if kept is None:
         scripts.client.hset(VOTE_KEYS[-1], "another", "type")
     else:
         scripts.client.set(VOTE_KEYS[-1], kept)
-    assert scripts.run(VOTE, "a", LIFETIME, "x", 2**52, keys=VOTE_KEYS)[1] == 2**52
+    assert scripts.run(VOTE, "a", LIFETIME, "x", 2**52, keys=VOTE_KEYS)[1] == fence
 
 
 @pytest.mark.parametrize("grants", [[], ["void:1"]])
@@ -740,11 +723,6 @@ def test_vote_for_a_random_token_keeps_no_attempt(scripts: Scripts, grants: list
     assert (scripts.state().lock, scripts.state().grants) == (b"a", [])
     assert (scripts.state().owner, scripts.state().index) == ({}, [b"name"])
     assert scripts.run(VOTE, "b", LIFETIME, "", 1, keys=VOTE_KEYS)[0] == 0
-
-
-def test_vote_follows_the_last_fence(scripts: Scripts) -> None:
-    scripts.client.set(VOTE_KEYS[-1], 2**52)
-    assert scripts.run(VOTE, "a", LIFETIME, "x", 1, keys=VOTE_KEYS)[1] == 2**52 + 1
 
 
 # -- Redis out of memory ---------------------------------------------------------------------------
@@ -762,39 +740,27 @@ def full(own_server: RedisServer) -> Iterator[Scripts]:
         yield scripts
 
 
-def test_release_passes_on_out_of_memory(full: Scripts) -> None:
-    assert full.release("a") == 1
+@pytest.mark.parametrize("how", ["RELEASE", "RESET", "WATCH"])
+def test_a_lock_is_passed_on_and_taken_out_of_memory(full: Scripts, how: str) -> None:
+    if how == "RELEASE":
+        assert full.release("a") == 1
+    elif how == "RESET":
+        assert full.run(RESET, "next", GRANT, "a", 2**53) == 1
+    else:
+        full.client.delete(KEYS.lock)
+        assert full.run(WATCH, "w", ALIVE, "next", GRANT)[2] == 1
     assert full.state().grants
-
-
-def test_reset_passes_on_out_of_memory(full: Scripts) -> None:
-    assert full.run(RESET, "next", GRANT, "a", 2**53) == 1
-    assert full.state().grants
-
-
-def test_watch_passes_on_out_of_memory(full: Scripts) -> None:
-    full.client.delete(KEYS.lock)
-    assert full.run(WATCH, "w", ALIVE, "next", GRANT)[2] == 1
-    assert full.state().grants
-
-
-@pytest.mark.parametrize("lifetime", [0, LIFETIME])
-def test_renew_keeps_the_description_out_of_memory(full: Scripts, lifetime: int) -> None:
-    assert full.run(RENEW, "a", lifetime, "", "", "", "host", "here") > 0
-    assert set(full.state().owner) == {b"kept", b"host", b"seen"}
-
-
-def test_take_grant_out_of_memory(full: Scripts) -> None:
-    full.release("a")
     assert full.run(TAKE_GRANT, "next", LIFETIME, "w", "chosen", "x", 2**52) == 1
     assert full.state().lock == b"chosen"
 
 
-def test_mark_out_of_memory(full: Scripts) -> None:
+@pytest.mark.parametrize("lifetime", [0, LIFETIME])
+def test_a_holder_keeps_its_lock_and_description_out_of_memory(
+    full: Scripts, lifetime: int
+) -> None:
+    assert full.run(RENEW, "a", lifetime, "", "", "", "host", "here") > 0
+    assert set(full.state().owner) == {b"kept", b"host", b"seen"}
     assert full.run(MARK, "a") == 1
-
-
-def test_acquire_again_out_of_memory(full: Scripts) -> None:
     assert full.acquire("a")[0] == 1
 
 

@@ -15,7 +15,7 @@ import redis.asyncio
 from asgiref.sync import sync_to_async
 from redis.asyncio import BlockingConnectionPool
 
-from django_redis_lock import AsyncLock, Lock, LockError, locked
+from django_redis_lock import AsyncLock, Lock, LockError
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.locking.lock import ThreadWaiter
@@ -180,39 +180,33 @@ class TestCost:
         [({"socket_timeout": 0.3}, 1), ({}, 6)],
         ids=["chosen", "that of redis-py 8"],
     )
+    @pytest.mark.parametrize("waits_in", ["a thread", "a task"])
     def test_a_wait_may_be_longer_than_the_socket_timeout(
         self,
         client: redis.Redis,
         redis_server: RedisServer,
         options: dict[str, float],
         seconds: float,
+        waits_in: str,
     ) -> None:
-        holder = Lock(client, NAME, timeout=60)
-        holder.acquire()
-        with redis_server.client(**options) as waits:
-            lock = Lock(waits, NAME, timeout=30)
-            waiter = Background(lambda: lock.acquire() and lock.release() is None)
-            until_waiting(client)
-            (before,) = blocked(client)
-            time.sleep(seconds)
-            # It is the same connection still: it kept its place.
-            (after,) = blocked(client)
-            assert before == after
-            assert not waiter.done
-            holder.release()
-            assert waiter.result() is True
+        def in_a_thread() -> bool:
+            with redis_server.client(**options) as hasty:
+                return Lock(hasty, NAME, timeout=30).acquire()
 
-    def test_tasks_too(self, redis_server: RedisServer, client: redis.Redis) -> None:
-        holder = Lock(client, NAME, timeout=60)
-        holder.acquire()
-
-        async def main() -> bool:
-            async with redis.asyncio.Redis.from_url(redis_server.url, socket_timeout=0.3) as hasty:
+        async def in_a_task() -> bool:
+            async with redis.asyncio.Redis.from_url(redis_server.url, **options) as hasty:
                 return await AsyncLock(hasty, NAME, timeout=30).acquire()
 
-        waiter = Background(asyncio.run, main())
+        holder = Lock(client, NAME, timeout=60)
+        holder.acquire()
+        work = in_a_thread if waits_in == "a thread" else lambda: asyncio.run(in_a_task())
+        waiter = Background(work)
         until_waiting(client)
-        time.sleep(1)
+        (before,) = blocked(client)
+        time.sleep(seconds)
+        # It is the same connection still: it kept its place.
+        (after,) = blocked(client)
+        assert before == after
         assert not waiter.done
         holder.release()
         assert waiter.result() is True
@@ -238,97 +232,53 @@ def commands(client: redis.Redis, seconds: float, at_least: int = 0) -> list[str
 class TestPools:
     """Waiters need no connection of the pool, and a used-up pool keeps no holder from releasing."""
 
-    def pools(self, server: RedisServer) -> list[redis.ConnectionPool]:
-        return [
-            redis.ConnectionPool.from_url(server.url, max_connections=1),
-            redis.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=PATIENCE),
-        ]
-
-    def test_waiters_do_not_use_it_up(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        for pool in self.pools(redis_server):
-            with redis.Redis(connection_pool=pool) as tight:
-                holder, lock = Lock(tight, NAME, timeout=60), Lock(tight, NAME, timeout=30)
-                holder.acquire()
-                waiters = [Background(wait_and_release, lock) for _ in range(5)]
-                until_waiting(client)
-                assert tight.ping()
+    @pytest.mark.parametrize("kind", [redis.ConnectionPool, redis.BlockingConnectionPool])
+    def test_of_threads(self, client: redis.Redis, redis_server: RedisServer, kind: Any) -> None:
+        options = {"timeout": PATIENCE} if kind is redis.BlockingConnectionPool else {}
+        pool = kind.from_url(redis_server.url, max_connections=1, **options)
+        with redis.Redis(connection_pool=pool) as tight:
+            holder, lock = Lock(tight, NAME, timeout=60), Lock(tight, NAME, timeout=30)
+            holder.acquire()
+            waiters = [Background(wait_and_release, lock) for _ in range(5)]
+            until_waiting(client)
+            assert tight.ping()
+            taken = pool.get_connection(*FOR_COMMAND)
+            try:
+                assert holder.owned()
                 holder.extend(5)
                 holder.release()
                 assert all(waiter.result() for waiter in waiters)
+                until(lambda: not client.exists(NAME))
+                assert lock.acquire(blocking_timeout=PATIENCE)
+                lock.release()
+            finally:
+                pool.release(taken)
 
-    def test_a_holder_releases_although_it_is_used_up(
-        self, client: redis.Redis, redis_server: RedisServer
-    ) -> None:
-        for pool in self.pools(redis_server):
-            with redis.Redis(connection_pool=pool) as tight:
-                lock = Lock(tight, NAME, timeout=60)
-                lock.acquire()
-                taken = pool.get_connection(*FOR_COMMAND)
-                try:
-                    assert lock.owned()
-                    lock.release()
-                    assert not client.exists(NAME)
-                    assert lock.acquire(blocking_timeout=PATIENCE)
-                    lock.release()
-                finally:
-                    pool.release(taken)
-
-    def test_tasks_do_not_use_it_up(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        async def main() -> None:
-            pools: list[Any] = [
-                redis.asyncio.ConnectionPool.from_url(redis_server.url, max_connections=2),
-                redis.asyncio.BlockingConnectionPool.from_url(
-                    redis_server.url, max_connections=2, timeout=PATIENCE
-                ),
-            ]
-            for pool in pools:
-                async with redis.asyncio.Redis(connection_pool=pool) as tight:
-                    holder = AsyncLock(tight, NAME, timeout=60)
-                    await holder.acquire()
-                    waiters = [asyncio.create_task(task(tight)) for _ in range(5)]
-                    while places(NAME) < 5:
-                        await asyncio.sleep(0.001)
-                    assert await tight.ping()
-                    await holder.release()
-                    assert all(await asyncio.gather(*waiters))
-                await pool.disconnect()
-
-        async def task(client: Any) -> bool:
+    @pytest.mark.parametrize("kind", [redis.asyncio.ConnectionPool, BlockingConnectionPool])
+    def test_of_tasks(self, client: redis.Redis, redis_server: RedisServer, kind: Any) -> None:
+        async def wait(client: Any) -> bool:
             async with AsyncLock(client, NAME, timeout=30, blocking_timeout=PATIENCE):
                 return True
 
-        asyncio.run(main())
-
-    @pytest.mark.parametrize("kind", [redis.asyncio.ConnectionPool, BlockingConnectionPool])
-    def test_a_task_releases_although_it_is_used_up(
-        self, client: redis.Redis, redis_server: RedisServer, kind: Any
-    ) -> None:
         async def main() -> None:
             pool = kind.from_url(redis_server.url, max_connections=1)
             async with redis.asyncio.Redis(connection_pool=pool) as tight:
-                lock = AsyncLock(tight, NAME, timeout=60)
-                await lock.acquire()
+                holder = AsyncLock(tight, NAME, timeout=60)
+                await holder.acquire()
+                waiters = [asyncio.create_task(wait(tight)) for _ in range(5)]
+                while places(NAME) < 5:
+                    await asyncio.sleep(0.001)
+                assert await tight.ping()
                 taken = await pool.get_connection(*FOR_COMMAND)
-                assert await lock.owned()
+                assert await holder.owned()
                 assert not await AsyncLock(tight, NAME, timeout=60).acquire(blocking_timeout=0.05)
-                await lock.release()
+                await holder.release()
+                assert all(await asyncio.gather(*waiters))
                 await pool.release(taken)
             await pool.disconnect()
 
         asyncio.run(asyncio.wait_for(main(), PATIENCE / 2))
-        assert not client.exists(NAME)
-
-
-def test_a_thread_that_ends_leaves_no_waiter_behind(client: redis.Redis) -> None:
-    """A thread ends without releasing: its lock expires, and the next has it."""
-
-    def forget() -> None:
-        Lock(client, NAME, timeout=0.5).acquire()
-
-    thread = threading.Thread(target=forget)
-    thread.start()
-    thread.join(PATIENCE)
-    assert Lock(client, NAME, timeout=5).acquire(blocking_timeout=PATIENCE)
+        until(lambda: not client.exists(NAME))  # The last may have passed it to who had left.
 
 
 @pytest.mark.parametrize("blocking_timeout", [None, 5])
@@ -405,25 +355,6 @@ def test_a_thread_does_not_wait_for_a_task_of_its_own_loop(
         await asyncio.gather(*holders)
         with cache.lock(**options):
             pass
-
-    in_a_loop(main)
-
-
-def test_locked_does_not_wait_for_a_task_of_its_own_loop(cache: RedisCache) -> None:
-    section = locked(NAME, blocking=True)
-
-    async def hold(leave: asyncio.Event) -> None:
-        with section:
-            await leave.wait()
-
-    async def main() -> None:
-        leave = asyncio.Event()
-        holder = asyncio.ensure_future(hold(leave))
-        await asyncio.sleep(0)
-        with pytest.raises(LockError, match="alock"):
-            await hold(leave)
-        leave.set()
-        await holder
 
     in_a_loop(main)
 

@@ -479,7 +479,7 @@ def test_without_redis(own_server: RedisServer, tmp_path: Any, policy: str) -> N
 
 
 class TestLocked:
-    def test_a_function(self) -> None:
+    def test_functions(self) -> None:
         @locked(["account-{a}", "account-{b}"])
         def transfer(a: int, b: int) -> set[str]:
             return set(current_lock().fences)
@@ -491,6 +491,12 @@ class TestLocked:
             assert conflict.value.lock_name == "account-7"
         assert transfer(7, 7) == {"account-7"}
 
+        @locked(["account-{a}", "account-{b}"])
+        async def atransfer(a: int, b: int) -> set[str]:
+            return set(current_lock().fences)
+
+        assert asyncio.run(atransfer(1, 7)) == {"account-1", "account-7"}
+
     def test_a_callable_gives_a_list(self) -> None:
         @locked(key=lambda rows: [f"row-{row}" for row in rows])
         def change(rows: list[int]) -> set[str]:
@@ -499,13 +505,6 @@ class TestLocked:
         assert change([3, 1]) == {"row-1", "row-3"}
         with pytest.raises(ValueError, match="1 to 100 names"):
             change([])
-
-    def test_a_coroutine_function(self) -> None:
-        @locked(["account-{a}", "account-{b}"])
-        async def transfer(a: int, b: int) -> set[str]:
-            return set(current_lock().fences)
-
-        assert asyncio.run(transfer(1, 7)) == {"account-1", "account-7"}
 
     def test_a_name_in_common_would_wait_for_itself(self) -> None:
         with locked(["one", "two"]), pytest.raises(LockError, match="wait for itself"):

@@ -24,7 +24,6 @@ from django_redis_lock import (
     Redlock,
     locked,
 )
-from django_redis_lock.cache import LocMemCache
 from django_redis_lock.threads import Process
 from tests.holding import hurry
 from tests.lock_contract import LockContract
@@ -72,17 +71,21 @@ class ByOtherCallers(OnRedis):
         return OfAnotherCaller(super().make_lock(name, reentrant=True, **options))
 
 
-@pytest.mark.sample(7, 1)
-class TestForOthers(LockContract):
-    @pytest.fixture
-    def backend(self, client: redis.Redis) -> Backend:
-        return ByOtherCallers(client)
-
+class ContractForOthers(LockContract):
+    # Each handle has a caller of its own; who is inside goes in again; no token can be chosen.
     test_taking_it_twice_does_not_lose_it = None
     test_it_does_not_wait_for_itself_forever = None
+    test_nor_does_another_handle_of_its_caller = None
     test_a_wait_for_oneself_is_logged = None
     test_a_token_can_be_chosen = None
     test_the_same_token_is_not_the_same_holder = None
+
+
+@pytest.mark.sample(7, 1)
+class TestForOthers(ContractForOthers):
+    @pytest.fixture
+    def backend(self, client: redis.Redis) -> Backend:
+        return ByOtherCallers(client)
 
 
 class ByOtherTasks(InTasks):
@@ -97,7 +100,7 @@ class ByOtherTasks(InTasks):
 
 
 @pytest.mark.sample(7, 2)
-class TestForOtherTasks(LockContract):
+class TestForOtherTasks(ContractForOthers):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Iterator[Backend]:
         tasks = Tasks()
@@ -105,12 +108,6 @@ class TestForOtherTasks(LockContract):
         yield ByOtherTasks(client, async_client, tasks)
         tasks.do(async_client.connection_pool.disconnect)
         tasks.close()
-
-    test_taking_it_twice_does_not_lose_it = None
-    test_it_does_not_wait_for_itself_forever = None
-    test_a_wait_for_oneself_is_logged = None
-    test_a_token_can_be_chosen = None
-    test_the_same_token_is_not_the_same_holder = None
 
 
 # -- who is inside goes in again -------------------------------------------------------------------
@@ -153,11 +150,7 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        for kind, name in (
-            (Lock, "_run"),
-            (Redlock, "_run"),
-            (Redlock, "_ask_servers"),
-        ):
+        for kind, name in ((Lock, "_run"), (Redlock, "_run"), (Redlock, "_ask_servers")):
             monkeypatch.setattr(kind, name, self._counting(getattr(kind, name)))
 
     def _counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -261,15 +254,6 @@ def test_the_last_to_leave_releases_the_lock_of_the_first(
     assert is_free(make)
 
 
-def test_a_function_calls_itself(make: Callable[..., Any]) -> None:
-    def depth(left: int) -> int:
-        with make(blocking=False):
-            return 1 + depth(left - 1) if left else 0
-
-    assert depth(50) == 50
-    assert is_free(make)
-
-
 def test_who_forgot_to_release_does_not_go_in_again(make: Callable[..., Any]) -> None:
     lock = make()
     lock.acquire()
@@ -297,12 +281,6 @@ def test_other_names_are_other_locks(make: Callable[..., Any]) -> None:
     with make("one"), make("two"):
         assert not is_free(lambda: make("two"))
     assert is_free(lambda: make("two"))
-
-
-def test_a_wait_for_itself_names_the_option(any_client: redis.Redis) -> None:
-    lock = Lock(any_client, "alone", timeout=60, renew=True)
-    with lock, pytest.raises(LockError, match="reentrant=True"):
-        lock.acquire()
 
 
 def test_tokens_that_are_chosen_are_refused(any_client: redis.Redis) -> None:
@@ -500,13 +478,6 @@ def test_coroutine_functions(cache: Any) -> None:
 
     assert asyncio.run(outer()) == "inside"
     assert not cache.lock("both").locked()
-
-
-def test_locks_in_memory() -> None:
-    cache: Any = LocMemCache("reentry", {})
-    with cache.lock("one", reentrant=True), cache.lock("one", reentrant=True, blocking=False):
-        pass
-    assert not cache.lock("one").locked()
 
 
 def test_the_option_is_true_or_false() -> None:

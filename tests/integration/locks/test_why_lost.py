@@ -8,7 +8,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from django_redis_lock.history import Heartbeat
 from django_redis_lock.keeper import keeper
 from django_redis_lock.ops.inventory import Outcome, inspect, list_held, release
 from django_redis_lock.protocol.identity import process_id
-from django_redis_lock.protocol.keys import INDEX, events_key, lock_keys, process_key
+from django_redis_lock.protocol.keys import lock_keys, process_key
 from tests.faults.proxy import Proxy
 from tests.holding import Renewals, hurry, settle
 from tests.processes import until
@@ -131,7 +131,11 @@ def last_events(client: redis.Redis) -> list[tuple[str, str]]:
 
 
 @ends
-@pytest.mark.parametrize("options", [{}, {"limit": 3}, {"reentrant": True}, {"renew": False}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"limit": 3}, {"reentrant": True}, {"renew": False}, {"lock_class": Lock}],
+    ids=["plain", "places", "reentrant", "not renewed", "several names"],
+)
 def test_what_a_thread_is_told(
     client: redis.Redis, losses: Losses, end: Any, options: dict[str, Any]
 ) -> None:
@@ -142,16 +146,19 @@ def test_what_a_thread_is_told(
         reasons.append(lock.lost_reason)
         told.set()
 
-    given = {"renew": True, "on_lost": on_lost, **options}
-    lock = Lock(client, NAME, 60, thread_local=False, **given)
+    several = "lock_class" in options
+    kind, name = (MultiLock, [NAME, "with"]) if several else (Lock, NAME)
+    given = {"renew": True, "on_lost": on_lost, "thread_local": False, **options}
+    lock: Any = kind(client, name, 60, **given)
     assert lock.acquire()
     described(client)
     end(client)
     hurry()
     until(told.is_set)
     reason = CAUSES[end]
-    losses.expect(reason)
-    assert reasons[0].startswith(reason)
+    losses.expect(reason, number=2 if several else 1)  # One for each lock.
+    assert reason in reasons[0]
+    assert several or reasons[0].startswith(reason)
     with pytest.raises(LockLost, match="not held any more") as caught:
         lock.ensure_held()
     assert reason in str(caught.value)
@@ -159,7 +166,7 @@ def test_what_a_thread_is_told(
     assert pickle.loads(pickle.dumps(caught.value)).reason == reasons[0]
     with pytest.raises(LockNotOwnedError, match="no longer owned") as caught:
         lock.release()
-    assert caught.value.reason == reasons[0]
+    assert several or caught.value.reason == reasons[0]
     keeper().flush()
     kept = [what for what, _ in last_events(client)]
     assert kept == (["reset"] if end in (by_a_person, by_code) else ["lost"])
@@ -202,27 +209,6 @@ def test_what_a_task_is_told(
     losses.expect(CAUSES[end])
 
 
-@ends
-def test_what_the_holder_of_several_names_is_told(
-    client: redis.Redis, losses: Losses, end: Any
-) -> None:
-    told = threading.Event()
-    options = {"lock_class": Lock, "timeout": 60, "renew": True, "thread_local": False}
-    lock = MultiLock(client, [NAME, "with"], on_lost=told.set, **options)
-    assert lock.acquire()
-    described(client)
-    end(client)
-    hurry()
-    until(told.is_set)
-    reason = CAUSES[end]
-    losses.expect(reason, number=2)  # One for each lock.
-    with pytest.raises(LockLost) as caught:
-        lock.ensure_held()
-    assert reason in caught.value.reason
-    with suppress(LockNotOwnedError):
-        lock.release()
-
-
 def test_one_that_expired(client: redis.Redis, losses: Losses) -> None:
     told = threading.Event()
     lock = Lock(client, NAME, 0.3, on_lost=told.set, thread_local=False)
@@ -251,20 +237,6 @@ def test_a_restart_from_an_older_snapshot(own_server: RedisServer, losses: Losse
     losses.expect(NO_DATA)
     with pytest.raises(LockNotOwnedError, match="Redis has lost its data"):
         lock.release()
-
-
-def test_a_forced_release_is_one_event(client: redis.Redis) -> None:
-    with suppress(LockNotOwnedError), Lock(client, NAME, 60, label="nightly"):
-        described(client)
-        by_a_person(client)
-    (event,) = inspect(client, NAME.encode()).events
-    assert (event.what, event.note, event.owner.label) == (
-        "reset",
-        "ops (admin): it hangs",
-        "nightly",
-    )
-    assert client.exists(events_key(NAME.encode()))
-    assert client.zscore(INDEX, NAME) is None
 
 
 @pytest.mark.parametrize("end", [by_a_person, by_code, by_del, by_flushdb])
